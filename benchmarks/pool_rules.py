@@ -1,0 +1,102 @@
+"""What submit + take cost per step in core/, with little and with much already queued.
+
+Each round keeps the queue at its depth: a group of 8 trajectories of 2 steps goes in, the oldest goes out. Each depth
+has a process of its own (one heap would let the garbage collector's work on the deep queue fall on the shallow one),
+and they are measured in turns, so that what else the machine does falls on both alike.
+
+    python -m benchmarks.pool_rules
+"""
+
+import gc
+import multiprocessing
+import statistics
+import time
+from itertools import count
+from multiprocessing.connection import Connection
+
+from benchmarks.report import report
+from stepwell.core.limits import Limits
+from stepwell.core.pool import Pool, Registration
+from stepwell.core.step import Step, ids_array, logprobs_array
+
+SHALLOW, DEEP = 1_000, 1_000_000
+GROUP, STEPS = 8, 2
+ROUNDS, GROUPS_PER_ROUND = 15, 300
+PROMPT = ids_array(range(64))
+RESPONSE = ids_array(range(16))
+LOGPROBS = logprobs_array([-0.5] * 16)
+
+numbers = count()
+
+
+def add_group(pool: Pool) -> None:
+    number = next(numbers)
+    prompt_uid = f"p{number}"
+    for t in range(GROUP):
+        trajectory_uid = f"t{number}-{t}"
+        pool.register(Registration(trajectory_uid, prompt_uid, "train", GROUP))
+        pool.submit([make_step(trajectory_uid, prompt_uid, s) for s in range(STEPS)])
+        pool.complete(trajectory_uid, prompt_uid, 1.0)
+
+
+def make_step(trajectory_uid: str, prompt_uid: str, index: int) -> Step:
+    return Step(
+        prompt_ids=PROMPT.copy(),
+        response_ids=RESPONSE.copy(),
+        response_logprobs=LOGPROBS.copy(),
+        trajectory_uid=trajectory_uid,
+        prompt_uid=prompt_uid,
+        uid=f"{trajectory_uid}-{index}",
+        started_at=float(index),
+    )
+
+
+def filled(steps: int) -> Pool:
+    pool = Pool(Limits(max_queue_size=10**9))
+    for _ in range(steps // (GROUP * STEPS)):
+        add_group(pool)
+    return pool
+
+
+def microseconds_per_step(pool: Pool) -> float:
+    start = time.perf_counter()
+    for _ in range(GROUPS_PER_ROUND):
+        add_group(pool)
+        pool.take(1, "train")
+    return (time.perf_counter() - start) / (GROUPS_PER_ROUND * GROUP * STEPS) * 1e6
+
+
+def serve(depth: int, asked: Connection) -> None:
+    """Hold a queue of that depth, and answer every question with the cost of one round."""
+    pool = filled(depth)
+    gc.collect()
+    while asked.recv():
+        asked.send(microseconds_per_step(pool))
+
+
+def main() -> None:
+    spawn = multiprocessing.get_context("spawn")
+    workers: dict[int, Connection] = {}
+    for depth in (SHALLOW, DEEP):
+        workers[depth], theirs = spawn.Pipe()
+        spawn.Process(target=serve, args=(depth, theirs), daemon=True).start()
+    print(f"filling queues of {SHALLOW:,} and {DEEP:,} steps", flush=True)
+    costs: dict[int, list[float]] = {depth: [] for depth in workers}
+    for round_number in range(ROUNDS):
+        for depth, worker in workers.items():
+            worker.send(True)
+            costs[depth].append(worker.recv())
+        print(f"round {round_number + 1}/{ROUNDS}: " + ", ".join(f"{c[-1]:.1f} µs" for c in costs.values()), flush=True)
+    for worker in workers.values():
+        worker.send(False)
+    shallow, deep = (statistics.median(costs[depth]) for depth in (SHALLOW, DEEP))
+    figures = {
+        "us_per_step_at_1k": round(shallow, 2),
+        "us_per_step_at_1m": round(deep, 2),
+        "ratio": round(deep / shallow, 3),
+    }
+    report(figures, at_most={"ratio": 2.0})
+
+
+if __name__ == "__main__":
+    main()

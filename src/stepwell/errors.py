@@ -1,0 +1,48 @@
+"""Failures, named by the boundary they cross.
+
+A message is written for the person who reads it: what happened, and what to do. The gateway turns each class into an
+HTTP answer in one place (gateway/answers.py); nothing else catches them blindly.
+"""
+
+
+class StepwellError(Exception):
+    """Anything Stepwell itself reports. Its text is meant to be shown as it is."""
+
+    def __reduce__(self) -> tuple[type["StepwellError"], tuple[str]]:
+        return type(self), (str(self),)  # crosses process borders (Ray) as the same class with the same text
+
+
+class BadRequest(StepwellError):
+    """What was asked is malformed or breaks a rule; asking again will not help."""
+
+
+class UnknownTrajectory(StepwellError):
+    """No trajectory by that name is registered."""
+
+
+class Conflict(StepwellError):
+    """The request contradicts what is already there."""
+
+
+class PoolUnavailable(StepwellError):
+    """The DataPool is missing, restarting, or did not answer in time."""
+
+
+class FetchTimeout(StepwellError):
+    """A batch did not become ready in time; the text says what was waited for."""
+
+
+class EngineUnavailable(StepwellError):
+    """No inference engine could be reached, or what it answered could not be read."""
+
+
+class NotReady(StepwellError):
+    """A part of this process is still starting, or was not configured."""
+
+
+class RewardFailed(StepwellError):
+    """The reward worker failed. Never to be mistaken for a reward of zero."""
+
+
+class RayUnreachable(StepwellError):
+    """This process could not join the Ray cluster."""

@@ -1,0 +1,44 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepwell.core.soundness import fault_kind, step_fault, usage_fault
+from stepwell.core.step import ids_array, logprobs_array
+from tests.builders import make_step
+
+
+def test_a_sound_step_has_no_fault() -> None:
+    step = make_step(response_mask=np.array([True, False]), reward=0.0)
+    assert step_fault(step) is None
+    assert usage_fault(step, prompt_tokens=2, completion_tokens=2) is None
+    assert usage_fault(step, prompt_tokens=None, completion_tokens=None) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"prompt_ids": []}, "no_prompt_ids"),
+        ({"response_ids": []}, "no_response_ids"),
+        ({"prompt_ids": [-1]}, "negative_id"),
+        ({"response_ids": [5, -100]}, "negative_id"),
+        ({"reward": float("nan")}, "bad_reward"),
+        ({"reward": float("-inf")}, "bad_reward"),
+        ({"response_mask": np.array([True])}, "mask_count"),
+        ({"response_logprobs": logprobs_array([-1.0])}, "logprob_count"),
+        ({"response_logprobs": logprobs_array([-1.0, float("nan")])}, "bad_logprob"),
+        ({"response_logprobs": logprobs_array([-1.0, float("-inf")])}, "bad_logprob"),
+        ({"response_logprobs": logprobs_array([-1.0, 0.5])}, "bad_logprob"),
+        ({"response_logprobs": logprobs_array([-1.0, -9999.0])}, "bad_logprob"),
+    ],
+)
+def test_a_fault_is_named(fields: dict[str, Any], kind: str) -> None:
+    fault = step_fault(make_step(**fields))
+    assert fault is not None
+    assert fault_kind(fault) == kind
+
+
+def test_ids_that_contradict_the_engines_count_are_a_fault() -> None:
+    step = make_step(prompt_ids=ids_array([1, 2, 3]))
+    assert "usage says 4" in str(usage_fault(step, prompt_tokens=4, completion_tokens=2))
+    assert "usage says 1" in str(usage_fault(step, prompt_tokens=3, completion_tokens=1))
