@@ -1,0 +1,1 @@
+"""The DataPool on Ray: a named, detached actor around core/pool.py, and the clients that reach it."""

@@ -1,0 +1,126 @@
+"""The DataPool as a Ray actor, reached as trainers and gateways reach it."""
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+import ray
+
+from stepwell.core.columns import pack
+from stepwell.core.limits import Limits
+from stepwell.core.pool import Ending, Registration, Verdict
+from stepwell.errors import BadRequest, Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
+from stepwell.pool.actor import start_pool
+from stepwell.pool.client import DataPool, PoolClient
+from tests.builders import make_step, same_step
+from tests.rig.ray_cluster import RayCluster
+
+
+@pytest.fixture
+def namespace(ray_cluster: RayCluster) -> str:
+    namespace = ray_cluster.namespace()
+    start_pool("data_pool", namespace, Limits(max_queue_size=100))
+    return namespace
+
+
+@pytest.fixture
+def client(namespace: str) -> PoolClient:
+    return PoolClient("data_pool", namespace)
+
+
+async def rollout(client: PoolClient, uid: str, prompt: str, reward: float) -> None:
+    await client.register_trajectory(Registration(uid, prompt))
+    assert await client.submit_steps([make_step(uid, prompt, uid=uid)]) == [Verdict.ACCEPTED]
+    assert await client.complete_trajectory(uid, prompt, reward) is Ending.COMPLETED
+
+
+def test_get_actor_finds_it_by_name_and_its_methods_work(namespace: str) -> None:
+    pool = ray.get_actor("data_pool", namespace)
+    step = make_step(step_index=0, is_last=True, reward=1.0, metadata={"source": "test"})
+    assert ray.get(pool.submit_steps.remote(pack([step]), "train")) == ["accepted"]
+    batch = ray.get(pool.fetch_batch.remote(1))
+    assert len(batch) == 1
+    assert same_step(batch.groups()[0][0][0], step)
+    ray.get(pool.set_policy_version.remote(3))
+    assert ray.get(pool.stats.remote()).policy_version == 3
+
+
+def test_starting_a_pool_that_exists_finds_it_with_what_it_holds(namespace: str, client: PoolClient) -> None:
+    asyncio.run(rollout(client, "t", "p", 1.0))
+    start_pool("data_pool", namespace, Limits())
+    assert asyncio.run(client.stats()).channels["train"].ready_groups == 1
+
+
+async def test_steps_come_out_as_they_went_in(client: PoolClient) -> None:
+    await client.register_trajectory(Registration("t", "p"))
+    steps = [make_step(uid=str(i), started_at=i, prompt_ids=range(i + 1)) for i in range(40)]
+    assert await client.submit_steps(steps) == [Verdict.ACCEPTED] * 40
+    await client.complete_trajectory("t", "p", 0.25)
+    (((*trajectory,),),) = (await client.fetch_batch(1, "train", 5.0)).groups()
+    assert [step.uid for step in trajectory] == [step.uid for step in steps]
+    assert all((a.prompt_ids == b.prompt_ids).all() for a, b in zip(steps, trajectory, strict=True))
+    assert [step.reward for step in trajectory] == [None] * 39 + [0.25]
+
+
+def test_a_waiting_fetch_returns_as_soon_as_a_group_is_ready(client: PoolClient) -> None:
+    pool = DataPool(client)
+    timer = threading.Timer(0.3, lambda: asyncio.run(rollout(client, "t", "p", 1.0)))
+    timer.start()
+    assert len(pool.fetch_batch(1, timeout=20.0)) == 1
+    timer.join()
+
+
+def test_a_fetch_that_times_out_says_what_it_waited_for(client: PoolClient) -> None:
+    pool = DataPool(client)
+    asyncio.run(client.register_trajectory(Registration("t", "p", group_size=4)))
+    with pytest.raises(FetchTimeout, match=r"^waited 0.1 s for 1 ready groups .* 0 of 4 trajectories complete") as info:
+        pool.fetch_batch(1, timeout=0.1)
+    assert "\n" not in str(info.value)
+
+
+async def test_refusals_reach_the_caller_as_our_own_errors_in_one_line(client: PoolClient) -> None:
+    await client.register_trajectory(Registration("t", "p"))
+    with pytest.raises(Conflict, match=r"^trajectory t belongs to prompt_uid 'p'$"):
+        await client.register_trajectory(Registration("t", "q"))
+    with pytest.raises(UnknownTrajectory, match="POST /init_trajectory first$"):
+        await client.complete_trajectory("nobody", "p", None)
+    with pytest.raises(BadRequest, match="at least one group, not 0"):
+        await client.fetch_batch(0, "train", 1.0)
+
+
+async def test_every_consumer_gets_its_own_groups(client: PoolClient) -> None:
+    fetches = [asyncio.create_task(client.fetch_batch(1, "train", 20.0)) for _ in range(20)]
+    for i in range(20):
+        await rollout(client, f"t{i}", f"p{i}", 1.0)
+    taken = [batch.columns.trajectory_uids[0] for batch in await asyncio.gather(*fetches)]
+    assert sorted(taken) == sorted(f"t{i}" for i in range(20))
+
+
+async def test_a_new_policy_version_reaches_every_gateway_at_once(client: PoolClient) -> None:
+    following = asyncio.create_task(client.follow_policy_version())
+    await PoolClient(client.name, client._namespace).set_policy_version(7)
+    async with asyncio.timeout(5):
+        while client.policy_version != 7:
+            await asyncio.sleep(0.005)
+    following.cancel()
+
+
+async def test_a_missing_pool_is_named_with_the_command_that_makes_it(ray_cluster: RayCluster) -> None:
+    with pytest.raises(PoolUnavailable, match="no DataPool named 'nowhere' .* stepwell pool --name nowhere"):
+        await PoolClient("nowhere", "empty").check()
+
+
+async def test_calls_wait_for_a_killed_pool_to_come_back(client: PoolClient, namespace: str) -> None:
+    await rollout(client, "before", "p", 1.0)
+    os.kill(await pid_of(namespace), signal.SIGKILL)
+    await rollout(client, "after", "p", 1.0)
+    assert (await client.stats()).channels["train"].ready_groups == 1
+
+
+async def pid_of(namespace: str) -> int:
+    def pid(_: object) -> int:
+        return os.getpid()
+
+    return int(await ray.get_actor("data_pool", namespace).__ray_call__.remote(pid))
