@@ -53,7 +53,7 @@ def build(home: Path) -> None:
 
     def pip(*args: str) -> None:
         say("pip install " + " ".join(args[:6]) + (" …" if len(args) > 6 else ""))
-        command = [python, "-m", "pip", "install", "--quiet", "--no-input", *args]
+        command = [str(python), "-m", "pip", "install", "--quiet", "--no-input", *args]
         subprocess.run(command, check=True, stdout=sys.stderr)
 
     pip(TORCH)

@@ -4,9 +4,16 @@ A message is written for the person who reads it: what happened, and what to do.
 HTTP answer in one place (gateway/answers.py); nothing else catches them blindly.
 """
 
+import re
+
 
 class StepwellError(Exception):
     """Anything Stepwell itself reports. Its text is meant to be shown as it is."""
+
+    @classmethod
+    def code(cls) -> str:
+        """Its name on the wire: UnknownTrajectory is unknown_trajectory."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def __reduce__(self) -> tuple[type["StepwellError"], tuple[str]]:
         return type(self), (str(self),)  # crosses process borders (Ray) as the same class with the same text
@@ -44,5 +51,15 @@ class RewardFailed(StepwellError):
     """The reward worker failed. Never to be mistaken for a reward of zero."""
 
 
+class GatewayUnreachable(StepwellError):
+    """The gateway could not be reached, or is no gateway."""
+
+
 class RayUnreachable(StepwellError):
     """This process could not join the Ray cluster."""
+
+
+def from_code(code: object, text: str) -> StepwellError:
+    """The failure that was sent over the wire under that code."""
+    kinds = {kind.code(): kind for kind in StepwellError.__subclasses__()}
+    return kinds.get(str(code), StepwellError)(text)

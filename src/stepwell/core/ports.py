@@ -31,6 +31,9 @@ class PoolPort(Protocol):
     async def check(self) -> None:
         """Raise PoolUnavailable, with the reason, if the pool cannot be used now."""
 
+    async def follow(self) -> None:
+        """Keep `policy_version` fresh, until cancelled."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRequest:

@@ -44,13 +44,11 @@ def logprobs_fault(logprobs: FloatArray, response_tokens: int) -> str | None:
     return None
 
 
-def usage_fault(step: Step, *, prompt_tokens: int | None, completion_tokens: int | None) -> str | None:
-    """Why the ids contradict the engine's own count of what it read and wrote, or None."""
-    if prompt_tokens is not None and prompt_tokens != len(step.prompt_ids):
-        return f"prompt_count: {len(step.prompt_ids)} prompt ids, but usage says {prompt_tokens}"
-    if completion_tokens is not None and completion_tokens != len(step.response_ids):
-        return f"response_count: {len(step.response_ids)} response ids, but usage says {completion_tokens}"
-    return None
+def usage_fault(kind: str, ids: int, counted: int | None) -> str | None:
+    """Why that many ids contradict the engine's own count, or None. No count contradicts nothing."""
+    if counted is None or counted == ids:
+        return None
+    return f"{kind}_count: {ids} {kind} ids, but usage says {counted}"
 
 
 def fault_kind(fault: str) -> str:

@@ -92,3 +92,7 @@ def ids_array(ids: ArrayLike) -> IntArray:
 
 def logprobs_array(logprobs: ArrayLike) -> FloatArray:
     return np.asarray(logprobs, dtype=np.float32)
+
+
+def mask_array(mask: ArrayLike) -> BoolArray:
+    return np.asarray(mask, dtype=np.bool_)

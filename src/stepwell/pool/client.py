@@ -96,7 +96,7 @@ class PoolClient:
     async def check(self) -> None:
         await asyncio.gather(*(self._ask(shard, "policy_version", patience=2.0) for shard in self._shard_names))
 
-    async def follow_policy_version(self) -> None:
+    async def follow(self) -> None:
         """Keep `policy_version` fresh, until cancelled. A new version is known here as soon as the pool has it."""
         shard = self._shard_names[0]
         known: int | None = None

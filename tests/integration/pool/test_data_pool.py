@@ -99,7 +99,7 @@ async def test_every_consumer_gets_its_own_groups(client: PoolClient) -> None:
 
 
 async def test_a_new_policy_version_reaches_every_gateway_at_once(client: PoolClient) -> None:
-    following = asyncio.create_task(client.follow_policy_version())
+    following = asyncio.create_task(client.follow())
     await PoolClient(client.name, client._namespace).set_policy_version(7)
     async with asyncio.timeout(5):
         while client.policy_version != 7:

@@ -1,0 +1,57 @@
+"""The command line. Its --help loads nothing; a command loads what it needs."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from stepwell.errors import StepwellError
+
+COMMANDS = {
+    "pool": ("create the DataPool on a running Ray cluster", "PoolSettings", "run_pool"),
+    "gateway": ("serve agents and record what they do", "GatewaySettings", "run_gateway"),
+}
+"""By name: what --help says, the settings in config.py, the function in wiring.py."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+    elif arguments[0] in COMMANDS:
+        run(arguments[0], arguments[1:], f"stepwell {arguments[0]}")
+    else:
+        fail("stepwell", f"unknown command {arguments[0]!r}; there are: {', '.join(COMMANDS)}", status=2)
+
+
+def usage() -> str:
+    lines = [f"  {name:10} {text}" for name, (text, *_) in COMMANDS.items()]
+    return "\n".join(
+        (
+            "usage: stepwell COMMAND [FLAGS]\n",
+            "Middleware for reinforcement learning of LLM agents.\n",
+            *lines,
+            "\nstepwell COMMAND --help lists its flags.",
+        )
+    )
+
+
+def run(command: str, arguments: Sequence[str], program: str) -> None:
+    """Run one command; whatever fails, fails in one line."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    _, settings_name, function_name = COMMANDS[command]
+    try:
+        config = import_module("stepwell.config")
+        settings = config.read_settings(getattr(config, settings_name), arguments, program)
+    except StepwellError as failure:
+        fail(program, str(failure), status=2)
+    try:
+        getattr(import_module("stepwell.wiring"), function_name)(settings)
+    except StepwellError as failure:
+        fail(program, str(failure), status=1)
+
+
+def fail(program: str, text: str, *, status: int) -> None:
+    for line in text.splitlines():
+        print(f"{program}: {line}", file=sys.stderr)
+    sys.exit(status)

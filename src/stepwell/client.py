@@ -1,0 +1,123 @@
+"""What an agent's code imports: a trajectory as a `with` block. Standard library only.
+
+    run = stepwell.connect("http://127.0.0.1:8100")
+    with run.trajectory(prompt_uid="task-7", group_size=4) as t:
+        agent = OpenAI(base_url=t.base_url, api_key=t.api_key)
+        ...
+        t.reward = 1.0
+
+Leaving the block completes the trajectory; an exception aborts it and goes on. `async with` works alike: the few calls
+made here run in threads, for they are rare beside the agent's own.
+"""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from stepwell.errors import BadRequest, GatewayUnreachable, StepwellError, from_code
+
+TIMEOUT = 90.0
+"""Seconds for one call. Longer than the gateway's own waiting, so that its reason arrives."""
+
+
+def connect(url: str) -> "Run":
+    """Reach the gateway at `url`; fails at once if nothing answers there."""
+    run = Run(url)
+    run.check()
+    return run
+
+
+class Run:
+    """A gateway, as an agent's code sees it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    def check(self) -> None:
+        _call("GET", f"{self.url}/health", None)
+
+    def trajectory(
+        self,
+        *,
+        prompt_uid: str | None = None,
+        channel: str | None = None,
+        group_size: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> "Trajectory":
+        """One rollout. Those that share a prompt_uid form a group, trained together once group_size are complete."""
+        wanted = {"prompt_uid": prompt_uid, "channel": channel, "group_size": group_size, "metadata": metadata}
+        return Trajectory(self.url, {name: value for name, value in wanted.items() if value is not None})
+
+
+class Trajectory:
+    """Valid inside its `with` block."""
+
+    base_url: str
+    """The agent's OpenAI base_url."""
+    api_key: str
+    trajectory_uid: str
+    prompt_uid: str
+    reward: float | None = None
+    """Set it before leaving the block; None leaves the rollout unscored, which is not the same as 0."""
+    status: str = "open"
+    """After the block: completed, aborted, empty (nothing was called) or late (the pool had let it go)."""
+
+    def __init__(self, url: str, wanted: Mapping[str, Any]) -> None:
+        self._url = url
+        self._wanted = wanted
+
+    def __enter__(self) -> Self:
+        opened = _call("POST", f"{self._url}/init_trajectory", self._wanted)
+        self.base_url, self.api_key = opened["base_url"], opened["api_key"]
+        self.trajectory_uid, self.prompt_uid = opened["trajectory_uid"], opened["prompt_uid"]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._end("complete", {"reward": self.reward})
+            return
+        try:
+            self._end("abort", {"reason": repr(error)[:500]})
+        except StepwellError as failure:
+            error.add_note(f"and its trajectory could not be aborted: {failure}")
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.__enter__)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
+
+    def _end(self, how: str, body: Mapping[str, Any]) -> None:
+        self.status = _call("POST", f"{self.base_url}/v1/{how}_trajectory", body)["status"]
+
+
+def _call(method: str, url: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    try:
+        data = None if body is None else json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError) as failure:
+        raise BadRequest(f"{body} cannot be sent: {failure}") from None
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+            return dict(json.load(answer))
+    except urllib.error.HTTPError as failure:
+        with failure:
+            raise _refusal(url, failure) from None
+    except (OSError, ValueError) as failure:
+        raise GatewayUnreachable(f"no gateway answers at {url}: {failure}") from None
+
+
+def _refusal(url: str, failure: urllib.error.HTTPError) -> StepwellError:
+    try:
+        error = json.load(failure)["error"]
+        return from_code(error["code"], error["message"])
+    except (ValueError, TypeError, KeyError):
+        return GatewayUnreachable(f"{url} answers {failure.code} and is no gateway of Stepwell's")

@@ -1,0 +1,1 @@
+"""The gateway: FastAPI towards agents, aiohttp towards vLLM. It holds nothing that it cannot lose."""

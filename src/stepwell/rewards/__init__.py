@@ -1,0 +1,1 @@
+"""Rewards: the way to a reward worker."""

@@ -1,0 +1,141 @@
+"""The gateway's own endpoints: what is asked and answered, checked as it comes through the door."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
+
+from stepwell.core.pool import Ending
+from stepwell.core.step import Step, VersionSpan, ids_array, logprobs_array, mask_array
+
+Uid = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._~:@-]{0,127}$")]
+"""Stands in a URL as it is: letters, digits and . _ ~ : @ -, the first a letter or digit, 128 at most."""
+ChannelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+GroupSize = Annotated[int, Field(ge=1, le=65536)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+JsonFields = dict[str, Any]
+
+
+class Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class InitTrajectory(Shape):
+    prompt_uid: Uid | None = None
+    """The group this rollout belongs to; without one it gets a group of its own."""
+    trajectory_uid: Uid | None = None
+    channel: ChannelName | None = None
+    group_size: GroupSize | None = None
+    """How many rollouts make the group complete."""
+    metadata: JsonFields = {}
+
+
+class TrajectoryOpened(Shape):
+    trajectory_uid: str
+    prompt_uid: str
+    base_url: str
+    """Give it to the agent as its OpenAI base_url."""
+    api_key: str
+
+
+class RegisterTrajectory(Shape):
+    channel: ChannelName | None = None
+    metadata: JsonFields = {}
+
+
+class CompleteTrajectory(Shape):
+    reward: FiniteFloat | None = None
+    channel: ChannelName | None = None
+
+
+class AbortTrajectory(Shape):
+    reason: str = ""
+    """Why the rollout failed; it goes to the log."""
+
+
+class TrajectoryEnded(Shape):
+    status: Ending
+
+
+class Registered(Shape):
+    status: str = "registered"
+
+
+class SubmittedStep(Shape):
+    prompt_ids: list[TokenId]
+    response_ids: list[TokenId]
+    trajectory_uid: Uid
+    prompt_uid: Uid
+    step_index: int = Field(ge=0)
+    reward: FiniteFloat | None = None
+    policy_version: int = Field(default=0, ge=0)
+    is_last: bool = False
+    metadata: JsonFields = {}
+    response_logprobs: list[float] | None = None
+    response_mask: list[bool] | None = None
+    version_spans: list[VersionSpan] = []
+    finish_reason: str | None = None
+    sampling: JsonFields = {}
+    extras: JsonFields = {}
+
+    def to_step(self) -> Step:
+        logprobs, mask = self.response_logprobs, self.response_mask
+        return Step(
+            prompt_ids=ids_array(self.prompt_ids),
+            response_ids=ids_array(self.response_ids),
+            trajectory_uid=self.trajectory_uid,
+            prompt_uid=self.prompt_uid,
+            step_index=self.step_index,
+            policy_version=self.policy_version,
+            reward=self.reward,
+            is_last=self.is_last,
+            metadata=self.metadata,
+            response_logprobs=None if logprobs is None else logprobs_array(logprobs),
+            response_mask=None if mask is None else mask_array(mask),
+            version_spans=tuple(self.version_spans),
+            finish_reason=self.finish_reason,
+            sampling=self.sampling,
+            extras=self.extras,
+        )
+
+
+class SubmitSteps(Shape):
+    steps: list[SubmittedStep]
+
+
+class StepsSubmitted(Shape):
+    accepted: int
+    refused: dict[str, int]
+    """By cause: duplicate, late, mixed_indexes."""
+
+
+class Generate(Shape):
+    prompt_ids: list[TokenId] = Field(min_length=1)
+    sampling_params: JsonFields = {}
+
+
+class GenerationDone(Shape):
+    token_ids: list[int]
+    log_probs: list[float]
+    stop_reason: str | None
+    policy_version: int
+    """Of the oldest token."""
+    version_spans: list[VersionSpan]
+
+
+class ComputeReward(Shape):
+    prompt_ids: list[TokenId]
+    response_ids: list[TokenId]
+    num_turns: int = Field(default=1, ge=0)
+    extra_fields: JsonFields = {}
+    dataset_fields: JsonFields = {}
+
+
+class RewardComputed(Shape):
+    reward_score: float
+    reward_extra_info: JsonFields
+
+
+class Readiness(Shape):
+    ready: bool
+    missing: dict[str, str]
+    """What is not there yet, and why."""

@@ -1,0 +1,45 @@
+"""Where the rooms meet: the only file that knows them all. Each function builds one process from its settings."""
+
+import logging
+
+import uvicorn
+
+from stepwell.config import GatewaySettings, PoolSettings
+from stepwell.core.limits import Limits
+from stepwell.gateway.app import create_app
+from stepwell.gateway.engine import Engines
+from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
+from stepwell.pool.actor import start_pool
+from stepwell.pool.client import PoolClient
+from stepwell.pool.cluster import join_ray
+from stepwell.rewards.client import RewardClient
+
+log = logging.getLogger("stepwell")
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def run_gateway(settings: GatewaySettings) -> None:
+    """Serve until told to stop."""
+    join_ray(settings.ray_address, settings.ray_namespace)
+    worker = settings.reward_worker_name
+    app = create_app(
+        pool=PoolClient(settings.data_pool_name, settings.ray_namespace),
+        engines=Engines(settings.vllm_addresses),
+        tokenizer=BackgroundTokenizer(settings.tokenizer_path, load_tokenizer),
+        rewards=RewardClient(worker, settings.ray_namespace) if worker else None,
+        prompt_length=settings.prompt_length,
+        response_length=settings.response_length,
+    )
+    if settings.host not in LOOPBACK:
+        log.warning("listening on %s without keys: everyone who can reach it can use it", settings.host)
+    log.info("gateway on http://%s:%d", settings.host, settings.port)
+    uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", access_log=False)
+
+
+def run_pool(settings: PoolSettings) -> None:
+    """Create the DataPool, or find it, and leave it to Ray."""
+    join_ray(settings.ray_address, settings.ray_namespace)
+    limits = Limits(max_queue_size=settings.max_queue_size, group_size=settings.group_size)
+    start_pool(settings.name, settings.ray_namespace, limits)
+    log.info("DataPool %r is up in Ray namespace %r", settings.name, settings.ray_namespace)

@@ -1,0 +1,19 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.rig.ray_cluster import RayCluster, start_ray
+from tests.rig.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that vLLM can serve and whose tokenizer reads the fake engine's ids; not to be changed."""
+    return make_tiny_model(tmp_path_factory.mktemp("tiny_model"))
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayCluster]:
+    with start_ray() as cluster:
+        yield cluster

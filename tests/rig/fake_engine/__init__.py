@@ -1,0 +1,12 @@
+"""A stand-in for vLLM: a real HTTP server with vLLM's shapes, no model, and switches for everything that can go wrong.
+
+An end-to-end test compares its answers with the real one's. Its words are the tiny model's, so its ids decode with that
+tokenizer.
+"""
+
+from tests.rig.fake_engine.engine import FakeEngine, Seen
+from tests.rig.fake_engine.faults import Faults
+from tests.rig.fake_engine.sampling import Reply, ToolCall
+from tests.rig.fake_engine.threaded import fake_engine
+
+__all__ = ["FakeEngine", "Faults", "Reply", "Seen", "ToolCall", "fake_engine"]

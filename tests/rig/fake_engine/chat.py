@@ -1,0 +1,176 @@
+"""`/v1/chat/completions`."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from tests.rig.chatml import render_chat
+from tests.rig.fake_engine.asking import Ask, Json, ToolChoice, common_fields, required
+from tests.rig.fake_engine.generation import FINGERPRINT, Generation, others
+from tests.rig.fake_engine.sampling import Output, ToolCall
+from tests.rig.vocabulary import encode, token_name
+
+
+class Chat:
+    def parse(self, body: Json) -> Ask:
+        tools = body.get("tools") or []
+        return Ask(
+            model=required(body, "model"),
+            prompt_ids=encode(render_chat(required(body, "messages"), tools)),
+            max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
+            top_logprobs=(body.get("top_logprobs") or 0) if body.get("logprobs") else None,
+            tool_choice=_tool_choice(body) if tools else "none",
+            **common_fields(body, body),
+        )
+
+    def answer(self, generation: Generation) -> Json:
+        ask = generation.ask
+        return {
+            "id": f"chatcmpl-{generation.id}",
+            "object": "chat.completion",
+            "created": generation.created,
+            "model": ask.model,
+            "choices": [_choice(generation, output) for output in generation.outputs],
+            "service_tier": None,
+            "system_fingerprint": FINGERPRINT,
+            "usage": generation.full_usage(),
+            "prompt_logprobs": None,
+            "prompt_token_ids": ask.prompt_ids if ask.return_ids else None,
+            "prompt_text": None,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+        }
+
+    def opening(self, generation: Generation) -> list[Json]:
+        ask, delta = generation.ask, {"role": "assistant", "content": ""}
+        choices = [
+            {"index": output.index, "delta": delta, "logprobs": None, "finish_reason": None}
+            for output in generation.outputs
+        ]
+        prompt = {"prompt_token_ids": ask.prompt_ids if ask.return_ids else None, "prompt_text": None}
+        return [_chunk(generation, choice) | prompt for choice in choices]
+
+    def chunks(self, generation: Generation, output: Output) -> Iterator[Json]:
+        ask, calls = generation.ask, _call_deltas(generation, output)
+        for k in generation.steps(output):
+            finish_reason = generation.finish_at(output, k)
+            choice: Json = {
+                "index": output.index,
+                "delta": calls[k] if k in calls else _text_delta(output, k),
+                "logprobs": _logprobs(ask, output, k, k + 1),
+                "finish_reason": finish_reason and _finish_reason(generation, output),
+                "token_ids": output.shown_ids[k : k + 1] if ask.return_ids and output.shown_ids is not None else None,
+            }
+            chunk = _chunk(generation, choice)
+            if finish_reason:
+                choice["stop_reason"] = None
+                chunk |= {} if ask.include_usage else {"system_fingerprint": FINGERPRINT}
+            yield chunk
+
+    def closing(self, generation: Generation) -> Json:
+        return _chunk(generation) | {"usage": generation.usage(), "system_fingerprint": FINGERPRINT}
+
+
+def _tool_choice(body: Json) -> ToolChoice:
+    choice = body.get("tool_choice") or "auto"
+    return choice if isinstance(choice, str) else "named"  # type: ignore[return-value]
+
+
+def _chunk(generation: Generation, *choices: Json) -> Json:
+    return {
+        "id": f"chatcmpl-{generation.id}",
+        "object": "chat.completion.chunk",
+        "created": generation.created,
+        "model": generation.ask.model,
+        "choices": list(choices),
+    }
+
+
+def _choice(generation: Generation, output: Output) -> Json:
+    return {
+        "index": output.index,
+        "message": _message(generation, output),
+        "logprobs": _logprobs(generation.ask, output, 0, len(output.ids)),
+        "finish_reason": _finish_reason(generation, output),
+        "stop_reason": None,
+        "token_ids": output.shown_ids if generation.ask.return_ids else None,
+        "routed_experts": None,
+    }
+
+
+def _message(generation: Generation, output: Output) -> Json:
+    message: Json = {
+        "role": "assistant",
+        "content": output.text,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "reasoning": None,
+    }
+    if calls := _calls(generation, output):
+        text = output.reply.text if output.reply else ""
+        message["content"] = text or (None if generation.ask.tool_choice == "auto" else "")
+        message["tool_calls"] = [
+            {
+                "id": _call_id(generation, output, i),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments_json()},
+            }
+            for i, call in enumerate(calls)
+        ]
+    return message
+
+
+def _calls(generation: Generation, output: Output) -> tuple[ToolCall, ...]:
+    return output.reply.tool_calls if generation.ask.tool_choice != "none" and output.reply else ()
+
+
+def _finish_reason(generation: Generation, output: Output) -> str:
+    """As in OpenAI's API, calling the tool that the client named is an ordinary stop."""
+    lifted = _calls(generation, output) and generation.ask.tool_choice != "named"
+    return "tool_calls" if lifted else output.finish_reason
+
+
+def _call_id(generation: Generation, output: Output, i: int) -> str:
+    return f"chatcmpl-tool-{generation.id}-{output.index}-{i}"
+
+
+def _call_deltas(generation: Generation, output: Output) -> dict[int, Json]:
+    """The deltas of the tokens that write tool calls: a call's name with its first token, its arguments with its last.
+
+    The tokens between have empty deltas, as vLLM's have while its parser holds text back.
+    """
+    deltas: dict[int, Json] = {}
+    start = len(encode(output.reply.text)) if output.reply else 0
+    for i, call in enumerate(_calls(generation, output)):
+        end = start + len(encode(call.written()))
+        named = {"id": _call_id(generation, output, i), "type": "function", "index": i, "function": {"name": call.name}}
+        argued = {"index": i, "function": {"arguments": call.arguments_json()}}
+        deltas |= {k: {} for k in range(start, end)}
+        deltas[start] = {"content": None, "tool_calls": [named]}
+        deltas[end - 1] = {"content": None, "tool_calls": [argued]}
+        start = end
+    return deltas
+
+
+def _text_delta(output: Output, k: int) -> Json:
+    return {"content": output.pieces[k]} if any(output.pieces[k : k + 1]) else {}
+
+
+def _logprobs(ask: Ask, output: Output, start: int, end: int) -> Json | None:
+    if ask.top_logprobs is None:
+        return None
+    tokens = zip(output.ids[start:end], output.pieces[start:end], output.logprobs[start:end], strict=True)
+    return {"content": [_entry(token_name(token, piece), value, ask.top_logprobs) for token, piece, value in tokens]}
+
+
+@lru_cache(maxsize=100_000)
+def _entry(name: str, logprob: float, top: int) -> Json:
+    """One token's entry; kept, because load tests ask for the same few thousand over and over."""
+    shown = [_named(name, logprob), *(_named(chr(token), value) for token, value in others(top))]
+    return _named(name, logprob) | {"top_logprobs": shown[:top]}
+
+
+def _named(name: str, logprob: float) -> Json:
+    return {"token": name, "logprob": logprob, "bytes": list(name.encode())}

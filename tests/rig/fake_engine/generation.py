@@ -1,0 +1,64 @@
+"""A generation on its way to the client, and what the three shapes of an answer have in common."""
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tests.rig.fake_engine.asking import Ask, Json
+from tests.rig.fake_engine.faults import Faults
+from tests.rig.fake_engine.sampling import Output
+
+FINGERPRINT = "vllm-fake"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    ask: Ask
+    faults: Faults
+    outputs: list[Output]
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def usage(self) -> Json:
+        """Token counts as a stream's last chunk has them."""
+        prompt = len(self.ask.prompt_ids)
+        completion = sum(len(output.ids) for output in self.outputs) + self.faults.wrong_usage
+        return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+
+    def full_usage(self) -> Json:
+        """Token counts as an unstreamed answer has them."""
+        return self.usage() | {"prompt_tokens_details": None, "completion_tokens_details": None}
+
+    def is_last(self, output: Output, k: int) -> bool:
+        return k >= len(output.ids) - 1
+
+    def finish_at(self, output: Output, k: int) -> str | None:
+        """The finish reason a chunk carries; vLLM sends an error as a payload of its own instead."""
+        return output.finish_reason if self.is_last(output, k) and output.finish_reason != "error" else None
+
+    def steps(self, output: Output) -> range:
+        """One step a token; an answer without tokens still has one, to tell why, unless an error payload does."""
+        return range(max(len(output.ids), output.finish_reason != "error"))
+
+    def longest(self) -> int:
+        return max(len(self.steps(output)) for output in self.outputs)
+
+
+class Shape(Protocol):
+    """One way of asking, and the JSON of its answers. Chunks are made when sent, to show the weights in force."""
+
+    def parse(self, body: Json) -> Ask: ...
+    def answer(self, generation: Generation) -> Json: ...
+    def opening(self, generation: Generation) -> list[Json]: ...
+    def chunks(self, generation: Generation, output: Output) -> Iterator[Json]: ...
+    def closing(self, generation: Generation) -> Json: ...
+
+
+def others(count: int) -> list[tuple[int, float]]:
+    """Made-up alternatives that fill a list of `count` after the sampled token: capital letters, all unlikely."""
+    return _OTHERS[: max(count - 1, 0)]
+
+
+_OTHERS = [(ord("A") + i, -8.0 - i) for i in range(26)]

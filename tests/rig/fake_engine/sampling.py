@@ -1,0 +1,108 @@
+"""Replies without a model: a hash of the prompt chooses the tokens, or a script does."""
+
+import hashlib
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.rig.chatml import render_call
+from tests.rig.fake_engine.asking import Ask
+from tests.rig.fake_engine.faults import Faults
+from tests.rig.vocabulary import END_OF_TURN, encode, pieces
+
+DEFAULT_MAX_TOKENS = 16
+SHORTEST, LONGEST = 8, 64
+"""How many tokens come before a reply's end of turn, where max_tokens does not cut it off."""
+
+LETTERS = b"abcdefghijklmnopqrstuvwxyz     ."
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    name: str
+    arguments: Mapping[str, Any]
+
+    def arguments_json(self) -> str:
+        return json.dumps(self.arguments, ensure_ascii=False)
+
+    def written(self) -> str:
+        """The call as the model would write it."""
+        return render_call(self.name, self.arguments_json())
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One canned reply: a text, tool calls, or both. A request's own max_tokens cuts it off, the default does not."""
+
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def ids(self) -> list[int]:
+        return [*encode(self.text + "".join(call.written() for call in self.tool_calls)), END_OF_TURN]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One choice as it was sampled."""
+
+    index: int
+    ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    shown_ids: list[int] | None
+    """What is sent as `token_ids`."""
+
+    reply: Reply | None
+    """The script's reply, where it came through uncut."""
+
+    pieces: list[str]
+    """The text that each token adds."""
+
+    versions: list[str] = field(default_factory=list)
+    """The weights that wrote each token; grows while the tokens are sent."""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+def sample(ask: Ask, faults: Faults, replies: Sequence[Reply | None]) -> list[Output]:
+    """The choices of a request, one for each of `replies`, where None leaves the choice to the hash."""
+    return [_sample_one(ask, faults, index, reply) for index, reply in enumerate(replies)]
+
+
+def _sample_one(ask: Ask, faults: Faults, index: int, reply: Reply | None) -> Output:
+    noise = _noise(ask, index)
+    ids = reply.ids()[: ask.max_tokens] if reply else _letters(ask, noise)
+    finish_reason = "stop" if ids[-1] == END_OF_TURN else "length"
+    for reason, at in (("abort", faults.abort_at_token), ("error", faults.error_at_token)):
+        if at is not None and at < len(ids):
+            ids, finish_reason = ids[:at], reason
+    logprobs = [-(1 + noise[-1 - i % len(noise)]) / 64 for i in range(len(ids))]
+    if faults.logprob_value is not None and logprobs:
+        logprobs[len(logprobs) // 2] = faults.logprob_value
+    return Output(
+        index=index,
+        ids=ids,
+        logprobs=logprobs,
+        finish_reason=finish_reason,
+        shown_ids=None if faults.drop_ids else ids[:-1] if faults.short_ids else ids,
+        reply=reply if finish_reason == "stop" else None,
+        pieces=pieces(ids),
+    )
+
+
+def _noise(ask: Ask, index: int) -> bytes:
+    """Bytes that depend on the prompt, the seed and the choice, and on nothing else."""
+    seeded = array("q", [ask.seed, index, *ask.prompt_ids])
+    return hashlib.shake_128(seeded.tobytes()).digest(1 + max(ask.max_tokens or 0, LONGEST))
+
+
+def _letters(ask: Ask, noise: bytes) -> list[int]:
+    limit = ask.max_tokens or DEFAULT_MAX_TOKENS
+    length = SHORTEST + noise[0] % (LONGEST - SHORTEST)
+    if ask.ignore_eos or length >= limit:
+        return [LETTERS[byte % len(LETTERS)] for byte in noise[1 : limit + 1]]
+    return [*(LETTERS[byte % len(LETTERS)] for byte in noise[1 : length + 1]), END_OF_TURN]

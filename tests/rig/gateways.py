@@ -1,0 +1,101 @@
+"""Gateways for tests: one in the test's own event loop, and the real command as a process that can be killed."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from stepwell.core.ports import PoolPort, RewardPort
+from stepwell.gateway.app import create_app
+from stepwell.gateway.engine import Engines
+from stepwell.gateway.tokenizer import BackgroundTokenizer
+from tests.rig.waiting import answers, until, wait_until
+
+
+class NoTokenizer:
+    """Proves that recording never asks for one."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        raise AssertionError("the tokenizer was used")
+
+
+@asynccontextmanager
+async def serve_gateway(
+    pool: PoolPort,
+    engine_urls: Sequence[str],
+    *,
+    rewards: RewardPort | None = None,
+    load_tokenizer: Callable[[str], Any] = lambda _: NoTokenizer(),
+    prompt_length: int = 2048,
+    response_length: int = 64,
+) -> AsyncIterator[str]:
+    """A gateway on a free loopback port; gives its URL."""
+    app = create_app(
+        pool=pool,
+        engines=Engines(engine_urls),
+        tokenizer=BackgroundTokenizer("no/such/folder", load_tokenizer),
+        rewards=rewards,
+        prompt_length=prompt_length,
+        response_length=response_length,
+    )
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    serving = asyncio.create_task(server.serve([listening]))
+    try:
+        await until(lambda: server.started or serving.done(), "the gateway to start")
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+        listening.close()
+
+
+@dataclass(frozen=True)
+class GatewayProcess:
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def kill(self) -> None:
+        """As the kernel does when memory runs out: no goodbye."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def gateway_process(
+    log: Path, *, port: int | None = None, env: dict[str, str] | None = None, **flags: object
+) -> Iterator[GatewayProcess]:
+    """`python -m stepwell.gateway` with those flags, once it answers /health."""
+    port = port or free_port()
+    given = {"host": "127.0.0.1", "port": port, "prompt_length": 2048, "response_length": 64, **flags}
+    command = [sys.executable, "-m", "stepwell.gateway"]
+    for name, value in given.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **(env or {})})
+    gateway = GatewayProcess(f"http://127.0.0.1:{port}", process, log)
+    try:
+        wait_until(lambda: process.poll() is not None or answers(f"{gateway.url}/health"), "the gateway's /health")
+        assert process.poll() is None, f"the gateway ended:\n{log.read_text()}"
+        yield gateway
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        finally:
+            process.kill()

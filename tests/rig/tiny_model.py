@@ -1,0 +1,152 @@
+"""A model small enough to be made on the spot: Qwen2 with random weights and one token per byte.
+
+No model can be downloaded where tests run. Written with numpy alone, so that Stepwell's environment needs no torch; the
+same seed always gives byte-identical files.
+
+    python -m tests.rig.tiny_model FOLDER
+
+Ids between the vocabulary's end and `PADDED_SIZE` exist only to make the matrices round, and no tokenizer knows them.
+They are never sampled: hidden dimension 0 is a constant that no layer writes to, positive for every real token, and the
+padded rows of the (tied) embedding weigh it strongly negative.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from tests.rig.chatml import CHAT_TEMPLATE
+from tests.rig.vocabulary import CONTROL_TOKENS, END_OF_TEXT, END_OF_TURN, MARKER_TOKENS, VOCABULARY_SIZE
+
+PADDED_SIZE = 320
+HIDDEN = 128
+INTERMEDIATE = 256
+LAYERS = 2
+HEADS = 4
+KV_HEADS = 2
+CONTEXT = 4096
+SPREAD = 0.02
+"""Standard deviation of every weight, the one transformers starts Qwen2 with."""
+
+REAL_MARK = 0.1
+PADDING_MARK = -100.0
+
+Array = NDArray[np.float32]
+
+
+def make_tiny_model(folder: Path, *, seed: int = 0) -> Path:
+    """Write a complete Hugging Face model folder and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(_weights(seed), folder / "model.safetensors", metadata={"format": "pt"})
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    _write(folder / "tokenizer_config.json", _tokenizer_config())
+    _write(folder / "config.json", _model_config())
+    _write(folder / "generation_config.json", {"eos_token_id": [END_OF_TURN], "pad_token_id": END_OF_TEXT})
+    return folder
+
+
+def _weights(seed: int) -> dict[str, Array]:
+    random = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Array:
+        return random.normal(0.0, SPREAD, shape).astype(np.float32)
+
+    def norm() -> Array:
+        return 1 + normal(HIDDEN)
+
+    def writes_hidden(width: int) -> Array:
+        matrix = normal(HIDDEN, width)
+        matrix[0] = 0.0
+        return matrix
+
+    kv_width = HIDDEN * KV_HEADS // HEADS
+    weights = {"model.embed_tokens.weight": _embedding(normal(PADDED_SIZE, HIDDEN)), "model.norm.weight": norm()}
+    for layer in range(LAYERS):
+        of_layer = {
+            "input_layernorm.weight": norm(),
+            "self_attn.q_proj.weight": normal(HIDDEN, HIDDEN),
+            "self_attn.q_proj.bias": normal(HIDDEN),
+            "self_attn.k_proj.weight": normal(kv_width, HIDDEN),
+            "self_attn.k_proj.bias": normal(kv_width),
+            "self_attn.v_proj.weight": normal(kv_width, HIDDEN),
+            "self_attn.v_proj.bias": normal(kv_width),
+            "self_attn.o_proj.weight": writes_hidden(HIDDEN),
+            "post_attention_layernorm.weight": norm(),
+            "mlp.gate_proj.weight": normal(INTERMEDIATE, HIDDEN),
+            "mlp.up_proj.weight": normal(INTERMEDIATE, HIDDEN),
+            "mlp.down_proj.weight": writes_hidden(INTERMEDIATE),
+        }
+        weights |= {f"model.layers.{layer}.{name}": array for name, array in of_layer.items()}
+    return weights
+
+
+def _embedding(rows: Array) -> Array:
+    rows[:VOCABULARY_SIZE, 0] = REAL_MARK
+    rows[VOCABULARY_SIZE:] = 0.0
+    rows[VOCABULARY_SIZE:, 0] = PADDING_MARK
+    return rows
+
+
+def _tokenizer() -> Tokenizer:
+    alphabet = _byte_characters()
+    vocabulary = {character: byte for byte, character in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL_TOKENS])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKER_TOKENS])
+    return tokenizer
+
+
+def _byte_characters() -> list[str]:
+    """The character that stands for each byte: itself where printable, else the next free one from 256 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    replaced = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(256 + replaced.index(byte)) for byte in range(256)]
+
+
+def _tokenizer_config() -> dict[str, Any]:
+    return {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": CONTEXT,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _model_config() -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": PADDED_SIZE,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "use_sliding_window": False,
+        "torch_dtype": "float32",
+        "eos_token_id": END_OF_TURN,
+        "pad_token_id": END_OF_TEXT,
+    }
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    make_tiny_model(Path(sys.argv[1]))
