@@ -12,22 +12,28 @@ made here run in threads, for they are rare beside the agent's own.
 
 import asyncio
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from stepwell.errors import BadRequest, GatewayUnreachable, StepwellError, from_code
+from stepwell.errors import BadRequest, GatewayUnreachable, NotReady, StepwellError, from_code
 
 TIMEOUT = 90.0
 """Seconds for one call. Longer than the gateway's own waiting, so that its reason arrives."""
+POLL = 0.2
 
 
-def connect(url: str) -> "Run":
-    """Reach the gateway at `url`; fails at once if nothing answers there."""
+def connect(url: str, *, timeout: float = 30.0) -> "Run":
+    """Reach the gateway at `url`, waiting up to `timeout` seconds until it is ready; says what it lacks if not."""
     run = Run(url)
-    run.check()
+    deadline = time.monotonic() + timeout
+    while (why := run.why_not_ready()) is not None:
+        if time.monotonic() > deadline:
+            raise NotReady(f"the gateway at {run.url} is not ready after {timeout:g} s: {why}")
+        time.sleep(POLL)
     return run
 
 
@@ -37,8 +43,12 @@ class Run:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
 
-    def check(self) -> None:
-        _call("GET", f"{self.url}/health", None)
+    def why_not_ready(self) -> str | None:
+        try:
+            _call("GET", f"{self.url}/ready", None)
+        except StepwellError as failure:
+            return str(failure)
+        return None
 
     def trajectory(
         self,
@@ -117,7 +127,9 @@ def _call(method: str, url: str, body: Mapping[str, Any] | None) -> dict[str, An
 
 def _refusal(url: str, failure: urllib.error.HTTPError) -> StepwellError:
     try:
-        error = json.load(failure)["error"]
-        return from_code(error["code"], error["message"])
+        body = json.load(failure)
+        if "missing" in body:
+            return NotReady("; ".join(f"{part}: {why}" for part, why in body["missing"].items()))
+        return from_code(body["error"]["code"], body["error"]["message"])
     except (ValueError, TypeError, KeyError):
         return GatewayUnreachable(f"{url} answers {failure.code} and is no gateway of Stepwell's")

@@ -99,3 +99,4 @@ def gateway_process(
             process.wait(15)
         finally:
             process.kill()
+            process.wait()

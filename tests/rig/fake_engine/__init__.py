@@ -7,6 +7,5 @@ tokenizer.
 from tests.rig.fake_engine.engine import FakeEngine, Seen
 from tests.rig.fake_engine.faults import Faults
 from tests.rig.fake_engine.sampling import Reply, ToolCall
-from tests.rig.fake_engine.threaded import fake_engine
 
-__all__ = ["FakeEngine", "Faults", "Reply", "Seen", "ToolCall", "fake_engine"]
+__all__ = ["FakeEngine", "Faults", "Reply", "Seen", "ToolCall"]

@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from tests.rig.calls import DONE, get, post
-from tests.rig.fake_engine import FakeEngine, Reply, ToolCall, fake_engine
+from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
+from tests.rig.threads import in_thread
 from tests.rig.vocabulary import END_OF_TURN, encode, pieces
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
@@ -200,7 +201,7 @@ async def test_it_notices_a_client_that_goes_away(engine: FakeEngine) -> None:
 
 
 def test_it_serves_tests_without_an_event_loop() -> None:
-    with fake_engine(FakeEngine(replies=["hello"])) as engine:
+    with in_thread(FakeEngine(replies=["hello"])) as engine:
         answer = asyncio.run(post(engine.url + CHAT, ASKED)).json()
     assert answer["choices"][0]["message"]["content"] == "hello"
     assert engine.request_count == 1

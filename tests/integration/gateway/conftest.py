@@ -1,0 +1,52 @@
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from stepwell.core.limits import Limits
+from stepwell.pool.actor import start_pool
+from stepwell.pool.client import DataPool, PoolClient
+from tests.rig.fake_engine import FakeEngine
+from tests.rig.gateways import GatewayProcess, gateway_process
+from tests.rig.ray_cluster import RayCluster
+from tests.rig.threads import in_thread
+
+StartGateway = Callable[..., AbstractContextManager[GatewayProcess]]
+
+
+@pytest.fixture
+def engine_thread() -> Iterator[FakeEngine]:
+    with in_thread(FakeEngine()) as engine:
+        yield engine
+
+
+@pytest.fixture
+def namespace(ray_cluster: RayCluster) -> str:
+    return ray_cluster.namespace()
+
+
+@pytest.fixture
+def data_pool(namespace: str) -> DataPool:
+    start_pool("data_pool", namespace, Limits())
+    return DataPool(PoolClient("data_pool", namespace))
+
+
+@pytest.fixture
+def start_gateway(
+    ray_cluster: RayCluster, namespace: str, engine_thread: FakeEngine, tiny_model: Path, tmp_path: Path
+) -> StartGateway:
+    """Starts the real command with every flag of the seed's, each of which a test may change."""
+
+    def start(**changes: object) -> AbstractContextManager[GatewayProcess]:
+        flags = {
+            "data_pool_name": "data_pool",
+            "vllm_addresses": engine_thread.url,
+            "tokenizer_path": tiny_model,
+            "ray_address": ray_cluster.address,
+            "ray_namespace": namespace,
+            **changes,
+        }
+        return gateway_process(tmp_path / "gateway.log", **flags)  # type: ignore[arg-type]
+
+    return start
