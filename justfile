@@ -1,0 +1,31 @@
+# What CI runs, piece by piece. `just` without arguments lists it.
+
+python := env("PYTHON", ".venv/bin/python")
+bin := parent_directory(python)
+
+default:
+    @just --list
+
+# make .venv with everything for development
+setup:
+    python3 -m venv .venv
+    .venv/bin/pip install -e '.[dev]'
+
+# style, types, import arrows
+check:
+    {{bin}}/ruff check
+    {{bin}}/ruff format --check
+    {{bin}}/mypy
+    {{bin}}/lint-imports --no-logo
+
+# everything that needs no vLLM
+test *args:
+    {{python}} -m pytest tests/unit tests/integration {{args}}
+
+# with real vLLM (built into a cache on first use)
+e2e *args:
+    {{python}} -m pytest tests/e2e {{args}}
+
+# every benchmark; each prints one JSON object last and fails if it misses a target
+bench:
+    {{python}} -m benchmarks.pool_rules

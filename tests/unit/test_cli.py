@@ -1,0 +1,58 @@
+"""What a user meets first: the command line, and how little an import costs."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from stepwell import cli
+
+HEAVY = ("ray", "fastapi", "pydantic", "torch", "transformers", "aiohttp", "uvicorn")
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("module", ["stepwell.core.pool", "stepwell"])
+def test_the_rules_and_the_client_import_nothing_heavy(module: str) -> None:
+    loaded = run("-c", f"import {module}, sys; print([name for name in {HEAVY} if name in sys.modules])")
+    assert loaded.stdout == "[]\n", loaded.stderr
+
+
+def test_help_answers_in_under_half_a_second() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        assert run("-m", "stepwell", "--help").returncode == 0
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"  {command} " in shown for command in cli.COMMANDS)
+
+
+def test_an_unknown_command_is_refused_with_the_ones_there_are() -> None:
+    done = run("-m", "stepwell", "puol")
+    assert done.returncode == 2
+    assert done.stderr == "stepwell: unknown command 'puol'; there are: pool, gateway\n"
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_explains_its_flags(command: str) -> None:
+    done = run("-m", "stepwell", command, "--help")
+    assert done.returncode == 0
+    assert "--ray-namespace" in done.stdout
+
+
+def test_the_gateway_takes_exactly_the_flags_it_documents() -> None:
+    shown = run("-m", "stepwell.gateway", "--help").stdout
+    flags = {word for line in shown.splitlines() for word in line.split() if word.startswith("--")}
+    assert flags == {
+        *("--data-pool-name", "--vllm-addresses", "--tokenizer-path", "--prompt-length", "--response-length"),
+        *("--reward-worker-name", "--ray-address", "--ray-namespace", "--host", "--port", "--help"),
+    }
