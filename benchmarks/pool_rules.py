@@ -15,8 +15,11 @@ from itertools import count
 from multiprocessing.connection import Connection
 
 from benchmarks.report import report
+from stepwell.core.columns import pack
+from stepwell.core.intake import Registration
+from stepwell.core.lease import Wanted
 from stepwell.core.limits import Limits
-from stepwell.core.pool import Pool, Registration
+from stepwell.core.pool import Pool
 from stepwell.core.step import Step, ids_array, logprobs_array
 
 SHALLOW, DEEP = 1_000, 1_000_000
@@ -34,9 +37,9 @@ def add_group(pool: Pool) -> None:
     prompt_uid = f"p{number}"
     for t in range(GROUP):
         trajectory_uid = f"t{number}-{t}"
-        pool.register(Registration(trajectory_uid, prompt_uid, "train", GROUP))
-        pool.submit([make_step(trajectory_uid, prompt_uid, s) for s in range(STEPS)])
-        pool.complete(trajectory_uid, prompt_uid, 1.0)
+        pool.intake.register(Registration(trajectory_uid, prompt_uid, "train", GROUP))
+        pool.intake.submit(pack([make_step(trajectory_uid, prompt_uid, s) for s in range(STEPS)]))
+        pool.intake.complete(trajectory_uid, prompt_uid, 1.0)
 
 
 def make_step(trajectory_uid: str, prompt_uid: str, index: int) -> Step:
@@ -62,7 +65,9 @@ def microseconds_per_step(pool: Pool) -> float:
     start = time.perf_counter()
     for _ in range(GROUPS_PER_ROUND):
         add_group(pool)
-        pool.take(1, "train")
+        lease = f"lease-{next(numbers)}"
+        pool.handout.take(Wanted(count=1, channel="train"), lease, 0.0)
+        pool.handout.ack(lease)
     return (time.perf_counter() - start) / (GROUPS_PER_ROUND * GROUP * STEPS) * 1e6
 
 

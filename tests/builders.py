@@ -1,7 +1,12 @@
 """Steps for tests, with as little as the test at hand cares about."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from stepwell.core.columns import pack, unpack
+from stepwell.core.intake import Ending, Registration, Verdict
+from stepwell.core.lease import Settlement, Taken, Wanted
+from stepwell.core.pool import Pool
 from stepwell.core.step import Step, ids_array, logprobs_array
 
 
@@ -24,3 +29,53 @@ def same_step(a: Step, b: Step) -> bool:
         return (value.dtype, value.tolist()) if hasattr(value, "dtype") and hasattr(value, "tolist") else value
 
     return all(comparable(getattr(a, name)) == comparable(getattr(b, name)) for name in Step.__dataclass_fields__)
+
+
+class EasyPool(Pool):
+    """The pool's rules with the calls tests make most: steps unpacked, batches acknowledged as they are taken."""
+
+    leases = 0
+
+    def register(self, wanted: Registration) -> None:
+        self.intake.register(wanted)
+
+    def submit(
+        self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
+    ) -> list[Verdict]:
+        return self.intake.submit(pack(steps), channel=channel, group_size=group_size)
+
+    def complete(self, trajectory_uid: str, prompt_uid: str, reward: float | None = None) -> Ending:
+        return self.intake.complete(trajectory_uid, prompt_uid, reward)
+
+    def abort(self, trajectory_uid: str, prompt_uid: str) -> Ending:
+        return self.intake.abort(trajectory_uid, prompt_uid)
+
+    def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
+        return self.intake.knows(trajectory_uid, prompt_uid)
+
+    def lease(
+        self, count: int, channel: str = "train", *, seconds: float = 60.0, **how: Any
+    ) -> tuple[str, Taken] | None:
+        """A lease's name and what is under it."""
+        self.leases += 1
+        uid = f"lease-{self.leases}"
+        taken = self.handout.take(Wanted(count=count, channel=channel, **how), uid, self.books.now + seconds)
+        return None if taken is None else (uid, taken)
+
+    def take(self, count: int, channel: str = "train", **how: Any) -> list[list[Step]] | None:
+        leased = self.lease(count, channel, **how)
+        if leased is None:
+            return None
+        assert self.handout.ack(leased[0]) is Settlement.DONE
+        return in_groups(leased[1])
+
+    def rollout(self, uid: str, prompt: str, reward: float | None = 1.0, *, size: int = 1, **step: Any) -> None:
+        """One whole trajectory of one step, in the channel `train`."""
+        self.register(Registration(uid, prompt, group_size=size))
+        assert self.submit([make_step(uid, prompt, **{"uid": f"{uid}-0", **step})]) == [Verdict.ACCEPTED]
+        assert self.complete(uid, prompt, reward) is Ending.COMPLETED
+
+
+def in_groups(taken: Taken) -> list[list[Step]]:
+    steps = iter(unpack(taken.columns, copy=False))
+    return [[next(steps) for _ in range(size)] for size in taken.group_sizes]

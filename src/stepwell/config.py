@@ -4,11 +4,12 @@ A field's docstring is its line in --help.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from stepwell.core.limits import OnDeadline, OnStale, Overflow
 from stepwell.errors import BadRequest
 
 S = TypeVar("S", bound=BaseSettings)
@@ -39,10 +40,42 @@ class PoolSettings(RaySection):
 
     name: str = "data_pool"
     """Name of the DataPool's Ray actor."""
+    shards: int = Field(default=1, ge=1, le=256)
+    """Actors the pool is made of."""
+    journal: str | None = None
+    """Folder of the journals; with one, a pool that is killed comes back with all it had acknowledged."""
+    archive: str | None = None
+    """Folder or fsspec URL that trained groups leave for, as Parquet; needs a journal."""
     max_queue_size: int = Field(default=10_000, ge=1)
-    """Groups held per channel; when one more arrives the oldest is dropped."""
+    """Groups held per channel and shard."""
+    max_bytes: int | None = Field(default=None, ge=1)
+    """Bytes held per channel and shard."""
+    overflow: Overflow = Overflow.DROP_OLDEST
+    """What a full channel does: drop_oldest, or refuse new trajectories."""
     group_size: int = Field(default=1, ge=1)
     """Trajectories in a group, where whoever registers them does not say."""
+    group_deadline: float | None = Field(default=None, gt=0)
+    """Seconds a group may take to complete."""
+    on_deadline: OnDeadline = OnDeadline.PARTIAL
+    """What happens then: ship it partial, drop it, or refill it."""
+    min_group_size: int = Field(default=1, ge=1)
+    """The fewest trajectories a partial group is shipped with."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Policy versions the oldest token may be behind when it is shipped."""
+    on_stale: OnStale = OnStale.DROP
+    """What happens to older data: drop, keep, or mask its tokens."""
+    require_reward: bool = False
+    """Hold a group back until each of its trajectories has a reward."""
+    history_size: int = Field(default=0, ge=0)
+    """Trained groups kept per channel and shard, for batches that mix in history."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Trajectories a training step takes, for pacing; without it, what the last fetch took."""
+
+    @model_validator(mode="after")
+    def _archive_needs_a_journal(self) -> Self:
+        if self.archive is not None and self.journal is None:
+            raise ValueError("--archive needs --journal: groups wait there until their file is written")
+        return self
 
 
 class GatewaySettings(RaySection):

@@ -31,8 +31,20 @@ class Conflict(StepwellError):
     """The request contradicts what is already there."""
 
 
+class PoolFull(StepwellError):
+    """The channel has no room and does not drop; there will be room once the trainer has taken some."""
+
+
 class PoolUnavailable(StepwellError):
     """The DataPool is missing, restarting, or did not answer in time."""
+
+
+class JournalRefused(StepwellError):
+    """The pool's journal cannot be used; nothing was changed in it."""
+
+
+class LeaseExpired(StepwellError):
+    """The time was up before the batch was acknowledged; its data will be handed out again."""
 
 
 class FetchTimeout(StepwellError):

@@ -1,6 +1,7 @@
 """Where the rooms meet: the only file that knows them all. Each function builds one process from its settings."""
 
 import logging
+from pathlib import Path
 
 import uvicorn
 
@@ -9,7 +10,7 @@ from stepwell.core.limits import Limits
 from stepwell.gateway.app import create_app
 from stepwell.gateway.engine import Engines
 from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
-from stepwell.pool.actor import start_pool
+from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import PoolClient
 from stepwell.pool.cluster import join_ray
 from stepwell.rewards.client import RewardClient
@@ -40,6 +41,15 @@ def run_gateway(settings: GatewaySettings) -> None:
 def run_pool(settings: PoolSettings) -> None:
     """Create the DataPool, or find it, and leave it to Ray."""
     join_ray(settings.ray_address, settings.ray_namespace)
-    limits = Limits(max_queue_size=settings.max_queue_size, group_size=settings.group_size)
-    start_pool(settings.name, settings.ray_namespace, limits)
+    limits = Limits(**settings.model_dump(include=set(Limits.__slots__)))
+    plan = PoolPlan(
+        name=settings.name,
+        shards=settings.shards,
+        limits=limits,
+        journal=settings.journal and str(Path(settings.journal).resolve()),
+        archive=settings.archive,
+    )
+    in_force = start_pool(plan, settings.ray_namespace)
+    if in_force != plan:
+        log.warning("DataPool %r was there already, with other settings, which stay: %s", plan.name, in_force)
     log.info("DataPool %r is up in Ray namespace %r", settings.name, settings.ray_namespace)

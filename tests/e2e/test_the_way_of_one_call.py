@@ -11,9 +11,8 @@ from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 import stepwell
-from stepwell.core.limits import Limits
 from stepwell.core.step import Exactness, Step
-from stepwell.pool.actor import start_pool
+from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
 from tests.rig.gateways import GatewayProcess, gateway_process
 from tests.rig.ray_cluster import RayCluster
@@ -26,7 +25,7 @@ SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "max_tokens": 24}
 @pytest.fixture(scope="module")
 def namespace(ray_cluster: RayCluster) -> str:
     namespace = ray_cluster.namespace()
-    start_pool("data_pool", namespace, Limits())
+    start_pool(PoolPlan(), namespace)
     return namespace
 
 

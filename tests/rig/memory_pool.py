@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Sequence
 
+from stepwell.core.intake import Ending, Registration, Verdict
+from stepwell.core.lease import Wanted
 from stepwell.core.limits import Limits
-from stepwell.core.pool import Ending, Pool, Registration, Verdict
 from stepwell.core.step import Step
 from stepwell.errors import PoolUnavailable
+from tests.builders import EasyPool
 
 
 class MemoryPool:
     def __init__(self) -> None:
-        self.rules = Pool(Limits())
+        self.rules = EasyPool(Limits())
         self.away = False
         self.loses_answers = 0
         """How many submissions still to take and then fail to answer for, as an actor does that dies too early."""
@@ -60,5 +62,5 @@ class MemoryPool:
     def taken(self, channel: str = "train") -> list[Step]:
         """The steps of the oldest ready group."""
         groups = self.rules.take(1, channel)
-        assert groups is not None, self.rules.waiting_for(1, channel)
+        assert groups is not None, self.rules.waiting_for(Wanted(count=1, channel=channel))
         return groups[0]

@@ -1,78 +1,180 @@
-"""One channel's queue of groups: oldest first, bounded, never blocked by an unfinished group at its head."""
+"""One channel's queue: what is held, what of it is ready, and what a consumer of each unit would get next."""
 
-import heapq
-from collections import OrderedDict
+import random
+from collections import deque
 
-from stepwell.core.group import Group
+from stepwell.core.group import Group, Trajectory
+from stepwell.core.held import HeldStep
+from stepwell.core.lease import Unit
+from stepwell.core.limits import Limits
+from stepwell.core.priority import PrioritySet
 from stepwell.core.stats import ChannelStats, Ledger
+
+FULL_AT = 0.9
+"""The share of max_bytes from which on a channel that does not drop refuses new trajectories."""
 
 
 class Channel:
-    """Groups by age. `ready` is a heap of the ready ones' seq; whatever leaves the queue leaves the heap with it."""
+    """Holds the groups that are not under lease. `place` after every change keeps the indexes true."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, limits: Limits) -> None:
         self.name = name
         self.ledger = Ledger()
+        self.unit: Unit | None = None
+        self.nbytes = 0
+        self.lent = 0
+        """Groups under lease, and their bytes."""
+        self.lent_bytes = 0
         self.trajectories = 0
-        self._groups: OrderedDict[int, Group] = OrderedDict()
+        self.completed = 0
+        self.last_taken = 0
+        """Trajectories in the last batch."""
+        self.history: deque[Group] = deque()
+        self.refills: dict[int, Group] = {}
+        """Groups whose producers are asked for another rollout."""
+        self.groups: dict[int, Group] = {}
+        self.by_age: PrioritySet[tuple[int, int]] = PrioritySet()
+        self.ready: PrioritySet[tuple[int, int]] = PrioritySet()
+        self.deadlines: PrioritySet[tuple[float, int]] = PrioritySet()
+        self.ready_trajectories: PrioritySet[tuple[int, int, int, str]] = PrioritySet()
+        self.ready_steps: PrioritySet[tuple[int]] = PrioritySet()
+        self._steps: dict[int, tuple[Trajectory, HeldStep]] = {}
         self._joinable: dict[str, dict[int, Group]] = {}
-        self._ready: list[int] = []
+        self._limits = limits
+        self._random = random.Random(name)
 
     def __len__(self) -> int:
-        return len(self._groups)
-
-    @property
-    def ready(self) -> int:
-        return len(self._ready)
+        return len(self.groups)
 
     def joinable(self, prompt_uid: str) -> Group | None:
         """The oldest group of that prompt with room for one more trajectory."""
         groups = self._joinable.get(prompt_uid)
         return groups[min(groups)] if groups else None
 
+    def has_room(self) -> bool:
+        """For one more group, with some bytes to spare for the trajectories under way. What is lent may come back."""
+        limits = self._limits
+        if limits.max_bytes is not None and self.nbytes + self.lent_bytes >= FULL_AT * limits.max_bytes:
+            return False
+        return len(self.groups) + self.lent < limits.max_queue_size
+
     def oldest(self) -> Group | None:
-        return next(iter(self._groups.values()), None)
+        key = self.by_age.first()
+        return None if key is None else self.groups[key[1]]
 
     def oldest_unfinished(self) -> Group | None:
-        return next((group for group in self._groups.values() if not group.is_ready()), None)
+        keys = self.by_age.smallest(min(len(self.ready) + 1, 1000))
+        return next((self.groups[seq] for age, seq in keys if (age, seq) not in self.ready), None)
+
+    # -- keeping the indexes -------------------------------------------------------------------------------------
+
+    def enter(self, group: Group) -> None:
+        """A new group, or one that comes back from a lease."""
+        self.groups[group.seq] = group
+        self.by_age.add(group.key)
+        self.nbytes += group.nbytes
+        self.trajectories += len(group.trajectories)
+        self.completed += group.completed
+        self.place(group)
+
+    def leave(self, group: Group) -> None:
+        del self.groups[group.seq]
+        self.by_age.discard(group.key)
+        self.ready.discard(group.key)
+        if group.deadline is not None:
+            self.deadlines.discard((group.deadline, group.seq))
+        self.refills.pop(group.seq, None)
+        self.nbytes -= group.nbytes
+        self.trajectories -= len(group.trajectories)
+        self.completed -= group.completed
+        self._close_to_joining(group)
+        for trajectory in group.trajectories.values():
+            self._hide(trajectory)
 
     def place(self, group: Group) -> None:
-        """Note where `group` stands now, after it was opened or its trajectories changed."""
-        self._groups[group.seq] = group
+        """Note where `group` stands now."""
         if group.can_join():
             self._joinable.setdefault(group.prompt_uid, {})[group.seq] = group
         else:
             self._close_to_joining(group)
-        if group.is_ready():
-            heapq.heappush(self._ready, group.seq)
+            self.refills.pop(group.seq, None)
+        if group.is_ready(require_reward=self._limits.require_reward):
+            self.ready.add(group.key)
+            self.deadlines.discard((group.deadline or 0.0, group.seq))
+        else:
+            self.ready.discard(group.key)
+            if group.deadline is not None:
+                self.deadlines.add((group.deadline, group.seq))
+        if self.unit not in (None, Unit.GROUPS):
+            for trajectory in group.trajectories.values():
+                self._show(trajectory)
 
-    def remove_oldest(self) -> Group:
-        _, group = self._groups.popitem(last=False)
-        self._close_to_joining(group)
-        if group.is_ready():
-            heapq.heappop(self._ready)  # the oldest of all is the oldest of the ready
-        return group
+    def lend(self, group: Group) -> None:
+        self.lent += 1
+        self.lent_bytes += group.nbytes
 
-    def remove_unfinished(self, group: Group) -> None:
-        del self._groups[group.seq]
-        self._close_to_joining(group)
+    def take_back(self, group: Group) -> None:
+        self.lent -= 1
+        self.lent_bytes -= group.nbytes
 
-    def take_ready(self) -> Group:
-        """The oldest ready group; there must be one."""
-        group = self._groups.pop(heapq.heappop(self._ready))
-        self._close_to_joining(group)
-        return group
+    def consume_by(self, unit: Unit) -> None:
+        """Index what a consumer of that unit would get; done once, when the first comes."""
+        self.unit = unit
+        for group in self.groups.values():
+            self.place(group)
+
+    def show_step(self, trajectory: Trajectory, step: HeldStep) -> None:
+        if self.unit is Unit.STEPS and step.is_held() and step.lease is None:
+            scored = step.reward is not None or not self._limits.require_reward
+            if scored or (trajectory.completed and trajectory.is_scored()):
+                self.ready_steps.add((step.number,))
+                self._steps[step.number] = (trajectory, step)
+
+    def hide_step(self, step: HeldStep) -> None:
+        self.ready_steps.discard((step.number,))
+        self._steps.pop(step.number, None)
+
+    def step(self, number: int) -> tuple[Trajectory, HeldStep]:
+        return self._steps[number]
+
+    def trajectory_key(self, trajectory: Trajectory) -> tuple[int, int, int, str]:
+        return trajectory.group.age, trajectory.group.seq, trajectory.number, trajectory.uid
+
+    def remember(self, group: Group) -> Group | None:
+        """Keep a trained group as history; gives the one that has to make room for it, or the group itself."""
+        if self._limits.history_size == 0:
+            return group
+        self.history.append(group)
+        return self.history.popleft() if len(self.history) > self._limits.history_size else None
+
+    def draw_history(self, count: int) -> list[Group]:
+        return self._random.sample(list(self.history), min(count, len(self.history)))
 
     def stats(self) -> ChannelStats:
         return ChannelStats(
-            groups=len(self._groups),
-            ready_groups=self.ready,
+            groups=len(self.groups),
+            ready_groups=len(self.ready),
             trajectories=self.trajectories,
+            nbytes=self.nbytes,
+            history_groups=len(self.history),
             held=self.ledger.held(),
             accepted=self.ledger.accepted,
             shipped=self.ledger.shipped,
             dropped=self.ledger.dropped,
         )
+
+    def _show(self, trajectory: Trajectory) -> None:
+        if self.unit is Unit.STEPS:
+            for step in trajectory.steps.values():
+                self.show_step(trajectory, step)
+        elif trajectory.completed and (trajectory.is_scored() or not self._limits.require_reward):
+            self.ready_trajectories.add(self.trajectory_key(trajectory))
+
+    def _hide(self, trajectory: Trajectory) -> None:
+        self.ready_trajectories.discard(self.trajectory_key(trajectory))
+        if self.unit is Unit.STEPS:
+            for step in trajectory.steps.values():
+                self.hide_step(step)
 
     def _close_to_joining(self, group: Group) -> None:
         groups = self._joinable.get(group.prompt_uid)

@@ -31,6 +31,7 @@ class Columns:
     response_lengths_S: IntArray
     rewards_S: NDArray[np.float64]
     """NaN where no one has scored."""
+    reward_revisions_S: IntArray
     step_indexes_S: IntArray
     policy_versions_S: NDArray[np.int64]
     is_last_S: BoolArray
@@ -38,6 +39,7 @@ class Columns:
     trajectory_uids: list[str]
     prompt_uids: list[str]
     uids: list[str]
+    reward_sources: list[str]
     metadata: list[JsonObject]
     version_spans: list[tuple[VersionSpan, ...]]
     exactness: list[Exactness]
@@ -58,6 +60,7 @@ def pack(steps: Sequence[Step]) -> Columns:
         prompt_lengths_S=np.array([len(s.prompt_ids) for s in steps], np.int32),
         response_lengths_S=np.array([len(s.response_ids) for s in steps], np.int32),
         rewards_S=np.array([np.nan if s.reward is None else s.reward for s in steps], np.float64),
+        reward_revisions_S=np.array([s.reward_revision for s in steps], np.int32),
         step_indexes_S=np.array([s.step_index for s in steps], np.int32),
         policy_versions_S=np.array([s.policy_version for s in steps], np.int64),
         is_last_S=np.array([s.is_last for s in steps], np.bool_),
@@ -65,6 +68,7 @@ def pack(steps: Sequence[Step]) -> Columns:
         trajectory_uids=[s.trajectory_uid for s in steps],
         prompt_uids=[s.prompt_uid for s in steps],
         uids=[s.uid for s in steps],
+        reward_sources=[s.reward_source for s in steps],
         metadata=[s.metadata for s in steps],
         version_spans=[s.version_spans for s in steps],
         exactness=[s.exactness for s in steps],
@@ -85,6 +89,7 @@ def unpack(columns: Columns, *, copy: bool) -> list[Step]:
         columns.is_last_S.tolist(),
         columns.started_at_S.tolist(),
     )
+    revisions = columns.reward_revisions_S.tolist()
     steps: list[Step] = []
     token_at = response_at = 0
     for i in range(len(columns)):
@@ -101,6 +106,8 @@ def unpack(columns: Columns, *, copy: bool) -> list[Step]:
                 response_logprobs=None if response == 0 or np.isnan(logprobs[0]) else own(logprobs),
                 response_mask=None if mask.all() else own(mask),
                 reward=None if rewards[i] != rewards[i] else rewards[i],
+                reward_source=columns.reward_sources[i],
+                reward_revision=revisions[i],
                 step_index=indexes[i],
                 policy_version=versions[i],
                 is_last=lasts[i],

@@ -1,12 +1,11 @@
 """Trajectories and the groups they gather in: what the pool holds until a trainer takes it."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from stepwell.core.step import INDEX_BY_POOL, IntArray, JsonObject, Step
-
-NO_IDS: IntArray = np.empty(0, np.int32)
+from stepwell.core.held import HeldStep
+from stepwell.core.step import INDEX_BY_POOL, JsonObject
+from stepwell.core.tokens import TokenStore
 
 
 @dataclass(slots=True, eq=False)
@@ -14,36 +13,32 @@ class Trajectory:
     uid: str
     group: "Group"
     metadata: JsonObject
-    steps: dict[str, Step] = field(default_factory=dict)
-    """By identity. Quarantined ones stand here too, stripped of their tokens, so that they keep their place."""
+    number: int
+    """Order of registration in the pool."""
+    steps: dict[str, HeldStep] = field(default_factory=dict)
+    """By identity. Quarantined ones stand here too, without tokens, so that they keep their place."""
+    tokens: TokenStore = field(default_factory=TokenStore)
     completed: bool = False
     reward: float | None = None
-    """The reward of the whole rollout, if whoever completed it gave one."""
+    """The reward of the whole rollout, if someone gave one; its revision counts how often."""
+    reward_source: str = ""
+    reward_revision: int = 0
 
-    def can_follow(self, step: Step) -> bool:
+    def can_follow(self, step_index: int) -> bool:
         """All steps of a trajectory are indexed by their producer, or all by the pool."""
-        first = next(iter(self.steps.values()), step)
-        return (first.step_index == INDEX_BY_POOL) == (step.step_index == INDEX_BY_POOL)
+        first = next(iter(self.steps.values()), None)
+        return first is None or (first.step_index == INDEX_BY_POOL) == (step_index == INDEX_BY_POOL)
 
-    def sound_steps(self) -> list[Step]:
-        return [step for step in self.steps.values() if step.quarantine is None]
+    def held_steps(self) -> list[HeldStep]:
+        return [step for step in self.steps.values() if step.is_held()]
 
-    def shipped(self) -> list[Step]:
-        """The steps as a trainer gets them: in order, indexed, the last one marked and carrying the reward."""
-        ordered = sorted(self.steps.values(), key=lambda step: (step.step_index, step.started_at))
-        sound = [
-            replace(
-                step,
-                step_index=place if step.step_index == INDEX_BY_POOL else step.step_index,
-                is_last=False,
-                metadata={**self.metadata, **step.metadata},
-            )
-            for place, step in enumerate(ordered)
-            if step.quarantine is None
-        ]
-        last = sound[-1]
-        sound[-1] = replace(last, is_last=True, reward=self.reward if last.reward is None else last.reward)
-        return sound
+    def is_scored(self) -> bool:
+        return self.reward is not None or any(step.reward is not None for step in self.held_steps())
+
+    def in_order(self) -> list[tuple[int, HeldStep]]:
+        """All steps with their step_index, those that are not shipped included in the counting."""
+        ordered = sorted(self.steps.values(), key=lambda step: (step.step_index, step.started_at, step.number))
+        return [(n if step.step_index == INDEX_BY_POOL else step.step_index, step) for n, step in enumerate(ordered)]
 
 
 @dataclass(slots=True, eq=False)
@@ -51,26 +46,43 @@ class Group:
     """Rollouts of one prompt that are trained together. Ready once `size` of them are complete."""
 
     seq: int
-    """Order of opening in the pool; smaller is older."""
+    """Its name: no two groups of a pool have the same."""
+    age: int
+    """Order of opening; smaller is older. A trajectory taken by itself keeps the age of its group."""
     prompt_uid: str
     channel: str
     size: int
+    opened_at: float
+    deadline: float | None = None
     trajectories: dict[str, Trajectory] = field(default_factory=dict)
-    completed: int = 0
+    nbytes: int = 0
+    attempts: int = 0
+    """How often it was handed out and came back."""
+    lease: str | None = None
+    trained: bool = False
+    """Acknowledged, and kept as history."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.age, self.seq
+
+    @property
+    def completed(self) -> int:
+        return sum(trajectory.completed for trajectory in self.trajectories.values())
 
     def can_join(self) -> bool:
         return len(self.trajectories) < self.size
 
-    def is_ready(self) -> bool:
-        return self.completed == self.size
+    def is_ready(self, *, require_reward: bool) -> bool:
+        return len(self.trajectories) == self.size and all(
+            trajectory.completed and (not require_reward or trajectory.is_scored())
+            for trajectory in self.trajectories.values()
+        )
 
-    def sound_steps(self) -> list[Step]:
-        return [step for trajectory in self.trajectories.values() for step in trajectory.sound_steps()]
+    def held_steps(self) -> Iterator[HeldStep]:
+        for trajectory in self.trajectories.values():
+            yield from trajectory.held_steps()
 
-    def shipped(self) -> list[Step]:
-        return [step for trajectory in self.trajectories.values() for step in trajectory.shipped()]
-
-
-def stripped(step: Step) -> Step:
-    """The step without its arrays: it marks a place and costs nothing."""
-    return replace(step, prompt_ids=NO_IDS, response_ids=NO_IDS, response_logprobs=None, response_mask=None)
+    def unleased_steps(self) -> list[HeldStep]:
+        """What is lost when the group is dropped: a step under lease is with its consumer."""
+        return [step for step in self.held_steps() if step.lease is None]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stepwell.core.pool import Ending, Registration, Verdict
+from stepwell.core.intake import Ending, Registration, Verdict
 from stepwell.core.step import JsonObject, Step
 
 

@@ -1,14 +1,14 @@
 """What a pool did and holds, in numbers.
 
 What always holds: submitted = accepted + quarantined + refused, and per channel accepted = held + shipped + dropped.
-Nothing leaves the pool without being counted under a cause.
+Nothing leaves the pool without being counted under a cause; what is under lease is held until it is acknowledged.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepwell.core.step import Step
+from stepwell.core.held import HeldStep
 
 
 @dataclass(slots=True)
@@ -18,10 +18,16 @@ class Tally:
     steps: int = 0
     tokens: int = 0
 
-    def add(self, steps: Iterable[Step]) -> None:
+    def add(self, steps: Iterable[HeldStep]) -> None:
         for step in steps:
             self.steps += 1
             self.tokens += step.tokens
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(self.steps + other.steps, self.tokens + other.tokens)
+
+    def __sub__(self, other: "Tally") -> "Tally":
+        return Tally(self.steps - other.steps, self.tokens - other.tokens)
 
 
 @dataclass(slots=True)
@@ -30,38 +36,74 @@ class Ledger:
 
     accepted: Tally = field(default_factory=Tally)
     shipped: Tally = field(default_factory=Tally)
+    """Taken by a trainer and acknowledged."""
     dropped: dict[str, Tally] = field(default_factory=dict)
-    """By cause: evicted (the queue was full), aborted (the rollout failed)."""
+    """By cause: evicted (the queue was full), aborted (the rollout failed), deadline, stale."""
 
-    def drop(self, cause: str, steps: Iterable[Step]) -> None:
-        self.dropped.setdefault(cause, Tally()).add(steps)
+    def drop(self, cause: str, steps: Iterable[HeldStep]) -> None:
+        tally = Tally()
+        tally.add(steps)
+        if tally.steps:
+            self.dropped[cause] = self.dropped.get(cause, Tally()) + tally
 
     def held(self) -> Tally:
-        gone = [self.shipped, *self.dropped.values()]
-        return Tally(
-            self.accepted.steps - sum(tally.steps for tally in gone),
-            self.accepted.tokens - sum(tally.tokens for tally in gone),
-        )
+        return self.accepted - self.shipped - sum(self.dropped.values(), Tally())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStats:
     groups: int
     ready_groups: int
     trajectories: int
-    """Registered and not yet shipped or dropped."""
+    """Registered and not yet taken or dropped."""
+    nbytes: int
+    """Of tokens, log-probabilities and masks, as stored."""
+    history_groups: int
     held: Tally
+    """Under lease included."""
     accepted: Tally
     shipped: Tally
-    dropped: dict[str, Tally]
+    dropped: Mapping[str, Tally]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
     policy_version: int
-    channels: dict[str, ChannelStats]
+    channels: Mapping[str, ChannelStats]
     submitted: int
     refused: Counter[str]
-    """Steps by cause: duplicate, late, unknown, mixed_indexes."""
+    """Steps by cause: duplicate, late, unknown, mixed_indexes, full."""
     quarantined: Counter[str]
     """Steps by kind of fault."""
+    leases: int
+    forks: int
+    """How often a step did not continue what its trajectory held before it."""
+
+
+def merge_stats(parts: Sequence[PoolStats]) -> PoolStats:
+    """The statistics of a pool from those of its shards."""
+    names = sorted({name for part in parts for name in part.channels})
+    return PoolStats(
+        policy_version=max(part.policy_version for part in parts),
+        channels={name: _merge_channel([p.channels[name] for p in parts if name in p.channels]) for name in names},
+        submitted=sum(part.submitted for part in parts),
+        refused=sum((part.refused for part in parts), Counter()),
+        quarantined=sum((part.quarantined for part in parts), Counter()),
+        leases=sum(part.leases for part in parts),
+        forks=sum(part.forks for part in parts),
+    )
+
+
+def _merge_channel(parts: Sequence[ChannelStats]) -> ChannelStats:
+    causes = {cause for part in parts for cause in part.dropped}
+    return ChannelStats(
+        groups=sum(part.groups for part in parts),
+        ready_groups=sum(part.ready_groups for part in parts),
+        trajectories=sum(part.trajectories for part in parts),
+        nbytes=sum(part.nbytes for part in parts),
+        history_groups=sum(part.history_groups for part in parts),
+        held=sum((part.held for part in parts), Tally()),
+        accepted=sum((part.accepted for part in parts), Tally()),
+        shipped=sum((part.shipped for part in parts), Tally()),
+        dropped={cause: sum((p.dropped.get(cause, Tally()) for p in parts), Tally()) for cause in sorted(causes)},
+    )

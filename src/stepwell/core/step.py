@@ -56,6 +56,10 @@ class Step:
     policy_version: int = 0
     """The version of the weights that wrote the oldest response token."""
     reward: float | None = None
+    reward_source: str = ""
+    """Who gave the reward."""
+    reward_revision: int = 0
+    """How often it was given; 0 means never."""
     is_last: bool = False
     metadata: JsonObject = field(default_factory=dict)
     """Dataset fields, data source and the like."""

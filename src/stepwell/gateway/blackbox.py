@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 
-from stepwell.core.pool import Registration
+from stepwell.core.intake import Registration
 from stepwell.core.ports import PoolPort
 from stepwell.errors import BadRequest, UnknownTrajectory
 from stepwell.gateway.answers import relayed

@@ -10,7 +10,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from stepwell.core.pool import Verdict
+from stepwell.core.intake import Verdict
 from stepwell.core.ports import PoolPort
 from stepwell.core.step import Step
 from stepwell.errors import PoolUnavailable

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from stepwell.core.pool import TRAIN, Verdict
+from stepwell.core.intake import TRAIN, Verdict
 from stepwell.core.ports import PoolPort, RewardPort, RewardRequest
 from stepwell.core.soundness import step_fault
 from stepwell.errors import BadRequest, EngineUnavailable, NotReady

@@ -1,74 +1,189 @@
-"""A shard of the DataPool: a Ray shell around the pool's rules. It holds the actor and the waiting, and no rule.
+"""A shard of the DataPool: a Ray shell around the pool's rules. It holds the actor, the clock, the journal and the
+waiting, and no rule.
 
-Every method may be called again after a lost answer. Steps travel packed, both ways.
+Every method may be called again after a lost answer. Steps travel packed, both ways. What a method changed is in the
+journal before the method answers.
 """
 
 import asyncio
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError
 
-from stepwell.core.batch import Batch, make_batch
-from stepwell.core.columns import Columns, unpack
+from stepwell.core.columns import Columns
+from stepwell.core.intake import TRAIN, Ending, Registration, Reward, Verdict
+from stepwell.core.lease import Order, Settlement, Taken, Unit, Wanted
 from stepwell.core.limits import Limits
-from stepwell.core.pool import TRAIN, Ending, Pool, Registration, Verdict
+from stepwell.core.pacing import Pacing
+from stepwell.core.pool import Pool
 from stepwell.core.stats import PoolStats
 from stepwell.core.step import Step
-from stepwell.errors import BadRequest, FetchTimeout
+from stepwell.errors import BadRequest, FetchTimeout, PoolUnavailable
+from stepwell.pool.archive import ParquetArchive
+from stepwell.pool.batch import Batch, make_batch
+from stepwell.pool.journal import SqliteJournal
+from stepwell.pool.restoring import restore
+
+log = logging.getLogger("stepwell.pool")
 
 T = TypeVar("T")
 
 WAITERS = 10_000
 """Calls served at once. A waiting fetch occupies one, so there must be far more than consumers."""
+START_TIMEOUT = 120.0
+LOOK_AGAIN = 1.0
+"""Seconds after which a waiting call looks again though nothing was told: leases and deadlines end by themselves."""
 
-START_TIMEOUT = 60.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlan:
+    """What a DataPool is made of. Every shard knows all of it, so that any of them can tell a client."""
+
+    name: str = "data_pool"
+    shards: int = 1
+    limits: Limits = field(default_factory=Limits)
+    journal: str | None = None
+    """Folder of the shards' journals; None keeps the pool in memory alone."""
+    archive: str | None = None
+    """Folder or fsspec URL that trained groups leave for, as Parquet."""
+
+    def shard_names(self) -> tuple[str, ...]:
+        """The first has the pool's own name, so that whoever knows that finds the rest."""
+        return (self.name, *(f"{self.name}-{n}" for n in range(1, self.shards)))
 
 
 class PoolShard:
-    def __init__(self, limits: Limits) -> None:
-        self._pool = Pool(limits)
-        self._groups_changed = asyncio.Condition()
+    def __init__(self, plan: PoolPlan, name: str) -> None:
+        self._plan = plan
+        self._name = name
+        self._journal: SqliteJournal | None = None
+        self._archive: ParquetArchive | None = None
+        if plan.journal is not None:
+            path = Path(plan.journal) / f"{name}.sqlite"
+            self._journal = SqliteJournal(path, closed_kept=plan.limits.closed_kept)
+            self._archive = ParquetArchive(plan.archive, name, self._journal) if plan.archive else None
+        self._pool = Pool(plan.limits, self._journal)
+        if self._journal is not None:
+            log.info("shard %s restored %s", name, restore(self._pool, self._journal))
+        self._changes = 0
+        self._changed = asyncio.Condition()
         self._version_changed = asyncio.Condition()
+
+    async def plan(self) -> PoolPlan:
+        return self._plan
+
+    # -- producers -----------------------------------------------------------------------------------------------------
+
+    async def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
+        return self._pool.intake.knows(trajectory_uid, prompt_uid)
+
+    async def register_trajectory(self, wanted: Registration) -> None:
+        with self._changing():
+            self._pool.intake.register(wanted)
 
     async def submit_steps(
         self, steps: Columns, channel: str | None = None, group_size: int | None = None
     ) -> list[Verdict]:
-        verdicts = self._pool.submit(unpack(steps, copy=True), channel=channel, group_size=group_size)
-        await notify(self._groups_changed)
+        with self._changing():
+            verdicts = self._pool.intake.submit(steps, channel=channel, group_size=group_size)
+        await self._tell()
         return verdicts
 
-    async def register_trajectory(self, wanted: Registration) -> None:
-        self._pool.register(wanted)
+    async def give_reward(self, reward: Reward) -> bool:
+        """Whether it came in time; later it changes nothing."""
+        with self._changing():
+            in_time = self._pool.intake.reward(reward)
+        await self._tell()
+        return in_time
 
     async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None = None) -> Ending:
-        ending = self._pool.complete(trajectory_uid, prompt_uid, reward)
-        await notify(self._groups_changed)
+        with self._changing():
+            ending = self._pool.intake.complete(trajectory_uid, prompt_uid, reward)
+        await self._tell()
         return ending
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> Ending:
-        return self._pool.abort(trajectory_uid, prompt_uid)
+        with self._changing():
+            return self._pool.intake.abort(trajectory_uid, prompt_uid)
 
-    async def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
-        return self._pool.knows(trajectory_uid, prompt_uid)
+    async def pacing(self, channel: str = TRAIN) -> Pacing:
+        with self._changing():
+            return self._pool.pacing(channel)
 
-    async def fetch_batch(self, groups: int, channel: str = TRAIN, timeout: float = 60.0) -> Batch:
-        """The oldest ready groups, once there are that many. FetchTimeout says what was still missing."""
-        if groups < 1:
-            raise BadRequest(f"a batch has at least one group, not {groups}")
-        taken = await wait_for(self._groups_changed, lambda: self._pool.take(groups, channel), timeout)
-        if taken is None:
-            raise FetchTimeout(f"waited {timeout:g} s for {self._pool.waiting_for(groups, channel)}")
-        return make_batch(taken)
+    # -- consumers -----------------------------------------------------------------------------------------------------
+
+    async def fetch_batch(
+        self,
+        count: int,
+        channel: str = TRAIN,
+        timeout: float = 60.0,
+        lease: float | None = None,
+        unit: str = Unit.GROUPS,
+        order: str = Order.OLDEST_READY,
+        history: float = 0.0,
+        lease_uid: str = "",
+    ) -> Batch:
+        """What is wanted, once it is ready; FetchTimeout says what was still missing.
+
+        Under a lease it comes back unless it is acknowledged in so many seconds; without, it is the caller's for good.
+        """
+        wanted = make_wanted(count, channel, unit, order, history)
+        batch = await self._wait_for(lambda: self._take(wanted, lease_uid, lease), timeout)
+        if batch is None:
+            raise FetchTimeout(f"waited {timeout:g} s for {self._pool.waiting_for(wanted)}")
+        return batch
+
+    async def take(self, wanted: Wanted, lease: float, lease_uid: str) -> Batch | None:
+        """What is wanted if it is ready now."""
+        return self._take(wanted, lease_uid, lease)
+
+    async def ack(self, lease_uid: str) -> Settlement:
+        with self._changing():
+            return self._pool.handout.ack(lease_uid)
+
+    async def nack(self, lease_uid: str) -> Settlement:
+        with self._changing():
+            settlement = self._pool.handout.nack(lease_uid)
+        await self._tell()
+        return settlement
+
+    async def ready_ages(self, wanted: Wanted) -> tuple[int, list[float]]:
+        """The state this is true of, to be given to `wait_change`; and the ages of what is ready, oldest first."""
+        with self._changing():
+            return self._changes, self._pool.ready_ages(wanted.channel, wanted.unit, wanted.count)
+
+    async def wait_change(self, seen: int, timeout: float) -> None:
+        """Until something may have become ready since state `seen`."""
+        await self._wait_for(lambda: self._changes != seen or None, timeout)
+
+    async def waiting_for(self, wanted: Wanted) -> str:
+        return self._pool.waiting_for(wanted)
+
+    # -- the policy, and sight -----------------------------------------------------------------------------------------
 
     async def set_policy_version(self, version: int) -> None:
         """Tell every gateway that tokens sampled from now on come from these weights."""
-        self._pool.policy_version = version
-        await notify(self._version_changed)
+        with self._changing():
+            self._pool.policy_version = version
+        async with self._version_changed:
+            self._version_changed.notify_all()
 
     async def policy_version(self, other_than: int | None = None, timeout: float = 0.0) -> int:
         """The version now; with `other_than`, as soon as it differs from that, or after `timeout`."""
-        await wait_for(self._version_changed, lambda: self._pool.policy_version != other_than or None, timeout)
+        async with self._version_changed:
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._version_changed.wait_for(lambda: self._pool.policy_version != other_than)
+            except TimeoutError:
+                pass
         return self._pool.policy_version
 
     async def stats(self) -> PoolStats:
@@ -76,36 +191,100 @@ class PoolShard:
 
     async def quarantined(self) -> list[Step]:
         """The last steps that were quarantined, each with its reason."""
-        return list(self._pool.quarantine)
+        return list(self._pool.intake.quarantine)
 
+    # -- how -----------------------------------------------------------------------------------------------------------
 
-async def notify(changed: asyncio.Condition) -> None:
-    async with changed:
-        changed.notify_all()
+    def _take(self, wanted: Wanted, lease_uid: str, lease: float | None) -> Batch | None:
+        with self._changing():
+            uid = lease_uid or uuid4().hex
+            taken = self._pool.handout.take(wanted, uid, time.time() + (lease or 0.0))
+            if taken is not None and lease is None:
+                self._pool.handout.ack(uid)
+        return None if taken is None else _as_batch(taken, () if lease is None else ((self._name, uid),))
 
-
-async def wait_for(changed: asyncio.Condition, attempt: Callable[[], T | None], timeout: float) -> T | None:
-    """What `attempt` gives as soon as it gives something; it is tried at each change. None after `timeout`."""
-    async with changed:
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """One message: the clock before, the journal after, whether it was refused or not."""
+        self._pool.advance(time.time())
         try:
-            async with asyncio.timeout(timeout):
-                while (found := attempt()) is None:
-                    await changed.wait()
-        except TimeoutError:
-            return None
-        return found
+            yield
+        finally:
+            if self._journal is not None:
+                if self._archive is None:
+                    self._journal.forget_retired()
+                self._journal.commit(self._pool.books.snapshot())
+                if self._archive is not None:
+                    self._archive.keep_up()
+
+    async def _tell(self) -> None:
+        self._changes += 1
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _wait_for(self, attempt: Callable[[], T | None], timeout: float) -> T | None:
+        """What `attempt` gives as soon as it gives something; None after `timeout`."""
+        deadline = time.monotonic() + timeout
+        async with self._changed:
+            while (found := attempt()) is None and (left := deadline - time.monotonic()) > 0:
+                try:
+                    async with asyncio.timeout(min(left, LOOK_AGAIN)):
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
+            return found
 
 
-def start_pool(name: str, namespace: str, limits: Limits) -> None:
-    """Create the actor, or find it if it is there. It outlives whoever started it, and restarts if it dies."""
-    actor = ray.remote(PoolShard).options(
-        name=name,
-        namespace=namespace,
-        lifetime="detached",
-        get_if_exists=True,
-        max_restarts=-1,
-        max_concurrency=WAITERS,
-        num_cpus=0,
+def make_wanted(count: int, channel: str, unit: str, order: str, history: float) -> Wanted:
+    if count < 1:
+        raise BadRequest(f"a batch has at least one of its {unit}, not {count}")
+    if not 0.0 <= history <= 1.0:
+        raise BadRequest(f"history is a share of the batch, from 0 to 1, not {history}")
+    try:
+        return Wanted(count=count, channel=channel, unit=Unit(unit), order=Order(order), history=history)
+    except ValueError as failure:
+        raise BadRequest(str(failure)) from None
+
+
+def start_pool(plan: PoolPlan, namespace: str) -> PoolPlan:
+    """Create the pool's actors, or find them if they are there; gives the plan they follow.
+
+    They outlive whoever started them, and restart by themselves.
+    """
+    shards: Sequence[Any] = [
+        ray.remote(PoolShard)
+        .options(
+            name=name,
+            namespace=namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            max_concurrency=WAITERS,
+            num_cpus=0,
+        )
+        .remote(plan, name)
+        for name in plan.shard_names()
+    ]
+    try:
+        plans: list[PoolPlan] = ray.get([shard.plan.remote() for shard in shards], timeout=START_TIMEOUT)
+        return plans[0]
+    except GetTimeoutError:
+        raise PoolUnavailable(f"DataPool {plan.name!r} did not start within {START_TIMEOUT:g} s") from None
+    except RayActorError as failure:
+        for shard in shards:
+            ray.kill(shard)
+        raise PoolUnavailable(f"DataPool {plan.name!r} could not start: {_last_line(str(failure))}") from None
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1].strip()
+
+
+def _as_batch(taken: Taken, leases: tuple[tuple[str, str], ...]) -> Batch:
+    return make_batch(
+        taken.columns,
+        taken.group_sizes,
+        attempts=taken.attempts,
+        from_history=taken.from_history,
+        leases=leases,
     )
-    shard: Any = actor.remote(limits)
-    ray.get(shard.policy_version.remote(), timeout=START_TIMEOUT)

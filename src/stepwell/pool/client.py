@@ -6,38 +6,36 @@ comes back wrong comes back as one of our own errors, with one line of text.
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
-
-from stepwell.core.batch import Batch
 from stepwell.core.columns import pack
-from stepwell.core.pool import TRAIN, Ending, Registration, Verdict
-from stepwell.core.routing import shard_of
-from stepwell.core.stats import PoolStats
+from stepwell.core.intake import TRAIN, Ending, Registration, Reward, Verdict
+from stepwell.core.lease import Order, Settlement, Unit
+from stepwell.core.pacing import Pacing, merge_pacing
+from stepwell.core.stats import PoolStats, merge_stats
 from stepwell.core.step import Step
-from stepwell.errors import PoolUnavailable, StepwellError
+from stepwell.errors import LeaseExpired, PoolUnavailable
+from stepwell.pool.actor import make_wanted
+from stepwell.pool.batch import Batch
 from stepwell.pool.cluster import join_ray
+from stepwell.pool.fetching import fetch, settle
+from stepwell.pool.shards import PATIENCE, Shards
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
-"""Seconds a call waits for a shard that is away; a killed one is back after some three."""
-PAUSE = 0.2
 VERSION_POLL = 30.0
+CHECK_PATIENCE = 2.0
+DELIVERY = 60.0
+"""Seconds a batch that is acknowledged on arrival may take to arrive."""
 
 
 class PoolClient:
-    """Reaches every shard of one DataPool. Holds nothing but handles, which it finds again when they break."""
+    """Reaches every shard of one DataPool."""
 
     def __init__(self, name: str, namespace: str) -> None:
-        self.name = name
-        self._namespace = namespace
-        self._shard_names = (name,)
-        self._handles: dict[str, ActorHandle[Any]] = {}
+        self.shards = Shards(name, namespace)
         self._version = 0
 
     @property
@@ -45,99 +43,101 @@ class PoolClient:
         return self._version
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
-        known: bool = await self._ask(self._shard(prompt_uid), "knows", trajectory_uid, prompt_uid)
+        known: bool = await self._ask_owner(prompt_uid, "knows", trajectory_uid, prompt_uid)
         return known
 
     async def register_trajectory(self, wanted: Registration) -> None:
-        await self._ask(self._shard(wanted.prompt_uid), "register_trajectory", wanted)
+        await self._ask_owner(wanted.prompt_uid, "register_trajectory", wanted)
 
     async def submit_steps(
         self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
     ) -> list[Verdict]:
         by_shard: dict[str, list[int]] = {}
         for i, step in enumerate(steps):
-            by_shard.setdefault(self._shard(step.prompt_uid), []).append(i)
+            by_shard.setdefault(await self.shards.owner(step.prompt_uid), []).append(i)
 
         async def submit(shard: str, places: list[int]) -> dict[int, Verdict]:
             message = pack([steps[i] for i in places])
-            return dict(zip(places, await self._ask(shard, "submit_steps", message, channel, group_size), strict=True))
+            verdicts = await self.shards.ask(shard, "submit_steps", message, channel, group_size)
+            return dict(zip(places, verdicts, strict=True))
 
         answers = await asyncio.gather(*(submit(shard, places) for shard, places in by_shard.items()))
         verdicts = {place: verdict for answer in answers for place, verdict in answer.items()}
         return [verdicts[i] for i in range(len(steps))]
 
+    async def give_reward(self, reward: Reward) -> bool:
+        in_time: bool = await self._ask_owner(reward.prompt_uid, "give_reward", reward)
+        return in_time
+
     async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> Ending:
         args = (trajectory_uid, prompt_uid, reward)
-        ending: Ending = await self._ask(self._shard(prompt_uid), "complete_trajectory", *args)
+        ending: Ending = await self._ask_owner(prompt_uid, "complete_trajectory", *args)
         return ending
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> Ending:
-        ending: Ending = await self._ask(self._shard(prompt_uid), "abort_trajectory", trajectory_uid, prompt_uid)
+        ending: Ending = await self._ask_owner(prompt_uid, "abort_trajectory", trajectory_uid, prompt_uid)
         return ending
 
-    async def fetch_batch(self, groups: int, channel: str, timeout: float) -> Batch:
-        (shard,) = self._shard_names
-        batch: Batch = await self._ask(shard, "fetch_batch", groups, channel, timeout, patience=timeout + PATIENCE)
+    async def pacing(self, channel: str) -> Pacing:
+        parts = await self.shards.ask_all("pacing", channel)
+        return merge_pacing(parts, (await self.shards.plan()).limits.batch_size)
+
+    async def fetch_batch(
+        self,
+        count: int,
+        channel: str = TRAIN,
+        timeout: float = 60.0,
+        *,
+        lease: float | None = None,
+        unit: str = Unit.GROUPS,
+        order: str = Order.OLDEST_READY,
+        history: float = 0.0,
+    ) -> Batch:
+        """Without a lease, the batch is acknowledged as soon as it has arrived here."""
+        wanted = make_wanted(count, channel, unit, order, history)
+        batch = await fetch(self.shards, wanted, timeout, DELIVERY if lease is None else lease)
+        if lease is None:
+            await self.ack(batch)
         return batch
 
+    async def ack(self, batch: Batch) -> None:
+        """It was trained. LeaseExpired if it took too long, and some of it will be handed out again."""
+        if await settle(self.shards, batch, "ack") is Settlement.EXPIRED:
+            raise LeaseExpired("the lease was over before the batch was acknowledged; ask for a longer one")
+
+    async def nack(self, batch: Batch) -> None:
+        """It was not trained: it goes back to the head of the queue."""
+        await settle(self.shards, batch, "nack")
+
     async def set_policy_version(self, version: int) -> None:
-        await asyncio.gather(*(self._ask(shard, "set_policy_version", version) for shard in self._shard_names))
+        await self.shards.ask_all("set_policy_version", version)
         self._version = version
 
     async def stats(self) -> PoolStats:
-        (shard,) = self._shard_names
-        stats: PoolStats = await self._ask(shard, "stats")
-        return stats
+        return merge_stats(await self.shards.ask_all("stats"))
 
     async def quarantined(self) -> list[Step]:
-        answers = await asyncio.gather(*(self._ask(shard, "quarantined") for shard in self._shard_names))
-        return [step for answer in answers for step in answer]
+        return [step for answer in await self.shards.ask_all("quarantined") for step in answer]
 
     async def check(self) -> None:
-        await asyncio.gather(*(self._ask(shard, "policy_version", patience=2.0) for shard in self._shard_names))
+        await self.shards.ask(self.shards.pool, "policy_version", patience=CHECK_PATIENCE)
+        await self.shards.ask_all("policy_version", patience=CHECK_PATIENCE)
 
     async def follow(self) -> None:
         """Keep `policy_version` fresh, until cancelled. A new version is known here as soon as the pool has it."""
-        shard = self._shard_names[0]
         known: int | None = None
         while True:
             try:
-                patience = VERSION_POLL + PATIENCE
-                known = await self._ask(shard, "policy_version", known, VERSION_POLL, patience=patience)
-                self._version = known
+                args = (known, VERSION_POLL)
+                known = await self.shards.ask(
+                    self.shards.pool, "policy_version", *args, patience=VERSION_POLL + PATIENCE
+                )
+                self._version = known or 0
             except PoolUnavailable:
                 await asyncio.sleep(1.0)
 
-    def _shard(self, prompt_uid: str) -> str:
-        return self._shard_names[shard_of(prompt_uid, len(self._shard_names))]
-
-    async def _ask(self, shard: str, method: str, *args: Any, patience: float = PATIENCE) -> Any:
-        """Call a shard, again while it restarts, for `patience` seconds at most."""
-        why = "it did not answer"
-        try:
-            async with asyncio.timeout(patience):
-                while True:
-                    try:
-                        return await getattr(await self._handle(shard), method).remote(*args)
-                    except RayActorError as failure:
-                        self._handles.pop(shard, None)
-                        why = f"it is away ({type(failure).__name__})"
-                    await asyncio.sleep(PAUSE)
-        except TimeoutError:
-            raise PoolUnavailable(f"DataPool {shard!r}: no {method} within {patience:g} s; {why}") from None
-        except StepwellError as refusal:
-            raise getattr(refusal, "cause", refusal) from None  # Ray wraps it in a traceback of the actor's
-
-    async def _handle(self, shard: str) -> ActorHandle[Any]:
-        if shard not in self._handles:
-            try:
-                self._handles[shard] = await asyncio.to_thread(ray.get_actor, shard, self._namespace)
-            except ValueError:
-                raise PoolUnavailable(
-                    f"no DataPool named {shard!r} in Ray namespace {self._namespace!r}; create it with: "
-                    f"stepwell pool --name {shard} --ray-namespace {self._namespace}"
-                ) from None
-        return self._handles[shard]
+    async def _ask_owner(self, prompt_uid: str, method: str, *args: Any) -> Any:
+        return await self.shards.ask(await self.shards.owner(prompt_uid), method, *args)
 
 
 class DataPool:
@@ -148,9 +148,51 @@ class DataPool:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="stepwell-pool", daemon=True).start()
 
-    def fetch_batch(self, groups: int, *, channel: str = TRAIN, timeout: float = 60.0) -> Batch:
-        """The oldest ready groups, as soon as there are that many. FetchTimeout says what was still missing."""
-        return self._run(self._client.fetch_batch(groups, channel, timeout))
+    def fetch_batch(
+        self,
+        count: int,
+        *,
+        channel: str = TRAIN,
+        timeout: float = 60.0,
+        lease: float | None = None,
+        unit: str = Unit.GROUPS,
+        order: str = Order.OLDEST_READY,
+        history: float = 0.0,
+    ) -> Batch:
+        """The oldest ready groups (or trajectories, or steps), as soon as there are that many.
+
+        FetchTimeout says what was still missing. With a `lease`, what is not acknowledged in so many seconds comes
+        back; without, the batch is yours once it has arrived. `history` is the share drawn from what was trained.
+        """
+        how: dict[str, Any] = {"lease": lease, "unit": unit, "order": order, "history": history}
+        return self._run(self._client.fetch_batch(count, channel, timeout, **how))
+
+    @contextmanager
+    def batch(self, count: int, *, lease: float = 600.0, **how: Any) -> Iterator[Batch]:
+        """A batch to train on in a `with` block: acknowledged on leaving it, given back on an exception."""
+        batch = self.fetch_batch(count, lease=lease, **how)
+        try:
+            yield batch
+        except BaseException:
+            self.nack(batch)
+            raise
+        self.ack(batch)
+
+    def ack(self, batch: Batch) -> None:
+        """The batch was trained. LeaseExpired if that took too long: some of it will be handed out again."""
+        self._run(self._client.ack(batch))
+
+    def nack(self, batch: Batch) -> None:
+        """The batch was not trained: it goes back to the head of the queue."""
+        self._run(self._client.nack(batch))
+
+    def give_reward(self, reward: Reward) -> bool:
+        """Score a trajectory or one of its steps, or score it anew. False if it has already been handed out."""
+        return self._run(self._client.give_reward(reward))
+
+    def pacing(self, channel: str = TRAIN) -> Pacing:
+        """How many new trajectories may start."""
+        return self._run(self._client.pacing(channel))
 
     def set_policy_version(self, version: int) -> None:
         """Call it when the engines hold new weights: tokens sampled from now on carry this version."""

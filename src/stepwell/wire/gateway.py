@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
 
-from stepwell.core.pool import Ending
+from stepwell.core.intake import Ending
 from stepwell.core.step import Step, VersionSpan, ids_array, logprobs_array, mask_array
 
 Uid = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._~:@-]{0,127}$")]

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.core.limits import Limits
-from stepwell.pool.actor import start_pool
+from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import GatewayProcess, gateway_process
@@ -28,7 +27,7 @@ def namespace(ray_cluster: RayCluster) -> str:
 
 @pytest.fixture
 def data_pool(namespace: str) -> DataPool:
-    start_pool("data_pool", namespace, Limits())
+    start_pool(PoolPlan(), namespace)
     return DataPool(PoolClient("data_pool", namespace))
 
 

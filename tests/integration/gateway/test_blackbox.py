@@ -105,7 +105,7 @@ async def test_trajectories_without_a_prompt_uid_have_a_group_each(
 async def test_trajectories_of_one_prompt_uid_come_out_together(http: aiohttp.ClientSession, pool: MemoryPool) -> None:
     paths = [await init(http, prompt_uid="task-1", group_size=4, metadata={"level": 3}) for _ in range(4)]
     for path in paths:
-        assert not pool.rules.can_take(1, "train")
+        assert pool.rules.take(1) is None
         await post(http, f"{path}/v1/chat/completions", HELLO)
         await complete(http, path)
     steps = pool.taken()
@@ -121,7 +121,7 @@ async def test_registering_sets_channel_and_metadata(http: aiohttp.ClientSession
     assert await complete(http, path, channel="validation") == "completed"
     (step,) = pool.taken("validation")
     assert step.metadata == {"source": "gsm"}
-    assert not pool.rules.can_take(1, "train")
+    assert pool.rules.take(1) is None
 
 
 async def test_a_trajectory_completed_into_another_channel_is_a_conflict(http: aiohttp.ClientSession) -> None:

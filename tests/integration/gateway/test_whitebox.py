@@ -153,7 +153,7 @@ async def test_submitted_steps_come_out_as_they_went_in(http: aiohttp.ClientSess
 
 async def test_submitted_groups_fill_up_over_several_requests(http: aiohttp.ClientSession, pool: MemoryPool) -> None:
     for uid in ("a", "b"):
-        assert not pool.rules.can_take(1, "train")
+        assert pool.rules.take(1) is None
         step = STEP | {"trajectory_uid": uid, "is_last": True}
         await post(http, "/submit_steps?group_size=2", {"steps": [step]})
     assert [step.trajectory_uid for step in pool.taken()] == ["a", "b"]

@@ -9,10 +9,10 @@ import pytest
 import ray
 
 from stepwell.core.columns import pack
+from stepwell.core.intake import Ending, Registration, Verdict
 from stepwell.core.limits import Limits
-from stepwell.core.pool import Ending, Registration, Verdict
 from stepwell.errors import BadRequest, Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.actor import start_pool
+from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
 from tests.builders import make_step, same_step
 from tests.rig.ray_cluster import RayCluster
@@ -21,7 +21,7 @@ from tests.rig.ray_cluster import RayCluster
 @pytest.fixture
 def namespace(ray_cluster: RayCluster) -> str:
     namespace = ray_cluster.namespace()
-    start_pool("data_pool", namespace, Limits(max_queue_size=100))
+    start_pool(PoolPlan(limits=Limits(max_queue_size=100)), namespace)
     return namespace
 
 
@@ -49,7 +49,7 @@ def test_get_actor_finds_it_by_name_and_its_methods_work(namespace: str) -> None
 
 def test_starting_a_pool_that_exists_finds_it_with_what_it_holds(namespace: str, client: PoolClient) -> None:
     asyncio.run(rollout(client, "t", "p", 1.0))
-    start_pool("data_pool", namespace, Limits())
+    start_pool(PoolPlan(), namespace)
     assert asyncio.run(client.stats()).channels["train"].ready_groups == 1
 
 
@@ -86,7 +86,7 @@ async def test_refusals_reach_the_caller_as_our_own_errors_in_one_line(client: P
         await client.register_trajectory(Registration("t", "q"))
     with pytest.raises(UnknownTrajectory, match="POST /init_trajectory first$"):
         await client.complete_trajectory("nobody", "p", None)
-    with pytest.raises(BadRequest, match="at least one group, not 0"):
+    with pytest.raises(BadRequest, match="at least one of its groups, not 0"):
         await client.fetch_batch(0, "train", 1.0)
 
 
@@ -100,7 +100,7 @@ async def test_every_consumer_gets_its_own_groups(client: PoolClient) -> None:
 
 async def test_a_new_policy_version_reaches_every_gateway_at_once(client: PoolClient) -> None:
     following = asyncio.create_task(client.follow())
-    await PoolClient(client.name, client._namespace).set_policy_version(7)
+    await PoolClient("data_pool", client.shards.namespace).set_policy_version(7)
     async with asyncio.timeout(5):
         while client.policy_version != 7:
             await asyncio.sleep(0.005)

@@ -32,6 +32,8 @@ def steps(draw: st.DrawFn) -> Step:
         response_logprobs=logprobs_array(logprobs) if response and has_logprobs else None,
         response_mask=None if all(mask) else np.array(mask),
         reward=draw(st.none() | st.floats(allow_nan=False)),
+        reward_source=draw(texts),
+        reward_revision=draw(st.integers(0, 9)),
         trajectory_uid=draw(texts),
         prompt_uid=draw(texts),
         uid=draw(texts),

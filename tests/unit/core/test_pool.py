@@ -1,13 +1,17 @@
+from typing import Any
+
 import pytest
 
+from stepwell.core.intake import Ending, Registration, Verdict
+from stepwell.core.lease import Wanted
 from stepwell.core.limits import Limits
-from stepwell.core.pool import Ending, Pool, Registration, Verdict
 from stepwell.core.step import Step
 from stepwell.errors import BadRequest, Conflict, UnknownTrajectory
+from tests.builders import EasyPool as Pool
 from tests.builders import make_step
 
 
-def pool(**limits: int) -> Pool:
+def pool(**limits: Any) -> Pool:
     return Pool(Limits(**limits))
 
 
@@ -204,7 +208,7 @@ def test_a_quarantined_step_is_not_trained_but_keeps_its_place_and_is_counted() 
     p.complete("t", "p")
     assert [step.step_index for step in take(p)[0]] == [0, 2]
     assert p.stats().quarantined == {"bad_logprob": 1}
-    assert [step.quarantine for step in p.quarantine] == ["bad_logprob: NaN"]
+    assert [step.quarantine for step in p.intake.quarantine] == ["bad_logprob: NaN"]
 
 
 def test_a_step_still_on_its_way_at_completion_is_taken_until_the_group_ships() -> None:
@@ -254,10 +258,10 @@ def test_channels_are_bounded() -> None:
 
 def test_a_consumer_is_told_what_it_waits_for() -> None:
     p = pool()
-    assert "never had any (channels: none)" in p.waiting_for(1, "train")
+    assert "never had any (channels: none)" in p.waiting_for(Wanted(count=1, channel="train"))
     rollout(p, "a", "p", size=4)
     p.register(Registration("b", "p", group_size=4))
-    assert p.waiting_for(2, "train") == (
-        "2 ready groups in channel 'train'; 0 ready of 1 held; the oldest unfinished group, 'p', "
+    assert p.waiting_for(Wanted(count=2, channel="train")) == (
+        "2 ready groups in channel 'train'; 0 ready of 1 groups held; the oldest unfinished group, 'p', "
         "has 1 of 4 trajectories complete and 2 started"
     )

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from stepwell.core.pool import Registration
+from stepwell.core.intake import Registration
 from stepwell.errors import PoolUnavailable
 from stepwell.gateway import recorder as module
 from stepwell.gateway.recorder import Recorder

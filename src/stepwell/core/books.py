@@ -1,0 +1,157 @@
+"""The pool's books: everything it holds, and the few ways in which that changes. Every change goes to the journal.
+
+What always holds: a trajectory is in one group, a group in one channel or under one lease; what goes is counted under
+its cause and its trajectories are remembered as closed.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepwell.core.channel import Channel
+from stepwell.core.group import Group, Trajectory
+from stepwell.core.journal import PoolJournal
+from stepwell.core.lease import Unit
+from stepwell.core.limits import Limits
+from stepwell.core.stats import Ledger, Tally
+from stepwell.errors import BadRequest
+
+
+@dataclass(slots=True)
+class Counters:
+    """Numbers that only grow."""
+
+    opened: int = 0
+    registered: int = 0
+    arrived: int = 0
+    submitted: int = 0
+    forks: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    quarantined: Counter[str] = field(default_factory=Counter)
+
+
+class Books:
+    def __init__(self, limits: Limits, journal: PoolJournal) -> None:
+        self.limits = limits
+        self.journal = journal
+        self.now = 0.0
+        self.policy_version = 0
+        self.counters = Counters()
+        self.channels: dict[str, Channel] = {}
+        self.trajectories: dict[str, Trajectory] = {}
+        """Open, complete or under lease."""
+        self.closed: OrderedDict[str, None] = OrderedDict()
+
+    def channel(self, name: str) -> Channel:
+        if name not in self.channels:
+            if len(self.channels) >= self.limits.max_channels:
+                raise BadRequest(f"channel {name!r} would be one too many: the pool has {len(self.channels)} already")
+            self.channels[name] = Channel(name, self.limits)
+        return self.channels[name]
+
+    def open_group(self, prompt_uid: str, channel: Channel, size: int) -> Group:
+        self.counters.opened += 1
+        seq = self.counters.opened
+        wait = self.limits.group_deadline
+        deadline = None if wait is None else self.now + wait
+        group = Group(seq, seq, prompt_uid, channel.name, size, self.now, deadline)
+        channel.enter(group)
+        return group
+
+    def join(self, group: Group, trajectory: Trajectory) -> None:
+        channel = self.channels[group.channel]
+        trajectory.group = group
+        self.trajectories[trajectory.uid] = group.trajectories[trajectory.uid] = trajectory
+        channel.trajectories += 1
+        channel.place(group)
+        self.journal.save_group(group)
+        self.journal.save_trajectory(trajectory)
+
+    def take_out(self, trajectory: Trajectory) -> None:
+        """Out of its group, which stays, with a free place, unless it was the last."""
+        group = trajectory.group
+        channel = self.channels[group.channel]
+        channel.leave(group)
+        del group.trajectories[trajectory.uid]
+        group.nbytes -= sum(step.nbytes for step in trajectory.steps.values())
+        if group.trajectories:
+            channel.enter(group)
+        else:
+            self.journal.remove_group(group)
+
+    def drop_trajectory(self, trajectory: Trajectory, cause: str) -> None:
+        """It failed: its data is lost, its place in the group is free."""
+        unleased = [step for step in trajectory.held_steps() if step.lease is None]
+        self.channels[trajectory.group.channel].ledger.drop(cause, unleased)
+        self.take_out(trajectory)
+        self.journal.remove_trajectory(trajectory)
+        self.close(trajectory.uid)
+
+    def drop_group(self, group: Group, cause: str) -> None:
+        channel = self.channels[group.channel]
+        channel.leave(group)
+        channel.ledger.drop(cause, group.unleased_steps())
+        self.journal.remove_group(group)
+        self.close_all(group)
+
+    def close_if_spent(self, group: Group) -> None:
+        """A group whose steps were all taken one by one has nothing more to give."""
+        channel = self.channels[group.channel]
+        if channel.unit is Unit.STEPS and group.completed == group.size and not any(True for _ in group.held_steps()):
+            channel.leave(group)
+            self.journal.remove_group(group)
+            self.close_all(group)
+
+    def make_room(self, channel: Channel, more_groups: int = 0) -> None:
+        """Drop the oldest until the channel keeps to its bounds, with room for so many more groups."""
+        while (oldest := channel.oldest()) is not None and self._is_over(channel, more_groups):
+            self.drop_group(oldest, "evicted")
+
+    def close_all(self, group: Group) -> None:
+        for uid in group.trajectories:
+            self.close(uid)
+
+    def close(self, trajectory_uid: str) -> None:
+        self.trajectories.pop(trajectory_uid, None)
+        self.closed[trajectory_uid] = None
+        self.journal.add_closed(trajectory_uid)
+        if len(self.closed) > self.limits.closed_kept:
+            self.closed.popitem(last=False)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The numbers, in plain values; `recall` takes them back."""
+        counters = {name: getattr(self.counters, name) for name in Counters.__slots__}
+        ledgers = {name: channel.ledger for name, channel in self.channels.items()}
+        return {
+            "policy_version": self.policy_version,
+            "counters": counters,
+            "ledgers": {
+                name: [
+                    _plain(ledger.accepted),
+                    _plain(ledger.shipped),
+                    {c: _plain(t) for c, t in ledger.dropped.items()},
+                ]
+                for name, ledger in ledgers.items()
+            },
+        }
+
+    def recall(self, snapshot: Mapping[str, Any]) -> None:
+        self.policy_version = snapshot["policy_version"]
+        self.counters = Counters(**snapshot["counters"])
+        self.counters.refused, self.counters.quarantined = (
+            Counter(self.counters.refused),
+            Counter(self.counters.quarantined),
+        )
+        for name, (accepted, shipped, dropped) in snapshot["ledgers"].items():
+            self.channel(name).ledger = Ledger(
+                Tally(*accepted), Tally(*shipped), {cause: Tally(*tally) for cause, tally in dropped.items()}
+            )
+
+    def _is_over(self, channel: Channel, more_groups: int) -> bool:
+        over_bytes = self.limits.max_bytes is not None and channel.nbytes > self.limits.max_bytes
+        return over_bytes or len(channel) + more_groups > self.limits.max_queue_size
+
+
+def _plain(tally: Tally) -> list[int]:
+    return [tally.steps, tally.tokens]

@@ -1,0 +1,70 @@
+"""What a pool writes down as it changes, so that another process can take over where it was killed."""
+
+from typing import Protocol
+
+from stepwell.core.group import Group, Trajectory
+from stepwell.core.held import HeldStep
+from stepwell.core.lease import Lease
+from stepwell.core.tokens import Placement
+
+
+class PoolJournal(Protocol):
+    """Told of every change in the order it happens. Whoever drives the pool commits once a message."""
+
+    def save_group(self, group: Group) -> None: ...
+
+    def save_trajectory(self, trajectory: Trajectory) -> None: ...
+
+    def add_step(self, trajectory: Trajectory, step: HeldStep, placement: Placement | None) -> None:
+        """A quarantined step has no placement: only that it was there is kept."""
+
+    def save_step(self, step: HeldStep) -> None:
+        """Its reward, its lease, or whether it was shipped has changed."""
+
+    def remove_trajectory(self, trajectory: Trajectory) -> None: ...
+
+    def remove_group(self, group: Group) -> None:
+        """With all that is in it."""
+
+    def retire_group(self, group: Group) -> None:
+        """It was trained and is needed no more: it may leave for the archive, then go."""
+
+    def add_closed(self, trajectory_uid: str) -> None: ...
+
+    def save_lease(self, lease: Lease) -> None: ...
+
+    def remove_lease(self, lease: Lease) -> None: ...
+
+
+class NoJournal:
+    """For a pool that may be lost with its process."""
+
+    def save_group(self, group: Group) -> None:
+        pass
+
+    def save_trajectory(self, trajectory: Trajectory) -> None:
+        pass
+
+    def add_step(self, trajectory: Trajectory, step: HeldStep, placement: Placement | None) -> None:
+        pass
+
+    def save_step(self, step: HeldStep) -> None:
+        pass
+
+    def remove_trajectory(self, trajectory: Trajectory) -> None:
+        pass
+
+    def remove_group(self, group: Group) -> None:
+        pass
+
+    def retire_group(self, group: Group) -> None:
+        pass
+
+    def add_closed(self, trajectory_uid: str) -> None:
+        pass
+
+    def save_lease(self, lease: Lease) -> None:
+        pass
+
+    def remove_lease(self, lease: Lease) -> None:
+        pass

@@ -1,0 +1,68 @@
+"""Handing out: what a consumer asks for, what it gets, and for how long it is its own."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from stepwell.core.columns import Columns
+from stepwell.core.group import Group, Trajectory
+from stepwell.core.held import HeldStep
+
+
+class Unit(StrEnum):
+    """What a channel is consumed by. The first to fetch from it decides."""
+
+    GROUPS = "groups"
+    TRAJECTORIES = "trajectories"
+    """Complete ones, whether their group is or not."""
+    STEPS = "steps"
+    """Single ones, as they arrive."""
+
+
+class Order(StrEnum):
+    OLDEST_READY = "oldest_ready"
+    STRICT = "strict"
+    """Oldest first, and nothing before the oldest is ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a consumer asks for."""
+
+    count: int
+    channel: str
+    unit: Unit = Unit.GROUPS
+    order: Order = Order.OLDEST_READY
+    history: float = 0.0
+    """The share of the batch that is drawn at random from what was already trained."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Data that a consumer has until `expires_at`, then comes back. Ack ends it for good."""
+
+    uid: str
+    channel: str
+    expires_at: float
+    groups: list[Group] = field(default_factory=list)
+    steps: list[tuple[Trajectory, HeldStep]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """What a consumer gets."""
+
+    columns: Columns
+    group_sizes: list[int]
+    """Steps in each group; a trajectory or a step taken by itself is a group of its own."""
+    attempts: list[int]
+    from_history: list[bool]
+
+
+class Settlement(StrEnum):
+    """What became of a lease that someone ended."""
+
+    DONE = "done"
+    EXPIRED = "expired"
+    """Its time was up: the data has gone back, and will be handed out again."""
+    UNKNOWN = "unknown"
+    """There is no such lease: it was ended before, long ago or before a restart."""

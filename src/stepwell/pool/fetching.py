@@ -1,0 +1,111 @@
+"""A batch from several shards: the oldest that are ready anywhere, under one lease."""
+
+import asyncio
+import heapq
+import time
+from uuid import uuid4
+
+from stepwell.core.lease import Settlement, Wanted
+from stepwell.errors import FetchTimeout, PoolUnavailable
+from stepwell.pool.batch import Batch, concat
+from stepwell.pool.shards import PATIENCE, Shards
+
+PEEK_PATIENCE = 2.0
+"""A shard that is restarting is not waited for while others have data."""
+PARK = 1.0
+
+
+async def fetch(shards: Shards, wanted: Wanted, timeout: float, lease: float) -> Batch:
+    names = await shards.names()
+    if len(names) == 1:
+        args = (wanted.count, wanted.channel, timeout, lease, wanted.unit, wanted.order, wanted.history, uuid4().hex)
+        only: Batch = await shards.ask(names[0], "fetch_batch", *args, patience=timeout + PATIENCE)
+        return only
+    return await _Gathering(shards, names, wanted, lease).run(timeout)
+
+
+class _Gathering:
+    """One fetch from many shards. What it has taken so far is under its lease."""
+
+    def __init__(self, shards: Shards, names: tuple[str, ...], wanted: Wanted, lease: float) -> None:
+        self._shards = shards
+        self._names = names
+        self._wanted = wanted
+        self._lease = lease
+        self._parts: list[Batch] = []
+        self._left = wanted.count
+
+    async def run(self, timeout: float) -> Batch:
+        deadline = time.monotonic() + timeout
+        while True:
+            seen, ages = await self._peek()
+            chosen = _oldest(ages, self._left)
+            if sum(chosen.values()) == self._left:
+                await asyncio.gather(*(self._take(name, count) for name, count in chosen.items()))
+                if self._left == 0:
+                    return concat(self._parts)
+            elif time.monotonic() >= deadline:
+                await self._give_up(timeout)
+            else:
+                await self._park(seen, min(PARK, max(0.01, deadline - time.monotonic())))
+
+    async def _peek(self) -> tuple[dict[str, int], dict[str, list[float]]]:
+        async def peek(name: str) -> tuple[int, list[float]]:
+            try:
+                answer: tuple[int, list[float]] = await self._shards.ask(
+                    name, "ready_ages", self._of(self._left), patience=PEEK_PATIENCE
+                )
+            except PoolUnavailable:
+                return -1, []
+            return answer
+
+        answers = dict(zip(self._names, await asyncio.gather(*map(peek, self._names)), strict=True))
+        return {name: seen for name, (seen, _) in answers.items()}, {name: ages for name, (_, ages) in answers.items()}
+
+    async def _take(self, name: str, count: int) -> None:
+        """Each part has a lease of its own; a part that another consumer was quicker to get is looked for again."""
+        part: Batch | None = await self._shards.ask(name, "take", self._of(count), self._lease, uuid4().hex)
+        if part is not None:
+            self._parts.append(part)
+            self._left -= count
+
+    async def _park(self, seen: dict[str, int], timeout: float) -> None:
+        waits = [
+            asyncio.ensure_future(
+                self._shards.ask(name, "wait_change", state, timeout, patience=timeout + PEEK_PATIENCE)
+            )
+            for name, state in seen.items()
+            if state >= 0
+        ]
+        if not waits:
+            await asyncio.sleep(timeout)
+            return
+        _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in pending:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _give_up(self, timeout: float) -> None:
+        for part in self._parts:
+            await settle(self._shards, part, "nack")
+        texts = await self._shards.ask_all("waiting_for", self._wanted)
+        shown = "; ".join(f"{name}: {text}" for name, text in zip(self._names, texts, strict=True))
+        raise FetchTimeout(f"waited {timeout:g} s over {len(self._names)} shards. {shown}")
+
+    def _of(self, count: int) -> Wanted:
+        wanted = self._wanted
+        return Wanted(count=count, channel=wanted.channel, unit=wanted.unit, order=wanted.order, history=wanted.history)
+
+
+async def settle(shards: Shards, batch: Batch, how: str) -> Settlement:
+    """Ack or nack every part of a batch; the worst of what became of them."""
+    answers = await asyncio.gather(*(shards.ask(shard, how, uid) for shard, uid in batch.leases))
+    return max(answers, key=list(Settlement).index, default=Settlement.DONE)
+
+
+def _oldest(ages: dict[str, list[float]], count: int) -> dict[str, int]:
+    """How many to take from each shard, so that together they are the oldest."""
+    chosen: dict[str, int] = {}
+    for _, name in heapq.nsmallest(count, ((age, name) for name, listed in ages.items() for age in listed)):
+        chosen[name] = chosen.get(name, 0) + 1
+    return chosen

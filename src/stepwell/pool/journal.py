@@ -1,0 +1,220 @@
+"""The journal of one shard: a SQLite file that always holds what the shard holds.
+
+One transaction a message, committed before the message is answered: what was acknowledged survives a kill -9, and
+what was not may be sent again. Rows mirror the pool's objects and go when these go: the file follows what is held.
+"""
+
+import json
+import logging
+import sqlite3
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import orjson
+
+from stepwell.core.group import Group, Trajectory
+from stepwell.core.held import HeldStep
+from stepwell.core.lease import Lease
+from stepwell.core.tokens import Placement
+from stepwell.errors import JournalRefused
+from stepwell.pool.wal import torn_frames
+
+log = logging.getLogger("stepwell.pool")
+
+SCHEMA_VERSION = 1
+TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS groups (seq INTEGER PRIMARY KEY, info BLOB);
+CREATE TABLE IF NOT EXISTS trajectories (number INTEGER PRIMARY KEY, group_seq INTEGER, info BLOB);
+CREATE TABLE IF NOT EXISTS steps (
+    number INTEGER PRIMARY KEY, trajectory INTEGER, base INTEGER, shared INTEGER, info BLOB, reward REAL,
+    reward_source TEXT, reward_revision INTEGER, lease TEXT, shipped INTEGER, added BLOB, logprobs BLOB, mask BLOB,
+    checksum INTEGER
+);
+CREATE TABLE IF NOT EXISTS leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at REAL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS closed (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT);
+CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+PAGE_SIZE = 16_384
+CHECKPOINT_PAGES = 4_096
+GROUP_FIELDS = ("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained")
+TRAJECTORY_FIELDS = ("uid", "metadata", "completed", "reward", "reward_source", "reward_revision")
+STEP_FIELDS = (
+    *("identity", "uid", "step_index", "prompt_length", "response_length", "policy_version", "version_spans"),
+    *("metadata", "exactness", "finish_reason", "sampling", "extras", "started_at", "quarantine", "branch", "nbytes"),
+)
+
+
+class SqliteJournal:
+    """Implements PoolJournal. Changes gather in one transaction until `commit`."""
+
+    def __init__(self, path: Path, *, closed_kept: int) -> None:
+        self.path = path
+        self._closed_kept = closed_kept
+        self.retired: list[Group] = []
+        """Trained groups that wait to leave for the archive; their rows are still here."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.torn = 0
+        """Frames at the end of the log that belong to no committed transaction; nothing in them was acknowledged."""
+        self.db = self._open()
+
+    def commit(self, snapshot: Mapping[str, Any]) -> None:
+        """Make all changes since the last commit last."""
+        self._set_meta("snapshot", _dump(snapshot))
+        self.commit_again()
+
+    def commit_again(self) -> None:
+        """Make changes last that leave the pool's numbers as they were."""
+        self.db.execute("COMMIT")
+        self.db.execute("BEGIN")
+
+    def close(self) -> None:
+        self.db.execute("COMMIT")
+        self.db.close()
+
+    def save_group(self, group: Group) -> None:
+        self.db.execute("INSERT OR REPLACE INTO groups VALUES (?, ?)", (group.seq, _info(group, GROUP_FIELDS)))
+
+    def save_trajectory(self, trajectory: Trajectory) -> None:
+        row = (trajectory.number, trajectory.group.seq, _info(trajectory, TRAJECTORY_FIELDS))
+        self.db.execute("INSERT OR REPLACE INTO trajectories VALUES (?, ?, ?)", row)
+
+    def add_step(self, trajectory: Trajectory, step: HeldStep, placement: Placement | None) -> None:
+        base, shared = (placement.base, placement.shared) if placement else (None, None)
+        blobs = (
+            None if placement is None else placement.added.data,
+            None if step.logprobs is None else step.logprobs.data,
+            None if step.mask is None else step.mask.view(np.uint8).data,
+        )
+        info = _info(step, STEP_FIELDS)
+        row = (step.number, trajectory.number, base, shared, info, *_state(step), *blobs, checksum(info, *blobs))
+        self.db.execute(f"INSERT INTO steps VALUES ({', '.join('?' * len(row))})", row)
+
+    def save_step(self, step: HeldStep) -> None:
+        columns = "reward = ?, reward_source = ?, reward_revision = ?, lease = ?, shipped = ?"
+        self.db.execute(f"UPDATE steps SET {columns} WHERE number = ?", (*_state(step), step.number))
+
+    def remove_trajectory(self, trajectory: Trajectory) -> None:
+        self.db.execute("DELETE FROM trajectories WHERE number = ?", (trajectory.number,))
+        numbers = [(step.number,) for step in trajectory.steps.values()]
+        self.db.executemany("DELETE FROM steps WHERE number = ?", numbers)
+
+    def remove_group(self, group: Group) -> None:
+        self.db.execute("DELETE FROM groups WHERE seq = ?", (group.seq,))
+        for trajectory in group.trajectories.values():
+            self.remove_trajectory(trajectory)
+
+    def retire_group(self, group: Group) -> None:
+        self.save_group(group)
+        self.retired.append(group)
+
+    def forget_retired(self) -> None:
+        for group in self.retired:
+            self.remove_group(group)
+        self.retired.clear()
+
+    def note_archived(self, file: str) -> None:
+        self.db.execute("INSERT INTO archived VALUES (?)", (file,))
+
+    def archived(self) -> list[str]:
+        """Files that were written but may not have their name yet."""
+        return [file for (file,) in self.db.execute("SELECT file FROM archived")]
+
+    def forget_archived(self, file: str) -> None:
+        self.db.execute("DELETE FROM archived WHERE file = ?", (file,))
+
+    def add_closed(self, trajectory_uid: str) -> None:
+        n = self.db.execute("INSERT INTO closed (uid) VALUES (?)", (trajectory_uid,)).lastrowid or 0
+        if n % 1000 == 0:
+            self.db.execute("DELETE FROM closed WHERE n <= ?", (n - self._closed_kept,))
+
+    def save_lease(self, lease: Lease) -> None:
+        self.db.execute("INSERT INTO leases VALUES (?, ?, ?)", (lease.uid, lease.channel, lease.expires_at))
+
+    def remove_lease(self, lease: Lease) -> None:
+        self.db.execute("DELETE FROM leases WHERE uid = ?", (lease.uid,))
+
+    def meta(self, key: str) -> Any:
+        row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else orjson.loads(row[0])
+
+    def start_anew(self) -> Path:
+        """Put the file aside, for it is damaged, and begin an empty one; gives the place of the old."""
+        self.db.close()
+        aside = next(p for n in range(1000) if not (p := self.path.with_name(f"{self.path.name}.damaged-{n}")).exists())
+        for suffix in ("", "-wal", "-shm"):
+            source = self.path.with_name(self.path.name + suffix)
+            if source.exists():
+                source.rename(aside.with_name(aside.name + suffix))
+        self.db = self._open()
+        return aside
+
+    def _open(self) -> sqlite3.Connection:
+        wal_frames = torn_frames(self.path)
+        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        try:
+            db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            self.torn = max(0, wal_frames - int(db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]))
+            db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            self._check_schema(db)
+            db.executescript(TABLES)
+        except sqlite3.DatabaseError as failure:
+            if isinstance(failure, sqlite3.OperationalError):
+                raise JournalRefused(f"journal {self.path} cannot be opened: {failure}") from None
+            log.error("journal %s is damaged: %s", self.path, failure)
+            db.close()
+            return self._open_beside_the_damaged()
+        db.execute("BEGIN")
+        self.db = db
+        self._set_meta("schema_version", str(SCHEMA_VERSION).encode())
+        return db
+
+    def _open_beside_the_damaged(self) -> sqlite3.Connection:
+        self.db = sqlite3.connect(":memory:")
+        aside = self.start_anew()
+        log.error("nothing could be read from it; it was put aside as %s", aside)
+        return self.db
+
+    def _check_schema(self, db: sqlite3.Connection) -> None:
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+            return
+        row = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+        found = int(row[0]) if row else 0
+        if found > SCHEMA_VERSION:
+            db.close()
+            raise JournalRefused(
+                f"journal {self.path} has schema version {found}, and this Stepwell reads up to {SCHEMA_VERSION}; "
+                "use the newer Stepwell that wrote it, or another --journal"
+            )
+
+    def _set_meta(self, key: str, value: bytes) -> None:
+        self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def checksum(*parts: bytes | memoryview | None) -> int:
+    """SQLite does not notice a flipped bit in a row; this does."""
+    value = 0
+    for part in parts:
+        if part is not None:
+            value = crc32(part, value)
+    return value
+
+
+def _state(step: HeldStep) -> tuple[float | None, str, int, str | None, bool]:
+    return step.reward, step.reward_source, step.reward_revision, step.lease, step.shipped
+
+
+def _info(of: Group | Trajectory | HeldStep, names: Iterable[str]) -> bytes:
+    return _dump([getattr(of, name) for name in names])
+
+
+def _dump(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # an integer beyond 64 bits, say
+        return json.dumps(value).encode()

@@ -1,0 +1,198 @@
+"""A shard that comes back: its journal read into an empty pool."""
+
+import logging
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from stepwell.core.group import Group, Trajectory
+from stepwell.core.held import HeldStep
+from stepwell.core.lease import Lease
+from stepwell.core.pool import Pool
+from stepwell.core.step import Exactness, VersionSpan
+from stepwell.core.tokens import TokenStore
+from stepwell.pool.journal import GROUP_FIELDS, STEP_FIELDS, TRAJECTORY_FIELDS, SqliteJournal, checksum
+
+log = logging.getLogger("stepwell.pool")
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was found."""
+
+    groups: int
+    trajectories: int
+    steps: int
+    torn_frames: int
+    damaged: bool
+    """Something could not be read; what could was written to a new journal."""
+
+
+def restore(pool: Pool, journal: SqliteJournal) -> Restored:
+    """Fill `pool` from `journal`. Damage is survived: what can be read is kept, and the old file put aside."""
+    reader = JournalReader(journal)
+    snapshot = reader.snapshot()
+    if snapshot is not None:
+        pool.books.recall(snapshot)
+    groups = {group.seq: group for group in reader.groups()}
+    trajectories = {trajectory.number: trajectory for trajectory in reader.trajectories(groups)}
+    for trajectory in reader.fill(trajectories):
+        _give_up(pool, trajectories.pop(trajectory.number))
+    leases = {lease.uid: lease for lease in reader.leases()}
+    pool.books.closed.update(dict.fromkeys(reader.closed()))
+    for group in groups.values():
+        _put(pool, group, leases)
+    for trajectory in trajectories.values():
+        for step in trajectory.steps.values():
+            if step.lease is not None and step.lease in leases:
+                leases[step.lease].steps.append((trajectory, step))
+    for lease in leases.values():
+        pool.handout.restore(lease)
+    if reader.damaged:
+        _write_anew(pool, journal, list(groups.values()), list(leases.values()))
+    return Restored(
+        groups=len(groups),
+        trajectories=len(trajectories),
+        steps=sum(len(trajectory.steps) for trajectory in trajectories.values()),
+        torn_frames=journal.torn,
+        damaged=reader.damaged,
+    )
+
+
+def _give_up(pool: Pool, trajectory: Trajectory) -> None:
+    """Some of its tokens cannot be read, so none of it is trained."""
+    del trajectory.group.trajectories[trajectory.uid]
+    pool.books.channel(trajectory.group.channel).ledger.drop("corrupt", trajectory.held_steps())
+    log.error("trajectory %s could not be read back from the journal and is lost", trajectory.uid)
+
+
+def _put(pool: Pool, group: Group, leases: Mapping[str, Lease]) -> None:
+    channel = pool.books.channel(group.channel)
+    group.nbytes = sum(step.nbytes for trajectory in group.trajectories.values() for step in trajectory.steps.values())
+    if group.trained:
+        leaving = channel.remember(group)
+        if leaving is not None:
+            pool.books.journal.retire_group(leaving)
+        return
+    for trajectory in group.trajectories.values():
+        pool.books.trajectories[trajectory.uid] = trajectory
+    lease = leases.get(group.lease) if group.lease is not None else None
+    if lease is None:
+        group.lease = None
+        channel.enter(group)
+    else:
+        lease.groups.append(group)
+        channel.lend(group)
+
+
+def _write_anew(pool: Pool, journal: SqliteJournal, groups: Iterable[Group], leases: Iterable[Lease]) -> None:
+    aside = journal.start_anew()
+    log.error("journal %s was damaged; what could be read is kept, the old file is %s", journal.path, aside)
+    for group in groups:
+        journal.save_group(group)
+        for trajectory in group.trajectories.values():
+            journal.save_trajectory(trajectory)
+            _write_steps(journal, trajectory)
+    for lease in leases:
+        journal.save_lease(lease)
+    for uid in pool.books.closed:
+        journal.add_closed(uid)
+    journal.commit(pool.books.snapshot())
+
+
+def _write_steps(journal: SqliteJournal, trajectory: Trajectory) -> None:
+    old, trajectory.tokens = trajectory.tokens, TokenStore()
+    for step in sorted(trajectory.steps.values(), key=lambda step: step.number):
+        placement = None
+        if step.quarantine is None:
+            placement = trajectory.tokens.place(old.read(step.branch, step.tokens))
+            step.branch = placement.branch
+        journal.add_step(trajectory, step, placement)
+
+
+class JournalReader:
+    """Reads rows as far as they can be read. `damaged` says whether something could not."""
+
+    def __init__(self, journal: SqliteJournal) -> None:
+        self.damaged = False
+        self._db = journal.db
+
+    def snapshot(self) -> Any:
+        for (value,) in self._rows("SELECT value FROM meta WHERE key = 'snapshot'"):
+            return orjson.loads(value)
+        return None
+
+    def groups(self) -> Iterator[Group]:
+        for seq, info in self._rows("SELECT seq, info FROM groups ORDER BY seq"):
+            yield Group(seq, **_named(GROUP_FIELDS, info))
+
+    def trajectories(self, groups: Mapping[int, Group]) -> Iterator[Trajectory]:
+        for number, seq, info in self._rows("SELECT number, group_seq, info FROM trajectories ORDER BY number"):
+            if seq not in groups:
+                self.damaged = True
+                continue
+            trajectory = Trajectory(group=groups[seq], number=number, **_named(TRAJECTORY_FIELDS, info))
+            trajectory.group.trajectories[trajectory.uid] = trajectory
+            yield trajectory
+
+    def fill(self, trajectories: Mapping[int, Trajectory]) -> list[Trajectory]:
+        """Put the steps into their trajectories; gives those trajectories that are not whole."""
+        spoiled: dict[int, Trajectory] = {}
+        for row in self._rows("SELECT * FROM steps ORDER BY number"):
+            trajectory = trajectories.get(row[1])
+            if trajectory is None:
+                self.damaged = True
+            elif not _read_step(trajectory, row):
+                self.damaged = True
+                spoiled[trajectory.number] = trajectory
+        return list(spoiled.values())
+
+    def leases(self) -> Iterator[Lease]:
+        for uid, channel, expires_at in self._rows("SELECT uid, channel, expires_at FROM leases"):
+            yield Lease(uid, channel, expires_at)
+
+    def closed(self) -> Iterator[str]:
+        for (uid,) in self._rows("SELECT uid FROM closed ORDER BY n"):
+            yield uid
+
+    def _rows(self, query: str) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._db.execute(query)
+        except sqlite3.DatabaseError as failure:
+            self.damaged = True
+            log.error("the journal cannot be read on: %s (%s)", failure, query)
+
+
+def _named(names: Sequence[str], info: bytes) -> dict[str, Any]:
+    return dict(zip(names, orjson.loads(info), strict=True))
+
+
+def _read_step(trajectory: Trajectory, row: tuple[Any, ...]) -> bool:
+    """Put one step back; False if it is not what was written, or what it builds upon is missing."""
+    number, _, base, shared, info, reward, source, revision, lease, shipped, added, logprobs, mask, check = row
+    if checksum(info, added, logprobs, mask) != check:
+        return False
+    fields = _named(STEP_FIELDS, info)
+    fields["version_spans"] = tuple(VersionSpan(*span) for span in fields["version_spans"])
+    step = HeldStep(
+        **fields | {"exactness": Exactness(fields["exactness"])},
+        number=number,
+        logprobs=None if logprobs is None else np.frombuffer(logprobs, np.float32),
+        mask=None if mask is None else np.frombuffer(mask, np.bool_),
+        reward=reward,
+        reward_source=source,
+        reward_revision=revision,
+        lease=lease,
+        shipped=bool(shipped),
+    )
+    trajectory.steps[step.identity] = step
+    if base is None:
+        return True
+    store = trajectory.tokens
+    if not store.can_restore(base, shared):
+        return False
+    return store.restore(base, shared, np.frombuffer(added, np.int32)) == step.branch

@@ -1,0 +1,329 @@
+"""Random interleavings of all that can be done to a pool and its journal, restarts included."""
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from stepwell.core.intake import Registration, Reward, Verdict
+from stepwell.core.lease import Order, Settlement, Unit
+from stepwell.core.limits import Limits, OnDeadline, OnStale, Overflow
+from stepwell.core.step import Step
+from stepwell.errors import Conflict, PoolFull
+from stepwell.pool.journal import SqliteJournal
+from stepwell.pool.restoring import restore
+from tests.builders import EasyPool, in_groups, make_step
+
+CHANNELS = ("train", "validation")
+SIZE = 2
+
+prompts = st.integers(0, 3).map("p{}".format)
+pick = st.integers(0, 10**6)
+channels = st.sampled_from(CHANNELS)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """What is asserted holds under every rule for limits; each subclass has another."""
+
+    limits: ClassVar[Limits] = Limits(max_queue_size=5)
+    unit: ClassVar[Unit] = Unit.GROUPS
+    order: ClassVar[Order] = Order.OLDEST_READY
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.pool = self.open()
+        self.registered: list[tuple[str, str, str]] = []
+        self.sent: dict[str, Step] = {}
+        self.accepted: set[str] = set()
+        self.acked: set[str] = set()
+        self.leases: dict[str, list[str]] = {}
+        self.contexts: dict[str, list[int]] = {}
+        self.calls = self.quarantined = self.submitted = 0
+        self.clock = 0.0
+
+    def open(self) -> EasyPool:
+        self.journal = SqliteJournal(self.folder / "pool.sqlite", closed_kept=self.limits.closed_kept)
+        pool = EasyPool(self.limits, self.journal)
+        restored = restore(pool, self.journal)
+        assert not restored.damaged
+        return pool
+
+    def teardown(self) -> None:
+        self.journal.db.close()
+        shutil.rmtree(self.folder)
+
+    def commit(self) -> None:
+        self.journal.commit(self.pool.books.snapshot())
+
+    def any_trajectory(self, pick: int) -> tuple[str, str, str]:
+        return self.registered[pick % len(self.registered)]
+
+    # -- producers -----------------------------------------------------------------------------------------------------
+
+    @rule(prompt=prompts, channel=channels)
+    def register(self, prompt: str, channel: str) -> None:
+        uid = f"t{len(self.registered)}"
+        try:
+            self.pool.register(Registration(uid, prompt, channel, SIZE))
+        except PoolFull:
+            assert self.limits.overflow is Overflow.REFUSE
+        except Conflict:
+            assert self.unit is Unit.TRAJECTORIES or self.limits.on_deadline is OnDeadline.PARTIAL
+        else:
+            self.registered.append((uid, prompt, channel))
+        self.commit()
+
+    @precondition(lambda self: self.registered)
+    @rule(
+        pick=pick, forget=st.integers(0, 3), new=st.lists(st.integers(0, 9), min_size=1, max_size=3), bad=st.booleans()
+    )
+    def submit(self, pick: int, forget: int, new: list[int], bad: bool) -> None:
+        """A turn that continues the last one, or rewrites its end."""
+        uid, prompt, _ = self.any_trajectory(pick)
+        self.calls += 1
+        context = self.contexts.get(uid, [1])
+        kept = context[: max(1, len(context) - forget)]
+        step = make_step(
+            uid,
+            prompt,
+            uid=f"s{self.calls}",
+            started_at=self.calls,
+            prompt_ids=kept,
+            response_ids=new,
+            policy_version=max(0, self.pool.policy_version - pick % 3),
+            quarantine="bad_logprob: test" if bad and pick % 5 == 0 else None,
+        )
+        known = self.pool.knows(uid, prompt)
+        (verdict,) = self.pool.submit([step])
+        self.submitted += 1
+        if not known:
+            assert verdict is Verdict.LATE
+        elif step.quarantine:
+            assert verdict is Verdict.QUARANTINED
+            self.quarantined += 1
+        elif verdict is Verdict.ACCEPTED:
+            self.accepted.add(step.uid)
+            self.sent[step.uid] = step
+            self.contexts[uid] = [*kept, *new]
+        else:
+            assert verdict is Verdict.FULL
+            assert self.limits.overflow is Overflow.REFUSE
+        self.commit()
+
+    @precondition(lambda self: self.accepted)
+    @rule(pick=pick)
+    def submit_again(self, pick: int) -> None:
+        step = self.sent[sorted(self.accepted)[pick % len(self.accepted)]]
+        (verdict,) = self.pool.submit([step])
+        self.submitted += 1
+        assert verdict in (Verdict.DUPLICATE, Verdict.LATE)
+        self.commit()
+
+    @precondition(lambda self: self.registered)
+    @rule(pick=pick, reward=st.none() | st.floats(-1, 1))
+    def complete(self, pick: int, reward: float | None) -> None:
+        uid, prompt, _ = self.any_trajectory(pick)
+        self.pool.complete(uid, prompt, reward)
+        self.commit()
+
+    @precondition(lambda self: self.registered)
+    @rule(pick=pick, value=st.floats(-1, 1), step=st.none() | st.integers(0, 2))
+    def reward(self, pick: int, value: float, step: int | None) -> None:
+        uid, prompt, _ = self.any_trajectory(pick)
+        given = Reward(trajectory_uid=uid, prompt_uid=prompt, value=value, source="test", step_index=step)
+        with contextlib.suppress(Conflict):  # there is no such step
+            self.pool.intake.reward(given)
+        self.commit()
+
+    @precondition(lambda self: self.registered)
+    @rule(pick=pick)
+    def abort(self, pick: int) -> None:
+        uid, prompt, _ = self.any_trajectory(pick)
+        self.pool.abort(uid, prompt)
+        self.commit()
+
+    # -- consumers -----------------------------------------------------------------------------------------------------
+
+    @rule(channel=channels, count=st.integers(1, 2), seconds=st.integers(1, 20))
+    def take(self, channel: str, count: int, seconds: int) -> None:
+        leased = self.pool.lease(count, channel, seconds=seconds, unit=self.unit, order=self.order)
+        self.commit()
+        if leased is None:
+            return
+        lease_uid, taken = leased
+        groups = in_groups(taken)
+        assert len(groups) == count
+        for group in groups:
+            self.check_group(group, channel)
+        self.leases[lease_uid] = [step.uid for group in groups for step in group]
+        handed_out = [uid for uids in self.leases.values() for uid in uids]
+        assert len(set(handed_out)) == len(handed_out), "a step is under two leases"
+
+    def check_group(self, group: list[Step], channel: str) -> None:
+        trajectories = {step.trajectory_uid for step in group}
+        assert {(uid, group[0].prompt_uid, channel) for uid in trajectories} <= set(self.registered)
+        assert self.unit is not Unit.GROUPS or self.limits.group_deadline or len(trajectories) == SIZE
+        for uid in trajectories:
+            steps = [step for step in group if step.trajectory_uid == uid]
+            indexes = [step.step_index for step in steps]
+            assert indexes == sorted(set(indexes))
+            if self.unit is not Unit.STEPS:
+                assert [step.is_last for step in steps] == [False] * (len(steps) - 1) + [True]
+        for step in group:
+            assert step.uid in self.accepted, "a step came out that never went in"
+            assert step.uid not in self.acked, "a step came out after it was acknowledged"
+            went_in = self.sent[step.uid]
+            assert step.prompt_ids.tolist() == went_in.prompt_ids.tolist()
+            assert step.response_ids.tolist() == went_in.response_ids.tolist()
+            self.check_staleness(step)
+
+    def check_staleness(self, step: Step) -> None:
+        if self.limits.max_staleness is None:
+            return
+        lag = self.pool.policy_version - step.policy_version
+        if self.limits.on_stale is OnStale.DROP:
+            assert lag <= self.limits.max_staleness
+        elif self.limits.on_stale is OnStale.MASK and lag > self.limits.max_staleness:
+            assert step.response_mask is not None
+            assert not step.response_mask.any()
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=pick)
+    def ack(self, pick: int) -> None:
+        lease_uid = sorted(self.leases)[pick % len(self.leases)]
+        uids = self.leases.pop(lease_uid)
+        if self.pool.handout.ack(lease_uid) is Settlement.DONE:
+            self.acked.update(uids)
+        assert self.pool.handout.ack(lease_uid) is not Settlement.UNKNOWN
+        self.commit()
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=pick)
+    def nack(self, pick: int) -> None:
+        lease_uid = sorted(self.leases)[pick % len(self.leases)]
+        del self.leases[lease_uid]
+        self.pool.handout.nack(lease_uid)
+        self.commit()
+
+    # -- the world -----------------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.integers(1, 15))
+    def time_passes(self, seconds: int) -> None:
+        self.clock += seconds
+        self.pool.advance(self.clock)
+        self.leases = {uid: held for uid, held in self.leases.items() if uid in self.pool.handout.leases}
+        self.commit()
+
+    @rule()
+    def new_weights(self) -> None:
+        self.pool.policy_version += 1
+        self.commit()
+
+    @rule()
+    def killed_and_restarted(self) -> None:
+        before, leases = self.pool.stats(), self.pool.leases
+        self.journal.db.close()
+        self.pool = self.open()
+        self.pool.leases = leases
+        self.pool.advance(self.clock)
+        assert self.pool.stats() == before
+
+    # -- what always holds ---------------------------------------------------------------------------------------------
+
+    def present(self) -> dict[str, Any]:
+        """Every step in a queue or under a lease."""
+        books = self.pool.books
+        groups = [group for channel in books.channels.values() for group in channel.groups.values()]
+        leases = self.pool.handout.leases.values()
+        groups += [group for lease in leases for group in lease.groups]
+        steps = {step.uid: step for group in groups for step in group.held_steps()}
+        return steps | {step.uid: step for lease in leases for _, step in lease.steps}
+
+    @invariant()
+    def every_step_is_accounted_for(self) -> None:
+        stats = self.pool.stats()
+        ledgers = [channel.ledger for channel in self.pool.books.channels.values()]
+        dropped = sum(tally.steps for ledger in ledgers for tally in ledger.dropped.values())
+        present = self.present()
+        assert stats.submitted == self.submitted
+        assert self.submitted == len(self.accepted) + self.quarantined + stats.refused.total()
+        assert sum(ledger.accepted.steps for ledger in ledgers) == len(self.accepted)
+        assert sum(ledger.shipped.steps for ledger in ledgers) == len(self.acked)
+        assert sum(ledger.held().steps for ledger in ledgers) == len(present)
+        assert sum(ledger.held().tokens for ledger in ledgers) == sum(step.tokens for step in present.values())
+        assert len(self.accepted) == len(present) + len(self.acked) + dropped
+        assert not self.acked & set(present)
+
+    @invariant()
+    def bounds_are_never_passed_and_memory_follows_what_is_held(self) -> None:
+        books = self.pool.books
+        for channel in books.channels.values():
+            assert len(channel) <= self.limits.max_queue_size
+            assert self.limits.max_bytes is None or channel.nbytes <= self.limits.max_bytes
+            groups = channel.groups.values()
+            assert channel.nbytes == sum(group.nbytes for group in groups)
+            assert channel.trajectories == sum(len(group.trajectories) for group in groups)
+            assert channel.completed == sum(group.completed for group in groups)
+        leased = [group for lease in self.pool.handout.leases.values() for group in lease.groups]
+        groups_held = [g for channel in books.channels.values() for g in channel.groups.values()] + leased
+        held = {uid for group in groups_held for uid in group.trajectories}
+        assert held == set(books.trajectories)
+        assert not held & set(books.closed)
+
+
+class DropsOldest(PoolMachine):
+    limits = Limits(max_queue_size=3, max_bytes=200, max_staleness=1, closed_kept=10**6)
+
+
+class Refuses(PoolMachine):
+    limits = Limits(max_queue_size=3, max_bytes=300, overflow=Overflow.REFUSE, max_staleness=1, on_stale=OnStale.MASK)
+
+
+class Strict(PoolMachine):
+    order = Order.STRICT
+
+
+class PartialAtDeadline(PoolMachine):
+    limits = Limits(max_queue_size=5, group_deadline=20, min_group_size=1, require_reward=True)
+
+
+class RefillsAtDeadline(PoolMachine):
+    limits = Limits(max_queue_size=5, group_deadline=20, on_deadline=OnDeadline.REFILL)
+
+
+class ByTrajectories(PoolMachine):
+    limits = Limits(max_queue_size=4, max_staleness=1)
+    unit = Unit.TRAJECTORIES
+
+
+class BySteps(PoolMachine):
+    limits = Limits(max_queue_size=4, max_staleness=1)
+    unit = Unit.STEPS
+
+
+for machine in (
+    PoolMachine,
+    DropsOldest,
+    Refuses,
+    Strict,
+    PartialAtDeadline,
+    RefillsAtDeadline,
+    ByTrajectories,
+    BySteps,
+):
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+
+test_by_groups = PoolMachine.TestCase
+test_dropping_the_oldest = DropsOldest.TestCase
+test_refusing_when_full = Refuses.TestCase
+test_in_strict_order = Strict.TestCase
+test_partial_groups_at_the_deadline = PartialAtDeadline.TestCase
+test_refilled_groups_at_the_deadline = RefillsAtDeadline.TestCase
+test_by_trajectories = ByTrajectories.TestCase
+test_by_steps = BySteps.TestCase
