@@ -17,3 +17,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ray_cluster() -> Iterator[RayCluster]:
     with start_ray() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def namespace(ray_cluster: RayCluster) -> Iterator[str]:
+    """A Ray namespace of the test's own."""
+    with ray_cluster.namespace() as name:
+        yield name

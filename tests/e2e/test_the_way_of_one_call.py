@@ -23,10 +23,10 @@ SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "max_tokens": 24}
 
 
 @pytest.fixture(scope="module")
-def namespace(ray_cluster: RayCluster) -> str:
-    namespace = ray_cluster.namespace()
-    start_pool(PoolPlan(), namespace)
-    return namespace
+def namespace(ray_cluster: RayCluster) -> Iterator[str]:
+    with ray_cluster.namespace() as name:
+        start_pool(PoolPlan(), name)
+        yield name
 
 
 @pytest.fixture(scope="module")

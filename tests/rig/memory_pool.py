@@ -2,18 +2,20 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from stepwell.core.intake import Ending, Registration, Verdict
 from stepwell.core.lease import Wanted
 from stepwell.core.limits import Limits
+from stepwell.core.pacing import Pacing
 from stepwell.core.step import Step
 from stepwell.errors import PoolUnavailable
 from tests.builders import EasyPool
 
 
 class MemoryPool:
-    def __init__(self) -> None:
-        self.rules = EasyPool(Limits())
+    def __init__(self, **limits: Any) -> None:
+        self.rules = EasyPool(Limits(**limits))
         self.away = False
         self.loses_answers = 0
         """How many submissions still to take and then fail to answer for, as an actor does that dies too early."""
@@ -50,6 +52,10 @@ class MemoryPool:
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> Ending:
         await self.check()
         return self.rules.abort(trajectory_uid, prompt_uid)
+
+    async def pacing(self, channel: str) -> Pacing:
+        await self.check()
+        return self.rules.pacing(channel)
 
     async def check(self) -> None:
         await asyncio.sleep(0)

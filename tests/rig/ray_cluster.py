@@ -21,9 +21,17 @@ os.environ.update(SETTINGS)  # Ray reads them when it is imported; child process
 class RayCluster:
     address: str
 
-    def namespace(self) -> str:
-        """One no other test uses."""
-        return f"test-{secrets.token_hex(4)}"
+    @contextmanager
+    def namespace(self) -> Iterator[str]:
+        """One no other test uses; its actors end with it."""
+        import ray
+        from ray.util import list_named_actors
+
+        name = f"test-{secrets.token_hex(4)}"
+        yield name
+        for actor in list_named_actors(all_namespaces=True):
+            if actor["namespace"] == name:
+                ray.kill(ray.get_actor(actor["name"], name))
 
 
 @contextmanager

@@ -24,6 +24,10 @@ class Trajectory:
     reward_source: str = ""
     reward_revision: int = 0
 
+    @property
+    def step_count(self) -> int:
+        return len(self.steps)
+
     def can_follow(self, step_index: int) -> bool:
         """All steps of a trajectory are indexed by their producer, or all by the pool."""
         first = next(iter(self.steps.values()), None)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from stepwell.core.intake import Ending, Registration, Verdict
+from stepwell.core.pacing import Pacing
 from stepwell.core.step import JsonObject, Step
 
 
@@ -27,6 +28,8 @@ class PoolPort(Protocol):
     async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> Ending: ...
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> Ending: ...
+
+    async def pacing(self, channel: str) -> Pacing: ...
 
     async def check(self) -> None:
         """Raise PoolUnavailable, with the reason, if the pool cannot be used now."""

@@ -15,11 +15,14 @@ STATUS: dict[type[errors.StepwellError], int] = {
     errors.BadRequest: 400,
     errors.UnknownTrajectory: 404,
     errors.Conflict: 409,
+    errors.PoolFull: 429,
     errors.EngineUnavailable: 502,
     errors.RewardFailed: 502,
     errors.NotReady: 503,
     errors.PoolUnavailable: 503,
 }
+RETRY_AFTER = "5"
+"""Seconds; about as long as a trainer takes to make room."""
 
 
 def error_answer(status: int, message: str, code: str) -> JSONResponse:
@@ -33,7 +36,10 @@ def install(app: FastAPI) -> None:
         status = STATUS.get(type(failure), 500)
         if status >= 500:
             log.warning("%s %s: %s", request.method, request.url.path, failure)
-        return error_answer(status, str(failure), failure.code())
+        answer = error_answer(status, str(failure), failure.code())
+        if status == 429:
+            answer.headers["Retry-After"] = RETRY_AFTER
+        return answer
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, failure: RequestValidationError) -> JSONResponse:

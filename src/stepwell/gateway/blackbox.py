@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Annotated
 from uuid import uuid4
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from stepwell.core.intake import Registration
+from stepwell.core.intake import TRAIN, Registration
 from stepwell.core.ports import PoolPort
 from stepwell.errors import BadRequest, UnknownTrajectory
 from stepwell.gateway.answers import relayed
@@ -83,6 +83,16 @@ def opening_router(pool: PoolPort, known: KnownTrajectories) -> APIRouter:
             prompt_uid=ref.prompt_uid,
             base_url=f"{request.base_url}{ref.trajectory_uid}/{ref.prompt_uid}",
             api_key=NO_KEY,
+        )
+
+    @router.get("/pacing")
+    async def pacing(channel: Annotated[shapes.ChannelName, Query()] = TRAIN) -> shapes.PacingNow:
+        now = await pool.pacing(channel)
+        return shapes.PacingNow(
+            may_start=now.may_start,
+            in_flight=now.in_flight,
+            queued=now.queued,
+            refills=[shapes.RefillWanted(prompt_uid=r.prompt_uid, missing=r.missing) for r in now.refills],
         )
 
     @router.post("/v1/{rest:path}", include_in_schema=False)

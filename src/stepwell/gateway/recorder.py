@@ -69,8 +69,11 @@ class Recorder:
             async with self._changed:
                 await self._changed.wait_for(lambda: bool(self._held))
             message = [self._held.popleft() for _ in range(min(len(self._held), MAX_MESSAGE))]
-            self._note(message, await self._deliver(message))
+            refused = self._note(message, await self._deliver(message))
             await self._tell()
+            if refused:
+                self._held.extend(refused)
+                await asyncio.sleep(RETRY_PAUSE)
 
     async def _deliver(self, message: Sequence[Step]) -> list[Verdict]:
         while True:
@@ -80,15 +83,20 @@ class Recorder:
                 log.warning("%d steps are waiting for the pool: %s", len(message) + len(self._held), failure)
                 await asyncio.sleep(RETRY_PAUSE)
 
-    def _note(self, message: Sequence[Step], verdicts: Sequence[Verdict]) -> None:
-        self._settled += len(message)
+    def _note(self, message: Sequence[Step], verdicts: Sequence[Verdict]) -> list[Step]:
+        """Count what became of each; gives those the pool has no room for yet."""
+        full = [step for step, verdict in zip(message, verdicts, strict=True) if verdict is Verdict.FULL]
+        if full:
+            log.warning("%d steps are waiting: the pool is full", len(full) + len(self._held))
+        self._settled += len(message) - len(full)
         for step, verdict in zip(message, verdicts, strict=True):
             if verdict is Verdict.QUARANTINED:
                 log.warning("trajectory %s: a step was quarantined: %s", step.trajectory_uid, step.quarantine)
-            elif verdict not in (Verdict.ACCEPTED, Verdict.DUPLICATE):
+            elif verdict not in (Verdict.ACCEPTED, Verdict.DUPLICATE, Verdict.FULL):
                 self.lost[verdict] += 1
                 log.warning("trajectory %s: the pool refused a step as %s", step.trajectory_uid, verdict)
                 self._on_refused(step.trajectory_uid)
+        return full
 
     def _give_up(self, step: Step) -> None:
         self._settled += 1

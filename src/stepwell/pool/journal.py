@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
 PAGE_SIZE = 16_384
 CHECKPOINT_PAGES = 4_096
 GROUP_FIELDS = ("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained")
-TRAJECTORY_FIELDS = ("uid", "metadata", "completed", "reward", "reward_source", "reward_revision")
+TRAJECTORY_FIELDS = ("uid", "metadata", "completed", "reward", "reward_source", "reward_revision", "step_count")
 STEP_FIELDS = (
     *("identity", "uid", "step_index", "prompt_length", "response_length", "policy_version", "version_spans"),
     *("metadata", "exactness", "finish_reason", "sampling", "extras", "started_at", "quarantine", "branch", "nbytes"),

@@ -13,6 +13,7 @@ from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
 from stepwell.core.lease import Lease
 from stepwell.core.pool import Pool
+from stepwell.core.stats import Tally
 from stepwell.core.step import Exactness, VersionSpan
 from stepwell.core.tokens import TokenStore
 from stepwell.pool.journal import GROUP_FIELDS, STEP_FIELDS, TRAJECTORY_FIELDS, SqliteJournal, checksum
@@ -41,7 +42,8 @@ def restore(pool: Pool, journal: SqliteJournal) -> Restored:
     groups = {group.seq: group for group in reader.groups()}
     trajectories = {trajectory.number: trajectory for trajectory in reader.trajectories(groups)}
     for trajectory in reader.fill(trajectories):
-        _give_up(pool, trajectories.pop(trajectory.number))
+        del trajectories[trajectory.number], trajectory.group.trajectories[trajectory.uid]
+        log.error("trajectory %s could not be read back from the journal and is lost", trajectory.uid)
     leases = {lease.uid: lease for lease in reader.leases()}
     pool.books.closed.update(dict.fromkeys(reader.closed()))
     for group in groups.values():
@@ -53,6 +55,7 @@ def restore(pool: Pool, journal: SqliteJournal) -> Restored:
     for lease in leases.values():
         pool.handout.restore(lease)
     if reader.damaged:
+        _count_lost(pool)
         _write_anew(pool, journal, list(groups.values()), list(leases.values()))
     return Restored(
         groups=len(groups),
@@ -63,11 +66,16 @@ def restore(pool: Pool, journal: SqliteJournal) -> Restored:
     )
 
 
-def _give_up(pool: Pool, trajectory: Trajectory) -> None:
-    """Some of its tokens cannot be read, so none of it is trained."""
-    del trajectory.group.trajectories[trajectory.uid]
-    pool.books.channel(trajectory.group.channel).ledger.drop("corrupt", trajectory.held_steps())
-    log.error("trajectory %s could not be read back from the journal and is lost", trajectory.uid)
+def _count_lost(pool: Pool) -> None:
+    """What the ledgers say is held and cannot be found is lost to the damage."""
+    for name, channel in pool.books.channels.items():
+        found = Tally()
+        leases = [lease for lease in pool.handout.leases.values() if lease.channel == name]
+        for group in [*channel.groups.values(), *(group for lease in leases for group in lease.groups)]:
+            found.add(group.held_steps())
+        lost = channel.ledger.held() - found
+        if lost.steps:
+            channel.ledger.dropped["corrupt"] = channel.ledger.dropped.get("corrupt", Tally()) + lost
 
 
 def _put(pool: Pool, group: Group, leases: Mapping[str, Lease]) -> None:
@@ -120,6 +128,8 @@ class JournalReader:
     def __init__(self, journal: SqliteJournal) -> None:
         self.damaged = False
         self._db = journal.db
+        self._counted: dict[int, int] = {}
+        """How many steps each trajectory had when it was last saved; of a complete one, that is nearly always all."""
 
     def snapshot(self) -> Any:
         for (value,) in self._rows("SELECT value FROM meta WHERE key = 'snapshot'"):
@@ -135,12 +145,14 @@ class JournalReader:
             if seq not in groups:
                 self.damaged = True
                 continue
-            trajectory = Trajectory(group=groups[seq], number=number, **_named(TRAJECTORY_FIELDS, info))
+            fields = _named(TRAJECTORY_FIELDS, info)
+            self._counted[number] = fields.pop("step_count")
+            trajectory = Trajectory(group=groups[seq], number=number, **fields)
             trajectory.group.trajectories[trajectory.uid] = trajectory
             yield trajectory
 
     def fill(self, trajectories: Mapping[int, Trajectory]) -> list[Trajectory]:
-        """Put the steps into their trajectories; gives those trajectories that are not whole."""
+        """Put the steps into their trajectories; gives those that are not whole, or after damage might not be."""
         spoiled: dict[int, Trajectory] = {}
         for row in self._rows("SELECT * FROM steps ORDER BY number"):
             trajectory = trajectories.get(row[1])
@@ -149,7 +161,12 @@ class JournalReader:
             elif not _read_step(trajectory, row):
                 self.damaged = True
                 spoiled[trajectory.number] = trajectory
+        if self.damaged:
+            spoiled |= {number: t for number, t in trajectories.items() if not self._is_surely_whole(t)}
         return list(spoiled.values())
+
+    def _is_surely_whole(self, trajectory: Trajectory) -> bool:
+        return trajectory.completed and 0 < self._counted[trajectory.number] <= len(trajectory.steps)
 
     def leases(self) -> Iterator[Lease]:
         for uid, channel, expires_at in self._rows("SELECT uid, channel, expires_at FROM leases"):

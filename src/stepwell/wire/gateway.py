@@ -108,6 +108,20 @@ class StepsSubmitted(Shape):
     """By cause: duplicate, late, mixed_indexes."""
 
 
+class RefillWanted(Shape):
+    prompt_uid: str
+    missing: int
+
+
+class PacingNow(Shape):
+    may_start: int | None
+    """New trajectories that may start without anything becoming too stale; null while no one has trained yet."""
+    in_flight: int
+    queued: int
+    refills: list[RefillWanted]
+    """Groups whose deadline passed and that need so many more rollouts."""
+
+
 class Generate(Shape):
     prompt_ids: list[TokenId] = Field(min_length=1)
     sampling_params: JsonFields = {}

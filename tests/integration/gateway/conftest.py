@@ -21,11 +21,6 @@ def engine_thread() -> Iterator[FakeEngine]:
 
 
 @pytest.fixture
-def namespace(ray_cluster: RayCluster) -> str:
-    return ray_cluster.namespace()
-
-
-@pytest.fixture
 def data_pool(namespace: str) -> DataPool:
     start_pool(PoolPlan(), namespace)
     return DataPool(PoolClient("data_pool", namespace))

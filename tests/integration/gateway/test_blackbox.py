@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stepwell.core.limits import Overflow
 from stepwell.core.step import Exactness
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import serve_gateway
@@ -198,6 +199,25 @@ async def test_without_a_pool_a_new_trajectory_gets_a_503(http: aiohttp.ClientSe
         "pool_unavailable",
         "the pool is away",
     )
+
+
+async def test_a_full_pool_sends_new_trajectories_away_for_a_while(engine: FakeEngine) -> None:
+    pool = MemoryPool(max_queue_size=1, overflow=Overflow.REFUSE)
+    async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as http:
+        running = await init(http)
+        async with http.post("/init_trajectory") as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (429, "5")
+            assert (await answer.json())["error"]["code"] == "pool_full"
+        assert (await post(http, f"{running}/v1/chat/completions", HELLO))[0] == 200
+        assert await complete(http, running) == "completed"
+
+
+async def test_producers_can_read_how_much_they_may_start(engine: FakeEngine) -> None:
+    pool = MemoryPool(batch_size=4, max_staleness=1)
+    async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as http:
+        await init(http)
+        async with http.get("/pacing") as answer:
+            assert await answer.json() == {"may_start": 7, "in_flight": 1, "queued": 0, "refills": []}
 
 
 async def test_a_trajectory_the_pool_has_dropped_is_refused_at_the_second_call_at_the_latest(

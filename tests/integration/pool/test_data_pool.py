@@ -15,19 +15,13 @@ from stepwell.errors import BadRequest, Conflict, FetchTimeout, PoolUnavailable,
 from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
 from tests.builders import make_step, same_step
+from tests.integration.pool.conftest import pid_of, started
 from tests.rig.ray_cluster import RayCluster
 
 
 @pytest.fixture
-def namespace(ray_cluster: RayCluster) -> str:
-    namespace = ray_cluster.namespace()
-    start_pool(PoolPlan(limits=Limits(max_queue_size=100)), namespace)
-    return namespace
-
-
-@pytest.fixture
 def client(namespace: str) -> PoolClient:
-    return PoolClient("data_pool", namespace)
+    return started(PoolPlan(limits=Limits(max_queue_size=100)), namespace)
 
 
 async def rollout(client: PoolClient, uid: str, prompt: str, reward: float) -> None:
@@ -36,7 +30,7 @@ async def rollout(client: PoolClient, uid: str, prompt: str, reward: float) -> N
     assert await client.complete_trajectory(uid, prompt, reward) is Ending.COMPLETED
 
 
-def test_get_actor_finds_it_by_name_and_its_methods_work(namespace: str) -> None:
+def test_get_actor_finds_it_by_name_and_its_methods_work(client: PoolClient, namespace: str) -> None:
     pool = ray.get_actor("data_pool", namespace)
     step = make_step(step_index=0, is_last=True, reward=1.0, metadata={"source": "test"})
     assert ray.get(pool.submit_steps.remote(pack([step]), "train")) == ["accepted"]
@@ -114,13 +108,6 @@ async def test_a_missing_pool_is_named_with_the_command_that_makes_it(ray_cluste
 
 async def test_calls_wait_for_a_killed_pool_to_come_back(client: PoolClient, namespace: str) -> None:
     await rollout(client, "before", "p", 1.0)
-    os.kill(await pid_of(namespace), signal.SIGKILL)
+    os.kill(await asyncio.to_thread(pid_of, "data_pool", namespace), signal.SIGKILL)
     await rollout(client, "after", "p", 1.0)
     assert (await client.stats()).channels["train"].ready_groups == 1
-
-
-async def pid_of(namespace: str) -> int:
-    def pid(_: object) -> int:
-        return os.getpid()
-
-    return int(await ray.get_actor("data_pool", namespace).__ray_call__.remote(pid))

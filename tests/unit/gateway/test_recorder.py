@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from stepwell.core.intake import Registration
+from stepwell.core.limits import Limits, Overflow
 from stepwell.errors import PoolUnavailable
 from stepwell.gateway import recorder as module
 from stepwell.gateway.recorder import Recorder
-from tests.builders import make_step
+from tests.builders import EasyPool, make_step
 from tests.rig.memory_pool import MemoryPool
 
 
@@ -90,6 +91,18 @@ async def test_beyond_its_bound_the_oldest_step_is_given_up_and_counted(
     pool.rules.complete("t", "p")
     assert [step.uid for step in pool.taken()] == ["2", "3", "4"]
     assert recorder.lost == {"recorder_full": 2}
+
+
+async def test_a_step_waits_for_a_full_pool_to_have_room(recorder: Recorder, pool: MemoryPool) -> None:
+    pool.rules = EasyPool(Limits(max_bytes=150, overflow=Overflow.REFUSE))
+    pool.rules.rollout("first", "q", prompt_ids=range(20))
+    pool.rules.register(Registration("t", "p"))
+    await recorder.record([make_step(uid="a", prompt_ids=range(20))])
+    with pytest.raises(PoolUnavailable, match="1 steps still wait"):
+        await recorder.settle(0.05)
+    assert pool.rules.take(1) is not None
+    await recorder.settle()
+    assert pool.rules.stats().channels["train"].held.steps == 1
 
 
 async def test_what_cannot_be_delivered_at_the_end_is_counted(recorder: Recorder, pool: MemoryPool) -> None:

@@ -1,0 +1,226 @@
+"""The journal: what survives, what is reported, what is refused."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepwell.core.intake import Registration
+from stepwell.core.limits import Limits
+from stepwell.errors import JournalRefused
+from stepwell.pool.archive import ParquetArchive
+from stepwell.pool.journal import SqliteJournal
+from stepwell.pool.restoring import Restored, restore
+from tests.builders import EasyPool, make_step
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "pool.sqlite"
+
+
+@pytest.fixture(autouse=True)
+def _closes() -> Iterator[None]:
+    yield
+    for journal in opened:
+        journal.db.close()
+    opened.clear()
+
+
+opened: list[SqliteJournal] = []
+
+
+def open_pool(path: Path, limits: Limits | None = None) -> tuple[EasyPool, SqliteJournal, Restored]:
+    limits = limits or Limits()
+    journal = SqliteJournal(path, closed_kept=limits.closed_kept)
+    opened.append(journal)
+    pool = EasyPool(limits, journal)
+    return pool, journal, restore(pool, journal)
+
+
+def save(pool: EasyPool, journal: SqliteJournal) -> None:
+    journal.commit(pool.books.snapshot())
+
+
+def kill(journal: SqliteJournal) -> None:
+    """The process is gone: nothing is closed in order, what was not committed is lost."""
+    journal.db.close()
+
+
+def rows(journal: SqliteJournal) -> dict[str, int]:
+    tables = ("groups", "trajectories", "steps", "leases")
+    return {table: journal.db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
+
+
+def test_what_was_committed_survives_and_what_was_not_does_not(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.rollout("kept", "p", 0.5, metadata={"a": [1]}, extras={"b": "c"})
+    save(pool, journal)
+    pool.rollout("lost", "q")
+    kill(journal)
+    pool, _, restored = open_pool(path)
+    assert (restored.groups, restored.steps, restored.damaged) == (1, 1, False)
+    taken = pool.take(1)
+    assert taken is not None
+    (step,) = taken[0]
+    assert (step.trajectory_uid, step.reward, step.metadata, step.extras) == ("kept", 0.5, {"a": [1]}, {"b": "c"})
+    assert pool.take(1) is None
+
+
+def test_the_file_holds_only_what_the_pool_holds(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    for n in range(10):
+        pool.rollout(f"t{n}", f"p{n}")
+    pool.take(10)
+    pool.register(Registration("open", "p"))
+    journal.forget_retired()
+    save(pool, journal)
+    assert rows(journal) == {"groups": 1, "trajectories": 1, "steps": 0, "leases": 0}
+
+
+def test_a_long_session_is_journaled_as_what_each_turn_adds(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.register(Registration("t", "p"))
+    for turn in range(50):
+        pool.submit([make_step(uid=str(turn), started_at=turn, prompt_ids=range(100 * turn + 1), response_ids=[7])])
+    save(pool, journal)
+    added = journal.db.execute("SELECT sum(length(added)) FROM steps").fetchone()[0]
+    assert added < 3 * 4 * 5000
+    kill(journal)
+    pool, _, _ = open_pool(path)
+    pool.complete("t", "p")
+    taken = pool.take(1)
+    assert taken is not None
+    assert [step.prompt_ids.tolist() for step in taken[0]] == [list(range(100 * turn + 1)) for turn in range(50)]
+
+
+def test_a_batch_under_lease_at_the_kill_can_still_be_acknowledged(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.rollout("t", "p")
+    leased = pool.lease(1, seconds=100)
+    assert leased is not None
+    save(pool, journal)
+    kill(journal)
+    pool, _, _ = open_pool(path)
+    pool.leases = 1
+    assert pool.lease(1) is None
+    assert pool.handout.ack(leased[0]) == "done"
+    pool.advance(1000)
+    assert pool.lease(1) is None
+
+
+def test_a_torn_tail_is_ignored_and_reported(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.rollout("kept", "p")
+    save(pool, journal)
+    pool.rollout("torn", "q", prompt_ids=range(20_000))
+    save(pool, journal)
+    wal = path.with_name("pool.sqlite-wal")
+    content = bytearray(wal.read_bytes())
+    kill_copy = path.with_name("copy.sqlite")
+    content[-100:] = bytes(100)
+    kill_copy.write_bytes(path.read_bytes())
+    kill_copy.with_name("copy.sqlite-wal").write_bytes(content)
+    pool, _, restored = open_pool(kill_copy)
+    assert restored.torn_frames > 0
+    assert (restored.groups, restored.damaged) == (1, False)
+    taken = pool.take(1)
+    assert taken is not None
+    assert taken[0][0].trajectory_uid == "kept"
+
+
+def test_a_flipped_bit_costs_the_trajectory_it_is_in_and_nothing_else(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, journal, _ = open_pool(path)
+    for uid in ("a", "b", "c"):
+        pool.rollout(uid, f"p-{uid}")
+    save(pool, journal)
+    journal.db.execute("UPDATE steps SET added = zeroblob(length(added)) WHERE number = 2")
+    journal.commit_again()
+    kill(journal)
+    with caplog.at_level(logging.ERROR):
+        pool, journal, restored = open_pool(path)
+    assert restored.damaged
+    assert "trajectory b could not be read back" in caplog.text
+    assert path.with_name("pool.sqlite.damaged-0").exists()
+    assert pool.stats().channels["train"].dropped["corrupt"].steps == 1
+    kill(journal)
+    pool, _, restored = open_pool(path)
+    assert not restored.damaged, "what could be read was written to a new journal"
+    assert [group[0].trajectory_uid for group in pool.take(2) or []] == ["a", "c"]
+
+
+def test_a_file_that_is_no_database_is_put_aside_and_the_pool_starts_empty(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.write_bytes(b"this is not a database" * 1000)
+    with caplog.at_level(logging.ERROR):
+        pool, journal, _ = open_pool(path)
+    assert "is damaged" in caplog.text
+    assert path.with_name("pool.sqlite.damaged-0").exists()
+    pool.rollout("t", "p")
+    save(pool, journal)
+    kill(journal)
+    assert open_pool(path)[2].groups == 1
+
+
+def test_a_page_overwritten_in_the_middle_is_survived(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    for n in range(300):
+        pool.rollout(f"t{n}", f"p{n}", prompt_ids=range(2000))
+    save(pool, journal)
+    journal.close()
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2 // 16_384 * 16_384
+    content[middle : middle + 16_384] = b"\xff" * 16_384
+    path.write_bytes(content)
+    pool, journal, restored = open_pool(path)
+    assert restored.damaged
+    assert 0 < restored.trajectories == restored.steps < 300
+    assert pool.stats().channels["train"].dropped["corrupt"].steps == 300 - restored.steps
+    assert journal.db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
+    _, journal, _ = open_pool(path)
+    journal.db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
+    journal.close()
+    before = path.read_bytes()
+    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 1"):
+        open_pool(path)
+    assert path.read_bytes() == before
+
+
+def test_trained_groups_leave_for_parquet_and_a_group_is_in_one_file(path: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    from stepwell.pool.arrow import batch_from_arrow
+
+    pool, journal, _ = open_pool(path, Limits(history_size=2))
+    archive = ParquetArchive(f"file://{tmp_path}/archive", "data_pool", journal)
+    for n in range(6):
+        pool.rollout(f"t{n}", f"p{n}", prompt_ids=range(n + 1))
+    pool.take(6)
+    save(pool, journal)
+    archive.flush()
+    (file,) = (tmp_path / "archive").iterdir()
+    batch = batch_from_arrow(pyarrow.parquet.read_table(file))
+    assert [step.trajectory_uid for step in batch.steps()] == ["t0", "t1", "t2", "t3"]
+    assert [len(step.prompt_ids) for step in batch.steps()] == [1, 2, 3, 4]
+    assert rows(journal)["groups"] == 2, "the two that are still history"
+
+
+def test_a_file_written_before_a_crash_gets_its_name_after_it(path: Path, tmp_path: Path) -> None:
+    _, journal, _ = open_pool(path)
+    folder = tmp_path / "archive"
+    folder.mkdir()
+    (folder / "x.parquet.part").write_bytes(b"data")
+    journal.note_archived(f"{folder}/x.parquet")
+    journal.commit_again()
+    kill(journal)
+    _, journal, _ = open_pool(path)
+    ParquetArchive(str(folder), "data_pool", journal)
+    assert [file.name for file in folder.iterdir()] == ["x.parquet"]
+    assert journal.archived() == []
