@@ -183,16 +183,23 @@ class Handout:
         self.restore(lease)
 
     def _shipment(self, lease: Lease, old: list[Group]) -> Taken:
-        groups = [*lease.groups, *old]
         if lease.steps:
-            parcels = [[_step_row(trajectory, step)] for trajectory, step in lease.steps]
-        else:
-            parcels = [group_rows(group) for group in groups]
+            rows = [_step_row(trajectory, step) for trajectory, step in lease.steps]
+            return Taken(
+                columns=ship(rows, self._oldest_trained()),
+                group_sizes=[1] * len(rows),
+                opened_at=[row.step.started_at for row in rows],
+                attempts=[0] * len(rows),
+                from_history=[False] * len(rows),
+            )
+        groups = [*lease.groups, *old]
+        parcels = [group_rows(group) for group in groups]
         return Taken(
             columns=ship([row for parcel in parcels for row in parcel], self._oldest_trained()),
             group_sizes=[len(parcel) for parcel in parcels],
-            attempts=[group.attempts for group in groups] or [0] * len(parcels),
-            from_history=[group.trained for group in groups] or [False] * len(parcels),
+            opened_at=[group.opened_at for group in groups],
+            attempts=[group.attempts for group in groups],
+            from_history=[group.trained for group in groups],
         )
 
     def _end(self, lease_uid: str, how: Settlement) -> Lease | None:

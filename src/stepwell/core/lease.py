@@ -54,6 +54,8 @@ class Taken:
     columns: Columns
     group_sizes: list[int]
     """Steps in each group; a trajectory or a step taken by itself is a group of its own."""
+    opened_at: list[float]
+    """When each was opened; of a step taken by itself, when its call began."""
     attempts: list[int]
     from_history: list[bool]
 

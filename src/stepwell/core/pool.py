@@ -55,7 +55,7 @@ class Pool:
         )
 
     def ready_ages(self, name: str, unit: Unit, count: int) -> list[float]:
-        """When the oldest ready groups were opened (or, for other units, how many are ready, as zeros)."""
+        """When the oldest that are ready were opened, oldest first: as many as there are, `count` at most."""
         channel = self.books.channels.get(name)
         if channel is None:
             return []
@@ -63,8 +63,10 @@ class Pool:
             channel.consume_by(unit)
         if unit is Unit.GROUPS:
             return [channel.groups[seq].opened_at for _, seq in channel.ready.smallest(count)]
-        ready = channel.ready_steps if unit is Unit.STEPS else channel.ready_trajectories
-        return [0.0] * min(count, len(ready))
+        if unit is Unit.STEPS:
+            return [channel.step(number)[1].started_at for (number,) in channel.ready_steps.smallest(count)]
+        keys = channel.ready_trajectories.smallest(count)
+        return [self.books.trajectories[uid].group.opened_at for *_, uid in keys]
 
     def waiting_for(self, wanted: Wanted) -> str:
         """In words, what a consumer waits for."""

@@ -284,6 +284,7 @@ def _as_batch(taken: Taken, leases: tuple[tuple[str, str], ...]) -> Batch:
     return make_batch(
         taken.columns,
         taken.group_sizes,
+        opened_at=taken.opened_at,
         attempts=taken.attempts,
         from_history=taken.from_history,
         leases=leases,

@@ -32,6 +32,7 @@ def batch_to_arrow(batch: Batch) -> "pyarrow.Table":
     group_of_S = parts_of(batch.group_sizes_G)
     of_groups = {
         "group": pa.array(group_of_S, pa.int32()),
+        "opened_at": pa.array(batch.opened_at_G[group_of_S]),
         "attempts": pa.array(batch.attempts_G[group_of_S]),
         "from_history": pa.array(batch.from_history_G[group_of_S]),
     }
@@ -47,6 +48,7 @@ def batch_from_arrow(table: "pyarrow.Table") -> Batch:
     return make_batch(
         columns,
         sizes,
+        opened_at=_numbers(table["opened_at"], np.float64)[firsts],
         attempts=_numbers(table["attempts"], np.int32)[firsts],
         from_history=_numbers(table["from_history"], np.bool_)[firsts],
     )

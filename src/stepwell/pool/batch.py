@@ -35,6 +35,8 @@ class Batch:
     columns: Columns
     group_sizes_G: IntArray
     """How many steps each group has. A prompt may come again later: its uid alone does not tell groups apart."""
+    opened_at_G: NDArray[np.float64]
+    """When each group was opened, in wall-clock seconds; 0 where no one said."""
     attempts_G: IntArray
     """How often each group was handed out before."""
     from_history_G: BoolArray
@@ -118,6 +120,7 @@ def make_batch(
     columns: Columns,
     group_sizes: ArrayLike,
     *,
+    opened_at: ArrayLike | None = None,
     attempts: ArrayLike | None = None,
     from_history: ArrayLike | None = None,
     leases: tuple[tuple[str, str], ...] = (),
@@ -129,6 +132,7 @@ def make_batch(
     return Batch(
         columns,
         sizes,
+        np.zeros(len(sizes), np.float64) if opened_at is None else np.asarray(opened_at, np.float64),
         np.zeros(len(sizes), np.int32) if attempts is None else ids_array(attempts),
         np.zeros(len(sizes), np.bool_) if from_history is None else mask_array(from_history),
         leases,
@@ -136,16 +140,40 @@ def make_batch(
 
 
 def concat(batches: Sequence[Batch]) -> Batch:
-    """One batch of all their groups, in order. A single batch is returned as it is; none at all is an error."""
+    """One batch of all their groups: new ones first, oldest first. A single batch is returned as it is."""
     if len(batches) == 1:
         return batches[0]
+    opened_at_G = np.concatenate([batch.opened_at_G for batch in batches])
+    from_history_G = np.concatenate([batch.from_history_G for batch in batches])
+    order_G = np.lexsort((opened_at_G, from_history_G))
+    pieces = [piece for batch in batches for piece in _pieces(batch)]
     return Batch(
-        _joined([batch.columns for batch in batches]),
-        np.concatenate([batch.group_sizes_G for batch in batches]),
-        np.concatenate([batch.attempts_G for batch in batches]),
-        np.concatenate([batch.from_history_G for batch in batches]),
+        _joined([pieces[g] for g in order_G.tolist()]),
+        np.concatenate([batch.group_sizes_G for batch in batches])[order_G],
+        opened_at_G[order_G],
+        np.concatenate([batch.attempts_G for batch in batches])[order_G],
+        from_history_G[order_G],
         tuple(lease for batch in batches for lease in batch.leases),
     )
+
+
+def _pieces(batch: Batch) -> list[Columns]:
+    """Each group's columns, as views."""
+    tokens, responses = batch.token_offsets_S.tolist(), batch.response_offsets_S.tolist()
+
+    def piece(start: int, end: int) -> Columns:
+        ranges = {
+            "tokens": slice(tokens[start], tokens[end]),
+            "logprobs": slice(responses[start], responses[end]),
+            "mask": slice(responses[start], responses[end]),
+        }
+        steps = slice(start, end)
+        cut: dict[str, Any] = {
+            field.name: getattr(batch.columns, field.name)[ranges.get(field.name, steps)] for field in fields(Columns)
+        }
+        return Columns(**cut)
+
+    return [piece(start, end) for start, end in pairwise(layout.offsets(batch.group_sizes_G).tolist())]
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:

@@ -26,6 +26,7 @@ def batches(draw: st.DrawFn) -> Batch:
     return make_batch(
         pack(drawn),
         sizes,
+        opened_at=draw(st.lists(st.floats(0, 2e9), min_size=len(sizes), max_size=len(sizes))),
         attempts=draw(st.lists(st.integers(0, 9), min_size=len(sizes), max_size=len(sizes))),
         from_history=draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes))),
     )
@@ -58,7 +59,7 @@ def example() -> list[Step]:
 def test_a_batch_survives_arrow_bit_for_bit(batch: Batch) -> None:
     read = batch_from_arrow(batch.to_arrow())
     assert_same_columns(read.columns, batch.columns)
-    for name in ("group_sizes_G", "attempts_G", "from_history_G"):
+    for name in ("group_sizes_G", "opened_at_G", "attempts_G", "from_history_G"):
         assert comparable(getattr(read, name)) == comparable(getattr(batch, name)), name
 
 

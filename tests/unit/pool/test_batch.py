@@ -126,3 +126,16 @@ def test_without_torch_the_message_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(BadRequest, match="to_torch needs PyTorch: pip install torch"):
         make().to_torch()
+
+
+def test_groups_of_several_shards_are_joined_oldest_first_with_history_last() -> None:
+    first = make(opened_at=[1.0, 4.0], from_history=[False, True])
+    second = make(opened_at=[2.0, 3.0])
+    both = concat([first, second])
+    assert both.opened_at_G.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert both.from_history_G.tolist() == [False, False, False, True]
+    whole = [step.uid for batch in (first, second) for step in batch.steps()]
+    assert sorted(step.uid for step in both.steps()) == sorted(whole)
+    expected = [first.groups()[0], *second.groups(), first.groups()[1]]
+    for got, wanted in zip(both.groups(), expected, strict=True):
+        assert all(same_step(a, b) for t, u in zip(got, wanted, strict=True) for a, b in zip(t, u, strict=True))
