@@ -75,7 +75,8 @@ class Channel:
         self.nbytes += group.nbytes
         self.trajectories += len(group.trajectories)
         self.completed += group.completed
-        self.place(group)
+        if group.trajectories:
+            self.place(group)
 
     def leave(self, group: Group) -> None:
         del self.groups[group.seq]
@@ -83,13 +84,14 @@ class Channel:
         self.ready.discard(group.key)
         if group.deadline is not None:
             self.deadlines.discard((group.deadline, group.seq))
-        self.refills.pop(group.seq, None)
+            self.refills.pop(group.seq, None)
         self.nbytes -= group.nbytes
         self.trajectories -= len(group.trajectories)
         self.completed -= group.completed
         self._close_to_joining(group)
-        for trajectory in group.trajectories.values():
-            self._hide(trajectory)
+        if self.unit is not Unit.GROUPS:
+            for trajectory in group.trajectories.values():
+                self._hide(trajectory)
 
     def place(self, group: Group) -> None:
         """Note where `group` stands now."""
@@ -97,14 +99,15 @@ class Channel:
             self._joinable.setdefault(group.prompt_uid, {})[group.seq] = group
         else:
             self._close_to_joining(group)
-            self.refills.pop(group.seq, None)
-        if group.is_ready(require_reward=self._limits.require_reward):
+        ready = group.is_ready(require_reward=self._limits.require_reward)
+        if ready:
             self.ready.add(group.key)
-            self.deadlines.discard((group.deadline or 0.0, group.seq))
-        else:
+        elif group.key in self.ready:
             self.ready.discard(group.key)
-            if group.deadline is not None:
-                self.deadlines.add((group.deadline, group.seq))
+        if group.deadline is not None:
+            (self.deadlines.discard if ready else self.deadlines.add)((group.deadline, group.seq))
+            if not group.can_join():
+                self.refills.pop(group.seq, None)
         if self.unit not in (None, Unit.GROUPS):
             for trajectory in group.trajectories.values():
                 self._show(trajectory)

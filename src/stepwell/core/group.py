@@ -41,7 +41,9 @@ class Trajectory:
 
     def in_order(self) -> list[tuple[int, HeldStep]]:
         """All steps with their step_index, those that are not shipped included in the counting."""
-        ordered = sorted(self.steps.values(), key=lambda step: (step.step_index, step.started_at, step.number))
+        ordered = list(self.steps.values())
+        if len(ordered) > 1:
+            ordered.sort(key=lambda step: (step.step_index, step.started_at, step.number))
         return [(n if step.step_index == INDEX_BY_POOL else step.step_index, step) for n, step in enumerate(ordered)]
 
 
@@ -72,16 +74,18 @@ class Group:
 
     @property
     def completed(self) -> int:
-        return sum(trajectory.completed for trajectory in self.trajectories.values())
+        return sum([trajectory.completed for trajectory in self.trajectories.values()])
 
     def can_join(self) -> bool:
         return len(self.trajectories) < self.size
 
     def is_ready(self, *, require_reward: bool) -> bool:
-        return len(self.trajectories) == self.size and all(
-            trajectory.completed and (not require_reward or trajectory.is_scored())
-            for trajectory in self.trajectories.values()
-        )
+        if len(self.trajectories) < self.size:
+            return False
+        for trajectory in self.trajectories.values():
+            if not trajectory.completed or (require_reward and not trajectory.is_scored()):
+                return False
+        return True
 
     def held_steps(self) -> Iterator[HeldStep]:
         for trajectory in self.trajectories.values():

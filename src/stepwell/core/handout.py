@@ -129,9 +129,12 @@ class Handout:
 
     def _is_stale(self, steps: Iterable[HeldStep]) -> bool:
         """Would nothing of it be trained under the pool's rule for old data?"""
-        limits, held = self._books.limits, list(steps)
+        limits = self._books.limits
+        if limits.max_staleness is None or limits.on_stale is OnStale.KEEP:
+            return False
+        held = list(steps)
         oldest = oldest_version(held)
-        if limits.max_staleness is None or oldest is None or limits.on_stale is OnStale.KEEP:
+        if oldest is None:
             return False
         if self._books.policy_version - oldest <= limits.max_staleness:
             return False

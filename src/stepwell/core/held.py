@@ -69,6 +69,7 @@ class Message:
         self._versions = columns.policy_versions_S.tolist()
         self._started_at = columns.started_at_S.tolist()
         self.is_last = columns.is_last_S.tolist()
+        self._all_trained = bool(columns.mask.all())
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -95,7 +96,8 @@ class Message:
         columns = self.columns
         reward = self._rewards[i]
         response = slice(self._response_at[i] - self._responses[i], self._response_at[i])
-        logprobs, mask = columns.logprobs[response], columns.mask[response]
+        logprobs = columns.logprobs[response]
+        mask = None if self._all_trained or columns.mask[response].all() else columns.mask[response].copy()
         return HeldStep(
             number=number,
             identity=self.identity(i),
@@ -104,7 +106,7 @@ class Message:
             prompt_length=self._prompts[i],
             response_length=self._responses[i],
             logprobs=None if len(logprobs) == 0 or logprobs[0] != logprobs[0] else logprobs.copy(),
-            mask=None if mask.all() else mask.copy(),
+            mask=mask,
             policy_version=self._versions[i],
             version_spans=columns.version_spans[i],
             reward=None if reward != reward else reward,

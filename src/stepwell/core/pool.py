@@ -115,6 +115,7 @@ class Pool:
             self._drop_unfinished(channel, group, limits)
             group.deadline = self.books.now + (limits.group_deadline or 0.0)
             channel.enter(group)
+            channel.place(group)
             channel.refills[group.seq] = group
         elif limits.on_deadline is OnDeadline.PARTIAL and len(finished) >= max(1, limits.min_group_size):
             self._drop_unfinished(channel, group, limits)

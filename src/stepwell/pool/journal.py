@@ -56,6 +56,11 @@ class SqliteJournal:
         self._closed_kept = closed_kept
         self.retired: list[Group] = []
         """Trained groups that wait to leave for the archive; their rows are still here."""
+        self._groups: dict[int, Group | None] = {}
+        """What changed since the last commit, and None for what went; the same for the next three."""
+        self._trajectories: dict[int, Trajectory | None] = {}
+        self._added: dict[int, tuple[int, HeldStep, Placement | None]] = {}
+        self._steps: dict[int, HeldStep | None] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         self.torn = 0
         """Frames at the end of the log that belong to no committed transaction; nothing in them was acknowledged."""
@@ -68,42 +73,35 @@ class SqliteJournal:
 
     def commit_again(self) -> None:
         """Make changes last that leave the pool's numbers as they were."""
+        self._write()
         self.db.execute("COMMIT")
         self.db.execute("BEGIN")
 
     def close(self) -> None:
-        self.db.execute("COMMIT")
+        self.commit_again()
         self.db.close()
 
     def save_group(self, group: Group) -> None:
-        self.db.execute("INSERT OR REPLACE INTO groups VALUES (?, ?)", (group.seq, _info(group, GROUP_FIELDS)))
+        self._groups[group.seq] = group
 
     def save_trajectory(self, trajectory: Trajectory) -> None:
-        row = (trajectory.number, trajectory.group.seq, _info(trajectory, TRAJECTORY_FIELDS))
-        self.db.execute("INSERT OR REPLACE INTO trajectories VALUES (?, ?, ?)", row)
+        self._trajectories[trajectory.number] = trajectory
 
     def add_step(self, trajectory: Trajectory, step: HeldStep, placement: Placement | None) -> None:
-        base, shared = (placement.base, placement.shared) if placement else (None, None)
-        blobs = (
-            None if placement is None else placement.added.data,
-            None if step.logprobs is None else step.logprobs.data,
-            None if step.mask is None else step.mask.view(np.uint8).data,
-        )
-        info = _info(step, STEP_FIELDS)
-        row = (step.number, trajectory.number, base, shared, info, *_state(step), *blobs, checksum(info, *blobs))
-        self.db.execute(f"INSERT INTO steps VALUES ({', '.join('?' * len(row))})", row)
+        self._added[step.number] = (trajectory.number, step, placement)
 
     def save_step(self, step: HeldStep) -> None:
-        columns = "reward = ?, reward_source = ?, reward_revision = ?, lease = ?, shipped = ?"
-        self.db.execute(f"UPDATE steps SET {columns} WHERE number = ?", (*_state(step), step.number))
+        if step.number not in self._added:
+            self._steps[step.number] = step
 
     def remove_trajectory(self, trajectory: Trajectory) -> None:
-        self.db.execute("DELETE FROM trajectories WHERE number = ?", (trajectory.number,))
-        numbers = [(step.number,) for step in trajectory.steps.values()]
-        self.db.executemany("DELETE FROM steps WHERE number = ?", numbers)
+        self._trajectories[trajectory.number] = None
+        for step in trajectory.steps.values():
+            self._steps[step.number] = None
+            self._added.pop(step.number, None)
 
     def remove_group(self, group: Group) -> None:
-        self.db.execute("DELETE FROM groups WHERE seq = ?", (group.seq,))
+        self._groups[group.seq] = None
         for trajectory in group.trajectories.values():
             self.remove_trajectory(trajectory)
 
@@ -151,6 +149,23 @@ class SqliteJournal:
                 source.rename(aside.with_name(aside.name + suffix))
         self.db = self._open()
         return aside
+
+    def _write(self) -> None:
+        """Every row once, however often it changed since the last commit."""
+        many = self.db.executemany
+        many("DELETE FROM groups WHERE seq = ?", _gone(self._groups))
+        many("DELETE FROM trajectories WHERE number = ?", _gone(self._trajectories))
+        many("DELETE FROM steps WHERE number = ?", _gone(self._steps))
+        groups = ((seq, _info(group, GROUP_FIELDS)) for seq, group in self._groups.items() if group)
+        many("INSERT OR REPLACE INTO groups VALUES (?, ?)", groups)
+        trajectories = ((n, t.group.seq, _info(t, TRAJECTORY_FIELDS)) for n, t in self._trajectories.items() if t)
+        many("INSERT OR REPLACE INTO trajectories VALUES (?, ?, ?)", trajectories)
+        many(f"INSERT INTO steps VALUES ({', '.join('?' * 14)})", (_step_row(*added) for added in self._added.values()))
+        states = ((*_state(step), number) for number, step in self._steps.items() if step)
+        columns = "reward = ?, reward_source = ?, reward_revision = ?, lease = ?, shipped = ?"
+        many(f"UPDATE steps SET {columns} WHERE number = ?", states)
+        for pending in (self._groups, self._trajectories, self._added, self._steps):
+            pending.clear()
 
     def _open(self) -> sqlite3.Connection:
         wal_frames = torn_frames(self.path)
@@ -203,6 +218,21 @@ def checksum(*parts: bytes | memoryview | None) -> int:
         if part is not None:
             value = crc32(part, value)
     return value
+
+
+def _gone(pending: Mapping[int, object]) -> list[tuple[int]]:
+    return [(number,) for number, kept in pending.items() if kept is None]
+
+
+def _step_row(trajectory: int, step: HeldStep, placement: Placement | None) -> tuple[Any, ...]:
+    base, shared = (placement.base, placement.shared) if placement else (None, None)
+    blobs = (
+        None if placement is None else placement.added.data,
+        None if step.logprobs is None else step.logprobs.data,
+        None if step.mask is None else step.mask.view(np.uint8).data,
+    )
+    info = _info(step, STEP_FIELDS)
+    return (step.number, trajectory, base, shared, info, *_state(step), *blobs, checksum(info, *blobs))
 
 
 def _state(step: HeldStep) -> tuple[float | None, str, int, str | None, bool]:
