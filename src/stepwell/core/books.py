@@ -94,6 +94,7 @@ class Books:
         channel.ledger.drop(cause, group.unleased_steps())
         self.journal.remove_group(group)
         self.close_all(group)
+        group.dissolve()
 
     def close_if_spent(self, group: Group) -> None:
         """A group whose steps were all taken one by one has nothing more to give."""
@@ -102,6 +103,7 @@ class Books:
             channel.leave(group)
             self.journal.remove_group(group)
             self.close_all(group)
+            group.dissolve()
 
     def make_room(self, channel: Channel, more_groups: int = 0) -> None:
         """Drop the oldest until the channel keeps to its bounds, with room for so many more groups."""

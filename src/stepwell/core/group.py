@@ -87,6 +87,10 @@ class Group:
                 return False
         return True
 
+    def dissolve(self) -> None:
+        """Let go of everything, so that its memory is free at once and not when the garbage collector finds it."""
+        self.trajectories.clear()
+
     def held_steps(self) -> Iterator[HeldStep]:
         for trajectory in self.trajectories.values():
             yield from trajectory.held_steps()

@@ -27,7 +27,7 @@ class PoolJournal(Protocol):
         """With all that is in it."""
 
     def retire_group(self, group: Group) -> None:
-        """It was trained and is needed no more: it may leave for the archive, then go."""
+        """It was trained and is needed no more: it may leave for the archive, and is then dissolved."""
 
     def add_closed(self, trajectory_uid: str) -> None: ...
 
@@ -58,7 +58,7 @@ class NoJournal:
         pass
 
     def retire_group(self, group: Group) -> None:
-        pass
+        group.dissolve()
 
     def add_closed(self, trajectory_uid: str) -> None:
         pass

@@ -6,6 +6,7 @@ journal before the method answers.
 """
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,8 @@ T = TypeVar("T")
 WAITERS = 10_000
 """Calls served at once. A waiting fetch occupies one, so there must be far more than consumers."""
 START_TIMEOUT = 120.0
+GC_THRESHOLD = (100_000, 50, 100)
+"""What a pool holds is many objects without cycles: looking for cycles among them is work for nothing."""
 LOOK_AGAIN = 1.0
 """Seconds after which a waiting call looks again though nothing was told: leases and deadlines end by themselves."""
 
@@ -62,6 +65,7 @@ class PoolPlan:
 
 class PoolShard:
     def __init__(self, plan: PoolPlan, name: str) -> None:
+        gc.set_threshold(*GC_THRESHOLD)
         self._plan = plan
         self._name = name
         self._journal: SqliteJournal | None = None

@@ -61,14 +61,22 @@ class SqliteJournal:
         self._trajectories: dict[int, Trajectory | None] = {}
         self._added: dict[int, tuple[int, HeldStep, Placement | None]] = {}
         self._steps: dict[int, HeldStep | None] = {}
+        self._numbers = b""
+        """The pool's numbers, and the database's count of changes, as of the last commit."""
+        self._changes = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         self.torn = 0
         """Frames at the end of the log that belong to no committed transaction; nothing in them was acknowledged."""
         self.db = self._open()
 
     def commit(self, snapshot: Mapping[str, Any]) -> None:
-        """Make all changes since the last commit last."""
-        self._set_meta("snapshot", _dump(snapshot))
+        """Make all changes since the last commit last. Costs nothing if there are none."""
+        numbers = _dump(snapshot)
+        if numbers != self._numbers:
+            self._set_meta("snapshot", numbers)
+            self._numbers = numbers
+        elif not self._is_changed():
+            return
         self.commit_again()
 
     def commit_again(self) -> None:
@@ -76,6 +84,7 @@ class SqliteJournal:
         self._write()
         self.db.execute("COMMIT")
         self.db.execute("BEGIN")
+        self._changes = self.db.total_changes
 
     def close(self) -> None:
         self.commit_again()
@@ -112,6 +121,7 @@ class SqliteJournal:
     def forget_retired(self) -> None:
         for group in self.retired:
             self.remove_group(group)
+            group.dissolve()
         self.retired.clear()
 
     def note_archived(self, file: str) -> None:
@@ -149,6 +159,10 @@ class SqliteJournal:
                 source.rename(aside.with_name(aside.name + suffix))
         self.db = self._open()
         return aside
+
+    def _is_changed(self) -> bool:
+        pending = self._groups or self._trajectories or self._added or self._steps
+        return bool(pending) or self.db.total_changes != self._changes
 
     def _write(self) -> None:
         """Every row once, however often it changed since the last commit."""

@@ -1,5 +1,6 @@
 """Deadlines, staleness, capacity, pacing, late rewards and the ledger of what was lost."""
 
+import gc
 import tracemalloc
 from typing import Any
 
@@ -235,6 +236,7 @@ def test_statistics_of_shards_add_up() -> None:
 
 def test_eviction_frees_the_memory_of_what_it_drops() -> None:
     p = pool(max_queue_size=10)
+    gc.disable()  # it must not take the garbage collector
     tracemalloc.start()
     try:
         for n in range(2000):
@@ -242,5 +244,21 @@ def test_eviction_frees_the_memory_of_what_it_drops() -> None:
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
+        gc.enable()
     assert p.stats().channels["train"].held.steps == 10
     assert held < 2_000_000, "2,000 steps of 8 kB went in, 10 are held, the rest must be free"
+
+
+def test_what_was_acknowledged_is_free_at_once() -> None:
+    p = pool()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for n in range(2000):
+            p.rollout(f"t{n}", f"p{n}", prompt_ids=range(2000))
+            p.take(1)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert held < 3_000_000
