@@ -4,12 +4,12 @@ A field's docstring is its line in --help.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from stepwell.core.limits import OnDeadline, OnStale, Overflow
+from stepwell.core.limits import Limits, OnDeadline, OnStale, Overflow
 from stepwell.errors import BadRequest
 
 S = TypeVar("S", bound=BaseSettings)
@@ -23,6 +23,7 @@ class Section(BaseSettings):
         cli_kebab_case=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_implicit_flags=True,
     )
 
 
@@ -50,19 +51,19 @@ class PoolSettings(RaySection):
     """Groups held per channel and shard."""
     max_bytes: int | None = Field(default=None, ge=1)
     """Bytes held per channel and shard."""
-    overflow: Overflow = Overflow.DROP_OLDEST
+    overflow: Literal["drop_oldest", "refuse"] = "drop_oldest"
     """What a full channel does: drop_oldest, or refuse new trajectories."""
     group_size: int = Field(default=1, ge=1)
     """Trajectories in a group, where whoever registers them does not say."""
     group_deadline: float | None = Field(default=None, gt=0)
     """Seconds a group may take to complete."""
-    on_deadline: OnDeadline = OnDeadline.PARTIAL
+    on_deadline: Literal["partial", "drop", "refill"] = "partial"
     """What happens then: ship it partial, drop it, or refill it."""
     min_group_size: int = Field(default=1, ge=1)
     """The fewest trajectories a partial group is shipped with."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Policy versions the oldest token may be behind when it is shipped."""
-    on_stale: OnStale = OnStale.DROP
+    on_stale: Literal["drop", "keep", "mask"] = "drop"
     """What happens to older data: drop, keep, or mask its tokens."""
     require_reward: bool = False
     """Hold a group back until each of its trajectories has a reward."""
@@ -70,6 +71,14 @@ class PoolSettings(RaySection):
     """Trained groups kept per channel and shard, for batches that mix in history."""
     batch_size: int | None = Field(default=None, ge=1)
     """Trajectories a training step takes, for pacing; without it, what the last fetch took."""
+
+    def limits(self) -> Limits:
+        return Limits(
+            **self.model_dump(include=set(Limits.__slots__) - {"overflow", "on_deadline", "on_stale"}),
+            overflow=Overflow(self.overflow),
+            on_deadline=OnDeadline(self.on_deadline),
+            on_stale=OnStale(self.on_stale),
+        )
 
     @model_validator(mode="after")
     def _archive_needs_a_journal(self) -> Self:

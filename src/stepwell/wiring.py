@@ -6,7 +6,6 @@ from pathlib import Path
 import uvicorn
 
 from stepwell.config import GatewaySettings, PoolSettings
-from stepwell.core.limits import Limits
 from stepwell.gateway.app import create_app
 from stepwell.gateway.engine import Engines
 from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
@@ -41,11 +40,10 @@ def run_gateway(settings: GatewaySettings) -> None:
 def run_pool(settings: PoolSettings) -> None:
     """Create the DataPool, or find it, and leave it to Ray."""
     join_ray(settings.ray_address, settings.ray_namespace)
-    limits = Limits(**settings.model_dump(include=set(Limits.__slots__)))
     plan = PoolPlan(
         name=settings.name,
         shards=settings.shards,
-        limits=limits,
+        limits=settings.limits(),
         journal=settings.journal and str(Path(settings.journal).resolve()),
         archive=settings.archive,
     )

@@ -1,6 +1,7 @@
 import pytest
 
 from stepwell.config import GatewaySettings, PoolSettings, read_settings
+from stepwell.core.limits import Limits, OnDeadline, OnStale, Overflow
 from stepwell.errors import BadRequest
 
 SEED_FLAGS = (
@@ -56,3 +57,22 @@ def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
         read_settings(PoolSettings, ["--nmae", "x"], "stepwell pool")
     assert info.value.code == 2
     assert "unrecognized arguments: --nmae" in capsys.readouterr().err
+
+
+def test_the_pools_limits_are_set_by_flags_in_the_words_of_the_documentation() -> None:
+    flags = "--overflow refuse --on-deadline refill --on-stale mask --max-staleness 4 --require-reward --max-bytes 1000"
+    limits = read_settings(PoolSettings, flags.split(), "pool").limits()
+    assert limits == Limits(
+        overflow=Overflow.REFUSE,
+        on_deadline=OnDeadline.REFILL,
+        on_stale=OnStale.MASK,
+        max_staleness=4,
+        require_reward=True,
+        max_bytes=1000,
+    )
+    assert read_settings(PoolSettings, [], "pool").limits() == Limits()
+
+
+def test_an_archive_needs_a_journal() -> None:
+    with pytest.raises(BadRequest, match="--archive needs --journal"):
+        read_settings(PoolSettings, ["--archive", "somewhere"], "pool")
