@@ -54,9 +54,9 @@ class Columns:
 
 def pack(steps: Sequence[Step]) -> Columns:
     return Columns(
-        tokens=_join([part for s in steps for part in (s.prompt_ids, s.response_ids)], np.int32),
-        logprobs=_join([_logprobs(s) for s in steps], np.float32),
-        mask=_join([_mask(s) for s in steps], np.bool_),
+        tokens=join([part for s in steps for part in (s.prompt_ids, s.response_ids)], np.int32),
+        logprobs=join([_logprobs(s) for s in steps], np.float32),
+        mask=join([_mask(s) for s in steps], np.bool_),
         prompt_lengths_S=np.array([len(s.prompt_ids) for s in steps], np.int32),
         response_lengths_S=np.array([len(s.response_ids) for s in steps], np.int32),
         rewards_S=np.array([np.nan if s.reward is None else s.reward for s in steps], np.float64),
@@ -137,5 +137,6 @@ def _mask(step: Step) -> BoolArray:
     return np.ones(len(step.response_ids), np.bool_) if step.response_mask is None else step.response_mask
 
 
-def _join(parts: list[NDArray[D]], dtype: type[D]) -> NDArray[D]:
+def join(parts: list[NDArray[D]], dtype: type[D]) -> NDArray[D]:
+    """End to end; no parts at all are an empty array."""
     return np.concatenate(parts) if parts else np.empty(0, dtype)

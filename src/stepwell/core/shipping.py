@@ -1,18 +1,15 @@
 """Held steps on their way to a trainer: in order, indexed, the last one marked and carrying the rollout's reward."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stepwell.core.columns import Columns
+from stepwell.core.columns import Columns, join
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
 from stepwell.core.staleness import trained_mask
 from stepwell.core.step import BoolArray, FloatArray, JsonObject
-
-D = TypeVar("D", bound=np.generic)
 
 
 class Row(NamedTuple):
@@ -39,8 +36,8 @@ def ship(rows: Sequence[Row], oldest_trained: int | None) -> Columns:
     steps = [row.step for row in rows]
     rewarded = [_takes_the_rollouts_reward(row) for row in rows]
     return Columns(
-        tokens=_join([t.tokens.read(s.branch, s.prompt_length + s.response_length) for t, s, _, _ in rows], np.int32),
-        logprobs=_join([_logprobs(step) for step in steps], np.float32),
+        tokens=join([t.tokens.read(s.branch, s.prompt_length + s.response_length) for t, s, _, _ in rows], np.int32),
+        logprobs=join([_logprobs(step) for step in steps], np.float32),
         mask=_masks(steps, oldest_trained),
         prompt_lengths_S=np.array([step.prompt_length for step in steps], np.int32),
         response_lengths_S=np.array([step.response_length for step in steps], np.int32),
@@ -96,8 +93,4 @@ def _masks(steps: Sequence[HeldStep], oldest_trained: int | None) -> BoolArray:
     if all(mask is None for mask in masks):
         return np.ones(sum(step.response_length for step in steps), np.bool_)
     filled = [np.ones(s.response_length, np.bool_) if m is None else m for s, m in zip(steps, masks, strict=True)]
-    return _join(filled, np.bool_)
-
-
-def _join(parts: list[NDArray[D]], dtype: type[D]) -> NDArray[D]:
-    return np.concatenate(parts) if parts else np.empty(0, dtype)
+    return join(filled, np.bool_)

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -8,10 +8,22 @@ from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import GatewayProcess, gateway_process
+from tests.rig.memory_pool import MemoryPool
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.threads import in_thread
 
 StartGateway = Callable[..., AbstractContextManager[GatewayProcess]]
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    async with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def pool() -> MemoryPool:
+    return MemoryPool()
 
 
 @pytest.fixture

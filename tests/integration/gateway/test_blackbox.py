@@ -18,17 +18,6 @@ HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    async with FakeEngine() as engine:
-        yield engine
-
-
-@pytest.fixture
-def pool() -> MemoryPool:
-    return MemoryPool()
-
-
-@pytest.fixture
 async def http(pool: MemoryPool, engine: FakeEngine) -> AsyncIterator[aiohttp.ClientSession]:
     async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as session:
         yield session

@@ -45,17 +45,6 @@ class LengthReward:
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    async with FakeEngine() as engine:
-        yield engine
-
-
-@pytest.fixture
-def pool() -> MemoryPool:
-    return MemoryPool()
-
-
-@pytest.fixture
 def rewards() -> LengthReward:
     return LengthReward()
 
