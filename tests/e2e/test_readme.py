@@ -58,7 +58,9 @@ def marked(mark: str) -> list[int]:
 def test_the_one_minute_start_works(vllm: VllmServer, shell: dict[str, str], tmp_path: Path) -> None:
     def run(command: list[str]) -> str:
         with (tmp_path / "output").open("w+") as output:
-            done = subprocess.run(command, env=shell, stdout=output, stderr=output, timeout=120, check=False)
+            done = subprocess.run(
+                command, env=shell, cwd=tmp_path, stdout=output, stderr=output, timeout=120, check=False
+            )
             output.seek(0)
             shown = output.read()
         assert done.returncode == 0, shown
