@@ -79,7 +79,8 @@ def serve(depth: int, asked: Connection) -> None:
         asked.send(microseconds_per_step(pool))
 
 
-def main() -> None:
+def measure_depths(rounds: int) -> tuple[float, float]:
+    """Microseconds a step, shallow and deep."""
     spawn = multiprocessing.get_context("spawn")
     workers: dict[int, Connection] = {}
     for depth in (SHALLOW, DEEP):
@@ -87,14 +88,18 @@ def main() -> None:
         spawn.Process(target=serve, args=(depth, theirs), daemon=True).start()
     print(f"filling queues of {SHALLOW:,} and {DEEP:,} steps", flush=True)
     costs: dict[int, list[float]] = {depth: [] for depth in workers}
-    for round_number in range(ROUNDS):
+    for round_number in range(rounds):
         for depth, worker in workers.items():
             worker.send(True)
             costs[depth].append(worker.recv())
-        print(f"round {round_number + 1}/{ROUNDS}: " + ", ".join(f"{c[-1]:.1f} µs" for c in costs.values()), flush=True)
+        print(f"round {round_number + 1}/{rounds}: " + ", ".join(f"{c[-1]:.1f} µs" for c in costs.values()), flush=True)
     for worker in workers.values():
         worker.send(False)
-    shallow, deep = (statistics.median(costs[depth]) for depth in (SHALLOW, DEEP))
+    return statistics.median(costs[SHALLOW]), statistics.median(costs[DEEP])
+
+
+def main() -> None:
+    shallow, deep = measure_depths(ROUNDS)
     figures = {
         "us_per_step_at_1k": round(shallow, 2),
         "us_per_step_at_1m": round(deep, 2),

@@ -35,12 +35,12 @@ class RayCluster:
 
 
 @contextmanager
-def start_ray() -> Iterator[RayCluster]:
+def start_ray(object_store_memory: int = 256 * 2**20) -> Iterator[RayCluster]:
     import ray
 
     ray.init(
         num_cpus=4,
-        object_store_memory=256 * 2**20,
+        object_store_memory=object_store_memory,
         include_dashboard=False,
         log_to_driver=False,
         namespace="tests",

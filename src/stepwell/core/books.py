@@ -107,7 +107,7 @@ class Books:
 
     def make_room(self, channel: Channel, more_groups: int = 0) -> None:
         """Drop the oldest until the channel keeps to its bounds, with room for so many more groups."""
-        while (oldest := channel.oldest()) is not None and self._is_over(channel, more_groups):
+        while self._is_over(channel, more_groups) and (oldest := channel.oldest()) is not None:
             self.drop_group(oldest, "evicted")
 
     def close_all(self, group: Group) -> None:

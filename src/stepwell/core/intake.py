@@ -121,13 +121,7 @@ class Intake:
         if not any(step.quarantine is None for step in trajectory.steps.values()):
             self._books.drop_trajectory(trajectory, Ending.EMPTY)
             return Ending.EMPTY
-        channel = self._books.channels[trajectory.group.channel]
-        if not trajectory.completed:
-            trajectory.completed = True
-            channel.completed += 1
-            self._books.journal.save_trajectory(trajectory)
-        channel.place(trajectory.group)
-        self._books.close_if_spent(trajectory.group)
+        self._complete(trajectory)
         return Ending.COMPLETED
 
     def abort(self, trajectory_uid: str, prompt_uid: str) -> Ending:
@@ -171,16 +165,25 @@ class Intake:
         step.nbytes = placement.added.nbytes + _nbytes(step)
         trajectory.steps[step.identity] = step
         channel = books.channels[trajectory.group.channel]
-        channel.ledger.accepted.add((step,))
+        channel.ledger.accepted.add_one(step)
         channel.nbytes += step.nbytes
         trajectory.group.nbytes += step.nbytes
         books.journal.add_step(trajectory, step, placement)
         channel.show_step(trajectory, step)
         if message.is_last[i]:
-            self.complete(trajectory.uid, trajectory.group.prompt_uid)
+            self._complete(trajectory)
         if books.limits.max_bytes is not None and books.limits.overflow is Overflow.DROP_OLDEST:
             books.make_room(channel)
         return Verdict.ACCEPTED
+
+    def _complete(self, trajectory: Trajectory) -> None:
+        channel = self._books.channels[trajectory.group.channel]
+        if not trajectory.completed:
+            trajectory.completed = True
+            channel.completed += 1
+            self._books.journal.save_trajectory(trajectory)
+        channel.place(trajectory.group)
+        self._books.close_if_spent(trajectory.group)
 
     def _put_aside(self, trajectory: Trajectory, step: HeldStep, message: Message, i: int) -> Verdict:
         self._books.counters.quarantined[fault_kind(step.quarantine or "")] += 1

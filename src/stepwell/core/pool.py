@@ -5,6 +5,9 @@ leaves once, acknowledged or dropped under a cause; a trajectory belongs to one 
 of an operation does not grow with what is queued.
 """
 
+from itertools import takewhile
+from math import inf
+
 from stepwell.core.books import Books
 from stepwell.core.channel import Channel
 from stepwell.core.group import Group
@@ -54,19 +57,27 @@ class Pool:
             refills=tuple(Refill(g.prompt_uid, g.size - len(g.trajectories)) for g in channel.refills.values()),
         )
 
-    def ready_ages(self, name: str, unit: Unit, count: int) -> list[float]:
-        """When the oldest that are ready were opened, oldest first: as many as there are, `count` at most."""
-        channel = self.books.channels.get(name)
+    def ready_ages(self, wanted: Wanted) -> list[float]:
+        """When the oldest that could be taken were opened, oldest first: as many as there are, up to what is wanted."""
+        channel, count = self.books.channels.get(wanted.channel), wanted.count
         if channel is None:
             return []
         if channel.unit is None:
-            channel.consume_by(unit)
-        if unit is Unit.GROUPS:
-            return [channel.groups[seq].opened_at for _, seq in channel.ready.smallest(count)]
-        if unit is Unit.STEPS:
+            channel.consume_by(wanted.unit)
+        if wanted.unit is Unit.GROUPS:
+            keys = (channel.by_age if wanted.order is Order.STRICT else channel.ready).smallest(count)
+            first = list(takewhile(lambda key: key in channel.ready, keys))
+            return [channel.groups[seq].opened_at for _, seq in first]
+        if wanted.unit is Unit.STEPS:
             return [channel.step(number)[1].started_at for (number,) in channel.ready_steps.smallest(count)]
-        keys = channel.ready_trajectories.smallest(count)
-        return [self.books.trajectories[uid].group.opened_at for *_, uid in keys]
+        complete = channel.ready_trajectories.smallest(count)
+        return [self.books.trajectories[uid].group.opened_at for *_, uid in complete]
+
+    def nothing_after(self, wanted: Wanted) -> float:
+        """In strict order, when the oldest group that is not ready was opened: what is younger must wait for it."""
+        channel = self.books.channels.get(wanted.channel)
+        unfinished = None if channel is None or wanted.order is not Order.STRICT else channel.oldest_unfinished()
+        return inf if unfinished is None else unfinished.opened_at
 
     def waiting_for(self, wanted: Wanted) -> str:
         """In words, what a consumer waits for."""

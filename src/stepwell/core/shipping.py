@@ -24,6 +24,10 @@ def group_rows(group: Group) -> list[Row]:
 
 
 def trajectory_rows(trajectory: Trajectory) -> list[Row]:
+    if len(trajectory.steps) == 1:
+        (step,) = trajectory.steps.values()
+        index = max(0, step.step_index)
+        return [Row(trajectory, step, index, trajectory.completed)] if step.is_held() else []
     held = [(index, step) for index, step in trajectory.in_order() if step.is_held()]
     last = len(held) - 1
     return [

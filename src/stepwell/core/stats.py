@@ -20,8 +20,11 @@ class Tally:
 
     def add(self, steps: Iterable[HeldStep]) -> None:
         for step in steps:
-            self.steps += 1
-            self.tokens += step.tokens
+            self.add_one(step)
+
+    def add_one(self, step: HeldStep) -> None:
+        self.steps += 1
+        self.tokens += step.prompt_length + step.response_length
 
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(self.steps + other.steps, self.tokens + other.tokens)

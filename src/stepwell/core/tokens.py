@@ -55,7 +55,7 @@ class TokenStore:
 
     def place(self, tokens: IntArray) -> Placement:
         """Store a sequence, copying only what is new."""
-        base, shared = self._longest_prefix(tokens)
+        base, shared = self._longest_prefix(tokens) if self._branches else (ROOT, 0)
         added = tokens[shared:].copy()
         branch = self.restore(base, shared, added)
         return Placement(branch, base, shared, added, branch not in (base, 0))

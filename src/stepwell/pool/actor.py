@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 import ray
@@ -61,6 +61,17 @@ class PoolPlan:
     def shard_names(self) -> tuple[str, ...]:
         """The first has the pool's own name, so that whoever knows that finds the rest."""
         return (self.name, *(f"{self.name}-{n}" for n in range(1, self.shards)))
+
+
+class Peek(NamedTuple):
+    """What a shard could give now."""
+
+    state: int
+    """The state this is true of, to be given to `wait_change`."""
+    ages: list[float]
+    """When what is ready was opened, oldest first."""
+    nothing_after: float
+    """In strict order, what was opened later must wait."""
 
 
 class PoolShard:
@@ -159,10 +170,9 @@ class PoolShard:
         await self._tell()
         return settlement
 
-    async def ready_ages(self, wanted: Wanted) -> tuple[int, list[float]]:
-        """The state this is true of, to be given to `wait_change`; and the ages of what is ready, oldest first."""
+    async def peek(self, wanted: Wanted) -> Peek:
         with self._changing():
-            return self._changes, self._pool.ready_ages(wanted.channel, wanted.unit, wanted.count)
+            return Peek(self._changes, self._pool.ready_ages(wanted), self._pool.nothing_after(wanted))
 
     async def wait_change(self, seen: int, timeout: float) -> None:
         """Until something may have become ready since state `seen`."""

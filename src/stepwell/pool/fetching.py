@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from stepwell.core.lease import Settlement, Wanted
 from stepwell.errors import FetchTimeout, PoolUnavailable
+from stepwell.pool.actor import Peek
 from stepwell.pool.batch import Batch, concat
 from stepwell.pool.shards import PATIENCE, Shards
 
@@ -38,29 +39,30 @@ class _Gathering:
     async def run(self, timeout: float) -> Batch:
         deadline = time.monotonic() + timeout
         while True:
-            seen, ages = await self._peek()
-            chosen = _oldest(ages, self._left)
-            if sum(chosen.values()) == self._left:
+            seen = await self._peek()
+            chosen = _oldest(seen, self._left)
+            enough = sum(chosen.values()) == self._left
+            if enough:
                 await asyncio.gather(*(self._take(name, count) for name, count in chosen.items()))
-                if self._left == 0:
-                    return concat(self._parts)
-            elif time.monotonic() >= deadline:
+            if self._left == 0:
+                return concat(self._parts)
+            if time.monotonic() >= deadline:
                 await self._give_up(timeout)
-            else:
+            if not enough:
                 await self._park(seen, min(PARK, max(0.01, deadline - time.monotonic())))
 
-    async def _peek(self) -> tuple[dict[str, int], dict[str, list[float]]]:
-        async def peek(name: str) -> tuple[int, list[float]]:
+    async def _peek(self) -> dict[str, Peek]:
+        """What each shard that answers could give."""
+
+        async def peek(name: str) -> Peek | None:
             try:
-                answer: tuple[int, list[float]] = await self._shards.ask(
-                    name, "ready_ages", self._of(self._left), patience=PEEK_PATIENCE
-                )
+                answer: Peek = await self._shards.ask(name, "peek", self._of(self._left), patience=PEEK_PATIENCE)
             except PoolUnavailable:
-                return -1, []
+                return None
             return answer
 
-        answers = dict(zip(self._names, await asyncio.gather(*map(peek, self._names)), strict=True))
-        return {name: seen for name, (seen, _) in answers.items()}, {name: ages for name, (_, ages) in answers.items()}
+        answers = zip(self._names, await asyncio.gather(*map(peek, self._names)), strict=True)
+        return {name: answer for name, answer in answers if answer is not None}
 
     async def _take(self, name: str, count: int) -> None:
         """Each part has a lease of its own; a part that another consumer was quicker to get is looked for again."""
@@ -69,13 +71,12 @@ class _Gathering:
             self._parts.append(part)
             self._left -= count
 
-    async def _park(self, seen: dict[str, int], timeout: float) -> None:
+    async def _park(self, seen: dict[str, Peek], timeout: float) -> None:
         waits = [
             asyncio.ensure_future(
-                self._shards.ask(name, "wait_change", state, timeout, patience=timeout + PEEK_PATIENCE)
+                self._shards.ask(name, "wait_change", peek.state, timeout, patience=timeout + PEEK_PATIENCE)
             )
-            for name, state in seen.items()
-            if state >= 0
+            for name, peek in seen.items()
         ]
         if not waits:
             await asyncio.sleep(timeout)
@@ -103,9 +104,11 @@ async def settle(shards: Shards, batch: Batch, how: str) -> Settlement:
     return max(answers, key=list(Settlement).index, default=Settlement.DONE)
 
 
-def _oldest(ages: dict[str, list[float]], count: int) -> dict[str, int]:
+def _oldest(seen: dict[str, Peek], count: int) -> dict[str, int]:
     """How many to take from each shard, so that together they are the oldest."""
+    limit = min((peek.nothing_after for peek in seen.values()), default=0.0)
+    ages = ((age, name) for name, peek in seen.items() for age in peek.ages if age <= limit)
     chosen: dict[str, int] = {}
-    for _, name in heapq.nsmallest(count, ((age, name) for name, listed in ages.items() for age in listed)):
+    for _, name in heapq.nsmallest(count, ages):
         chosen[name] = chosen.get(name, 0) + 1
     return chosen

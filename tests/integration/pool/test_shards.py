@@ -89,6 +89,18 @@ def test_a_fetch_that_times_out_takes_nothing_and_names_every_shard(client: Pool
     assert len(pool.fetch_batch(2)) == 2
 
 
+def test_in_strict_order_an_unfinished_group_on_one_shard_holds_all_shards(client: PoolClient, pool: DataPool) -> None:
+    rollouts(client, "p0", "p1")
+    asyncio.run(client.register_trajectory(Registration("slow", "p2")))
+    rollouts(client, "p3", "p4", "p5")
+    assert pool.fetch_batch(2, order="strict").columns.prompt_uids == ["p0", "p1"]
+    with pytest.raises(FetchTimeout, match="'p2', has 0 of 1 trajectories complete"):
+        pool.fetch_batch(1, order="strict", timeout=0.2)
+    asyncio.run(client.submit_steps([make_step("slow", "p2")]))
+    asyncio.run(client.complete_trajectory("slow", "p2", None))
+    assert pool.fetch_batch(4, order="strict").columns.prompt_uids == ["p2", "p3", "p4", "p5"]
+
+
 def test_a_batch_is_acknowledged_on_leaving_its_block_and_given_back_on_an_exception(
     client: PoolClient, pool: DataPool
 ) -> None:

@@ -1,0 +1,222 @@
+"""What the DataPool costs over bare Ray: steps of 2,048 + 256 tokens into it and out of it, on this machine.
+
+Ingest: the very same messages of 32 steps, eight in flight, go to a bare actor that only keeps them, to a shard, to a
+shard with a journal, and to four shards in turn. Each is emptied after each round, outside the measured time. Fetch: a
+batch of 512 steps through a shard against `ray.put` + `ray.get` of that batch. What is compared is measured in turns,
+and a ratio is the median over rounds, so that what else the machine does falls on all alike.
+
+    python -m benchmarks.pool
+"""
+
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
+
+import numpy as np
+import ray
+
+from benchmarks.pool_rules import measure_depths
+from benchmarks.report import report
+from stepwell.core.columns import Columns, pack
+from stepwell.core.limits import Limits
+from stepwell.core.step import Step, logprobs_array
+from stepwell.pool.actor import WAITERS, PoolPlan, PoolShard
+from stepwell.pool.batch import Batch
+
+PROMPT, RESPONSE = 2_048, 256
+STEP_MB = 4 * (PROMPT + RESPONSE) / 1e6
+A_MESSAGE, IN_FLIGHT, GROUP = 32, 8, 8
+MESSAGES = 160
+"""In a round: 47 MB of tokens, which is the most that any of the actors ever holds."""
+BATCH = 512
+INGEST_ROUNDS, FETCH_ROUNDS, DEPTH_ROUNDS = 15, 31, 9
+SHARDS = 4
+STORE = 2**30
+
+numbers = count()
+
+
+class BareActor:
+    """Keeps what it gets."""
+
+    def __init__(self) -> None:
+        self._kept: list[Columns] = []
+
+    async def submit_steps(self, steps: Columns, channel: str, group_size: int) -> list[str]:
+        self._kept.append(steps)
+        return ["accepted"] * len(steps)
+
+    async def clear(self) -> None:
+        self._kept.clear()
+
+
+class Side:
+    """One or several actors that take messages in turn."""
+
+    def __init__(self, actors: Sequence[Any], empty: Callable[[Any, int], Any]) -> None:
+        self._actors = actors
+        self._empty = empty
+
+    def ingest(self, messages: Sequence[Columns]) -> float:
+        """Steps a second. Empty again afterwards."""
+        answers: deque[Any] = deque()
+        start = time.perf_counter()
+        for number, message in enumerate(messages):
+            if len(answers) == IN_FLIGHT:
+                self._check(answers.popleft())
+            answers.append(self._actors[number % len(self._actors)].submit_steps.remote(message, "train", GROUP))
+        for answer in answers:
+            self._check(answer)
+        took = time.perf_counter() - start
+        steps = sum(len(message) for message in messages)
+        ray.get([self._empty(actor, steps // len(self._actors)) for actor in self._actors])
+        return steps / took
+
+    def _check(self, answer: Any) -> None:
+        verdicts = ray.get(answer)
+        assert verdicts == ["accepted"] * A_MESSAGE, verdicts
+
+
+def start(kind: type, *args: object) -> Any:
+    return ray.remote(kind).options(max_concurrency=WAITERS, num_cpus=0).remote(*args)
+
+
+def start_shard(name: str, journal: str | None = None) -> Any:
+    return start(PoolShard, PoolPlan(limits=Limits(max_queue_size=10**6), journal=journal), name)
+
+
+def fetch(shard: Any, steps: int) -> Any:
+    return shard.fetch_batch.remote(steps // GROUP)
+
+
+@contextmanager
+def all_sides() -> Iterator[dict[str, Side]]:
+    """By the name their figures have."""
+    with tempfile.TemporaryDirectory() as journal:
+        bare = start(BareActor)
+        yield {
+            "bare": Side([bare], lambda actor, steps: actor.clear.remote()),
+            "shard": Side([start_shard("shard")], fetch),
+            "journal": Side([start_shard("journal", journal)], fetch),
+            "shards": Side([start_shard(f"shard-{n}") for n in range(SHARDS)], fetch),
+        }
+
+
+def make_message() -> Columns:
+    luck = np.random.default_rng(0)
+    steps = [
+        Step(
+            prompt_ids=luck.integers(0, 150_000, PROMPT, dtype=np.int32),
+            response_ids=luck.integers(0, 150_000, RESPONSE, dtype=np.int32),
+            response_logprobs=logprobs_array(-luck.random(RESPONSE)),
+            trajectory_uid="",
+            prompt_uid="",
+            is_last=True,
+        )
+        for _ in range(A_MESSAGE)
+    ]
+    return pack(steps)
+
+
+def under_new_names(message: Columns) -> Columns:
+    """The same tokens as other trajectories, so that no step is a duplicate."""
+    uids = [f"{next(numbers):032x}" for _ in range(len(message))]
+    prompts = [uids[place - place % GROUP] for place in range(len(uids))]
+    return replace(message, uids=uids, trajectory_uids=uids, prompt_uids=prompts)
+
+
+def measure_ingest() -> dict[str, float]:
+    template = make_message()
+    rates: dict[str, list[float]] = {}
+    with all_sides() as sides:
+        names = list(sides)
+        for round_number in range(INGEST_ROUNDS + 1):
+            messages = [under_new_names(template) for _ in range(MESSAGES)]
+            turn = round_number % len(names)
+            for name in names[turn:] + names[:turn]:
+                rate = sides[name].ingest(messages)
+                if round_number:  # the first warms up
+                    rates.setdefault(name, []).append(rate)
+            if round_number:
+                print_round(
+                    f"ingest {round_number}/{INGEST_ROUNDS}", {name: rates[name][-1] for name in names}, "steps/s"
+                )
+    figures: dict[str, float] = {}
+    for name in names:
+        figures[f"{name}_steps_s"] = round(statistics.median(rates[name]))
+        figures[f"{name}_mb_s"] = round(statistics.median(rates[name]) * STEP_MB, 1)
+    return figures | {
+        "shard_of_bare": ratio(rates["shard"], rates["bare"]),
+        "journal_of_bare": ratio(rates["journal"], rates["bare"]),
+        "four_shards_of_one": ratio(rates["shards"], rates["shard"]),
+    }
+
+
+def measure_fetch() -> dict[str, float]:
+    template = make_message()
+    shard = start_shard("fetched")
+    ours: list[float] = []
+    bare: list[float] = []
+    for round_number in range(FETCH_ROUNDS + 1):
+        messages = [under_new_names(template) for _ in range(BATCH // A_MESSAGE)]
+        ray.get([shard.submit_steps.remote(message, "train", GROUP) for message in messages])
+        begin = time.perf_counter()
+        batch: Batch = ray.get(shard.fetch_batch.remote(BATCH // GROUP, lease=60.0))
+        fetched = time.perf_counter()
+        again: Batch = ray.get(ray.put(batch))
+        put_and_got = time.perf_counter()
+        assert len(batch.columns) == len(again.columns) == BATCH
+        ray.get(shard.ack.remote(batch.leases[0][1]))
+        if round_number:
+            ours.append((fetched - begin) * 1e3)
+            bare.append((put_and_got - fetched) * 1e3)
+            if round_number % 10 == 0:
+                print_round(f"fetch {round_number}/{FETCH_ROUNDS}", {"bare": bare[-1], "shard": ours[-1]}, "ms")
+    return {
+        "fetch_ms": round(statistics.median(ours), 2),
+        "bare_put_get_ms": round(statistics.median(bare), 2),
+        "fetch_of_bare": ratio(bare, ours),
+    }
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 3)
+
+
+def print_round(title: str, values: Mapping[str, float], unit: str) -> None:
+    print(f"{title:>14} " + "  ".join(f"{name} {value:>8,.1f}" for name, value in values.items()), unit, flush=True)
+
+
+def main() -> None:
+    with start_ray(object_store_memory=STORE):
+        figures = measure_ingest() | measure_fetch()
+    shallow, deep = measure_depths(DEPTH_ROUNDS)
+    figures |= {
+        "core_us_per_step_at_1k": round(shallow, 2),
+        "core_us_per_step_at_1m": round(deep, 2),
+        "core_1m_of_1k": round(deep / shallow, 3),
+    }
+    for name, value in figures.items():
+        print(f"{name:>24} {value:>12,}")
+    report(
+        figures,
+        at_most={"core_1m_of_1k": 1.5},
+        at_least={
+            "shard_of_bare": 0.8,
+            "journal_of_bare": 0.4,
+            "fetch_of_bare": 0.5,
+            "four_shards_of_one": 0.9,  # not slower, but for noise
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Whoever may be killed is killed: what was acknowledged is neither lost nor trained twice."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos_pool import run_chaos
+from stepwell.core.intake import Registration, Verdict
+from stepwell.errors import FetchTimeout
+from stepwell.pool.actor import PoolPlan, start_pool
+from stepwell.pool.client import DataPool, PoolClient
+from tests.builders import make_step
+from tests.rig.ray_cluster import RayCluster
+
+TRAINER = """
+import sys, time
+from stepwell.pool.client import connect
+
+address, namespace, lease = sys.argv[1:]
+batch = connect(address=address, namespace=namespace).fetch_batch(2, lease=float(lease))
+print(*batch.columns.uids, flush=True)
+time.sleep(600)
+"""
+
+
+async def test_nothing_is_lost_or_trained_twice_while_shards_are_killed(namespace: str, tmp_path: Path) -> None:
+    outcome = await run_chaos(namespace, tmp_path, kills=10)
+    assert len(outcome.recoveries) == 10
+    assert len(outcome.record.acknowledged) > 500
+    assert outcome.record.lost == set()
+    assert outcome.record.duplicated == set()
+    assert outcome.record.damaged == set()
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+async def test_what_a_killed_trainer_had_comes_back_once_and_in_order(
+    ray_cluster: RayCluster, namespace: str, shards: int
+) -> None:
+    start_pool(PoolPlan(shards=shards), namespace)
+    client = PoolClient("data_pool", namespace)
+    for n in range(4):
+        await client.register_trajectory(Registration(f"t{n}", f"p{n}"))
+        assert await client.submit_steps([make_step(f"t{n}", f"p{n}", uid=f"s{n}")]) == [Verdict.ACCEPTED]
+        await client.complete_trajectory(f"t{n}", f"p{n}", 1.0)
+    with trainer(ray_cluster.address, namespace, lease=2.0) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().split() == ["s0", "s1"]
+        process.kill()
+    pool = DataPool(client)
+    batch = pool.fetch_batch(4, timeout=20.0, lease=60.0)
+    assert batch.columns.uids == ["s0", "s1", "s2", "s3"]
+    assert batch.attempts_G.tolist() == [1, 1, 0, 0]
+    with pytest.raises(FetchTimeout):
+        pool.fetch_batch(1, timeout=2.5)
+
+
+@contextmanager
+def trainer(address: str, namespace: str, lease: float) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", TRAINER, address, namespace, str(lease)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
