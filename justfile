@@ -29,3 +29,8 @@ e2e *args:
 # every benchmark; each prints one JSON object last and fails if it misses a target
 bench:
     {{python}} -m benchmarks.pool_rules
+    {{python}} -m benchmarks.pool
+
+# a pool whose shards are killed a hundred times under load; some four minutes
+chaos-pool:
+    {{python}} -m benchmarks.chaos_pool --kills 100

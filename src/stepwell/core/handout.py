@@ -19,7 +19,7 @@ from stepwell.core.staleness import is_trained, oldest_version
 from stepwell.errors import BadRequest, Conflict
 
 ENDED_KEPT = 10_000
-"""How many ended leases are remembered, to tell an expired one from an unknown one."""
+"""How many ended leases are remembered, to tell an expired one from one that was acknowledged before."""
 
 
 class Handout:
@@ -27,7 +27,8 @@ class Handout:
         self.leases: dict[str, Lease] = {}
         self._books = books
         self._expiry: PrioritySet[tuple[float, str]] = PrioritySet()
-        self._ended: OrderedDict[str, Settlement] = OrderedDict()
+        self.ended: OrderedDict[str, Settlement] = OrderedDict()
+        """The last leases that are over, and how they ended."""
 
     def take(self, wanted: Wanted, lease_uid: str, expires_at: float) -> Taken | None:
         """What is wanted, under a lease of that name; None while there is not enough.
@@ -58,7 +59,7 @@ class Handout:
         """The data was trained: it is the pool's no more."""
         lease = self._end(lease_uid, Settlement.DONE)
         if lease is None:
-            return self._ended.get(lease_uid, Settlement.UNKNOWN)
+            return self.ended.get(lease_uid, Settlement.UNKNOWN)
         channel = self._books.channels[lease.channel]
         for group in lease.groups:
             channel.ledger.shipped.add(group.held_steps())
@@ -72,7 +73,7 @@ class Handout:
         """The data was not trained: it goes back to the head of its queue."""
         lease = self._end(lease_uid, Settlement.DONE)
         if lease is None:
-            return self._ended.get(lease_uid, Settlement.UNKNOWN)
+            return self.ended.get(lease_uid, Settlement.UNKNOWN)
         self._give_back(lease)
         return Settlement.DONE
 
@@ -209,10 +210,10 @@ class Handout:
         lease = self.leases.pop(lease_uid, None)
         if lease is not None:
             self._expiry.discard((lease.expires_at, lease.uid))
-            self._books.journal.remove_lease(lease)
-            self._ended[lease_uid] = how
-            if len(self._ended) > ENDED_KEPT:
-                self._ended.popitem(last=False)
+            self._books.journal.end_lease(lease, how)
+            self.ended[lease_uid] = how
+            if len(self.ended) > ENDED_KEPT:
+                self.ended.popitem(last=False)
         return lease
 
     def _give_back(self, lease: Lease) -> None:

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
-from stepwell.core.lease import Lease
+from stepwell.core.lease import Lease, Settlement
 from stepwell.core.tokens import Placement
 
 
@@ -33,7 +33,8 @@ class PoolJournal(Protocol):
 
     def save_lease(self, lease: Lease) -> None: ...
 
-    def remove_lease(self, lease: Lease) -> None: ...
+    def end_lease(self, lease: Lease, how: Settlement) -> None:
+        """It is over. How is kept for a while: whoever ended it may not have got the answer, and asks again."""
 
 
 class NoJournal:
@@ -66,5 +67,5 @@ class NoJournal:
     def save_lease(self, lease: Lease) -> None:
         pass
 
-    def remove_lease(self, lease: Lease) -> None:
+    def end_lease(self, lease: Lease, how: Settlement) -> None:
         pass

@@ -67,4 +67,4 @@ class Settlement(StrEnum):
     EXPIRED = "expired"
     """Its time was up: the data has gone back, and will be handed out again."""
     UNKNOWN = "unknown"
-    """There is no such lease: it was ended before, long ago or before a restart."""
+    """There is no such lease: it was ended long ago, or lost with a pool that has no journal."""

@@ -38,28 +38,16 @@ def trajectory_rows(trajectory: Trajectory) -> list[Row]:
 def ship(rows: Sequence[Row], oldest_trained: int | None) -> Columns:
     """The rows as columns. Tokens of policy versions before `oldest_trained` are taken out of training."""
     steps = [row.step for row in rows]
-    rewarded = [_takes_the_rollouts_reward(row) for row in rows]
+    scorers = [row.trajectory if _takes_the_rollouts_reward(row) else row.step for row in rows]
     return Columns(
         tokens=join([t.tokens.read(s.branch, s.prompt_length + s.response_length) for t, s, _, _ in rows], np.int32),
         logprobs=join([_logprobs(step) for step in steps], np.float32),
         mask=_masks(steps, oldest_trained),
         prompt_lengths_S=np.array([step.prompt_length for step in steps], np.int32),
         response_lengths_S=np.array([step.response_length for step in steps], np.int32),
-        rewards_S=np.array(
-            [row.trajectory.reward if own else row.step.reward for row, own in zip(rows, rewarded, strict=True)],
-            np.float64,
-        ),
-        reward_revisions_S=np.array(
-            [
-                row.trajectory.reward_revision if own else row.step.reward_revision
-                for row, own in zip(rows, rewarded, strict=True)
-            ],
-            np.int32,
-        ),
-        reward_sources=[
-            row.trajectory.reward_source if own else row.step.reward_source
-            for row, own in zip(rows, rewarded, strict=True)
-        ],
+        rewards_S=np.array([scorer.reward for scorer in scorers], np.float64),
+        reward_revisions_S=np.array([scorer.reward_revision for scorer in scorers], np.int32),
+        reward_sources=[scorer.reward_source for scorer in scorers],
         step_indexes_S=np.array([row.step_index for row in rows], np.int32),
         policy_versions_S=np.array([step.policy_version for step in steps], np.int64),
         is_last_S=np.array([row.is_last for row in rows], np.bool_),

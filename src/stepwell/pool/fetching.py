@@ -12,7 +12,7 @@ from stepwell.pool.batch import Batch, concat
 from stepwell.pool.shards import PATIENCE, Shards
 
 PEEK_PATIENCE = 2.0
-"""A shard that is restarting is not waited for while others have data."""
+"""Seconds a shard that is up may take to answer; one that is restarting is not waited for at all."""
 PARK = 1.0
 
 
@@ -56,7 +56,9 @@ class _Gathering:
 
         async def peek(name: str) -> Peek | None:
             try:
-                answer: Peek = await self._shards.ask(name, "peek", self._of(self._left), patience=PEEK_PATIENCE)
+                answer: Peek = await self._shards.ask(
+                    name, "peek", self._of(self._left), patience=PEEK_PATIENCE, await_restart=False
+                )
             except PoolUnavailable:
                 return None
             return answer
@@ -74,7 +76,9 @@ class _Gathering:
     async def _park(self, seen: dict[str, Peek], timeout: float) -> None:
         waits = [
             asyncio.ensure_future(
-                self._shards.ask(name, "wait_change", peek.state, timeout, patience=timeout + PEEK_PATIENCE)
+                self._shards.ask(
+                    name, "wait_change", peek.state, timeout, patience=timeout + PEEK_PATIENCE, await_restart=False
+                )
             )
             for name, peek in seen.items()
         ]
@@ -99,9 +103,9 @@ class _Gathering:
 
 
 async def settle(shards: Shards, batch: Batch, how: str) -> Settlement:
-    """Ack or nack every part of a batch; the worst of what became of them."""
+    """Ack or nack every part of a batch; EXPIRED if any part was, for that is what its consumer must know."""
     answers = await asyncio.gather(*(shards.ask(shard, how, uid) for shard, uid in batch.leases))
-    return max(answers, key=list(Settlement).index, default=Settlement.DONE)
+    return max(answers, key=[Settlement.DONE, Settlement.UNKNOWN, Settlement.EXPIRED].index, default=Settlement.DONE)
 
 
 def _oldest(seen: dict[str, Peek], count: int) -> dict[str, int]:

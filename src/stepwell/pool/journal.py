@@ -16,8 +16,9 @@ import numpy as np
 import orjson
 
 from stepwell.core.group import Group, Trajectory
+from stepwell.core.handout import ENDED_KEPT
 from stepwell.core.held import HeldStep
-from stepwell.core.lease import Lease
+from stepwell.core.lease import Lease, Settlement
 from stepwell.core.tokens import Placement
 from stepwell.errors import JournalRefused
 from stepwell.pool.wal import torn_frames
@@ -35,6 +36,7 @@ CREATE TABLE IF NOT EXISTS steps (
     checksum INTEGER
 );
 CREATE TABLE IF NOT EXISTS leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at REAL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ended (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, how TEXT);
 CREATE TABLE IF NOT EXISTS closed (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT);
 CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
 """
@@ -142,8 +144,14 @@ class SqliteJournal:
     def save_lease(self, lease: Lease) -> None:
         self.db.execute("INSERT INTO leases VALUES (?, ?, ?)", (lease.uid, lease.channel, lease.expires_at))
 
-    def remove_lease(self, lease: Lease) -> None:
+    def end_lease(self, lease: Lease, how: Settlement) -> None:
         self.db.execute("DELETE FROM leases WHERE uid = ?", (lease.uid,))
+        self.add_ended(lease.uid, how)
+
+    def add_ended(self, lease_uid: str, how: Settlement) -> None:
+        n = self.db.execute("INSERT INTO ended (uid, how) VALUES (?, ?)", (lease_uid, how.value)).lastrowid or 0
+        if n % 1000 == 0:
+            self.db.execute("DELETE FROM ended WHERE n <= ?", (n - ENDED_KEPT,))
 
     def meta(self, key: str) -> Any:
         row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()

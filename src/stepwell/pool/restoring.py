@@ -11,7 +11,7 @@ import orjson
 
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
-from stepwell.core.lease import Lease
+from stepwell.core.lease import Lease, Settlement
 from stepwell.core.pool import Pool
 from stepwell.core.stats import Tally
 from stepwell.core.step import Exactness, VersionSpan
@@ -46,6 +46,7 @@ def restore(pool: Pool, journal: SqliteJournal) -> Restored:
         log.error("trajectory %s could not be read back from the journal and is lost", trajectory.uid)
     leases = {lease.uid: lease for lease in reader.leases()}
     pool.books.closed.update(dict.fromkeys(reader.closed()))
+    pool.handout.ended.update(reader.ended())
     for group in groups.values():
         _put(pool, group, leases)
     for trajectory in trajectories.values():
@@ -109,6 +110,8 @@ def _write_anew(pool: Pool, journal: SqliteJournal, groups: Iterable[Group], lea
         journal.save_lease(lease)
     for uid in pool.books.closed:
         journal.add_closed(uid)
+    for uid, how in pool.handout.ended.items():
+        journal.add_ended(uid, how)
     journal.commit(pool.books.snapshot())
 
 
@@ -171,6 +174,10 @@ class JournalReader:
     def leases(self) -> Iterator[Lease]:
         for uid, channel, expires_at in self._rows("SELECT uid, channel, expires_at FROM leases"):
             yield Lease(uid, channel, expires_at)
+
+    def ended(self) -> Iterator[tuple[str, Settlement]]:
+        for uid, how in self._rows("SELECT uid, how FROM ended ORDER BY n"):
+            yield uid, Settlement(how)
 
     def closed(self) -> Iterator[str]:
         for (uid,) in self._rows("SELECT uid FROM closed ORDER BY n"):

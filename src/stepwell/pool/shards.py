@@ -42,8 +42,10 @@ class Shards:
         names = await self.names()
         return await asyncio.gather(*(self.ask(name, method, *args, patience=patience) for name in names))
 
-    async def ask(self, shard: str, method: str, *args: Any, patience: float = PATIENCE) -> Any:
-        """Call a shard, again while it restarts, for `patience` seconds at most."""
+    async def ask(
+        self, shard: str, method: str, *args: Any, patience: float = PATIENCE, await_restart: bool = True
+    ) -> Any:
+        """Call a shard, again while it restarts unless told not to, for `patience` seconds at most."""
         why = "it did not answer"
         try:
             async with asyncio.timeout(patience):
@@ -53,6 +55,8 @@ class Shards:
                     except RayActorError as failure:
                         self._handles.pop(shard, None)
                         why = f"it is away ({type(failure).__name__})"
+                        if not await_restart:
+                            raise PoolUnavailable(f"DataPool {shard!r}: no {method}; {why}") from None
                     await asyncio.sleep(PAUSE)
         except TimeoutError:
             raise PoolUnavailable(f"DataPool {shard!r}: no {method} within {patience:g} s; {why}") from None

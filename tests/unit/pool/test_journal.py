@@ -224,3 +224,19 @@ def test_a_file_written_before_a_crash_gets_its_name_after_it(path: Path, tmp_pa
     ParquetArchive(str(folder), "data_pool", journal)
     assert [file.name for file in folder.iterdir()] == ["x.parquet"]
     assert journal.archived() == []
+
+
+def test_how_a_lease_ended_is_known_after_a_restart(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.rollout("a", "p")
+    pool.rollout("b", "q")
+    expired, acked = pool.lease(1, seconds=10), pool.lease(1, seconds=100)
+    assert expired is not None
+    assert acked is not None
+    pool.handout.ack(acked[0])
+    pool.advance(50)
+    save(pool, journal)
+    kill(journal)
+    pool, _, _ = open_pool(path)
+    assert pool.handout.ack(expired[0]) == "expired"
+    assert pool.handout.ack(acked[0]) == "done"
