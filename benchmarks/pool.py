@@ -1,7 +1,7 @@
 """What the DataPool costs over bare Ray: steps of 2,048 + 256 tokens into it and out of it, on this machine.
 
 Ingest: the very same messages of 32 steps, eight in flight, go to a bare actor that only keeps them, to a shard, to a
-shard with a journal, and to four shards in turn; each step is a trajectory, eight of them a group. All are emptied after
+shard with a journal, and to four shards in turn. A step is a trajectory, eight of them a group. All are emptied after
 each round, outside the measured time. Fetch: 64 groups, 512 steps, under a lease, against `ray.put` + `ray.get` of that
 batch. What is compared is measured in turns, and a ratio is the median over rounds, so that what else the machine does
 falls on all alike.
