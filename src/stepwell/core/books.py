@@ -128,6 +128,7 @@ class Books:
         return {
             "policy_version": self.policy_version,
             "counters": counters,
+            "units": {name: channel.unit for name, channel in self.channels.items()},
             "ledgers": {
                 name: [
                     _plain(ledger.accepted),
@@ -145,6 +146,8 @@ class Books:
             Counter(self.counters.refused),
             Counter(self.counters.quarantined),
         )
+        for name, unit in snapshot["units"].items():
+            self.channel(name).unit = None if unit is None else Unit(unit)
         for name, (accepted, shipped, dropped) in snapshot["ledgers"].items():
             self.channel(name).ledger = Ledger(
                 Tally(*accepted), Tally(*shipped), {cause: Tally(*tally) for cause, tally in dropped.items()}

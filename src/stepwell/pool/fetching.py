@@ -5,7 +5,7 @@ import heapq
 import time
 from uuid import uuid4
 
-from stepwell.core.lease import Settlement, Wanted
+from stepwell.core.lease import Order, Settlement, Wanted
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.actor import Peek
 from stepwell.pool.batch import Batch, concat
@@ -40,7 +40,7 @@ class _Gathering:
         deadline = time.monotonic() + timeout
         while True:
             seen = await self._peek()
-            chosen = _oldest(seen, self._left)
+            chosen = {} if self._is_blind(seen) else _oldest(seen, self._left)
             enough = sum(chosen.values()) == self._left
             if enough:
                 await asyncio.gather(*(self._take(name, count) for name, count in chosen.items()))
@@ -65,6 +65,10 @@ class _Gathering:
 
         answers = zip(self._names, await asyncio.gather(*map(peek, self._names)), strict=True)
         return {name: answer for name, answer in answers if answer is not None}
+
+    def _is_blind(self, seen: dict[str, Peek]) -> bool:
+        """In strict order, a shard that does not answer may hold the oldest."""
+        return self._wanted.order is Order.STRICT and len(seen) < len(self._names)
 
     async def _take(self, name: str, count: int) -> None:
         """Each part has a lease of its own; a part that another consumer was quicker to get is looked for again."""

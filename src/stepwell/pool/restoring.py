@@ -44,6 +44,9 @@ def restore(pool: Pool, journal: SqliteJournal) -> Restored:
     for trajectory in reader.fill(trajectories):
         del trajectories[trajectory.number], trajectory.group.trajectories[trajectory.uid]
         log.error("trajectory %s could not be read back from the journal and is lost", trajectory.uid)
+    if reader.damaged:
+        groups = {seq: group for seq, group in groups.items() if group.trajectories}
+        _count_on(pool, groups, trajectories)
     leases = {lease.uid: lease for lease in reader.leases()}
     pool.books.closed.update(dict.fromkeys(reader.closed()))
     pool.handout.ended.update(reader.ended())
@@ -67,6 +70,15 @@ def restore(pool: Pool, journal: SqliteJournal) -> Restored:
     )
 
 
+def _count_on(pool: Pool, groups: Mapping[int, Group], trajectories: Mapping[int, Trajectory]) -> None:
+    """No number is given twice, even if the snapshot that held them is lost."""
+    counters = pool.books.counters
+    arrived = (step.number for trajectory in trajectories.values() for step in trajectory.steps.values())
+    counters.opened = max([counters.opened, *groups])
+    counters.registered = max([counters.registered, *trajectories])
+    counters.arrived = max([counters.arrived, *arrived])
+
+
 def _count_lost(pool: Pool) -> None:
     """What the ledgers say is held and cannot be found is lost to the damage."""
     for name, channel in pool.books.channels.items():
@@ -75,7 +87,9 @@ def _count_lost(pool: Pool) -> None:
         for group in [*channel.groups.values(), *(group for lease in leases for group in lease.groups)]:
             found.add(group.held_steps())
         lost = channel.ledger.held() - found
-        if lost.steps:
+        if lost.steps < 0:  # the ledger itself is lost
+            channel.ledger.accepted -= lost
+        elif lost.steps:
             channel.ledger.dropped["corrupt"] = channel.ledger.dropped.get("corrupt", Tally()) + lost
 
 
@@ -136,19 +150,20 @@ class JournalReader:
 
     def snapshot(self) -> Any:
         for (value,) in self._rows("SELECT value FROM meta WHERE key = 'snapshot'"):
-            return orjson.loads(value)
+            return self._parsed(value)
         return None
 
     def groups(self) -> Iterator[Group]:
         for seq, info in self._rows("SELECT seq, info FROM groups ORDER BY seq"):
-            yield Group(seq, **_named(GROUP_FIELDS, info))
+            if (fields := self._named(GROUP_FIELDS, info)) is not None:
+                yield Group(seq, **fields)
 
     def trajectories(self, groups: Mapping[int, Group]) -> Iterator[Trajectory]:
         for number, seq, info in self._rows("SELECT number, group_seq, info FROM trajectories ORDER BY number"):
-            if seq not in groups:
+            fields = self._named(TRAJECTORY_FIELDS, info)
+            if seq not in groups or fields is None:
                 self.damaged = True
                 continue
-            fields = _named(TRAJECTORY_FIELDS, info)
             self._counted[number] = fields.pop("step_count")
             trajectory = Trajectory(group=groups[seq], number=number, **fields)
             trajectory.group.trajectories[trajectory.uid] = trajectory
@@ -182,6 +197,22 @@ class JournalReader:
     def closed(self) -> Iterator[str]:
         for (uid,) in self._rows("SELECT uid FROM closed ORDER BY n"):
             yield uid
+
+    def _named(self, names: Sequence[str], info: bytes) -> dict[str, Any] | None:
+        values = self._parsed(info)
+        if not isinstance(values, list) or len(values) != len(names):
+            self.damaged = True
+            return None
+        return dict(zip(names, values, strict=True))
+
+    def _parsed(self, value: bytes) -> Any:
+        """None if it is no JSON: these rows have no checksum."""
+        try:
+            return orjson.loads(value)
+        except orjson.JSONDecodeError as failure:
+            self.damaged = True
+            log.error("a row of the journal cannot be read: %s", failure)
+            return None
 
     def _rows(self, query: str) -> Iterator[tuple[Any, ...]]:
         try:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from stepwell.core.intake import Registration
+from stepwell.core.lease import Unit
 from stepwell.core.limits import Limits
-from stepwell.errors import JournalRefused
+from stepwell.errors import Conflict, JournalRefused
 from stepwell.pool.archive import ParquetArchive
 from stepwell.pool.journal import SqliteJournal
 from stepwell.pool.restoring import Restored, restore
@@ -240,3 +241,38 @@ def test_how_a_lease_ended_is_known_after_a_restart(path: Path) -> None:
     pool, _, _ = open_pool(path)
     assert pool.handout.ack(expired[0]) == "expired"
     assert pool.handout.ack(acked[0]) == "done"
+
+
+@pytest.mark.parametrize("table", ["groups", "trajectories", "meta"])
+def test_a_row_that_cannot_be_read_is_damage_and_does_not_keep_the_shard_from_starting(path: Path, table: str) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.rollout("a", "p")
+    pool.rollout("b", "q")
+    save(pool, journal)
+    spoil = "value = x'5b7b' WHERE key = 'snapshot'" if table == "meta" else "info = x'5b7b' WHERE rowid = 1"
+    journal.db.execute(f"UPDATE {table} SET {spoil}")
+    journal.commit_again()
+    kill(journal)
+    pool, journal, restored = open_pool(path)
+    assert restored.damaged
+    pool.rollout("c", "r")
+    save(pool, journal)
+    kill(journal)
+    pool, _, _ = open_pool(path)
+    left = ["a", "b", "c"] if table == "meta" else ["b", "c"]
+    assert pool.stats().channels["train"].held.steps == len(left)
+    assert [group[0].trajectory_uid for group in pool.take(len(left)) or []] == left
+
+
+def test_what_a_channel_is_consumed_by_is_known_after_a_restart(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.register(Registration("t", "p"))
+    pool.submit([make_step(uid="a")])
+    pool.take(1, unit=Unit.STEPS)
+    save(pool, journal)
+    kill(journal)
+    pool, _, _ = open_pool(path)
+    pool.complete("t", "p")
+    assert pool.stats().channels["train"].groups == 0, "all its steps were taken, so it is done"
+    with pytest.raises(Conflict, match="consumed by steps, not by groups"):
+        pool.take(1)
