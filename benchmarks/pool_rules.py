@@ -35,10 +35,11 @@ numbers = count()
 def add_group(pool: Pool) -> None:
     number = next(numbers)
     prompt_uid = f"p{number}"
-    for t in range(GROUP):
-        trajectory_uid = f"t{number}-{t}"
+    trajectory_uids = [f"t{number}-{t}" for t in range(GROUP)]
+    for trajectory_uid in trajectory_uids:
         pool.intake.register(Registration(trajectory_uid, prompt_uid, "train", GROUP))
-        pool.intake.submit(pack([make_step(trajectory_uid, prompt_uid, s) for s in range(STEPS)]))
+    pool.intake.submit(pack([make_step(uid, prompt_uid, s) for uid in trajectory_uids for s in range(STEPS)]))
+    for trajectory_uid in trajectory_uids:
         pool.intake.complete(trajectory_uid, prompt_uid, 1.0)
 
 
