@@ -239,14 +239,14 @@ def test_eviction_frees_the_memory_of_what_it_drops() -> None:
     gc.disable()  # it must not take the garbage collector
     tracemalloc.start()
     try:
-        for n in range(2000):
+        for n in range(500):
             p.rollout(f"t{n}", f"p{n}", prompt_ids=range(2000))
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
         gc.enable()
     assert p.stats().channels["train"].held.steps == 10
-    assert held < 2_000_000, "2,000 steps of 8 kB went in, 10 are held, the rest must be free"
+    assert held < 1_000_000, "500 steps of 8 kB went in, 10 are held, the rest must be free"
 
 
 def test_what_was_acknowledged_is_free_at_once() -> None:
@@ -254,11 +254,11 @@ def test_what_was_acknowledged_is_free_at_once() -> None:
     gc.disable()
     tracemalloc.start()
     try:
-        for n in range(2000):
+        for n in range(500):
             p.rollout(f"t{n}", f"p{n}", prompt_ids=range(2000))
             p.take(1)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
         gc.enable()
-    assert held < 3_000_000
+    assert held < 1_000_000
