@@ -30,6 +30,8 @@ e2e *args:
 bench:
     {{python}} -m benchmarks.pool_rules
     {{python}} -m benchmarks.pool
+    {{python}} -m benchmarks.gateway
+    {{python}} -m benchmarks.streams
 
 # a pool whose shards are killed a hundred times under load; some four minutes
 chaos-pool:

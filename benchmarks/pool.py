@@ -27,6 +27,7 @@ import ray
 from benchmarks.pool_rules import measure_depths
 from benchmarks.report import report
 from stepwell.core.columns import Columns, pack
+from stepwell.core.lease import Wanted
 from stepwell.core.limits import Limits
 from stepwell.core.step import Step, logprobs_array
 from stepwell.pool.actor import WAITERS, PoolPlan, PoolShard
@@ -95,7 +96,7 @@ def start_shard(name: str, journal: str | None = None) -> Any:
 
 
 def fetch(shard: Any, steps: int) -> Any:
-    return shard.fetch_batch.remote(steps // GROUP)
+    return shard.fetch_batch.remote(Wanted(count=steps // GROUP, channel="train"))
 
 
 @contextmanager
@@ -164,13 +165,14 @@ def measure_ingest() -> dict[str, float]:
 def measure_fetch() -> dict[str, float]:
     template = make_message()
     shard = start_shard("fetched")
+    wanted = Wanted(count=BATCH // GROUP, channel="train")
     ours: list[float] = []
     bare: list[float] = []
     for round_number in range(FETCH_ROUNDS + 1):
         messages = [under_new_names(template) for _ in range(BATCH // A_MESSAGE)]
         ray.get([shard.submit_steps.remote(message, "train", GROUP) for message in messages])
         begin = time.perf_counter()
-        batch: Batch = ray.get(shard.fetch_batch.remote(BATCH // GROUP, lease=60.0))
+        batch: Batch = ray.get(shard.fetch_batch.remote(wanted, lease=60.0))
         fetched = time.perf_counter()
         again: Batch = ray.get(ray.put(batch))
         put_and_got = time.perf_counter()

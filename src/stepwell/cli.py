@@ -1,10 +1,11 @@
 """The command line. Its --help loads nothing; a command loads what it needs."""
 
-import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from stepwell import logs
 from stepwell.errors import StepwellError
 
 COMMANDS = {
@@ -38,7 +39,7 @@ def usage() -> str:
 
 def run(command: str, arguments: Sequence[str], program: str) -> None:
     """Run one command; whatever fails, fails in one line."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")
     _, settings_name, function_name = COMMANDS[command]
     try:
         config = import_module("stepwell.config")

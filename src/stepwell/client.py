@@ -26,9 +26,12 @@ TIMEOUT = 90.0
 POLL = 0.2
 
 
-def connect(url: str, *, timeout: float = 30.0) -> "Run":
-    """Reach the gateway at `url`, waiting up to `timeout` seconds until it is ready; says what it lacks if not."""
-    run = Run(url)
+def connect(url: str, *, key: str | None = None, timeout: float = 30.0) -> "Run":
+    """Reach the gateway at `url`, waiting up to `timeout` seconds until it is ready; says what it lacks if not.
+
+    `key` is the gateway's control key, where it has one. The agent itself gets a key of its own, for its trajectory.
+    """
+    run = Run(url, key)
     deadline = time.monotonic() + timeout
     while (why := run.why_not_ready()) is not None:
         if time.monotonic() > deadline:
@@ -40,12 +43,13 @@ def connect(url: str, *, timeout: float = 30.0) -> "Run":
 class Run:
     """A gateway, as an agent's code sees it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/")
+        self._key = key
 
     def why_not_ready(self) -> str | None:
         try:
-            _call("GET", f"{self.url}/ready", None)
+            _call("GET", f"{self.url}/ready", None, self._key)
         except StepwellError as failure:
             return str(failure)
         return None
@@ -60,7 +64,7 @@ class Run:
     ) -> "Trajectory":
         """One rollout. Those that share a prompt_uid form a group, trained together once group_size are complete."""
         wanted = {"prompt_uid": prompt_uid, "channel": channel, "group_size": group_size, "metadata": metadata}
-        return Trajectory(self.url, {name: value for name, value in wanted.items() if value is not None})
+        return Trajectory(self.url, self._key, {name: value for name, value in wanted.items() if value is not None})
 
 
 class Trajectory:
@@ -76,12 +80,13 @@ class Trajectory:
     status: str = "open"
     """After the block: completed, aborted, empty (nothing was called) or late (the pool had let it go)."""
 
-    def __init__(self, url: str, wanted: Mapping[str, Any]) -> None:
+    def __init__(self, url: str, key: str | None, wanted: Mapping[str, Any]) -> None:
         self._url = url
+        self._key = key
         self._wanted = wanted
 
     def __enter__(self) -> Self:
-        opened = _call("POST", f"{self._url}/init_trajectory", self._wanted)
+        opened = _call("POST", f"{self._url}/init_trajectory", self._wanted, self._key)
         self.base_url, self.api_key = opened["base_url"], opened["api_key"]
         self.trajectory_uid, self.prompt_uid = opened["trajectory_uid"], opened["prompt_uid"]
         return self
@@ -106,15 +111,16 @@ class Trajectory:
         await asyncio.to_thread(self.__exit__, kind, error, trace)
 
     def _end(self, how: str, body: Mapping[str, Any]) -> None:
-        self.status = _call("POST", f"{self.base_url}/v1/{how}_trajectory", body)["status"]
+        self.status = _call("POST", f"{self.base_url}/v1/{how}_trajectory", body, self._key)["status"]
 
 
-def _call(method: str, url: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+def _call(method: str, url: str, body: Mapping[str, Any] | None, key: str | None) -> dict[str, Any]:
     try:
         data = None if body is None else json.dumps(body, allow_nan=False).encode()
     except (TypeError, ValueError) as failure:
         raise BadRequest(f"{body} cannot be sent: {failure}") from None
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(url, data, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
             return dict(json.load(answer))

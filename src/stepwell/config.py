@@ -104,15 +104,26 @@ class GatewaySettings(RaySection):
     """Longest response, in tokens; no engine is asked for more."""
     reward_worker_name: str | None = None
     """Name of the reward worker's Ray actor, if there is one."""
+    control_keys: Annotated[tuple[str, ...], NoDecode] = ()
+    """Keys that may do everything, separated by commas: the current one first, then older ones. Without any, all is
+    open. Better given by STEPWELL_GATEWAY_CONTROL_KEYS than on the command line, where others can read it."""
+    engine_key: str | None = None
+    """Key that the engines ask for."""
+    routing: Literal["round_robin", "least_busy", "sticky"] = "round_robin"
+    """Which engine gets a call: round_robin, least_busy, or sticky (always the same one for a trajectory)."""
+    durability: Literal["async", "sync"] = "async"
+    """async answers at once; sync answers only after the pool has confirmed the step."""
+    spool: str | None = None
+    """File in which steps wait for the pool, so that they outlive this process; without one they wait in memory."""
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: int = Field(default=8100, ge=0, le=65535)
     """Port to listen on."""
 
-    @field_validator("vllm_addresses", mode="before")
+    @field_validator("vllm_addresses", "control_keys", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        return value.split(",") if isinstance(value, str) else value
+        return value.split(",") if isinstance(value, str) and value else value or ()
 
     @field_validator("vllm_addresses")
     @classmethod

@@ -27,6 +27,18 @@ class UnknownTrajectory(StepwellError):
     """No trajectory by that name is registered."""
 
 
+class Forbidden(StepwellError):
+    """The key is missing, wrong, or not for this."""
+
+
+class TooLarge(StepwellError):
+    """The request is larger than the gateway takes."""
+
+
+class Overloaded(StepwellError):
+    """More calls are in flight than the gateway takes; there will be room in a moment."""
+
+
 class Conflict(StepwellError):
     """The request contradicts what is already there."""
 

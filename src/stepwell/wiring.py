@@ -7,7 +7,9 @@ import uvicorn
 
 from stepwell.config import GatewaySettings, PoolSettings
 from stepwell.gateway.app import create_app
-from stepwell.gateway.engine import Engines
+from stepwell.gateway.engines import Engines
+from stepwell.gateway.keys import Keys
+from stepwell.gateway.spool import Spool
 from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
 from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import PoolClient
@@ -21,20 +23,24 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def run_gateway(settings: GatewaySettings) -> None:
     """Serve until told to stop."""
+    keys = Keys(settings.control_keys)
     join_ray(settings.ray_address, settings.ray_namespace)
     worker = settings.reward_worker_name
     app = create_app(
         pool=PoolClient(settings.data_pool_name, settings.ray_namespace),
-        engines=Engines(settings.vllm_addresses),
+        engines=Engines(settings.vllm_addresses, routing=settings.routing, api_key=settings.engine_key),
         tokenizer=BackgroundTokenizer(settings.tokenizer_path, load_tokenizer),
         rewards=RewardClient(worker, settings.ray_namespace) if worker else None,
         prompt_length=settings.prompt_length,
         response_length=settings.response_length,
+        keys=keys,
+        spool=Spool(Path(settings.spool)) if settings.spool else None,
+        is_durable=settings.durability == "sync",
     )
-    if settings.host not in LOOPBACK:
+    if keys.open and settings.host not in LOOPBACK:
         log.warning("listening on %s without keys: everyone who can reach it can use it", settings.host)
     log.info("gateway on http://%s:%d", settings.host, settings.port)
-    uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning", access_log=False)
+    uvicorn.run(app, host=settings.host, port=settings.port, log_config=None, log_level="warning", access_log=False)
 
 
 def run_pool(settings: PoolSettings) -> None:

@@ -1,7 +1,5 @@
 """The claim itself: real vLLM, real Ray, the real gateway command and the real openai package."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,45 +10,20 @@ from openai.types.chat import ChatCompletionMessageParam
 
 import stepwell
 from stepwell.core.step import Exactness, Step
-from stepwell.pool.actor import PoolPlan, start_pool
-from stepwell.pool.client import DataPool, PoolClient
-from tests.rig.gateways import GatewayProcess, gateway_process
-from tests.rig.ray_cluster import RayCluster
+from stepwell.pool.client import DataPool
+from tests.rig.gateways import GatewayProcess
 from tests.rig.vllm_server import VllmServer
 
 USER_TURNS = ("Good morning!", "Wie geht's? 你好 🙂", "And then?")
 SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "max_tokens": 24}
-
-
-@pytest.fixture(scope="module")
-def namespace(ray_cluster: RayCluster) -> Iterator[str]:
-    with ray_cluster.namespace() as name:
-        start_pool(PoolPlan(), name)
-        yield name
-
-
-@pytest.fixture(scope="module")
-def pool(namespace: str) -> DataPool:
-    return DataPool(PoolClient("data_pool", namespace))
-
-
-@pytest.fixture(scope="module")
-def gateway(
-    ray_cluster: RayCluster,
-    namespace: str,
-    vllm: VllmServer,
-    tiny_model: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[GatewayProcess]:
-    with gateway_process(
-        tmp_path_factory.mktemp("gateway") / "gateway.log",
-        data_pool_name="data_pool",
-        vllm_addresses=vllm.url,
-        tokenizer_path=tiny_model,
-        ray_address=ray_cluster.address,
-        ray_namespace=namespace,
-    ) as gateway:
-        yield gateway
+FILLED_IN: dict[str, Any] = {
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""What the agent leaves out and the engine is told all the same."""
 
 
 def converse(client: OpenAI) -> list[list[ChatCompletionMessageParam]]:
@@ -101,7 +74,7 @@ def test_a_three_turn_conversation_becomes_three_steps_that_equal_vllms_own_answ
     for seed, (step, messages) in enumerate(zip(steps, prompts, strict=True)):
         assert_is_what_vllm_answers(step, straight_from_vllm(vllm, messages, seed))
         assert step.exactness is Exactness.ENGINE
-        assert step.sampling == {**SAMPLING, "seed": seed}
+        assert step.sampling == {**FILLED_IN, **SAMPLING, "seed": seed}
         assert step.metadata == {"spelling": spelling}
         assert step.trajectory_uid == t.trajectory_uid
     assert [step.reward for step in steps] == [None, None, 0.5]
@@ -156,15 +129,6 @@ def test_the_engines_own_refusals_reach_the_agent_as_the_openai_package_expects(
         pytest.raises(BadRequestError, match="maximum context length"),
     ):
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 4000}])
-
-
-def test_the_openai_package_is_told_that_streaming_is_not_there_yet(gateway: GatewayProcess) -> None:
-    with (
-        stepwell.connect(gateway.url).trajectory() as t,
-        OpenAI(base_url=t.base_url, api_key=t.api_key) as client,
-        pytest.raises(BadRequestError, match="streaming is not supported yet"),
-    ):
-        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], stream=True)
 
 
 def test_the_models_are_listed_below_a_base_url(gateway: GatewayProcess) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.e2e.weights import reload_weights
 from tests.rig.calls import Answer, get, post
 from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
 from tests.rig.reference_logprobs import reference_logprobs
@@ -157,10 +158,10 @@ async def test_new_weights_reach_every_layer(vllm: VllmServer, tiny_model: Path,
     before = await generated(vllm)
     assert_written_by(tiny_model, before, version="default")
     try:
-        await reload(vllm, other_model, version="7")
+        await reload_weights(vllm, other_model, "7")
         assert_written_by(other_model, await generated(vllm), version="7")
     finally:
-        await reload(vllm, tiny_model, version="default")
+        await reload_weights(vllm, tiny_model, "default")
     assert await generated(vllm) == before
 
 
@@ -178,12 +179,3 @@ def assert_written_by(model: Path, choice: Json, *, version: str) -> None:
     expected = reference_logprobs(model, PROMPT_IDS, choice["token_ids"])
     np.testing.assert_allclose(reported, expected, rtol=0, atol=1e-4)
     assert choice["weight_versions"] == [{"version": version, "start": 0, "end": len(reported)}]
-
-
-async def reload(vllm: VllmServer, model: Path, *, version: str) -> None:
-    rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
-    assert (await post(f"{vllm.url}/pause?mode=keep")).status == 200
-    assert (await post(f"{vllm.url}/collective_rpc", rpc)).status == 200
-    assert (await post(f"{vllm.url}/update_weight_version", {"new_version": version})).status == 200
-    assert (await post(f"{vllm.url}/resume")).status == 200
-    assert (await post(f"{vllm.url}/reset_prefix_cache")).json() == {"success": True}

@@ -1,15 +1,15 @@
 """The Python client, against a real gateway process."""
 
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, AuthenticationError, OpenAI
 
 import stepwell
-from stepwell.errors import BadRequest, Conflict, GatewayUnreachable, NotReady, UnknownTrajectory
+from stepwell.errors import BadRequest, Conflict, Forbidden, GatewayUnreachable, NotReady, UnknownTrajectory
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port, serve_gateway
 from tests.rig.memory_pool import MemoryPool
@@ -25,16 +25,16 @@ class Connected:
         self.run = stepwell.connect(url)
 
 
+@asynccontextmanager
+async def serving(pool: MemoryPool, control_keys: Sequence[str] = ()) -> AsyncIterator[str]:
+    async with FakeEngine() as engine, serve_gateway(pool, [engine.url], control_keys=control_keys) as url:
+        yield url
+
+
 @pytest.fixture
 def gateway() -> Iterator[Connected]:
     pool = MemoryPool()
-
-    @asynccontextmanager
-    async def serving() -> AsyncIterator[str]:
-        async with FakeEngine() as engine, serve_gateway(pool, [engine.url]) as url:
-            yield url
-
-    with in_thread(serving()) as url:
+    with in_thread(serving(pool)) as url:
         yield Connected(url, pool)
 
 
@@ -140,3 +140,16 @@ def test_something_that_is_no_gateway_is_recognised() -> None:
         with pytest.raises(GatewayUnreachable, match="answers 404"), stepwell.Run(url).trajectory():
             pass
         server.shutdown()
+
+
+def test_a_gateway_with_keys_gives_each_agent_one_for_its_own_trajectory() -> None:
+    key = "a control key of the test's".replace(" ", "-")
+    with in_thread(serving(MemoryPool(), [key])) as url:
+        run = stepwell.connect(url, key=key)
+        with run.trajectory() as one, run.trajectory() as other:
+            ask(one)
+            with pytest.raises(AuthenticationError), OpenAI(base_url=one.base_url, api_key=other.api_key) as client:
+                client.models.list()
+        assert one.status == "completed"
+        with pytest.raises(Forbidden, match="needs a control key"), stepwell.connect(url).trajectory():
+            pass

@@ -16,7 +16,8 @@ import uvicorn
 
 from stepwell.core.ports import PoolPort, RewardPort
 from stepwell.gateway.app import create_app
-from stepwell.gateway.engine import Engines
+from stepwell.gateway.engines import Engines
+from stepwell.gateway.keys import Keys
 from stepwell.gateway.tokenizer import BackgroundTokenizer
 from tests.rig.waiting import answers, until, wait_until
 
@@ -37,26 +38,29 @@ async def serve_gateway(
     load_tokenizer: Callable[[str], Any] = lambda _: NoTokenizer(),
     prompt_length: int = 2048,
     response_length: int = 64,
+    control_keys: Sequence[str] = (),
+    is_durable: bool = False,
+    routing: str = "round_robin",
 ) -> AsyncIterator[str]:
     """A gateway on a free loopback port; gives its URL."""
     app = create_app(
         pool=pool,
-        engines=Engines(engine_urls),
+        engines=Engines(engine_urls, routing=routing),
         tokenizer=BackgroundTokenizer("no/such/folder", load_tokenizer),
         rewards=rewards,
         prompt_length=prompt_length,
         response_length=response_length,
+        keys=Keys(control_keys),
+        is_durable=is_durable,
     )
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
-    serving = asyncio.create_task(server.serve([listening]))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
+    serving = asyncio.create_task(server.serve())
     try:
         await until(lambda: server.started or serving.done(), "the gateway to start")
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         await serving
-        listening.close()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from stepwell.core.intake import Ending, Registration, Verdict
 from stepwell.core.lease import Wanted
 from stepwell.core.limits import Limits
 from stepwell.core.pacing import Pacing
-from stepwell.core.step import Step
+from stepwell.core.step import Exactness, Step
 from stepwell.errors import PoolUnavailable
 from tests.builders import EasyPool
 
@@ -66,7 +66,7 @@ class MemoryPool:
         await asyncio.Event().wait()
 
     def taken(self, channel: str = "train") -> list[Step]:
-        """The steps of the oldest ready group."""
-        groups = self.rules.take(1, channel)
+        """The steps of the oldest ready group, those that a trainer would leave out included."""
+        groups = self.rules.take(1, channel, untrainable=True, min_exactness=Exactness.RETOKENIZED)
         assert groups is not None, self.rules.waiting_for(Wanted(count=1, channel=channel))
         return groups[0]

@@ -33,6 +33,9 @@ CONTEXT = 4096
 SPREAD = 0.02
 """Standard deviation of every weight, the one transformers starts Qwen2 with."""
 
+HEAD_SPREAD = 0.1
+"""That of a classifier's head: wide enough to tell texts apart."""
+
 REAL_MARK = 0.1
 PADDING_MARK = -100.0
 
@@ -41,13 +44,29 @@ Array = NDArray[np.float32]
 
 def make_tiny_model(folder: Path, *, seed: int = 0) -> Path:
     """Write a complete Hugging Face model folder and return it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(_weights(seed), folder / "model.safetensors", metadata={"format": "pt"})
-    _tokenizer().save(str(folder / "tokenizer.json"))
-    _write(folder / "tokenizer_config.json", _tokenizer_config())
-    _write(folder / "config.json", _model_config())
+    _write_folder(folder, _weights(seed), _model_config())
     _write(folder / "generation_config.json", {"eos_token_id": [END_OF_TURN], "pad_token_id": END_OF_TEXT})
     return folder
+
+
+def make_tiny_classifier(folder: Path, *, seed: int = 0, labels: int = 1) -> Path:
+    """The same model with a head that gives one number a label: with one label, a reward model."""
+    head = np.random.default_rng(seed + 1).normal(0.0, HEAD_SPREAD, (labels, HIDDEN)).astype(np.float32)
+    config = _model_config() | {
+        "architectures": ["Qwen2ForSequenceClassification"],
+        "id2label": {str(label): f"label {label}" for label in range(labels)},
+        "label2id": {f"label {label}": label for label in range(labels)},
+    }
+    _write_folder(folder, _weights(seed) | {"score.weight": head}, config)
+    return folder
+
+
+def _write_folder(folder: Path, weights: dict[str, Array], config: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    _write(folder / "tokenizer_config.json", _tokenizer_config())
+    _write(folder / "config.json", config)
 
 
 def _weights(seed: int) -> dict[str, Array]:

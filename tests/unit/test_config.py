@@ -23,6 +23,11 @@ def test_the_documented_command_line_is_understood() -> None:
         "reward_worker_name": "reward_loop_worker",
         "ray_address": "auto",
         "ray_namespace": "default",
+        "control_keys": (),
+        "engine_key": None,
+        "routing": "round_robin",
+        "durability": "async",
+        "spool": None,
         "host": "0.0.0.0",
         "port": 8100,
     }

@@ -82,8 +82,7 @@ class Books:
 
     def drop_trajectory(self, trajectory: Trajectory, cause: str) -> None:
         """It failed: its data is lost, its place in the group is free."""
-        unleased = [step for step in trajectory.held_steps() if step.lease is None]
-        self.channels[trajectory.group.channel].ledger.drop(cause, unleased)
+        self.channels[trajectory.group.channel].ledger.drop(cause, trajectory.held_steps())
         self.take_out(trajectory)
         self.journal.remove_trajectory(trajectory)
         self.close(trajectory.uid)
@@ -91,7 +90,7 @@ class Books:
     def drop_group(self, group: Group, cause: str) -> None:
         channel = self.channels[group.channel]
         channel.leave(group)
-        channel.ledger.drop(cause, group.unleased_steps())
+        channel.ledger.drop(cause, group.held_steps())
         self.journal.remove_group(group)
         self.close_all(group)
         group.dissolve()
@@ -134,6 +133,7 @@ class Books:
                     _plain(ledger.accepted),
                     _plain(ledger.shipped),
                     {c: _plain(t) for c, t in ledger.dropped.items()},
+                    {k: _plain(t) for k, t in ledger.left_out.items()},
                 ]
                 for name, ledger in ledgers.items()
             },
@@ -148,10 +148,9 @@ class Books:
         )
         for name, unit in snapshot["units"].items():
             self.channel(name).unit = None if unit is None else Unit(unit)
-        for name, (accepted, shipped, dropped) in snapshot["ledgers"].items():
-            self.channel(name).ledger = Ledger(
-                Tally(*accepted), Tally(*shipped), {cause: Tally(*tally) for cause, tally in dropped.items()}
-            )
+        for name, (accepted, shipped, *named) in snapshot["ledgers"].items():
+            tallies = ({key: Tally(*tally) for key, tally in part.items()} for part in named)
+            self.channel(name).ledger = Ledger(Tally(*accepted), Tally(*shipped), *tallies)
 
     def _is_over(self, channel: Channel, more_groups: int) -> bool:
         over_bytes = self.limits.max_bytes is not None and channel.nbytes > self.limits.max_bytes

@@ -164,6 +164,7 @@ class Channel:
             accepted=self.ledger.accepted,
             shipped=self.ledger.shipped,
             dropped=self.ledger.dropped,
+            left_out=self.ledger.left_out,
         )
 
     def _show(self, trajectory: Trajectory) -> None:

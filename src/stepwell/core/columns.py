@@ -47,6 +47,7 @@ class Columns:
     sampling: list[JsonObject]
     extras: list[JsonObject]
     quarantine: list[str | None]
+    untrainable: list[str | None]
 
     def __len__(self) -> int:
         return len(self.uids)
@@ -76,6 +77,7 @@ def pack(steps: Sequence[Step]) -> Columns:
         sampling=[s.sampling for s in steps],
         extras=[s.extras for s in steps],
         quarantine=[s.quarantine for s in steps],
+        untrainable=[s.untrainable for s in steps],
     )
 
 
@@ -122,6 +124,7 @@ def unpack(columns: Columns, *, copy: bool) -> list[Step]:
                 sampling=columns.sampling[i],
                 extras=columns.extras[i],
                 quarantine=columns.quarantine[i],
+                untrainable=columns.untrainable[i],
             )
         )
     return steps

@@ -94,7 +94,3 @@ class Group:
     def held_steps(self) -> Iterator[HeldStep]:
         for trajectory in self.trajectories.values():
             yield from trajectory.held_steps()
-
-    def unleased_steps(self) -> list[HeldStep]:
-        """What is lost when the group is dropped: a step under lease is with its consumer."""
-        return [step for step in self.held_steps() if step.lease is None]

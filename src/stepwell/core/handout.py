@@ -1,7 +1,8 @@
 """What consumers do: take what is ready under a lease, acknowledge it, or let it come back.
 
 What always holds: what was handed out is handed out again only if its lease expired or was given back; then it is the
-oldest there is and goes first.
+oldest there is and goes first. A consumer gets only what passes its gate: the rest of a group goes where the group
+goes, and a group (trajectory, step) of which nothing passes goes as if it had been acknowledged, when it is come upon.
 """
 
 from collections import OrderedDict
@@ -9,12 +10,13 @@ from collections.abc import Iterable
 
 from stepwell.core.books import Books
 from stepwell.core.channel import Channel
+from stepwell.core.gate import Gate
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
 from stepwell.core.lease import Lease, Order, Settlement, Taken, Unit, Wanted
 from stepwell.core.limits import OnStale, Overflow
 from stepwell.core.priority import PrioritySet
-from stepwell.core.shipping import Row, group_rows, ship, trajectory_rows
+from stepwell.core.shipping import group_rows, ship, trajectory_rows
 from stepwell.core.staleness import is_trained, oldest_version
 from stepwell.errors import BadRequest, Conflict
 
@@ -41,14 +43,16 @@ class Handout:
         if channel is None:
             return None
         self._claim(channel, wanted)
-        old = channel.draw_history(round(wanted.count * wanted.history))
-        lease = Lease(lease_uid, channel.name, expires_at)
+        lease = Lease(lease_uid, channel.name, expires_at, wanted.gate)
+        drawn = channel.draw_history(round(wanted.count * wanted.history))
+        old = [group for group in drawn if _has_any(group.held_steps(), lease.gate)]
         if wanted.unit is Unit.STEPS:
-            lease.steps = self._choose_steps(channel, wanted.count)
+            lease.steps = self._choose_steps(channel, wanted)
             enough = len(lease.steps) == wanted.count
         else:
             fresh = wanted.count - len(old)
-            lease.groups = self._choose_groups(channel, wanted, fresh)
+            choose = self._choose_groups if wanted.unit is Unit.GROUPS else self._choose_trajectories
+            lease.groups = choose(channel, wanted, fresh)
             enough = len(lease.groups) == fresh
         if not enough:
             return None
@@ -62,11 +66,10 @@ class Handout:
             return self.ended.get(lease_uid, Settlement.UNKNOWN)
         channel = self._books.channels[lease.channel]
         for group in lease.groups:
-            channel.ledger.shipped.add(group.held_steps())
-            self._books.close_all(group)
-            self._to_history(channel, group)
+            channel.take_back(group)
+            self._to_history(channel, group, lease.gate)
         for trajectory, step in lease.steps:
-            self._ship_step(channel, trajectory, step)
+            self._settle_step(channel, trajectory, step, lease.gate)
         return Settlement.DONE
 
     def nack(self, lease_uid: str) -> Settlement:
@@ -100,33 +103,63 @@ class Handout:
             raise Conflict(f"channel {channel.name!r} is consumed by {channel.unit}, not by {wanted.unit}")
 
     def _choose_groups(self, channel: Channel, wanted: Wanted, count: int) -> list[Group]:
-        """Fewer than `count` if there are fewer. What has become stale is dropped when it is come upon."""
+        """Fewer than `count` if there are fewer. What is stale or left out altogether goes when it is come upon."""
+        gate = wanted.gate
         while True:
-            if wanted.unit is Unit.TRAJECTORIES:
-                chosen = [self._books.trajectories[key[3]] for key in channel.ready_trajectories.smallest(count)]
-                stale = [trajectory for trajectory in chosen if self._is_stale(trajectory.held_steps())]
-                for trajectory in stale:
-                    self._drop_stale_trajectory(trajectory)
-                if not stale:
-                    return [self._alone(channel, trajectory) for trajectory in chosen] if len(chosen) == count else []
-            else:
-                keys = (channel.by_age if wanted.order is Order.STRICT else channel.ready).smallest(count)
-                groups = [channel.groups[seq] for _, seq in keys]
-                stale_groups = [group for group in groups if self._is_stale(group.held_steps())]
-                for group in stale_groups:
-                    self._books.drop_group(group, "stale")
-                if not stale_groups:
-                    return [group for group in groups if group.key in channel.ready]
+            keys = (channel.by_age if wanted.order is Order.STRICT else channel.ready).smallest(count)
+            groups = [channel.groups[seq] for _, seq in keys]
+            gone = [group for group in groups if self._passes_over(channel, group, gate)]
+            if not gone:
+                return [group for group in groups if group.key in channel.ready]
 
-    def _choose_steps(self, channel: Channel, count: int) -> list[tuple[Trajectory, HeldStep]]:
+    def _passes_over(self, channel: Channel, group: Group, gate: Gate) -> bool:
+        if group.key in channel.ready and not _has_any(group.held_steps(), gate):
+            self._leave_out(channel, group, gate)
+            return True
+        if self._is_stale(filter(gate.lets_through, group.held_steps())):
+            self._books.drop_group(group, "stale")
+            return True
+        return False
+
+    def _choose_trajectories(self, channel: Channel, wanted: Wanted, count: int) -> list[Group]:
+        """Each as a group of its own; none if there are fewer than `count`."""
+        gate = wanted.gate
         while True:
-            chosen = [channel.step(number) for (number,) in channel.ready_steps.smallest(count)]
-            stale = [(trajectory, step) for trajectory, step in chosen if self._is_stale((step,))]
-            for trajectory, step in stale:
-                channel.ledger.drop("stale", (step,))
-                self._lay_down(channel, trajectory, step)
-            if not stale:
+            chosen = [self._books.trajectories[key[3]] for key in channel.ready_trajectories.smallest(count)]
+            gone = [trajectory for trajectory in chosen if self._passes_over_trajectory(channel, trajectory, gate)]
+            if not gone:
+                return [self._alone(channel, trajectory) for trajectory in chosen] if len(chosen) == count else []
+
+    def _passes_over_trajectory(self, channel: Channel, trajectory: Trajectory, gate: Gate) -> bool:
+        if not _has_any(trajectory.held_steps(), gate):
+            self._leave_out(channel, self._alone(channel, trajectory), gate)
+            return True
+        if self._is_stale(filter(gate.lets_through, trajectory.held_steps())):
+            self._drop_stale_trajectory(trajectory)
+            return True
+        return False
+
+    def _choose_steps(self, channel: Channel, wanted: Wanted) -> list[tuple[Trajectory, HeldStep]]:
+        gate = wanted.gate
+        while True:
+            chosen = [channel.step(number) for (number,) in channel.ready_steps.smallest(wanted.count)]
+            gone = [step for trajectory, step in chosen if self._passes_over_step(channel, trajectory, step, gate)]
+            if not gone:
                 return chosen
+
+    def _passes_over_step(self, channel: Channel, trajectory: Trajectory, step: HeldStep, gate: Gate) -> bool:
+        if not gate.lets_through(step):
+            self._settle_step(channel, trajectory, step, gate)
+            return True
+        if self._is_stale((step,)):
+            channel.ledger.drop("stale", (step,))
+            self._lay_down(channel, trajectory, step)
+            return True
+        return False
+
+    def _leave_out(self, channel: Channel, group: Group, gate: Gate) -> None:
+        channel.leave(group)
+        self._to_history(channel, group, gate)
 
     def _is_stale(self, steps: Iterable[HeldStep]) -> bool:
         """Would nothing of it be trained under the pool's rule for old data?"""
@@ -188,7 +221,12 @@ class Handout:
 
     def _shipment(self, lease: Lease, old: list[Group]) -> Taken:
         if lease.steps:
-            rows = [_step_row(trajectory, step) for trajectory, step in lease.steps]
+            rows = [
+                row
+                for trajectory, step in lease.steps
+                for row in trajectory_rows(trajectory, lease.gate.lets_through)
+                if row.step is step
+            ]
             return Taken(
                 columns=ship(rows, self._oldest_trained()),
                 group_sizes=[1] * len(rows),
@@ -197,7 +235,7 @@ class Handout:
                 from_history=[False] * len(rows),
             )
         groups = [*lease.groups, *old]
-        parcels = [group_rows(group) for group in groups]
+        parcels = [group_rows(group, lease.gate.lets_through) for group in groups]
         return Taken(
             columns=ship([row for parcel in parcels for row in parcel], self._oldest_trained()),
             group_sizes=[len(parcel) for parcel in parcels],
@@ -226,28 +264,31 @@ class Handout:
             self._books.journal.save_group(group)
         for trajectory, step in lease.steps:
             step.lease = None
-            if trajectory.group.seq in channel.groups:
+            if self._has(trajectory):
                 self._books.journal.save_step(step)
                 channel.show_step(trajectory, step)
-            else:
-                channel.ledger.drop("evicted", (step,))  # its group went while it was away
         if self._books.limits.overflow is Overflow.DROP_OLDEST:
             self._books.make_room(channel)
 
-    def _to_history(self, channel: Channel, group: Group) -> None:
+    def _to_history(self, channel: Channel, group: Group, gate: Gate) -> None:
+        channel.ledger.settle(group.held_steps(), gate)
+        self._books.close_all(group)
         group.lease, group.trained = None, True
-        channel.take_back(group)
         leaving = channel.remember(group)
         if leaving is not group:
             self._books.journal.save_group(group)
         if leaving is not None:
             self._books.journal.retire_group(leaving)
 
-    def _ship_step(self, channel: Channel, trajectory: Trajectory, step: HeldStep) -> None:
-        channel.ledger.shipped.add((step,))
+    def _settle_step(self, channel: Channel, trajectory: Trajectory, step: HeldStep, gate: Gate) -> None:
         step.lease = None
-        if trajectory.group.seq in channel.groups:
+        if self._has(trajectory):
+            channel.ledger.settle((step,), gate)
             self._lay_down(channel, trajectory, step)
+
+    def _has(self, trajectory: Trajectory) -> bool:
+        """It may have been dropped, and counted so, while steps of it were under lease."""
+        return self._books.trajectories.get(trajectory.uid) is trajectory
 
     def _lay_down(self, channel: Channel, trajectory: Trajectory, step: HeldStep) -> None:
         """Nothing of a step is needed any more but its identity; with the last one its group goes too."""
@@ -257,7 +298,6 @@ class Handout:
         self._books.close_if_spent(trajectory.group)
 
 
-def _step_row(trajectory: Trajectory, wanted: HeldStep) -> Row:
-    (index,) = (index for index, step in trajectory.in_order() if step is wanted)
-    last = trajectory_rows(trajectory)[-1].step if trajectory.completed else None
-    return Row(trajectory, wanted, index, wanted is last)
+def _has_any(steps: Iterable[HeldStep], gate: Gate) -> bool:
+    """Is there anything for this consumer?"""
+    return any(map(gate.lets_through, steps))

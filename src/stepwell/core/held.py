@@ -33,6 +33,7 @@ class HeldStep:
     extras: JsonObject
     started_at: float
     quarantine: str | None
+    untrainable: str | None = None
     branch: int = NO_PLACE
     nbytes: int = 0
     """What it added to what is stored."""
@@ -119,4 +120,5 @@ class Message:
             extras=columns.extras[i],
             started_at=self._started_at[i],
             quarantine=columns.quarantine[i],
+            untrainable=columns.untrainable[i],
         )

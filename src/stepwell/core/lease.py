@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stepwell.core.columns import Columns
+from stepwell.core.gate import Gate
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
+from stepwell.core.step import Exactness
 
 
 class Unit(StrEnum):
@@ -34,6 +36,14 @@ class Wanted:
     order: Order = Order.OLDEST_READY
     history: float = 0.0
     """The share of the batch that is drawn at random from what was already trained."""
+    min_exactness: Exactness = Exactness.SUBMITTED
+    """Steps of a lower grade are left out."""
+    untrainable: bool = False
+    """Also the steps marked untrainable, which are left out otherwise."""
+
+    @property
+    def gate(self) -> Gate:
+        return Gate(self.min_exactness, self.untrainable)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +53,8 @@ class Lease:
     uid: str
     channel: str
     expires_at: float
+    gate: Gate
+    """What of it the consumer got to see."""
     groups: list[Group] = field(default_factory=list)
     steps: list[tuple[Trajectory, HeldStep]] = field(default_factory=list)
 

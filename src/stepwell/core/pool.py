@@ -92,6 +92,9 @@ class Pool:
             f"{wanted.count} ready {wanted.unit} in channel {wanted.channel!r}; {len(channel.ready)} ready of "
             f"{len(channel)} groups held"
         )
+        if channel.ledger.left_out:
+            kinds = ", ".join(f"{tally.steps} {kind}" for kind, tally in sorted(channel.ledger.left_out.items()))
+            text += f"; steps left out so far: {kinds}"
         group = channel.oldest_unfinished()
         if group is None:
             return text
@@ -142,7 +145,7 @@ class Pool:
         channel.leave(group)
         for trajectory in list(group.trajectories.values()):
             if not trajectory.completed or (limits.require_reward and not trajectory.is_scored()):
-                channel.ledger.drop("deadline", [step for step in trajectory.held_steps() if step.lease is None])
+                channel.ledger.drop("deadline", trajectory.held_steps())
                 del group.trajectories[trajectory.uid]
                 group.nbytes -= sum(step.nbytes for step in trajectory.steps.values())
                 self.books.journal.remove_trajectory(trajectory)

@@ -1,10 +1,15 @@
-"""Where a thing goes, decided from its name alone, so that every process decides alike."""
+"""Where a thing goes: groups to shards, calls to engines.
 
-from collections.abc import Sequence
-from typing import Generic, TypeVar
+Both are decided from names and counts alone. A shard, and the engine that a trajectory sticks to, come out the same in
+every process; engines may come and go between two choices.
+"""
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Protocol, TypeVar
 from zlib import crc32
 
-T = TypeVar("T")
+from stepwell.errors import BadRequest
 
 
 def shard_of(prompt_uid: str, shards: int) -> int:
@@ -12,17 +17,66 @@ def shard_of(prompt_uid: str, shards: int) -> int:
     return crc32(prompt_uid.encode()) % shards
 
 
-class RoundRobin(Generic[T]):
-    """Gives each of its items in turn."""
+class Routable(Protocol):
+    """What a routing may know of an engine."""
 
-    def __init__(self, items: Sequence[T]) -> None:
-        if not items:
-            raise ValueError("nothing to take turns")
-        self._items = tuple(items)
-        self._next = 0
+    @property
+    def address(self) -> str: ...
+    @property
+    def in_flight(self) -> int: ...
 
-    def order(self) -> tuple[T, ...]:
-        """All items, the one whose turn it is first: the rest are there to fall back on."""
-        start = self._next
-        self._next = (start + 1) % len(self._items)
-        return self._items[start:] + self._items[:start]
+
+R = TypeVar("R", bound=Routable)
+
+
+class Routing(Protocol):
+    def choose(self, engines: Sequence[R], sticky: str) -> R:
+        """One of `engines`, of which there is at least one, for a call of the trajectory named by `sticky`."""
+        ...
+
+
+class RoundRobin:
+    """Each in its turn."""
+
+    def __init__(self) -> None:
+        self._turn = -1
+
+    def choose(self, engines: Sequence[R], sticky: str) -> R:
+        self._turn = (self._turn + 1) % len(engines)
+        return engines[self._turn]
+
+
+class LeastBusy:
+    """The one with the fewest calls in flight; among equals, each in its turn."""
+
+    def __init__(self) -> None:
+        self._turns = RoundRobin()
+
+    def choose(self, engines: Sequence[R], sticky: str) -> R:
+        fewest = min(engine.in_flight for engine in engines)
+        return self._turns.choose([engine for engine in engines if engine.in_flight == fewest], sticky)
+
+
+class Sticky:
+    """The same one for all calls of a trajectory, so that its prefix cache serves them.
+
+    Rendezvous hashing: when an engine is lost, only its own trajectories move; when it returns, so do they.
+    """
+
+    def __init__(self) -> None:
+        self._turns = RoundRobin()
+        """For calls that belong to no trajectory."""
+
+    def choose(self, engines: Sequence[R], sticky: str) -> R:
+        if not sticky:
+            return self._turns.choose(engines, sticky)
+        return max(engines, key=lambda engine: blake2b(f"{sticky} {engine.address}".encode(), digest_size=8).digest())
+
+
+ROUTINGS: Mapping[str, type[Routing]] = {"round_robin": RoundRobin, "least_busy": LeastBusy, "sticky": Sticky}
+
+
+def routing_named(name: str) -> Routing:
+    if name not in ROUTINGS:
+        raise BadRequest(f"no routing is called {name!r}; there are: {', '.join(ROUTINGS)}")
+    return ROUTINGS[name]()

@@ -1,7 +1,11 @@
-"""Held steps on their way to a trainer: in order, indexed, the last one marked and carrying the rollout's reward."""
+"""Held steps on their way to a trainer: in order, indexed, the last one marked, one carrying the rollout's reward.
 
-from collections.abc import Sequence
-from typing import NamedTuple
+What always holds: the reward is on the last row that is not marked untrainable, for a side call must not earn what the
+task did; where all are marked, on the last.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -11,28 +15,35 @@ from stepwell.core.held import HeldStep
 from stepwell.core.staleness import trained_mask
 from stepwell.core.step import BoolArray, FloatArray, JsonObject
 
+Chosen: TypeAlias = Callable[[HeldStep], bool]
+"""Is a step to be shipped?"""
+
 
 class Row(NamedTuple):
     trajectory: Trajectory
     step: HeldStep
     step_index: int
     is_last: bool
+    carries_reward: bool
+    """The rollout's, if it has one and the step none of its own."""
 
 
-def group_rows(group: Group) -> list[Row]:
-    return [row for trajectory in group.trajectories.values() for row in trajectory_rows(trajectory)]
+def group_rows(group: Group, chosen: Chosen) -> list[Row]:
+    return [row for trajectory in group.trajectories.values() for row in trajectory_rows(trajectory, chosen)]
 
 
-def trajectory_rows(trajectory: Trajectory) -> list[Row]:
+def trajectory_rows(trajectory: Trajectory, chosen: Chosen) -> list[Row]:
+    done = trajectory.completed
     if len(trajectory.steps) == 1:
         (step,) = trajectory.steps.values()
-        index = max(0, step.step_index)
-        return [Row(trajectory, step, index, trajectory.completed)] if step.is_held() else []
-    held = [(index, step) for index, step in trajectory.in_order() if step.is_held()]
-    last = len(held) - 1
-    return [
-        Row(trajectory, step, index, trajectory.completed and place == last) for place, (index, step) in enumerate(held)
-    ]
+        return [Row(trajectory, step, max(0, step.step_index), done, done)] if chosen(step) else []
+    indexed = [(index, step) for index, step in trajectory.in_order() if chosen(step)]
+    if not done or not indexed:
+        return [Row(trajectory, step, index, False, False) for index, step in indexed]
+    last = carrier = indexed[-1][1]
+    if last.untrainable is not None:
+        carrier = next((step for _, step in reversed(indexed) if step.untrainable is None), last)
+    return [Row(trajectory, step, index, step is last, step is carrier) for index, step in indexed]
 
 
 def ship(rows: Sequence[Row], oldest_trained: int | None) -> Columns:
@@ -40,7 +51,7 @@ def ship(rows: Sequence[Row], oldest_trained: int | None) -> Columns:
     steps = [row.step for row in rows]
     scorers = [row.trajectory if _takes_the_rollouts_reward(row) else row.step for row in rows]
     return Columns(
-        tokens=join([t.tokens.read(s.branch, s.prompt_length + s.response_length) for t, s, _, _ in rows], np.int32),
+        tokens=join([t.tokens.read(s.branch, s.prompt_length + s.response_length) for t, s, *_ in rows], np.int32),
         logprobs=join([_logprobs(step) for step in steps], np.float32),
         mask=_masks(steps, oldest_trained),
         prompt_lengths_S=np.array([step.prompt_length for step in steps], np.int32),
@@ -62,11 +73,12 @@ def ship(rows: Sequence[Row], oldest_trained: int | None) -> Columns:
         sampling=[step.sampling for step in steps],
         extras=[step.extras for step in steps],
         quarantine=[step.quarantine for step in steps],
+        untrainable=[step.untrainable for step in steps],
     )
 
 
 def _takes_the_rollouts_reward(row: Row) -> bool:
-    return row.is_last and row.step.reward is None and row.trajectory.reward is not None
+    return row.carries_reward and row.step.reward is None and row.trajectory.reward is not None
 
 
 def _metadata(row: Row) -> JsonObject:

@@ -52,5 +52,5 @@ def usage_fault(kind: str, ids: int, counted: int | None) -> str | None:
 
 
 def fault_kind(fault: str) -> str:
-    """The short name a fault is counted under: the word before its colon."""
+    """The short name a reason is counted under: the word before its colon."""
     return fault.partition(":")[0]

@@ -1,13 +1,15 @@
 """What a pool did and holds, in numbers.
 
-What always holds: submitted = accepted + quarantined + refused, and per channel accepted = held + shipped + dropped.
-Nothing leaves the pool without being counted under a cause; what is under lease is held until it is acknowledged.
+What always holds: submitted = accepted + quarantined + refused, and per channel accepted = held + shipped + left out +
+dropped. Nothing leaves the pool without being counted under a cause; what is under lease is held until it is
+acknowledged (or, where single steps are lent, until their rollout is dropped).
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stepwell.core.gate import Gate
 from stepwell.core.held import HeldStep
 
 
@@ -42,6 +44,8 @@ class Ledger:
     """Taken by a trainer and acknowledged."""
     dropped: dict[str, Tally] = field(default_factory=dict)
     """By cause: evicted (the queue was full), aborted (the rollout failed), deadline, stale."""
+    left_out: dict[str, Tally] = field(default_factory=dict)
+    """Not wanted by the trainer whose turn they were, by kind: exactness, or what marks them untrainable."""
 
     def drop(self, cause: str, steps: Iterable[HeldStep]) -> None:
         tally = Tally()
@@ -49,8 +53,16 @@ class Ledger:
         if tally.steps:
             self.dropped[cause] = self.dropped.get(cause, Tally()) + tally
 
+    def settle(self, steps: Iterable[HeldStep], gate: Gate) -> None:
+        """A consumer is done with them: it has trained those that pass its gate."""
+        for step in steps:
+            kind = gate.leaves_out(step)
+            tally = self.shipped if kind is None else self.left_out.setdefault(kind, Tally())
+            tally.add_one(step)
+
     def held(self) -> Tally:
-        return self.accepted - self.shipped - sum(self.dropped.values(), Tally())
+        gone = sum([*self.dropped.values(), *self.left_out.values()], self.shipped)
+        return self.accepted - gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +79,9 @@ class ChannelStats:
     accepted: Tally
     shipped: Tally
     dropped: Mapping[str, Tally]
+    """By cause."""
+    left_out: Mapping[str, Tally]
+    """By kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +113,6 @@ def merge_stats(parts: Sequence[PoolStats]) -> PoolStats:
 
 
 def _merge_channel(parts: Sequence[ChannelStats]) -> ChannelStats:
-    causes = {cause for part in parts for cause in part.dropped}
     return ChannelStats(
         groups=sum(part.groups for part in parts),
         ready_groups=sum(part.ready_groups for part in parts),
@@ -108,5 +122,11 @@ def _merge_channel(parts: Sequence[ChannelStats]) -> ChannelStats:
         held=sum((part.held for part in parts), Tally()),
         accepted=sum((part.accepted for part in parts), Tally()),
         shipped=sum((part.shipped for part in parts), Tally()),
-        dropped={cause: sum((p.dropped.get(cause, Tally()) for p in parts), Tally()) for cause in sorted(causes)},
+        dropped=_merge_tallies([part.dropped for part in parts]),
+        left_out=_merge_tallies([part.left_out for part in parts]),
     )
+
+
+def _merge_tallies(parts: Sequence[Mapping[str, Tally]]) -> dict[str, Tally]:
+    names = sorted({name for part in parts for name in part})
+    return {name: sum((part.get(name, Tally()) for part in parts), Tally()) for name in names}

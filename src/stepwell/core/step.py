@@ -1,7 +1,8 @@
 """The Step: one LLM call, token for token as the engine sampled it.
 
-What always holds: ids are the engine's own (or the white-box agent's), never a re-encoding of text; `reward` is None
-until someone scores, so that an error is never mistaken for 0; a step with `quarantine` set is never trained.
+What always holds: `exactness` says whether ids are the engine's own, a white-box agent's, or a re-encoding of text;
+`reward` is None until someone scores, so that an error is never mistaken for 0; a step with `quarantine` set is never
+trained, one with `untrainable` set only by a consumer that asks for it.
 """
 
 from collections.abc import Mapping
@@ -23,12 +24,21 @@ INDEX_BY_POOL = -1
 
 
 class Exactness(StrEnum):
-    """How far a step's ids can be trusted to be those that were sampled."""
+    """How far a step's ids can be trusted to be those that were sampled: a grade, the best one first."""
 
     ENGINE = "engine"
     """Recorded by the gateway from the engine's own answer."""
     SUBMITTED = "submitted"
     """Handed in by a white-box agent, which vouches for it."""
+    RETOKENIZED = "retokenized"
+    """The engine gave text only, and the gateway encoded it again."""
+
+    def at_least(self, wanted: "Exactness") -> bool:
+        return GRADES[self] <= GRADES[wanted]
+
+
+GRADES = {grade: place for place, grade in enumerate(Exactness)}
+"""0 for the best grade."""
 
 
 class VersionSpan(NamedTuple):
@@ -80,6 +90,9 @@ class Step:
     """Wall-clock seconds at which the call began. Orders the steps whose index the pool decides."""
     quarantine: str | None = None
     """Why this step must not be trained; None for a sound one."""
+    untrainable: str | None = None
+    """Why this sound step is kept but not trained unless the consumer asks for it, written "kind: words" (the kinds:
+    greedy, penalties, constrained, side_call); None for an ordinary one."""
 
     @property
     def identity(self) -> str:

@@ -2,22 +2,30 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 from fastapi import FastAPI, Response
 
 from stepwell.core.ports import PoolPort, RewardPort
-from stepwell.gateway import answers
-from stepwell.gateway.blackbox import KnownTrajectories, opening_router, trajectory_router
-from stepwell.gateway.engine import Engines
+from stepwell.gateway import answers, tracing
+from stepwell.gateway.blackbox import opening_router, trajectory_router
+from stepwell.gateway.calls import AgentCalls
+from stepwell.gateway.engines import Engines
+from stepwell.gateway.front import Front
+from stepwell.gateway.keys import BELOW_A_TRAJECTORY, Keys
+from stepwell.gateway.known import KnownTrajectories
+from stepwell.gateway.operating import operating_router, show
 from stepwell.gateway.readiness import ReadinessCheck
 from stepwell.gateway.recorder import Recorder
+from stepwell.gateway.recording import Recording
+from stepwell.gateway.sight import Sight
+from stepwell.gateway.spool import Spool
 from stepwell.gateway.tokenizer import BackgroundTokenizer
+from stepwell.gateway.versions import Versions
 from stepwell.gateway.whitebox import whitebox_router
-from stepwell.wire import gateway as shapes
+from stepwell.wire.openapi import documented
 
-BELOW_A_TRAJECTORY = ("/v1", "", "/v1/v1")
-"""An agent may append /v1 or not, to a base_url that ends in /v1 or not: all are meant."""
 DRAIN_TIMEOUT = 30.0
 """Seconds a gateway that is told to end waits for the pool to take its last steps."""
 
@@ -30,46 +38,72 @@ def create_app(
     rewards: RewardPort | None,
     prompt_length: int,
     response_length: int,
-) -> FastAPI:
-    known = KnownTrajectories(pool)
-    recorder = Recorder(pool, on_refused=known.forget)
+    keys: Keys,
+    spool: Spool | None = None,
+    is_durable: bool = False,
+) -> Front:
+    sight, traces = Sight(), tracing.start()
+    known, versions = KnownTrajectories(pool), Versions(engines)
+    recorder = Recorder(pool, on_refused=known.forget, sealer=versions, spool=spool)
     readiness = ReadinessCheck(pool, engines, tokenizer, rewards)
+    recording = Recording(recorder, versions, tokenizer, sight, prompt_length=prompt_length, is_durable=is_durable)
+    calls = AgentCalls(
+        pool=pool,
+        engines=engines,
+        known=known,
+        recording=recording,
+        sight=sight,
+        tracing=traces,
+        response_length=response_length,
+    )
+    show(sight, calls, engines, recorder, spool)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         tokenizer.start()
-        async with engines:
-            tasks = [asyncio.create_task(work) for work in (recorder.run(), pool.follow(), readiness.announce())]
-            try:
+        works = (recorder.run(), pool.follow(), readiness.announce(), calls.keep_alives.run(), sight.watch_loop())
+        try:
+            async with engines, _running(engines.watch(), *works):
                 yield
                 await recorder.drain(DRAIN_TIMEOUT)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            await traces.close()
+            if spool is not None:
+                spool.close()
 
-    app = FastAPI(title="Stepwell gateway", lifespan=lifespan)
+    app = FastAPI(
+        title="Stepwell gateway",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
     answers.install(app)
-
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/ready")
-    async def ready(response: Response) -> shapes.Readiness:
-        missing = await readiness.missing()
-        response.status_code = 503 if missing else 200
-        return shapes.Readiness(ready=not missing, missing=missing)
-
-    @app.get("/v1/models")
-    async def models() -> Response:
-        answer = await engines.models()
-        return answers.relayed(answer.status, answer.body)
-
-    lengths = {"prompt_length": prompt_length, "response_length": response_length}
-    app.include_router(opening_router(pool, known))
-    app.include_router(whitebox_router(pool, engines, tokenizer, rewards, **lengths))
-    below = trajectory_router(pool, engines, recorder, known, **lengths)
+    app.include_router(operating_router(engines, readiness, sight))
+    app.include_router(opening_router(pool, known, keys))
+    app.include_router(
+        whitebox_router(
+            pool, engines, tokenizer, rewards, sight, prompt_length=prompt_length, response_length=response_length
+        )
+    )
+    below = trajectory_router(pool, engines, recorder, known)
     for prefix in BELOW_A_TRAJECTORY:
         app.include_router(below, prefix="/{trajectory_uid}/{prompt_uid}" + prefix, include_in_schema=prefix == "/v1")
-    return app
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(documented(app.openapi()), media_type=answers.JSON)
+
+    return Front(app, calls, keys)
+
+
+@contextlib.asynccontextmanager
+async def _running(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,7 +5,8 @@ import logging
 
 from stepwell.core.ports import PoolPort, RewardPort
 from stepwell.errors import StepwellError
-from stepwell.gateway.engine import Engines
+from stepwell.gateway.engines import Engines
+from stepwell.gateway.replica import EngineState
 from stepwell.gateway.tokenizer import BackgroundTokenizer
 
 log = logging.getLogger("stepwell.gateway")
@@ -27,7 +28,7 @@ class ReadinessCheck:
         parts = {
             "tokenizer": self._tokenizer.why_not_ready(),
             "data_pool": await _why(self._pool),
-            "engines": await self._why_no_engine(),
+            "engines": self._why_no_engine(),
             "reward_worker": None if self._rewards is None else await _why(self._rewards),
         }
         return {part: why for part, why in parts.items() if why is not None}
@@ -43,11 +44,12 @@ class ReadinessCheck:
             await asyncio.sleep(PAUSE)
         log.info("ready")
 
-    async def _why_no_engine(self) -> str | None:
-        unreachable = await self._engines.unreachable()
-        if len(unreachable) < len(self._engines.addresses):
+    def _why_no_engine(self) -> str | None:
+        """A paused engine is there: a call to it waits."""
+        states = self._engines.states()
+        if any(engine.state is not EngineState.DOWN for engine in states):
             return None
-        return "; ".join(f"{address}: {why}" for address, why in unreachable.items())
+        return "; ".join(f"{engine.address}: {engine.why}" for engine in states) or "there is none"
 
 
 async def _why(part: PoolPort | RewardPort) -> str | None:

@@ -10,11 +10,14 @@ from stepwell.core.ports import PoolPort, RewardPort, RewardRequest
 from stepwell.core.soundness import step_fault
 from stepwell.errors import BadRequest, EngineUnavailable, NotReady
 from stepwell.gateway.answers import relayed
-from stepwell.gateway.engine import EngineAnswer, Engines
+from stepwell.gateway.engines import Engines
+from stepwell.gateway.reply import EngineAnswer
+from stepwell.gateway.sight import Sight
 from stepwell.gateway.tokenizer import BackgroundTokenizer
 from stepwell.wire import gateway as shapes
 from stepwell.wire.generate import Generated
 from stepwell.wire.recorded import CallContext, recorded_steps
+from stepwell.wire.sampling import make_explicit
 
 
 def whitebox_router(
@@ -22,6 +25,7 @@ def whitebox_router(
     engines: Engines,
     tokenizer: BackgroundTokenizer,
     rewards: RewardPort | None,
+    sight: Sight,
     *,
     prompt_length: int,
     response_length: int,
@@ -30,14 +34,19 @@ def whitebox_router(
 
     @router.post("/generate", response_model=shapes.GenerationDone)
     async def generate(wanted: shapes.Generate) -> shapes.GenerationDone | Response:
+        """Sample from token ids; what could not be trained on is refused."""
         if len(wanted.prompt_ids) > prompt_length:
             raise BadRequest(f"{len(wanted.prompt_ids)} prompt tokens are more than --prompt-length {prompt_length}")
-        asked = wanted.sampling_params.get("max_tokens") or response_length
-        sampling = {**wanted.sampling_params, "max_tokens": min(asked, response_length)}
+        sampling = dict(wanted.sampling_params)
+        if sampling.get("n") not in (None, 1):
+            raise BadRequest("n must be 1: one generation is answered with one sequence of tokens")
+        make_explicit(sampling, response_length)
         context = CallContext("", "", pool.policy_version, time.time(), sampling, prompt_length)
         generated = await engines.generate(wanted.prompt_ids, sampling)
         if isinstance(generated, EngineAnswer):
             return relayed(generated.status, generated.body)
+        took, written = time.time() - context.started_at, len(generated.sampled.response_ids)
+        sight.call_done("generate", 200, took, None, len(wanted.prompt_ids), written)
         return _generation(context, generated)
 
     @router.post("/submit_steps")
@@ -46,6 +55,7 @@ def whitebox_router(
         channel: Annotated[shapes.ChannelName, Query()] = TRAIN,
         group_size: Annotated[shapes.GroupSize | None, Query()] = None,
     ) -> shapes.StepsSubmitted:
+        """Hand in steps of the agent's own making; one with is_last completes its trajectory."""
         steps = [step.to_step() for step in wanted.steps]
         faults = [f"steps.{i}: {fault}" for i, step in enumerate(steps) if (fault := step_fault(step))]
         if faults:
@@ -56,6 +66,7 @@ def whitebox_router(
 
     @router.post("/compute_reward")
     async def compute_reward(wanted: shapes.ComputeReward) -> shapes.RewardComputed:
+        """Ask the reward worker."""
         if rewards is None:
             raise NotReady("no reward worker; start the gateway with --reward-worker-name")
         score = await rewards.compute_reward(

@@ -21,13 +21,13 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from stepwell.core.columns import Columns
 from stepwell.core.intake import TRAIN, Ending, Registration, Reward, Verdict
-from stepwell.core.lease import Order, Settlement, Taken, Unit, Wanted
+from stepwell.core.lease import Settlement, Taken, Wanted
 from stepwell.core.limits import Limits
 from stepwell.core.pacing import Pacing
 from stepwell.core.pool import Pool
 from stepwell.core.stats import PoolStats
 from stepwell.core.step import Step
-from stepwell.errors import BadRequest, FetchTimeout, PoolUnavailable
+from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.archive import ParquetArchive
 from stepwell.pool.batch import Batch, make_batch
 from stepwell.pool.journal import SqliteJournal
@@ -136,21 +136,12 @@ class PoolShard:
     # -- consumers -----------------------------------------------------------------------------------------------------
 
     async def fetch_batch(
-        self,
-        count: int,
-        channel: str = TRAIN,
-        timeout: float = 60.0,
-        lease: float | None = None,
-        unit: str = Unit.GROUPS,
-        order: str = Order.OLDEST_READY,
-        history: float = 0.0,
-        lease_uid: str = "",
+        self, wanted: Wanted, timeout: float = 60.0, lease: float | None = None, lease_uid: str = ""
     ) -> Batch:
         """What is wanted, once it is ready; FetchTimeout says what was still missing.
 
         Under a lease it comes back unless it is acknowledged in so many seconds; without, it is the caller's for good.
         """
-        wanted = make_wanted(count, channel, unit, order, history)
         batch = await self._wait_for(lambda: self._take(wanted, lease_uid, lease), timeout)
         if batch is None:
             raise FetchTimeout(f"waited {timeout:g} s for {self._pool.waiting_for(wanted)}")
@@ -201,7 +192,8 @@ class PoolShard:
         return self._pool.policy_version
 
     async def stats(self) -> PoolStats:
-        return self._pool.stats()
+        with self._changing():
+            return self._pool.stats()
 
     async def quarantined(self) -> list[Step]:
         """The last steps that were quarantined, each with its reason."""
@@ -247,17 +239,6 @@ class PoolShard:
                 except TimeoutError:
                     continue
             return found
-
-
-def make_wanted(count: int, channel: str, unit: str, order: str, history: float) -> Wanted:
-    if count < 1:
-        raise BadRequest(f"a batch has at least one of its {unit}, not {count}")
-    if not 0.0 <= history <= 1.0:
-        raise BadRequest(f"history is a share of the batch, from 0 to 1, not {history}")
-    try:
-        return Wanted(count=count, channel=channel, unit=Unit(unit), order=Order(order), history=history)
-    except ValueError as failure:
-        raise BadRequest(str(failure)) from None
 
 
 def start_pool(plan: PoolPlan, namespace: str) -> PoolPlan:

@@ -1,6 +1,7 @@
 """Trained groups leave for Parquet files, which every trainer and data tool reads. Needs the extra `arrow`.
 
-What always holds: a group's rows stay in the journal until its file is whole, and a group is in one file. A file is
+What always holds: a group's rows stay in the journal until its file is whole, and a group is in one file, with the
+steps that its trainer left out. A file is
 written under a passing name; then, in one transaction, the rows go and the file's name is noted; then it gets its name.
 """
 
@@ -10,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from stepwell.core.group import Group
+from stepwell.core.held import HeldStep
 from stepwell.core.shipping import group_rows, ship
 from stepwell.errors import BadRequest
 from stepwell.pool.batch import make_batch
@@ -68,7 +70,7 @@ class ParquetArchive:
         self._finish()
 
     def _write(self, groups: list[Group], file: str) -> None:
-        parcels = [group_rows(group) for group in groups]
+        parcels = [group_rows(group, HeldStep.is_held) for group in groups]
         columns = ship([row for parcel in parcels for row in parcel], None)
         table = make_batch(columns, [len(parcel) for parcel in parcels]).to_arrow()
         with self._fs.open(file + PASSING, "wb") as output:

@@ -22,8 +22,9 @@ from stepwell.pool.batch import Batch, make_batch
 if TYPE_CHECKING:
     import pyarrow
 
-SCHEMA = 1
-"""Raised when a column changes its meaning or a new one must be understood."""
+SCHEMA = 2
+"""Raised when a column changes its meaning or a new one must be understood: with 2 came `untrainable`."""
+READABLE = (b"1", b"2")
 SCHEMA_KEY = b"stepwell.schema"
 
 
@@ -82,6 +83,7 @@ def columns_from_arrow(table: "pyarrow.Table") -> Columns:
         sampling=_objects(table["sampling"]),
         extras=_objects(table["extras"]),
         quarantine=table["quarantine"].to_pylist(),
+        untrainable=table["untrainable"].to_pylist() if "untrainable" in table.column_names else [None] * len(table),
     )
 
 
@@ -112,6 +114,7 @@ def _written(columns: Columns) -> "dict[str, pyarrow.Array]":
         "finish_reason": pa.array(columns.finish_reasons, pa.string()),
         "started_at": pa.array(columns.started_at_S),
         "quarantine": pa.array(columns.quarantine, pa.string()),
+        "untrainable": pa.array(columns.untrainable, pa.string()),
         "metadata": _json_array(columns.metadata),
         "sampling": _json_array(columns.sampling),
         "extras": _json_array(columns.extras),
@@ -148,9 +151,9 @@ def _check_schema(table: "pyarrow.Table") -> None:
     found = (table.schema.metadata or {}).get(SCHEMA_KEY)
     if found is None:
         raise BadRequest("the table has no stepwell.schema in its metadata: was it made by Batch.to_arrow?")
-    if found != str(SCHEMA).encode():
+    if found not in READABLE:
         raise BadRequest(
-            f"the table has schema version {found.decode()}, this Stepwell reads version {SCHEMA}: install a newer one"
+            f"the table has schema version {found.decode()}, this Stepwell reads up to {SCHEMA}: install a newer one"
         )
 
 

@@ -8,20 +8,20 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from stepwell.core.columns import pack
 from stepwell.core.intake import TRAIN, Ending, Registration, Reward, Verdict
-from stepwell.core.lease import Order, Settlement, Unit
+from stepwell.core.lease import Settlement
 from stepwell.core.pacing import Pacing, merge_pacing
 from stepwell.core.stats import PoolStats, merge_stats
 from stepwell.core.step import Step
 from stepwell.errors import LeaseExpired, PoolUnavailable
-from stepwell.pool.actor import make_wanted
 from stepwell.pool.batch import Batch
 from stepwell.pool.cluster import join_ray
 from stepwell.pool.fetching import fetch, settle
 from stepwell.pool.shards import PATIENCE, Shards
+from stepwell.pool.terms import Terms, make_wanted
 
 T = TypeVar("T")
 
@@ -83,18 +83,10 @@ class PoolClient:
         return merge_pacing(parts, (await self.shards.plan()).limits.batch_size)
 
     async def fetch_batch(
-        self,
-        count: int,
-        channel: str = TRAIN,
-        timeout: float = 60.0,
-        *,
-        lease: float | None = None,
-        unit: str = Unit.GROUPS,
-        order: str = Order.OLDEST_READY,
-        history: float = 0.0,
+        self, count: int, *, timeout: float = 60.0, lease: float | None = None, **terms: Unpack[Terms]
     ) -> Batch:
         """Without a lease, the batch is acknowledged as soon as it has arrived here."""
-        wanted = make_wanted(count, channel, unit, order, history)
+        wanted = make_wanted(count, **terms)
         batch = await fetch(self.shards, wanted, timeout, DELIVERY if lease is None else lease)
         if lease is None:
             await self.ack(batch)
@@ -149,28 +141,23 @@ class DataPool:
         threading.Thread(target=self._loop.run_forever, name="stepwell-pool", daemon=True).start()
 
     def fetch_batch(
-        self,
-        count: int,
-        *,
-        channel: str = TRAIN,
-        timeout: float = 60.0,
-        lease: float | None = None,
-        unit: str = Unit.GROUPS,
-        order: str = Order.OLDEST_READY,
-        history: float = 0.0,
+        self, count: int, *, timeout: float = 60.0, lease: float | None = None, **terms: Unpack[Terms]
     ) -> Batch:
         """The oldest ready groups (or trajectories, or steps), as soon as there are that many.
 
         FetchTimeout says what was still missing. With a `lease`, what is not acknowledged in so many seconds comes
-        back; without, the batch is yours once it has arrived. `history` is the share drawn from what was trained.
+        back; without, the batch is yours once it has arrived. The terms, all optional: `channel`, `unit` ("groups",
+        "trajectories", "steps"), `order` ("oldest_ready", "strict"), `history` (the share drawn from what was trained),
+        `min_exactness` ("engine", "submitted", "retokenized") and `untrainable` (also the steps marked so).
         """
-        how: dict[str, Any] = {"lease": lease, "unit": unit, "order": order, "history": history}
-        return self._run(self._client.fetch_batch(count, channel, timeout, **how))
+        return self._run(self._client.fetch_batch(count, timeout=timeout, lease=lease, **terms))
 
     @contextmanager
-    def batch(self, count: int, *, lease: float = 600.0, **how: Any) -> Iterator[Batch]:
+    def batch(
+        self, count: int, *, timeout: float = 60.0, lease: float = 600.0, **terms: Unpack[Terms]
+    ) -> Iterator[Batch]:
         """A batch to train on in a `with` block: acknowledged on leaving it, given back on an exception."""
-        batch = self.fetch_batch(count, lease=lease, **how)
+        batch = self.fetch_batch(count, timeout=timeout, lease=lease, **terms)
         try:
             yield batch
         except BaseException:

@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import time
+from dataclasses import replace
 from uuid import uuid4
 
 from stepwell.core.lease import Order, Settlement, Wanted
@@ -19,7 +20,7 @@ PARK = 1.0
 async def fetch(shards: Shards, wanted: Wanted, timeout: float, lease: float) -> Batch:
     names = await shards.names()
     if len(names) == 1:
-        args = (wanted.count, wanted.channel, timeout, lease, wanted.unit, wanted.order, wanted.history, uuid4().hex)
+        args = (wanted, timeout, lease, uuid4().hex)
         only: Batch = await shards.ask(names[0], "fetch_batch", *args, patience=timeout + PATIENCE)
         return only
     return await _Gathering(shards, names, wanted, lease).run(timeout)
@@ -102,8 +103,7 @@ class _Gathering:
         raise FetchTimeout(f"waited {timeout:g} s over {len(self._names)} shards. {shown}")
 
     def _of(self, count: int) -> Wanted:
-        wanted = self._wanted
-        return Wanted(count=count, channel=wanted.channel, unit=wanted.unit, order=wanted.order, history=wanted.history)
+        return replace(self._wanted, count=count)
 
 
 async def settle(shards: Shards, batch: Batch, how: str) -> Settlement:

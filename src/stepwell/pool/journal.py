@@ -15,6 +15,7 @@ from zlib import crc32
 import numpy as np
 import orjson
 
+from stepwell.core.gate import Gate
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.handout import ENDED_KEPT
 from stepwell.core.held import HeldStep
@@ -25,7 +26,8 @@ from stepwell.pool.wal import torn_frames
 
 log = logging.getLogger("stepwell.pool")
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Raised with every change to a table or to the names of fields below. What an older file lacks takes its default."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS groups (seq INTEGER PRIMARY KEY, info BLOB);
@@ -35,7 +37,7 @@ CREATE TABLE IF NOT EXISTS steps (
     reward_source TEXT, reward_revision INTEGER, lease TEXT, shipped INTEGER, added BLOB, logprobs BLOB, mask BLOB,
     checksum INTEGER
 );
-CREATE TABLE IF NOT EXISTS leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at REAL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at REAL, gate BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ended (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, how TEXT);
 CREATE TABLE IF NOT EXISTS closed (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT);
 CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -47,7 +49,9 @@ TRAJECTORY_FIELDS = ("uid", "metadata", "completed", "reward", "reward_source", 
 STEP_FIELDS = (
     *("identity", "uid", "step_index", "prompt_length", "response_length", "policy_version", "version_spans"),
     *("metadata", "exactness", "finish_reason", "sampling", "extras", "started_at", "quarantine", "branch", "nbytes"),
+    "untrainable",  # what is new comes last
 )
+GATE_FIELDS = ("min_exactness", "untrainable")
 
 
 class SqliteJournal:
@@ -142,7 +146,8 @@ class SqliteJournal:
             self.db.execute("DELETE FROM closed WHERE n <= ?", (n - self._closed_kept,))
 
     def save_lease(self, lease: Lease) -> None:
-        self.db.execute("INSERT INTO leases VALUES (?, ?, ?)", (lease.uid, lease.channel, lease.expires_at))
+        row = (lease.uid, lease.channel, lease.expires_at, _info(lease.gate, GATE_FIELDS))
+        self.db.execute("INSERT INTO leases VALUES (?, ?, ?, ?)", row)
 
     def end_lease(self, lease: Lease, how: Settlement) -> None:
         self.db.execute("DELETE FROM leases WHERE uid = ?", (lease.uid,))
@@ -200,6 +205,7 @@ class SqliteJournal:
             db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             self._check_schema(db)
             db.executescript(TABLES)
+            _upgrade(db)
         except sqlite3.DatabaseError as failure:
             if isinstance(failure, sqlite3.OperationalError):
                 raise JournalRefused(f"journal {self.path} cannot be opened: {failure}") from None
@@ -233,6 +239,12 @@ class SqliteJournal:
         self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
 
+def _upgrade(db: sqlite3.Connection) -> None:
+    """Give a file of schema version 1 what it lacks; its leases had no gate, and its steps no reason for one."""
+    if "gate" not in {name for _, name, *_ in db.execute("PRAGMA table_info(leases)")}:
+        db.execute("""ALTER TABLE leases ADD COLUMN gate BLOB DEFAULT '["submitted", false]'""")
+
+
 def checksum(*parts: bytes | memoryview | None) -> int:
     """SQLite does not notice a flipped bit in a row; this does."""
     value = 0
@@ -261,7 +273,7 @@ def _state(step: HeldStep) -> tuple[float | None, str, int, str | None, bool]:
     return step.reward, step.reward_source, step.reward_revision, step.lease, step.shipped
 
 
-def _info(of: Group | Trajectory | HeldStep, names: Iterable[str]) -> bytes:
+def _info(of: Group | Trajectory | HeldStep | Gate, names: Iterable[str]) -> bytes:
     return _dump([getattr(of, name) for name in names])
 
 

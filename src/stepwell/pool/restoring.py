@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from stepwell.core.gate import Gate
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
 from stepwell.core.lease import Lease, Settlement
@@ -16,7 +17,7 @@ from stepwell.core.pool import Pool
 from stepwell.core.stats import Tally
 from stepwell.core.step import Exactness, VersionSpan
 from stepwell.core.tokens import TokenStore
-from stepwell.pool.journal import GROUP_FIELDS, STEP_FIELDS, TRAJECTORY_FIELDS, SqliteJournal, checksum
+from stepwell.pool.journal import GATE_FIELDS, GROUP_FIELDS, STEP_FIELDS, TRAJECTORY_FIELDS, SqliteJournal, checksum
 
 log = logging.getLogger("stepwell.pool")
 
@@ -187,8 +188,10 @@ class JournalReader:
         return trajectory.completed and 0 < self._counted[trajectory.number] <= len(trajectory.steps)
 
     def leases(self) -> Iterator[Lease]:
-        for uid, channel, expires_at in self._rows("SELECT uid, channel, expires_at FROM leases"):
-            yield Lease(uid, channel, expires_at)
+        for uid, channel, expires_at, gate in self._rows("SELECT uid, channel, expires_at, gate FROM leases"):
+            fields = self._named(GATE_FIELDS, gate)
+            if fields is not None:
+                yield Lease(uid, channel, expires_at, Gate(Exactness(fields["min_exactness"]), fields["untrainable"]))
 
     def ended(self) -> Iterator[tuple[str, Settlement]]:
         for uid, how in self._rows("SELECT uid, how FROM ended ORDER BY n"):
@@ -222,16 +225,12 @@ class JournalReader:
             log.error("the journal cannot be read on: %s (%s)", failure, query)
 
 
-def _named(names: Sequence[str], info: bytes) -> dict[str, Any]:
-    return dict(zip(names, orjson.loads(info), strict=True))
-
-
 def _read_step(trajectory: Trajectory, row: tuple[Any, ...]) -> bool:
     """Put one step back; False if it is not what was written, or what it builds upon is missing."""
     number, _, base, shared, info, reward, source, revision, lease, shipped, added, logprobs, mask, check = row
     if checksum(info, added, logprobs, mask) != check:
         return False
-    fields = _named(STEP_FIELDS, info)
+    fields = dict(zip(STEP_FIELDS, orjson.loads(info), strict=False))
     fields["version_spans"] = tuple(VersionSpan(*span) for span in fields["version_spans"])
     step = HeldStep(
         **fields | {"exactness": Exactness(fields["exactness"])},

@@ -7,11 +7,16 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraint
 from stepwell.core.intake import Ending
 from stepwell.core.step import Step, VersionSpan, ids_array, logprobs_array, mask_array
 
-Uid = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._~:@-]{0,127}$")]
+UID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._~:@-]{0,127}"
+Uid = Annotated[str, StringConstraints(pattern=f"^{UID_PATTERN}$")]
 """Stands in a URL as it is: letters, digits and . _ ~ : @ -, the first a letter or digit, 128 at most."""
 ChannelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 GroupSize = Annotated[int, Field(ge=1, le=65536)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenCount = Annotated[int, Field(ge=0, lt=2**31)]
+Version = Annotated[int, Field(ge=0, lt=2**63)]
+Logprob = Annotated[float, Field(gt=-1e38, lt=1e38)]
+"""Fits in 32 bits; whether it can be one is for core/soundness.py to say."""
 JsonFields = dict[str, Any]
 
 
@@ -65,14 +70,15 @@ class SubmittedStep(Shape):
     response_ids: list[TokenId]
     trajectory_uid: Uid
     prompt_uid: Uid
-    step_index: int = Field(ge=0)
+    step_index: int = Field(ge=0, lt=2**31)
     reward: FiniteFloat | None = None
-    policy_version: int = Field(default=0, ge=0)
+    policy_version: Version = 0
     is_last: bool = False
     metadata: JsonFields = {}
-    response_logprobs: list[float] | None = None
+    response_logprobs: list[Logprob] | None = None
     response_mask: list[bool] | None = None
-    version_spans: list[VersionSpan] = []
+    version_spans: list[tuple[Version, TokenCount, TokenCount]] = []
+    """Version, first token, and the token after the last, of each run of tokens that one version wrote."""
     finish_reason: str | None = None
     sampling: JsonFields = {}
     extras: JsonFields = {}
@@ -91,7 +97,7 @@ class SubmittedStep(Shape):
             metadata=self.metadata,
             response_logprobs=None if logprobs is None else logprobs_array(logprobs),
             response_mask=None if mask is None else mask_array(mask),
-            version_spans=tuple(self.version_spans),
+            version_spans=tuple(VersionSpan(*span) for span in self.version_spans),
             finish_reason=self.finish_reason,
             sampling=self.sampling,
             extras=self.extras,
@@ -153,3 +159,27 @@ class Readiness(Shape):
     ready: bool
     missing: dict[str, str]
     """What is not there yet, and why."""
+
+
+Address = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+[^\s?#]*$", max_length=2000)]
+
+
+class EngineAddress(Shape):
+    address: Address
+    """http://host:port"""
+
+
+class EngineNow(Shape):
+    address: str
+    state: str
+    """healthy, paused or down."""
+    why: str
+    """Why it is down; else empty."""
+    in_flight: int
+    weight_version: str | None
+    server: str
+    """The version the server reports; empty for a plain OpenAI server."""
+
+
+class EngineList(Shape):
+    engines: list[EngineNow]

@@ -4,13 +4,15 @@ Whether what was read is fit for training is not decided here but in core/soundn
 """
 
 import json
+import math
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import orjson
 
-from stepwell.core.step import FloatArray, IntArray
+from stepwell.core.step import FloatArray, IntArray, VersionSpan
 from stepwell.errors import EngineUnavailable
 
 NO_IDS: IntArray = np.empty(0, np.int32)
@@ -24,6 +26,10 @@ class Sampled:
     response_ids: IntArray
     logprobs: FloatArray | None
     finish_reason: str | None
+    version_spans: tuple[VersionSpan, ...] = ()
+    """Which weights wrote which tokens, where that is known exactly."""
+    stop_string: str | None = None
+    """What ended it, where that was a text the request had named; told of generations only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +40,25 @@ class Usage:
     completion_tokens: int | None
 
 
+NO_USAGE = Usage(None, None)
+
+
 def read_object(raw: bytes, what: str) -> dict[str, Any]:
-    """A JSON object, NaN and all (which orjson refuses and some engines write)."""
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        try:
-            value = json.loads(raw)
-        except ValueError as failure:
-            raise EngineUnavailable(f"the engine's {what} is not JSON: {failure}") from None
+        value = _read_leniently(raw, what)
     if not isinstance(value, dict):
         raise EngineUnavailable(f"the engine's {what} is not a JSON object")
     return value
+
+
+def write_object(value: dict[str, Any], what: str) -> bytes:
+    """What was read, as bytes again. orjson reads what is nested deeper than it writes."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as failure:
+        raise EngineUnavailable(f"the engine's {what} cannot be passed on: {failure}") from None
 
 
 def read_choices(reply: dict[str, Any]) -> list[dict[str, Any]]:
@@ -56,35 +69,64 @@ def read_choices(reply: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_sampled(reply: dict[str, Any], choice: dict[str, Any], prompt_ids: IntArray | None = None) -> Sampled:
-    """One choice of a chat, completions or generate answer."""
+    """One choice of a chat, completions or generate answer. Completions name the prompt with each choice."""
+    if prompt_ids is None:
+        prompt_ids = read_ids(choice.get("prompt_token_ids") or reply.get("prompt_token_ids"))
     return Sampled(
-        prompt_ids=read_ids(reply.get("prompt_token_ids")) if prompt_ids is None else prompt_ids,
+        prompt_ids=prompt_ids,
         response_ids=read_ids(choice.get("token_ids")),
         logprobs=read_logprobs(choice.get("logprobs")),
-        finish_reason=choice.get("finish_reason"),
+        finish_reason=read_text(choice.get("finish_reason")),
     )
 
 
 def read_usage(reply: dict[str, Any]) -> Usage:
-    usage = reply.get("usage") or {}
-    return Usage(usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    usage = reply.get("usage")
+    if not isinstance(usage, dict):
+        return NO_USAGE
+    return Usage(_read_count(usage.get("prompt_tokens")), _read_count(usage.get("completion_tokens")))
+
+
+def read_text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def read_ids(value: object) -> IntArray:
+    """Whole numbers only: numpy by itself would make ids of 1.5 and "1", and two dimensions of nested lists."""
     try:
-        return np.array(value, np.int32) if isinstance(value, list) else NO_IDS
-    except (ValueError, TypeError, OverflowError):
+        return np.frombuffer(array("i", value), np.int32) if isinstance(value, list) and value else NO_IDS
+    except (TypeError, OverflowError):
         return NO_IDS
 
 
 def read_logprobs(value: object) -> FloatArray | None:
-    """From chat's and generate's {content: [{logprob}]}, or completions' {token_logprobs: []}; a null becomes NaN."""
+    """From chat's and generate's {content: [{logprob}]}, or completions' {token_logprobs: []}."""
     if not isinstance(value, dict):
         return None
     content, flat = value.get("content"), value.get("token_logprobs")
     try:
         if isinstance(content, list):
             flat = [entry["logprob"] for entry in content]
-        return np.array(flat, np.float32) if isinstance(flat, list) else None
-    except (ValueError, TypeError, KeyError):
+        return read_floats(flat) if isinstance(flat, list) else None
+    except (TypeError, KeyError):
         return None
+
+
+def read_floats(values: list[Any]) -> FloatArray | None:
+    """A null becomes NaN; None where one is no number at all."""
+    try:
+        return np.frombuffer(array("f", values), np.float32) if values else np.empty(0, np.float32)
+    except (TypeError, OverflowError):
+        return read_floats([math.nan if value is None else value for value in values]) if None in values else None
+
+
+def _read_count(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _read_leniently(raw: bytes, what: str) -> Any:
+    """Some engines write NaN, which becomes null, and cut characters in two, which become U+FFFD."""
+    try:
+        return orjson.loads(orjson.dumps(json.loads(raw.decode(errors="replace"))))
+    except (ValueError, TypeError, RecursionError) as failure:
+        raise EngineUnavailable(f"the engine's {what} is not JSON: {failure}") from None

@@ -1,8 +1,8 @@
 """What was seen on the wire, as Steps: checked, and quarantined with the reason where it does not add up."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from uuid import uuid4
+from dataclasses import dataclass, field, replace
+from secrets import token_hex
 
 from stepwell.core.soundness import step_fault, usage_fault
 from stepwell.core.step import Exactness, JsonObject, Step
@@ -21,12 +21,17 @@ class CallContext:
     sampling: JsonObject
     prompt_length: int
     """The longest prompt a trainer will take."""
+    untrainable: str | None = None
+    exactness: Exactness = Exactness.ENGINE
+    extras: JsonObject = field(default_factory=dict)
+    choices_per_prompt: int = 1
 
 
 def recorded_steps(context: CallContext, choices: Sequence[Sampled], usage: Usage) -> list[Step]:
     """One step a choice. A count that does not fit condemns all: no one can tell which of them it speaks of."""
     written = sum(len(choice.response_ids) for choice in choices)
-    miscount = usage_fault("prompt", len(choices[0].prompt_ids), usage.prompt_tokens) or usage_fault(
+    read = sum(len(choice.prompt_ids) for choice in choices[:: context.choices_per_prompt])
+    miscount = usage_fault("prompt", read, usage.prompt_tokens) or usage_fault(
         "response", written, usage.completion_tokens
     )
     return [_recorded(context, choice, miscount) for choice in choices]
@@ -39,11 +44,14 @@ def _recorded(context: CallContext, choice: Sampled, miscount: str | None) -> St
         response_logprobs=choice.logprobs,
         trajectory_uid=context.trajectory_uid,
         prompt_uid=context.prompt_uid,
-        policy_version=context.policy_version,
-        exactness=Exactness.ENGINE,
+        policy_version=choice.version_spans[0].version if choice.version_spans else context.policy_version,
+        exactness=context.exactness,
+        untrainable=context.untrainable,
         finish_reason=choice.finish_reason,
+        version_spans=choice.version_spans,
         sampling=context.sampling,
-        uid=uuid4().hex,
+        extras=context.extras,
+        uid=token_hex(16),
         started_at=context.started_at,
     )
     fault = step_fault(step) or miscount or _unfit(step, context.prompt_length)
@@ -52,10 +60,12 @@ def _recorded(context: CallContext, choice: Sampled, miscount: str | None) -> St
 
 
 def _unfit(step: Step, prompt_length: int) -> str | None:
-    if step.response_logprobs is None:
+    if step.response_logprobs is None and step.exactness is Exactness.ENGINE:
         return "no_logprobs: the engine gave no log-probabilities"
     if len(step.prompt_ids) > prompt_length:
         return f"prompt_too_long: {len(step.prompt_ids)} prompt tokens, and a trainer takes {prompt_length}"
+    if step.finish_reason is None:
+        return "cut_short: the answer did not come to its end"
     if step.finish_reason in ("abort", "error"):
         return f"cut_short: the engine ended the answer with {step.finish_reason!r}"
     return None

@@ -10,6 +10,7 @@ import ray
 
 from stepwell.core.columns import pack
 from stepwell.core.intake import Ending, Registration, Verdict
+from stepwell.core.lease import Wanted
 from stepwell.core.limits import Limits
 from stepwell.errors import BadRequest, Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
 from stepwell.pool.actor import PoolPlan, start_pool
@@ -34,7 +35,7 @@ def test_get_actor_finds_it_by_name_and_its_methods_work(client: PoolClient, nam
     pool = ray.get_actor("data_pool", namespace)
     step = make_step(step_index=0, is_last=True, reward=1.0, metadata={"source": "test"})
     assert ray.get(pool.submit_steps.remote(pack([step]), "train")) == ["accepted"]
-    batch = ray.get(pool.fetch_batch.remote(1))
+    batch = ray.get(pool.fetch_batch.remote(Wanted(count=1, channel="train")))
     assert len(batch) == 1
     assert same_step(batch.groups()[0][0][0], step)
     ray.get(pool.set_policy_version.remote(3))
@@ -52,7 +53,7 @@ async def test_steps_come_out_as_they_went_in(client: PoolClient) -> None:
     steps = [make_step(uid=str(i), started_at=i, prompt_ids=range(i + 1)) for i in range(40)]
     assert await client.submit_steps(steps) == [Verdict.ACCEPTED] * 40
     await client.complete_trajectory("t", "p", 0.25)
-    (((*trajectory,),),) = (await client.fetch_batch(1, "train", 5.0)).groups()
+    (((*trajectory,),),) = (await client.fetch_batch(1, timeout=5.0)).groups()
     assert [step.uid for step in trajectory] == [step.uid for step in steps]
     assert all((a.prompt_ids == b.prompt_ids).all() for a, b in zip(steps, trajectory, strict=True))
     assert [step.reward for step in trajectory] == [None] * 39 + [0.25]
@@ -81,11 +82,11 @@ async def test_refusals_reach_the_caller_as_our_own_errors_in_one_line(client: P
     with pytest.raises(UnknownTrajectory, match="POST /init_trajectory first$"):
         await client.complete_trajectory("nobody", "p", None)
     with pytest.raises(BadRequest, match="at least one of its groups, not 0"):
-        await client.fetch_batch(0, "train", 1.0)
+        await client.fetch_batch(0, timeout=1.0)
 
 
 async def test_every_consumer_gets_its_own_groups(client: PoolClient) -> None:
-    fetches = [asyncio.create_task(client.fetch_batch(1, "train", 20.0)) for _ in range(20)]
+    fetches = [asyncio.create_task(client.fetch_batch(1, timeout=20.0)) for _ in range(20)]
     for i in range(20):
         await rollout(client, f"t{i}", f"p{i}", 1.0)
     taken = [batch.columns.trajectory_uids[0] for batch in await asyncio.gather(*fetches)]

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,13 @@ from stepwell.core.intake import Ending, Registration, Reward, Verdict
 from stepwell.core.limits import Limits
 from stepwell.core.routing import shard_of
 from stepwell.core.stats import PoolStats
+from stepwell.core.step import Exactness
 from stepwell.errors import FetchTimeout, LeaseExpired, PoolUnavailable
 from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
 from tests.builders import make_step
 from tests.integration.pool.conftest import actor, pid_of, started
+from tests.rig.waiting import wait_until
 
 SHARDS = 4
 
@@ -127,6 +130,13 @@ def test_a_lease_that_ran_out_is_told_at_acknowledgement(client: PoolClient, poo
     assert pool.stats().channels["train"].shipped.steps == 1
 
 
+def test_a_lease_that_ran_out_is_over_for_whoever_only_looks(client: PoolClient, pool: DataPool) -> None:
+    rollouts(client, "p0")
+    pool.fetch_batch(1, lease=0.1)
+    wait_until(lambda: pool.stats().leases == 0, "the lease to end")
+    assert pool.stats().channels["train"].ready_groups == 1
+
+
 def test_a_killed_shard_comes_back_with_all_it_had_acknowledged(
     client: PoolClient, pool: DataPool, plan: PoolPlan, namespace: str
 ) -> None:
@@ -147,6 +157,35 @@ def test_trained_groups_can_be_mixed_into_later_batches(client: PoolClient, pool
     pool.fetch_batch(16)
     batch = pool.fetch_batch(8, history=0.5)
     assert 0 < batch.from_history_G.sum() <= 4
+
+
+def test_the_gate_holds_on_every_shard_and_what_it_left_out_is_counted_together(
+    client: PoolClient, pool: DataPool
+) -> None:
+    async def send(prompt: str, **second: Any) -> None:
+        """One step that is always wanted, and one more."""
+        await client.register_trajectory(Registration(f"t-{prompt}", prompt))
+        steps = [make_step(f"t-{prompt}", prompt, uid=str(n), started_at=n, **(second if n else {})) for n in range(2)]
+        assert await client.submit_steps(steps) == [Verdict.ACCEPTED] * 2
+        await client.complete_trajectory(f"t-{prompt}", prompt, 1.0)
+
+    def send_all(names: str) -> None:
+        for n in range(8):
+            asyncio.run(send(f"{names}-greedy-{n}", untrainable="greedy: temperature is 0"))
+            asyncio.run(send(f"{names}-again-{n}", exactness=Exactness.RETOKENIZED))
+
+    send_all("first")
+    with pool.batch(16) as batch:
+        assert batch.columns.uids == ["0"] * 16
+        assert batch.rewards_T.tolist() == [1.0] * 16
+    left_out = pool.stats().channels["train"].left_out
+    assert {kind: tally.steps for kind, tally in left_out.items()} == {"exactness": 8, "greedy": 8}
+    send_all("second")
+    assert len(pool.fetch_batch(16, min_exactness="retokenized", untrainable=True).columns) == 32
+    send_all("third")
+    with pytest.raises(FetchTimeout, match="left out so far: .* exactness"):
+        pool.fetch_batch(1, min_exactness="engine", timeout=1.0)
+    assert pool.stats().channels["train"].held.steps == 0
 
 
 def test_rewards_come_late_pacing_adds_up_and_the_version_reaches_every_shard(

@@ -2,13 +2,15 @@
 
 import dataclasses
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from tests.rig.fake_engine.asking import Json, RefusedError, required
+from tests.rig.fake_engine.asking import Json, PauseMode, RefusedError, required
 from tests.rig.fake_engine.faults import Faults
+from tests.rig.fake_engine.plain import as_plain
 
 if TYPE_CHECKING:
     from tests.rig.fake_engine.engine import FakeEngine
@@ -19,16 +21,24 @@ BODY = web.RequestKey("body", dict)
 Answer = Callable[["FakeEngine", web.Request], Json]
 
 
+def add_plain_routes(app: web.Application, engine: "FakeEngine") -> None:
+    app.router.add_get("/v1/models", answering(engine, _models))
+    app.router.add_get("/fake/state", answering(engine, _state))
+    app.router.add_put("/fake/faults", answering(engine, _put_faults))
+
+
 def add_admin_routes(app: web.Application, engine: "FakeEngine") -> None:
-    app.router.add_get("/health", _health)
-    for path, answer in GETS.items():
-        app.router.add_get(path, _answering(engine, answer))
+    add_plain_routes(app, engine)
+    app.router.add_get("/health", _health(engine))
+    app.router.add_post("/pause", _pausing(engine))
+    app.router.add_get("/version", answering(engine, _version))
+    app.router.add_get("/weight_info", _asking_core(engine, _weight_info))
+    app.router.add_get("/is_paused", _asking_core(engine, _is_paused))
     for path, answer in POSTS.items():
-        app.router.add_post(path, _answering(engine, answer))
-    app.router.add_put("/fake/faults", _answering(engine, _put_faults))
+        app.router.add_post(path, answering(engine, answer))
 
 
-def _answering(engine: "FakeEngine", answer: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
+def answering(engine: "FakeEngine", answer: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handler(request: web.Request) -> web.Response:
         return json_response(answer(engine, request))
 
@@ -39,8 +49,11 @@ def json_response(payload: Json, status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(payload), content_type="application/json", status=status)
 
 
-async def _health(request: web.Request) -> web.Response:
-    return web.Response()
+def _health(engine: "FakeEngine") -> Handler:
+    async def health(request: web.Request) -> web.Response:
+        return web.Response(status=engine.health_status)
+
+    return health
 
 
 def _models(engine: "FakeEngine", request: web.Request) -> Json:
@@ -54,11 +67,21 @@ def _models(engine: "FakeEngine", request: web.Request) -> Json:
         "max_model_len": engine.max_model_len,
         "permission": [],
     }
-    return {"object": "list", "data": [card]}
+    return {"object": "list", "data": [as_plain(card) if engine.is_plain else card]}
 
 
 def _version(engine: "FakeEngine", request: web.Request) -> Json:
-    return {"version": "0.32.0"}
+    return {"version": engine.version}
+
+
+def _asking_core(engine: "FakeEngine", answer: Answer) -> Handler:
+    """What vLLM's API server asks its engine core for, which does not listen while it loads weights."""
+
+    async def handler(request: web.Request) -> web.Response:
+        await engine.listens.wait()
+        return json_response(answer(engine, request))
+
+    return handler
 
 
 def _weight_info(engine: "FakeEngine", request: web.Request) -> Json:
@@ -69,11 +92,19 @@ def _is_paused(engine: "FakeEngine", request: web.Request) -> Json:
     return {"is_paused": engine.is_paused}
 
 
-def _pause(engine: "FakeEngine", request: web.Request) -> Json:
-    if request.query.get("mode") != "keep":
-        raise RefusedError(400, "BadRequestError", "the fake engine knows only mode=keep", "mode")
-    engine.pause()
-    return {"status": "paused"}
+def _pausing(engine: "FakeEngine") -> Handler:
+    """Answers, as vLLM does, once what was in flight has ended, unless it is kept. `clear_cache` changes nothing."""
+
+    async def pause(request: web.Request) -> web.Response:
+        mode = request.query.get("mode", "abort")
+        if mode not in get_args(PauseMode):
+            raise RefusedError(400, "Bad Request", f"mode must be one of {get_args(PauseMode)}", "query.mode")
+        engine.pause(mode)  # type: ignore[arg-type]
+        if mode != "keep":
+            await engine.drained()
+        return json_response({"status": "paused"})
+
+    return pause
 
 
 def _resume(engine: "FakeEngine", request: web.Request) -> Json:
@@ -113,15 +144,7 @@ def _state(engine: "FakeEngine", request: web.Request) -> Json:
     }
 
 
-GETS: dict[str, Answer] = {
-    "/v1/models": _models,
-    "/version": _version,
-    "/weight_info": _weight_info,
-    "/is_paused": _is_paused,
-    "/fake/state": _state,
-}
 POSTS: dict[str, Answer] = {
-    "/pause": _pause,
     "/resume": _resume,
     "/update_weight_version": _update_weight_version,
     "/collective_rpc": _collective_rpc,

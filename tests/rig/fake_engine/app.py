@@ -10,32 +10,44 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from tests.rig.fake_engine.admin import BODY, add_admin_routes, json_response
-from tests.rig.fake_engine.asking import Json, RefusedError, fit
+from tests.rig.fake_engine.admin import BODY, add_admin_routes, add_plain_routes, answering, json_response
+from tests.rig.fake_engine.asking import Ask, Json, RefusedError, fit
 from tests.rig.fake_engine.chat import Chat
 from tests.rig.fake_engine.completions import Completions
-from tests.rig.fake_engine.faults import Faults
+from tests.rig.fake_engine.derender import derender_chat
 from tests.rig.fake_engine.generate import Generate
 from tests.rig.fake_engine.generation import Generation, Shape
+from tests.rig.fake_engine.plain import as_plain, refuse_unknown_fields
 from tests.rig.fake_engine.sampling import sample
+from tests.rig.fake_engine.writing import awkward_pieces, encode_payload, event
 
 if TYPE_CHECKING:
     from tests.rig.fake_engine.engine import FakeEngine
 
+GENERATE, DERENDER = "/inference/v1/generate", "/v1/chat/completions/derender"
 LARGEST_BODY = 256 * 1024 * 1024
 
 
 def create_app(engine: "FakeEngine") -> web.Application:
     app = web.Application(middlewares=[_watch(engine)], client_max_size=LARGEST_BODY)
-    shapes: dict[str, Shape] = {
-        "/v1/chat/completions": Chat(),
-        "/v1/completions": Completions(),
-        "/inference/v1/generate": Generate(engine.model),
-    }
+    shapes: dict[str, Shape] = {"/v1/chat/completions": Chat(), "/v1/completions": Completions()}
+    if engine.is_plain:
+        add_plain_routes(app, engine)
+    else:
+        add_admin_routes(app, engine)
+        if engine.scale_out:
+            shapes[GENERATE] = Generate(engine.model)
+            app.router.add_post(DERENDER, answering(engine, derender_chat))
+        else:
+            app.router.add_post(GENERATE, _closed)
+            app.router.add_post(DERENDER, _closed)
     for path, shape in shapes.items():
         app.router.add_post(path, _generation(engine, shape))
-    add_admin_routes(app, engine)
     return app
+
+
+async def _closed(request: web.Request) -> web.StreamResponse:
+    raise RefusedError(403, "PermissionDeniedError", "Scale-out endpoints are disabled.")
 
 
 def _watch(engine: "FakeEngine") -> Middleware:
@@ -65,17 +77,32 @@ def _parsed(raw: bytes, for_fake: bool) -> Json:
 
 def _generation(engine: "FakeEngine", shape: Shape) -> Handler:
     async def generate(request: web.Request) -> web.StreamResponse:
+        if engine.is_plain:
+            refuse_unknown_fields(request.path, request[BODY])
+        ask = fit(_parse(shape, request[BODY]), model=engine.model, max_model_len=engine.max_model_len)
         faults = engine.deal_faults()
-        ask = fit(shape.parse(request[BODY]), model=engine.model, max_model_len=engine.max_model_len)
         with _in_flight(engine):
             await asyncio.sleep(faults.delay_s)
+            if faults.hang_up:
+                return _hang_up(web.StreamResponse(), request)
             if faults.error_status is not None:
                 raise RefusedError(faults.error_status, "InternalServerError", "the fake engine was told to fail")
             generation = Generation(ask, faults, sample(ask, faults, engine.next_replies(ask.n)))
             send = _send_stream if ask.stream else _send_whole
-            return await send(engine, shape, generation, request)
+            try:
+                return await send(engine, shape, generation, request)
+            finally:
+                engine.note_end(generation)
 
     return generate
+
+
+def _parse(shape: Shape, body: Json) -> Ask:
+    """As vLLM's own shapes do, refuse what is of the wrong type."""
+    try:
+        return shape.parse(body)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise RefusedError(400, "Bad Request", f"the request cannot be read: {error!r}", "body") from error
 
 
 @contextlib.contextmanager
@@ -95,7 +122,8 @@ async def _send_whole(
 ) -> web.StreamResponse:
     async for _ in engine.ticks(generation):
         pass
-    body = _encode(shape.answer(generation), generation.faults)
+    answer = shape.answer(generation)
+    body = encode_payload(as_plain(answer) if engine.is_plain else answer, generation.faults)
     if generation.faults.disconnect_at_token is None:
         return web.Response(body=body, content_type="application/json")
     response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
@@ -106,49 +134,52 @@ async def _send_whole(
 async def _send_stream(
     engine: "FakeEngine", shape: Shape, generation: Generation, request: web.Request
 ) -> web.StreamResponse:
-    faults = generation.faults
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-    await response.prepare(request)
+    stream = _Stream(engine, generation)
+    await stream.response.prepare(request)
     for chunk in shape.opening(generation):
-        await response.write(_event(chunk, faults))
+        await stream.send([chunk])
     chunks = [shape.chunks(generation, output) for output in generation.outputs]
     async for k in engine.ticks(generation):
-        if k == faults.disconnect_at_token:
-            return _hang_up(response, request)
-        await response.write(b"".join(_event(chunk, faults) for choice in chunks for chunk in _next(choice)))
-    await response.write(_ending(shape, generation))
-    await response.write_eof()
-    return response
+        if k == generation.faults.disconnect_at_token:
+            return _hang_up(stream.response, request)
+        ready = (next(choice, None) for choice in chunks)
+        await stream.send([chunk for chunk in ready if chunk is not None])
+    return await stream.end(_ending(shape, generation))
 
 
-def _next(chunks: Iterator[Json]) -> Iterator[Json]:
-    """The next chunk, or none where this choice has ended before the others."""
-    chunk = next(chunks, None)
-    if chunk is not None:
-        yield chunk
+class _Stream:
+    """Server-sent events, with the faults of their sending."""
+
+    def __init__(self, engine: "FakeEngine", generation: Generation) -> None:
+        self.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        self._is_plain = engine.is_plain
+        self._faults = generation.faults
+
+    async def send(self, payloads: list[Json], *, then: bytes = b"") -> None:
+        shown = map(as_plain, payloads) if self._is_plain else payloads
+        await self._write(b"".join(event(payload, self._faults) for payload in shown) + then)
+
+    async def end(self, payloads: list[Json]) -> web.StreamResponse:
+        await self.send(payloads, then=b"" if self._faults.no_done else b"data: [DONE]\n\n")
+        await self.response.write_eof()
+        return self.response
+
+    async def _write(self, data: bytes) -> None:
+        if not self._faults.awkward_splits:
+            await self.response.write(data)
+            return
+        for piece in awkward_pieces(data):
+            await self.response.write(piece)
+            await asyncio.sleep(0.001)  # lets each piece arrive by itself
 
 
-def _ending(shape: Shape, generation: Generation) -> bytes:
-    faults = generation.faults
-    done = b"" if faults.no_done else b"data: [DONE]\n\n"
+def _ending(shape: Shape, generation: Generation) -> list[Json]:
     if any(output.finish_reason == "error" for output in generation.outputs):
-        return _event(RefusedError(500, "InternalServerError", "Internal server error").payload(), faults) + done
-    usage = _event(shape.closing(generation), faults) if generation.ask.include_usage else b""
-    return usage + done
+        return [RefusedError(500, "InternalServerError", "Internal server error").payload()]
+    return [shape.closing(generation)] if generation.ask.include_usage else []
 
 
 def _hang_up(response: web.StreamResponse, request: web.Request) -> web.StreamResponse:
     if request.transport is not None:
         request.transport.abort()
     return response
-
-
-def _event(chunk: Json, faults: Faults) -> bytes:
-    return b"data: " + _encode(chunk, faults) + b"\n\n"
-
-
-def _encode(payload: Json, faults: Faults) -> bytes:
-    if faults.malformed == "no_choices":
-        payload = {name: value for name, value in payload.items() if name != "choices"}
-    encoded = orjson.dumps(payload)
-    return encoded[: len(encoded) // 2] if faults.malformed == "not_json" else encoded

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 Json = dict[str, Any]
 ToolChoice = Literal["none", "auto", "required", "named"]
+PauseMode = Literal["keep", "wait", "abort"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class Ask:
     return_ids: bool
     stream: bool
     include_usage: bool
+    include_reasoning: bool = True
     tool_choice: ToolChoice = "none"
     """"none" also where no tools were given: calls then stay part of the text."""
 
@@ -44,13 +46,23 @@ class RefusedError(Exception):
 def common_fields(body: Mapping[str, Any], sampling: Mapping[str, Any]) -> Json:
     """The fields of an `Ask` that every way of asking spells alike; `sampling` may be the body itself."""
     return {
-        "n": sampling.get("n") or 1,
-        "seed": sampling.get("seed") or 0,
+        "n": whole(sampling, "n") or 1,
+        "seed": whole(sampling, "seed") or 0,
         "ignore_eos": bool(sampling.get("ignore_eos")),
         "return_ids": bool(body.get("return_token_ids")),
         "stream": bool(body.get("stream")),
         "include_usage": bool((body.get("stream_options") or {}).get("include_usage")),
     }
+
+
+def whole(body: Mapping[str, Any], name: str) -> int | None:
+    """A number that vLLM takes as a whole one: 2.0 is one."""
+    value = body.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is not None and not (isinstance(value, int) and -(2**63) <= value < 2**63):
+        raise RefusedError(400, "Bad Request", f"Input should be a valid integer: body.{name}", f"body.{name}")
+    return value
 
 
 def required(body: Mapping[str, Any], name: str) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from tests.rig.chatml import render_chat
-from tests.rig.fake_engine.asking import Ask, Json, ToolChoice, common_fields, required
+from tests.rig.fake_engine.asking import Ask, Json, ToolChoice, common_fields, required, whole
 from tests.rig.fake_engine.generation import FINGERPRINT, Generation, others
 from tests.rig.fake_engine.sampling import Output, ToolCall
 from tests.rig.vocabulary import encode, token_name
@@ -16,8 +16,9 @@ class Chat:
         return Ask(
             model=required(body, "model"),
             prompt_ids=encode(render_chat(required(body, "messages"), tools)),
-            max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
-            top_logprobs=(body.get("top_logprobs") or 0) if body.get("logprobs") else None,
+            max_tokens=whole(body, "max_completion_tokens") or whole(body, "max_tokens"),
+            top_logprobs=(whole(body, "top_logprobs") or 0) if body.get("logprobs") else None,
+            include_reasoning=body.get("include_reasoning") is not False,
             tool_choice=_tool_choice(body) if tools else "none",
             **common_fields(body, body),
         )
@@ -50,16 +51,19 @@ class Chat:
         prompt = {"prompt_token_ids": ask.prompt_ids if ask.return_ids else None, "prompt_text": None}
         return [_chunk(generation, choice) | prompt for choice in choices]
 
-    def chunks(self, generation: Generation, output: Output) -> Iterator[Json]:
+    def chunks(self, generation: Generation, output: Output) -> Iterator[Json | None]:
         ask, calls = generation.ask, _call_deltas(generation, output)
         for k in generation.steps(output):
             finish_reason = generation.finish_at(output, k)
+            if _hides_reasoning(ask, output) and k < output.thought and not finish_reason:
+                yield None
+                continue
             choice: Json = {
                 "index": output.index,
-                "delta": calls[k] if k in calls else _text_delta(output, k),
+                "delta": calls[k] if k in calls and k < len(output.ids) else _text_delta(ask, output, k),
                 "logprobs": _logprobs(ask, output, k, k + 1),
                 "finish_reason": finish_reason and _finish_reason(generation, output),
-                "token_ids": output.shown_ids[k : k + 1] if ask.return_ids and output.shown_ids is not None else None,
+                "token_ids": _shown_ids(ask, output, k, k + 1),
             }
             chunk = _chunk(generation, choice)
             if finish_reason:
@@ -93,7 +97,7 @@ def _choice(generation: Generation, output: Output) -> Json:
         "logprobs": _logprobs(generation.ask, output, 0, len(output.ids)),
         "finish_reason": _finish_reason(generation, output),
         "stop_reason": None,
-        "token_ids": output.shown_ids if generation.ask.return_ids else None,
+        "token_ids": _shown_ids(generation.ask, output, 0, len(output.ids)),
         "routed_experts": None,
     }
 
@@ -101,12 +105,12 @@ def _choice(generation: Generation, output: Output) -> Json:
 def _message(generation: Generation, output: Output) -> Json:
     message: Json = {
         "role": "assistant",
-        "content": output.text,
+        "content": output.text if output.text or not output.thought else None,
         "refusal": None,
         "annotations": None,
         "audio": None,
         "function_call": None,
-        "reasoning": None,
+        "reasoning": output.reasoning if generation.ask.include_reasoning else None,
     }
     if calls := _calls(generation, output):
         text = output.reply.text if output.reply else ""
@@ -142,7 +146,7 @@ def _call_deltas(generation: Generation, output: Output) -> dict[int, Json]:
     The tokens between have empty deltas, as vLLM's have while its parser holds text back.
     """
     deltas: dict[int, Json] = {}
-    start = len(encode(output.reply.text)) if output.reply else 0
+    start = output.thought + (len(encode(output.reply.text)) if output.reply else 0)
     for i, call in enumerate(_calls(generation, output)):
         end = start + len(encode(call.written()))
         named = {"id": _call_id(generation, output, i), "type": "function", "index": i, "function": {"name": call.name}}
@@ -154,12 +158,28 @@ def _call_deltas(generation: Generation, output: Output) -> dict[int, Json]:
     return deltas
 
 
-def _text_delta(output: Output, k: int) -> Json:
-    return {"content": output.pieces[k]} if any(output.pieces[k : k + 1]) else {}
+def _text_delta(ask: Ask, output: Output, k: int) -> Json:
+    if not any(output.pieces[k : k + 1]):
+        return {}
+    if k >= output.thought:
+        return {"content": output.pieces[k]}
+    is_mark = k in (0, output.thought - 1)
+    return {} if is_mark or not ask.include_reasoning else {"reasoning": output.pieces[k]}
+
+
+def _hides_reasoning(ask: Ask, output: Output) -> bool:
+    """Then vLLM sends no ids and no log-probabilities either, of the whole reply."""
+    return bool(output.thought) and not ask.include_reasoning
+
+
+def _shown_ids(ask: Ask, output: Output, start: int, end: int) -> list[int] | None:
+    if not ask.return_ids or output.shown_ids is None or _hides_reasoning(ask, output):
+        return None
+    return output.shown_ids[start:end]
 
 
 def _logprobs(ask: Ask, output: Output, start: int, end: int) -> Json | None:
-    if ask.top_logprobs is None:
+    if ask.top_logprobs is None or _hides_reasoning(ask, output):
         return None
     tokens = zip(output.ids[start:end], output.pieces[start:end], output.logprobs[start:end], strict=True)
     return {"content": [_entry(token_name(token, piece), value, ask.top_logprobs) for token, piece, value in tokens]}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import accumulate
 
-from tests.rig.fake_engine.asking import Ask, Json, RefusedError, common_fields, required
+from tests.rig.fake_engine.asking import Ask, Json, RefusedError, common_fields, required, whole
 from tests.rig.fake_engine.generation import FINGERPRINT, Generation, others
 from tests.rig.fake_engine.sampling import Output
 from tests.rig.vocabulary import encode, token_name
@@ -14,8 +14,8 @@ class Completions:
         return Ask(
             model=required(body, "model"),
             prompt_ids=_prompt_ids(required(body, "prompt")),
-            max_tokens=body.get("max_tokens"),
-            top_logprobs=body.get("logprobs"),
+            max_tokens=whole(body, "max_tokens"),
+            top_logprobs=whole(body, "logprobs"),
             **common_fields(body, body),
         )
 
@@ -33,7 +33,7 @@ class Completions:
     def opening(self, generation: Generation) -> list[Json]:
         return []
 
-    def chunks(self, generation: Generation, output: Output) -> Iterator[Json]:
+    def chunks(self, generation: Generation, output: Output) -> Iterator[Json | None]:
         ask, names = generation.ask, _names(output)
         for k in generation.steps(output):
             finish_reason = generation.finish_at(output, k)
@@ -64,6 +64,8 @@ def _prompt_ids(prompt: str | list[int]) -> list[int]:
         return encode(prompt)
     if not all(isinstance(token, int) for token in prompt):
         raise RefusedError(400, "BadRequestError", "the fake engine takes one prompt a request", "prompt")
+    if not all(0 <= token < 2**31 for token in prompt):
+        raise RefusedError(400, "BadRequestError", "a token id is out of vocabulary", "prompt")
     return prompt
 
 
@@ -79,7 +81,7 @@ def _envelope(generation: Generation) -> Json:
 def _choice(ask: Ask, output: Output) -> Json:
     return {
         "index": output.index,
-        "text": output.text,
+        "text": "".join(output.pieces),
         "logprobs": _logprobs(ask, output, _names(output), 0, len(output.ids)),
         "finish_reason": output.finish_reason,
         "stop_reason": None,
@@ -97,6 +99,7 @@ def _names(output: Output) -> list[str]:
 def _logprobs(ask: Ask, output: Output, names: list[str], start: int, end: int) -> Json | None:
     if ask.top_logprobs is None:
         return None
+    names = names[: len(output.ids)]
     lengths = [len(name) for name in names[:end]]
     return {
         "text_offset": list(accumulate(lengths[start:-1], initial=sum(lengths[:start])))[: len(lengths) - start],

@@ -1,7 +1,7 @@
 """The fake engine as tests hold it: its state, its switches, what it has seen, and its life as a server."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -10,7 +10,7 @@ from typing import Self
 from aiohttp import web
 
 from tests.rig.fake_engine.app import create_app
-from tests.rig.fake_engine.asking import Json
+from tests.rig.fake_engine.asking import Json, PauseMode
 from tests.rig.fake_engine.faults import Faults, FaultSwitch
 from tests.rig.fake_engine.generation import Generation
 from tests.rig.fake_engine.sampling import Reply
@@ -43,16 +43,33 @@ class FakeEngine:
         max_model_len: int = 32_768,
         replies: Sequence[str | Reply] = (),
         port: int = 0,
+        plain: bool = False,
+        version: str = "0.32.0",
+        scale_out: bool = True,
     ) -> None:
+        self.is_plain = plain
+        """It is a plain OpenAI server: none of vLLM's own routes, and its fields are refused."""
+
+        self.version = version
+        self.scale_out = scale_out
+        """Without, /inference/v1/generate and derender are closed, as in a vLLM without --enable-scale-out."""
+
         self.model = model
         self.max_model_len = max_model_len
         self.replies = deque(Reply(reply) if isinstance(reply, str) else reply for reply in replies)
         """Canned replies, one for each choice to come; when they run out, the hash takes over."""
 
         self.url = ""
+        self.health_status = 200
+        """What /health answers."""
+
         self.weight_version = "default"
         self.requests: deque[Seen] = deque(maxlen=REMEMBERED)
-        """The last requests, oldest first, whatever their path; those under /fake are left out."""
+        """The last requests, oldest first, whatever their path; those under /fake are left out, and those that only
+        ask how it is: without a body, to paths that take one or are there to be read."""
+
+        self.asked: Counter[str] = Counter()
+        """How often each path was asked for, whatever for."""
 
         self.request_count = 0
         self.in_flight = 0
@@ -61,10 +78,19 @@ class FakeEngine:
         self.disconnects = 0
         """Generations whose client went away before the end."""
 
+        self.listens = asyncio.Event()
+        """Cleared: /weight_info and /is_paused do not answer, as while vLLM loads weights."""
+        self.listens.set()
+
         self._port = port
         self._switch = FaultSwitch()
         self._running = asyncio.Event()
         self._running.set()
+        self._pause_mode: PauseMode = "keep"
+        self._aborts = 0
+        self._generating: dict[str, int] = {}
+        """The generations that have begun to write, each with how often there had been an abort by then."""
+        self._drained = asyncio.Event()
 
     @property
     def faults(self) -> Faults:
@@ -78,9 +104,22 @@ class FakeEngine:
     def is_paused(self) -> bool:
         return not self._running.is_set()
 
-    def pause(self) -> None:
-        """Hold every generation before its next token, as vLLM's mode=keep does."""
+    def pause(self, mode: PauseMode = "keep") -> None:
+        """As vLLM: generations in flight are held before their next token, run to their end, or end there with
+        finish_reason "abort"; those that come later are held before their first."""
+        self._pause_mode = mode
+        self._aborts += mode == "abort"
         self._running.clear()
+
+    async def drained(self) -> None:
+        """Returns once no generation is in flight but those that are held before their first token."""
+        while self._generating:
+            self._drained.clear()
+            await self._drained.wait()
+
+    def note_end(self, generation: Generation) -> None:
+        self._generating.pop(generation.id, None)
+        self._drained.set()
 
     def resume(self) -> None:
         self._running.set()
@@ -92,22 +131,38 @@ class FakeEngine:
         return [self.replies.popleft() if self.replies else None for _ in range(n)]
 
     def note(self, method: str, path: str, headers: dict[str, str], body: Json) -> None:
+        self.asked[path] += 1
+        if method == "GET" or (path == "/inference/v1/generate" and not body):
+            return
         self.request_count += 1
         self.requests.append(Seen(method, path, headers, body))
 
     async def ticks(self, generation: Generation) -> AsyncIterator[int]:
         """One tick for each token to be sent: here time passes, pauses hold, and weights change in mid-reply."""
-        faults = generation.faults
         for k in range(generation.longest()):
-            if k and faults.token_delay_s:
-                await asyncio.sleep(faults.token_delay_s)
-            if faults.version_change_at_token == k:
-                self.weight_version = faults.new_version
-            await self._running.wait()
+            await self._turn(generation, k)
+            if self._generating[generation.id] != self._aborts:
+                generation.abort(k)
+                yield k
+                return
             for output in generation.outputs:
                 if k < len(output.ids):
                     output.versions.append(self.weight_version)
             yield k
+
+    async def _turn(self, generation: Generation, k: int) -> None:
+        faults = generation.faults
+        if k and faults.token_delay_s:
+            await asyncio.sleep(faults.token_delay_s)
+        if faults.silent_s and faults.silent_at_token == k:
+            await asyncio.sleep(faults.silent_s)
+        if faults.version_change_at_token == k:
+            self.weight_version = faults.new_version
+        if k == 0:
+            await self._running.wait()
+            self._generating[generation.id] = self._aborts
+        elif self._pause_mode == "keep":
+            await self._running.wait()
 
     async def __aenter__(self) -> Self:
         self._runner = web.AppRunner(create_app(self), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)

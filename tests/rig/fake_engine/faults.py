@@ -17,6 +17,9 @@ class Faults:
     token_delay_s: float = 0.0
     """Wait between two tokens; an unstreamed reply waits as long in all."""
 
+    hang_up: bool = False
+    """Close the connection after the delay, without a byte of an answer."""
+
     error_status: int | None = None
     """Answer with this status and vLLM's error object instead of generating."""
 
@@ -52,6 +55,17 @@ class Faults:
 
     no_done: bool = False
     """End a stream without `[DONE]`."""
+
+    silent_s: float = 0.0
+    """Say nothing for so long, once, at token `silent_at_token`."""
+
+    silent_at_token: int = 0
+
+    awkward_splits: bool = False
+    """Send a stream in pieces that end within "data: ", within characters and within line ends."""
+
+    invalid_utf8: bool = False
+    """Put bytes that are no UTF-8 into the text of the body (streamed: of each chunk)."""
 
     times: int | None = None
     """How many generation requests are hit before all is well again; None for every one."""

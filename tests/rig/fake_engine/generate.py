@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
 
-from tests.rig.fake_engine.asking import Ask, Json, common_fields, required
+from tests.rig.fake_engine.asking import Ask, Json, common_fields, required, whole
 from tests.rig.fake_engine.generation import Generation, others
 from tests.rig.fake_engine.sampling import Output
 
@@ -19,8 +19,8 @@ class Generate:
         return Ask(
             model=body.get("model") or self._model,
             prompt_ids=required(body, "token_ids"),
-            max_tokens=sampling.get("max_tokens"),
-            top_logprobs=sampling.get("logprobs"),
+            max_tokens=whole(sampling, "max_tokens"),
+            top_logprobs=whole(sampling, "logprobs"),
             **common_fields(body, sampling),
         )
 
@@ -47,7 +47,7 @@ class Generate:
     def opening(self, generation: Generation) -> list[Json]:
         return []
 
-    def chunks(self, generation: Generation, output: Output) -> Iterator[Json]:
+    def chunks(self, generation: Generation, output: Output) -> Iterator[Json | None]:
         ask = generation.ask
         for k in generation.steps(output):
             choice = _choice(ask, output, k, k + 1, generation.finish_at(output, k))

@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Protocol
 
 from tests.rig.fake_engine.asking import Ask, Json
@@ -38,21 +39,35 @@ class Generation:
         """The finish reason a chunk carries; vLLM sends an error as a payload of its own instead."""
         return output.finish_reason if self.is_last(output, k) and output.finish_reason != "error" else None
 
-    def steps(self, output: Output) -> range:
-        """One step a token; an answer without tokens still has one, to tell why, unless an error payload does."""
-        return range(max(len(output.ids), output.finish_reason != "error"))
+    def steps(self, output: Output) -> Iterator[int]:
+        """One step a token. One without a token tells why there is none, or no further one (an error payload tells
+        that by itself)."""
+        if not output.ids and output.finish_reason == "error":
+            return
+        for k in count():
+            is_last = self.is_last(output, k)
+            yield k
+            if is_last:
+                return
 
     def longest(self) -> int:
-        return max(len(self.steps(output)) for output in self.outputs)
+        return max(max(len(output.ids), output.finish_reason != "error") for output in self.outputs)
+
+    def abort(self, k: int) -> None:
+        """End all choices before token k, unless they have ended already."""
+        for output in self.outputs:
+            if k < len(output.ids):
+                output.cut(k, "abort")
 
 
 class Shape(Protocol):
-    """One way of asking, and the JSON of its answers. Chunks are made when sent, to show the weights in force."""
+    """One way of asking, and the JSON of its answers. Chunks are made when sent, to show the weights in force; None
+    stands for a token that is kept from the client."""
 
     def parse(self, body: Json) -> Ask: ...
     def answer(self, generation: Generation) -> Json: ...
     def opening(self, generation: Generation) -> list[Json]: ...
-    def chunks(self, generation: Generation, output: Output) -> Iterator[Json]: ...
+    def chunks(self, generation: Generation, output: Output) -> Iterator[Json | None]: ...
     def closing(self, generation: Generation) -> Json: ...
 
 

@@ -38,14 +38,20 @@ class Reply:
 
     text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    """Thought before the rest, and told apart from it, as by a reasoning parser."""
 
     def ids(self) -> list[int]:
-        return [*encode(self.text + "".join(call.written() for call in self.tool_calls)), END_OF_TURN]
+        calls = "".join(call.written() for call in self.tool_calls)
+        return [*encode(self.thought() + self.text + calls), END_OF_TURN]
+
+    def thought(self) -> str:
+        return f"<think>{self.reasoning}</think>" if self.reasoning else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Output:
-    """One choice as it was sampled."""
+    """One choice as it was sampled; changed only by an abort that cuts it short."""
 
     index: int
     ids: list[int]
@@ -60,12 +66,27 @@ class Output:
     pieces: list[str]
     """The text that each token adds."""
 
+    thought: int = 0
+    """How many tokens at the start are reasoning, its two marks among them."""
+
     versions: list[str] = field(default_factory=list)
     """The weights that wrote each token; grows while the tokens are sent."""
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces)
+        """Without the reasoning."""
+        return "".join(self.pieces[self.thought :])
+
+    @property
+    def reasoning(self) -> str | None:
+        return "".join(self.pieces[1 : self.thought - 1]) if self.thought else None
+
+    def cut(self, k: int, finish_reason: str) -> None:
+        """End before token k."""
+        self.finish_reason, self.reply = finish_reason, None
+        self.shown_ids = None if self.shown_ids is None else self.shown_ids[:k]
+        for values in (self.ids, self.logprobs, self.pieces):
+            del values[k:]
 
 
 def sample(ask: Ask, faults: Faults, replies: Sequence[Reply | None]) -> list[Output]:
@@ -91,6 +112,7 @@ def _sample_one(ask: Ask, faults: Faults, index: int, reply: Reply | None) -> Ou
         shown_ids=None if faults.drop_ids else ids[:-1] if faults.short_ids else ids,
         reply=reply if finish_reason == "stop" else None,
         pieces=pieces(ids),
+        thought=len(encode(reply.thought())) if reply else 0,
     )
 
 

@@ -48,6 +48,7 @@ def steps(draw: st.DrawFn) -> Step:
         exactness=draw(st.sampled_from(Exactness)),
         finish_reason=draw(st.none() | texts),
         quarantine=draw(st.none() | texts),
+        untrainable=draw(st.none() | texts),
     )
 
 

@@ -129,6 +129,21 @@ def test_single_steps_can_be_taken_as_they_arrive_before_the_episode_ends() -> N
     assert pool.stats().channels["train"].groups == 0
 
 
+@pytest.mark.parametrize("end", ["ack", "nack"])
+def test_a_step_whose_rollout_is_dropped_while_it_is_under_lease_does_not_come_back(end: str) -> None:
+    pool = EasyPool(Limits())
+    pool.register(Registration("t", "p", group_size=2))
+    pool.register(Registration("other", "p", group_size=2))
+    pool.submit([make_step(uid="a")])
+    found = pool.lease(1, unit=Unit.STEPS)
+    assert found is not None
+    pool.abort("t", "p")
+    assert getattr(pool.handout, end)(found[0]) is Settlement.DONE
+    assert pool.lease(1, unit=Unit.STEPS) is None
+    stats = pool.stats().channels["train"]
+    assert (stats.dropped["aborted"].steps, stats.shipped.steps, stats.held.steps) == (1, 0, 0)
+
+
 def test_a_channel_is_consumed_by_one_unit() -> None:
     pool = filled(2)
     pool.take(1)

@@ -111,10 +111,17 @@ def test_leases_stay_behind() -> None:
 
 def test_a_table_of_a_newer_schema_is_refused() -> None:
     table = make_batch(pack([make_step()]), [1]).to_arrow()
-    assert table.schema.metadata == {b"stepwell.schema": b"1"}
-    newer = table.replace_schema_metadata({b"stepwell.schema": b"2"})
-    with pytest.raises(BadRequest, match="schema version 2, this Stepwell reads version 1"):
+    assert table.schema.metadata == {b"stepwell.schema": b"2"}
+    newer = table.replace_schema_metadata({b"stepwell.schema": b"3"})
+    with pytest.raises(BadRequest, match="schema version 3, this Stepwell reads up to 2"):
         columns_from_arrow(newer)
+
+
+def test_a_table_from_before_there_were_untrainable_steps_can_be_read() -> None:
+    given_steps = example()
+    table = make_batch(pack(given_steps), [2, 1]).to_arrow()
+    older = table.drop_columns(["untrainable"]).replace_schema_metadata({b"stepwell.schema": b"1"})
+    assert all(same_step(a, b) for a, b in zip(batch_from_arrow(older).steps(), given_steps, strict=True))
 
 
 def test_a_table_from_elsewhere_is_refused() -> None:

@@ -4,14 +4,16 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 
 from stepwell.core.intake import Registration
 from stepwell.core.lease import Unit
 from stepwell.core.limits import Limits
+from stepwell.core.step import Exactness
 from stepwell.errors import Conflict, JournalRefused
 from stepwell.pool.archive import ParquetArchive
-from stepwell.pool.journal import SqliteJournal
+from stepwell.pool.journal import SqliteJournal, checksum
 from stepwell.pool.restoring import Restored, restore
 from tests.builders import EasyPool, make_step
 
@@ -189,7 +191,7 @@ def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
     journal.db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
     journal.close()
     before = path.read_bytes()
-    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 1"):
+    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 2"):
         open_pool(path)
     assert path.read_bytes() == before
 
@@ -276,3 +278,99 @@ def test_what_a_channel_is_consumed_by_is_known_after_a_restart(path: Path) -> N
     assert pool.stats().channels["train"].groups == 0, "all its steps were taken, so it is done"
     with pytest.raises(Conflict, match="consumed by steps, not by groups"):
         pool.take(1)
+
+
+def mixed_rollout(pool: EasyPool) -> None:
+    """A step for every trainer, one that is marked, and one of a low grade."""
+    pool.register(Registration("t", "p"))
+    pool.submit(
+        [
+            make_step(uid="plain"),
+            make_step(uid="greedy", started_at=1, untrainable="greedy: temperature is 0"),
+            make_step(uid="again", started_at=2, exactness=Exactness.RETOKENIZED),
+        ]
+    )
+    pool.complete("t", "p", 1.0)
+
+
+def test_marks_and_grades_survive(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    mixed_rollout(pool)
+    save(pool, journal)
+    kill(journal)
+    pool, _, _ = open_pool(path)
+    taken = pool.take(1, untrainable=True, min_exactness=Exactness.RETOKENIZED)
+    assert taken is not None
+    assert [(step.uid, step.untrainable, step.exactness.value) for step in taken[0]] == [
+        ("plain", None, "submitted"),
+        ("greedy", "greedy: temperature is 0", "submitted"),
+        ("again", None, "retokenized"),
+    ]
+
+
+def test_what_a_lease_let_through_is_known_after_a_restart_and_so_is_what_was_left_out(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    mixed_rollout(pool)
+    leased = pool.lease(1, seconds=100, min_exactness=Exactness.RETOKENIZED)
+    assert leased is not None
+    save(pool, journal)
+    kill(journal)
+    pool, journal, _ = open_pool(path)
+    pool.handout.ack(leased[0])
+    save(pool, journal)
+    kill(journal)
+    pool, _, _ = open_pool(path)
+    stats = pool.stats().channels["train"]
+    assert (stats.shipped.steps, stats.held.steps) == (2, 0)
+    assert {kind: tally.steps for kind, tally in stats.left_out.items()} == {"greedy": 1}
+
+
+def test_the_archive_has_what_was_left_out_with_its_mark_and_groups_of_nothing_else(path: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    from stepwell.pool.arrow import batch_from_arrow
+
+    pool, journal, _ = open_pool(path)
+    archive = ParquetArchive(str(tmp_path / "archive"), "data_pool", journal)
+    pool.rollout("side", "q", untrainable="side_call: a title")
+    mixed_rollout(pool)
+    pool.take(1)
+    save(pool, journal)
+    archive.flush()
+    (file,) = (tmp_path / "archive").iterdir()
+    batch = batch_from_arrow(pyarrow.parquet.read_table(file))
+    assert batch.group_sizes_G.tolist() == [1, 3]
+    assert [(step.untrainable or "").partition(":")[0] for step in batch.steps()] == ["side_call", "", "greedy", ""]
+    assert rows(journal) == {"groups": 0, "trajectories": 0, "steps": 0, "leases": 0}
+
+
+def test_a_journal_from_before_there_were_untrainable_steps_is_read(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.rollout("leased", "p")
+    pool.rollout("held", "q")
+    leased = pool.lease(1, seconds=100)
+    assert leased is not None
+    save(pool, journal)
+    make_it_old(journal)
+    kill(journal)
+    pool, journal, restored = open_pool(path)
+    assert (restored.steps, restored.damaged) == (2, False)
+    assert pool.handout.ack(leased[0]) == "done"
+    pool.leases = 1
+    assert [group[0].trajectory_uid for group in pool.take(1) or []] == ["held"]
+    assert pool.stats().channels["train"].shipped.steps == 2
+
+
+def make_it_old(journal: SqliteJournal) -> None:
+    """Turn it into what schema version 1 wrote."""
+    for number, info, *blobs in journal.db.execute("SELECT number, info, added, logprobs, mask FROM steps").fetchall():
+        old = orjson.dumps(orjson.loads(info)[:-1])
+        journal.db.execute(
+            "UPDATE steps SET info = ?, checksum = ? WHERE number = ?", (old, checksum(old, *blobs), number)
+        )
+    snapshot = journal.meta("snapshot")
+    snapshot["ledgers"] = {name: ledger[:-1] for name, ledger in snapshot["ledgers"].items()}
+    journal.db.execute("UPDATE meta SET value = ? WHERE key = 'snapshot'", (orjson.dumps(snapshot),))
+    journal.db.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+    journal.db.execute("ALTER TABLE leases DROP COLUMN gate")
+    journal.commit_again()

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stepwell.core.intake import Registration, Reward, Verdict
 from stepwell.core.lease import Order, Settlement, Unit
 from stepwell.core.limits import Limits, OnDeadline, OnStale, Overflow
-from stepwell.core.step import Step
+from stepwell.core.step import Exactness, Step
 from stepwell.errors import Conflict, PoolFull
 from stepwell.pool.journal import SqliteJournal
 from stepwell.pool.restoring import restore
@@ -25,6 +26,8 @@ SIZE = 2
 prompts = st.integers(0, 3).map("p{}".format)
 pick = st.integers(0, 10**6)
 channels = st.sampled_from(CHANNELS)
+marks = st.sampled_from((None, "greedy: test", "side_call: test"))
+grades = st.sampled_from(Exactness)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -42,7 +45,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.sent: dict[str, Step] = {}
         self.accepted: set[str] = set()
         self.acked: set[str] = set()
-        self.leases: dict[str, list[str]] = {}
+        self.leases: dict[str, set[str]] = {}
         self.contexts: dict[str, list[int]] = {}
         self.calls = self.quarantined = self.submitted = 0
         self.clock = 0.0
@@ -79,11 +82,27 @@ class PoolMachine(RuleBasedStateMachine):
             self.registered.append((uid, prompt, channel))
         self.commit()
 
+    @rule(prompt=prompts, channel=channels, mark=marks, grade=grades, reward=st.none() | st.floats(-1, 1))
+    def rollouts(self, prompt: str, channel: str, mark: str | None, grade: Exactness, reward: float | None) -> None:
+        """As many whole trajectories as a group has, for chance alone seldom fills one."""
+        for _ in range(SIZE):
+            number = len(self.registered)
+            self.register(prompt, channel)
+            if len(self.registered) > number:
+                self.submit(pick=number, forget=0, new=[number % 10], bad=False, mark=None, grade=Exactness.ENGINE)
+                self.submit(pick=number, forget=0, new=[number % 10], bad=False, mark=mark, grade=grade)
+                self.complete(number, reward)
+
     @precondition(lambda self: self.registered)
     @rule(
-        pick=pick, forget=st.integers(0, 3), new=st.lists(st.integers(0, 9), min_size=1, max_size=3), bad=st.booleans()
+        pick=pick,
+        forget=st.integers(0, 3),
+        new=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+        bad=st.booleans(),
+        mark=marks,
+        grade=grades,
     )
-    def submit(self, pick: int, forget: int, new: list[int], bad: bool) -> None:
+    def submit(self, pick: int, forget: int, new: list[int], bad: bool, mark: str | None, grade: Exactness) -> None:
         """A turn that continues the last one, or rewrites its end."""
         uid, prompt, _ = self.any_trajectory(pick)
         self.calls += 1
@@ -98,22 +117,24 @@ class PoolMachine(RuleBasedStateMachine):
             response_ids=new,
             policy_version=max(0, self.pool.policy_version - pick % 3),
             quarantine="bad_logprob: test" if bad and pick % 5 == 0 else None,
+            untrainable=mark,
+            exactness=grade,
         )
         known = self.pool.knows(uid, prompt)
         (verdict,) = self.pool.submit([step])
         self.submitted += 1
         if not known:
             assert verdict is Verdict.LATE
+        elif verdict is Verdict.FULL:
+            assert self.limits.overflow is Overflow.REFUSE
         elif step.quarantine:
             assert verdict is Verdict.QUARANTINED
             self.quarantined += 1
-        elif verdict is Verdict.ACCEPTED:
+        else:
+            assert verdict is Verdict.ACCEPTED
             self.accepted.add(step.uid)
             self.sent[step.uid] = step
             self.contexts[uid] = [*kept, *new]
-        else:
-            assert verdict is Verdict.FULL
-            assert self.limits.overflow is Overflow.REFUSE
         self.commit()
 
     @precondition(lambda self: self.accepted)
@@ -150,9 +171,16 @@ class PoolMachine(RuleBasedStateMachine):
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
-    @rule(channel=channels, count=st.integers(1, 2), seconds=st.integers(1, 20))
-    def take(self, channel: str, count: int, seconds: int) -> None:
-        leased = self.pool.lease(count, channel, seconds=seconds, unit=self.unit, order=self.order)
+    @rule(
+        channel=channels,
+        count=st.integers(1, 2),
+        seconds=st.integers(1, 20),
+        grade=grades,
+        marked=st.booleans(),
+    )
+    def take(self, channel: str, count: int, seconds: int, grade: Exactness, marked: bool) -> None:
+        how: dict[str, Any] = {"unit": self.unit, "order": self.order, "min_exactness": grade, "untrainable": marked}
+        leased = self.pool.lease(count, channel, seconds=seconds, **how)
         self.commit()
         if leased is None:
             return
@@ -160,15 +188,17 @@ class PoolMachine(RuleBasedStateMachine):
         groups = in_groups(taken)
         assert len(groups) == count
         for group in groups:
-            self.check_group(group, channel)
-        self.leases[lease_uid] = [step.uid for group in groups for step in group]
+            self.check_group(group, channel, whole=marked and grade is Exactness.RETOKENIZED)
+            self.check_gate(group, lambda step: step.exactness.at_least(grade) and (marked or not step.untrainable))
+        self.leases[lease_uid] = {step.uid for group in groups for step in group}
         handed_out = [uid for uids in self.leases.values() for uid in uids]
         assert len(set(handed_out)) == len(handed_out), "a step is under two leases"
 
-    def check_group(self, group: list[Step], channel: str) -> None:
+    def check_group(self, group: list[Step], channel: str, *, whole: bool) -> None:
         trajectories = {step.trajectory_uid for step in group}
         assert {(uid, group[0].prompt_uid, channel) for uid in trajectories} <= set(self.registered)
-        assert self.unit is not Unit.GROUPS or self.limits.group_deadline or len(trajectories) == SIZE
+        assert len(trajectories) <= SIZE
+        assert not whole or self.unit is not Unit.GROUPS or self.limits.group_deadline or len(trajectories) == SIZE
         for uid in trajectories:
             steps = [step for step in group if step.trajectory_uid == uid]
             indexes = [step.step_index for step in steps]
@@ -182,6 +212,14 @@ class PoolMachine(RuleBasedStateMachine):
             assert step.prompt_ids.tolist() == went_in.prompt_ids.tolist()
             assert step.response_ids.tolist() == went_in.response_ids.tolist()
             self.check_staleness(step)
+
+    def check_gate(self, group: list[Step], passes: Callable[[Step], bool]) -> None:
+        """All of each trajectory that passes came out, and nothing else."""
+        assert all(map(passes, group))
+        if self.unit is not Unit.STEPS:
+            trajectories = {step.trajectory_uid for step in group}
+            sent = {uid for uid, step in self.sent.items() if step.trajectory_uid in trajectories and passes(step)}
+            assert {step.uid for step in group} == sent
 
     def check_staleness(self, step: Step) -> None:
         if self.limits.max_staleness is None:
@@ -197,9 +235,9 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(pick=pick)
     def ack(self, pick: int) -> None:
         lease_uid = sorted(self.leases)[pick % len(self.leases)]
-        uids = self.leases.pop(lease_uid)
+        uids = self.leases.pop(lease_uid) & self.present().keys()
         if self.pool.handout.ack(lease_uid) is Settlement.DONE:
-            self.acked.update(uids)
+            self.acked |= uids
         assert self.pool.handout.ack(lease_uid) is not Settlement.UNKNOWN
         self.commit()
 
@@ -242,14 +280,14 @@ class PoolMachine(RuleBasedStateMachine):
         groups = [group for channel in books.channels.values() for group in channel.groups.values()]
         leases = self.pool.handout.leases.values()
         groups += [group for lease in leases for group in lease.groups]
-        steps = {step.uid: step for group in groups for step in group.held_steps()}
-        return steps | {step.uid: step for lease in leases for _, step in lease.steps}
+        return {step.uid: step for group in groups for step in group.held_steps()}
 
     @invariant()
     def every_step_is_accounted_for(self) -> None:
         stats = self.pool.stats()
         ledgers = [channel.ledger for channel in self.pool.books.channels.values()]
         dropped = sum(tally.steps for ledger in ledgers for tally in ledger.dropped.values())
+        left_out = sum(tally.steps for ledger in ledgers for tally in ledger.left_out.values())
         present = self.present()
         assert stats.submitted == self.submitted
         assert self.submitted == len(self.accepted) + self.quarantined + stats.refused.total()
@@ -257,7 +295,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert sum(ledger.shipped.steps for ledger in ledgers) == len(self.acked)
         assert sum(ledger.held().steps for ledger in ledgers) == len(present)
         assert sum(ledger.held().tokens for ledger in ledgers) == sum(step.tokens for step in present.values())
-        assert len(self.accepted) == len(present) + len(self.acked) + dropped
+        assert len(self.accepted) == len(present) + len(self.acked) + dropped + left_out
         assert not self.acked & set(present)
 
     @invariant()

@@ -9,9 +9,10 @@ import aiohttp
 import pytest
 
 from tests.rig.calls import DONE, get, post
-from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
+from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
 from tests.rig.threads import in_thread
 from tests.rig.vocabulary import END_OF_TURN, encode, pieces
+from tests.rig.waiting import until
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -183,11 +184,139 @@ async def test_a_pause_holds_generations_until_resume(engine: FakeEngine) -> Non
     assert engine.in_flight == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_pause_that_aborts_ends_what_is_in_flight_and_holds_the_rest(engine: FakeEngine, stream: bool) -> None:
+    engine.faults = Faults(token_delay_s=0.01)
+    long = EXACT | {"max_tokens": 1000, "ignore_eos": True, "stream": stream, "stream_options": {"include_usage": True}}
+    running = asyncio.create_task(post(engine.url + CHAT, long))
+    await until(lambda: engine.in_flight == 1, "the call")
+    await asyncio.sleep(0.05)
+    assert (await post(f"{engine.url}/pause?clear_cache=false")).json() == {"status": "paused"}
+    answer = await asyncio.wait_for(running, 1)
+    if stream:
+        _, *tokens, usage = answer.chunks()
+        ids = [i for chunk in tokens for i in chunk["choices"][0]["token_ids"]]
+        last, counted = tokens[-1]["choices"][0], usage["usage"]["completion_tokens"]
+        assert (last["token_ids"], last["delta"], answer.events()[-1]) == ([], {}, DONE)
+    else:
+        last, counted = answer.json()["choices"][0], answer.json()["usage"]["completion_tokens"]
+        ids = last["token_ids"]
+    assert last["finish_reason"] == "abort"
+    assert 1 <= len(ids) == counted < 1000
+    later = asyncio.create_task(post(engine.url + CHAT, EXACT))
+    await until(lambda: engine.in_flight == 1, "the next call")
+    assert (await get(f"{engine.url}/is_paused")).json() == {"is_paused": True}
+    assert not later.done()
+    await post(f"{engine.url}/resume")
+    assert (await later).json()["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_pause_that_waits_lets_what_is_in_flight_end(engine: FakeEngine) -> None:
+    engine.faults = Faults(token_delay_s=0.01)
+    running = asyncio.create_task(post(engine.url + CHAT, EXACT | {"max_tokens": 20, "ignore_eos": True}))
+    await until(lambda: engine.in_flight == 1, "the call")
+    await asyncio.sleep(0.05)
+    await post(f"{engine.url}/pause?mode=wait")
+    assert engine.in_flight == 0
+    choice = (await running).json()["choices"][0]
+    assert (choice["finish_reason"], len(choice["token_ids"])) == ("length", 20)
+
+
+async def test_an_unknown_pause_is_refused(engine: FakeEngine) -> None:
+    assert (await post(f"{engine.url}/pause?mode=soon")).status == 400
+    assert not engine.is_paused
+
+
+async def test_reasoning_is_told_apart_from_the_text(engine: FakeEngine) -> None:
+    engine.replies.extend([Reply("Yes.", reasoning="Hm, é?")] * 2)
+    whole = (await post(engine.url + CHAT, EXACT | {"max_tokens": 100})).json()["choices"][0]
+    assert (whole["message"]["reasoning"], whole["message"]["content"]) == ("Hm, é?", "Yes.")
+    assert "".join(pieces(whole["token_ids"])) == "<think>Hm, é?</think>Yes."
+    _, *tokens = (await post(engine.url + CHAT, EXACT | {"max_tokens": 100, "stream": True})).chunks()
+    choices = [chunk["choices"][0] for chunk in tokens]
+    assert "".join(choice["delta"].get("reasoning", "") for choice in choices) == "Hm, é?"
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "Yes."
+    assert [i for choice in choices for i in choice["token_ids"]] == whole["token_ids"]
+
+
+async def test_reasoning_that_is_not_wanted_takes_ids_and_logprobs_with_it(engine: FakeEngine) -> None:
+    engine.replies.extend([Reply("Yes.", reasoning="Hm?")] * 2)
+    asked = EXACT | {"max_tokens": 100, "include_reasoning": False}
+    whole = (await post(engine.url + CHAT, asked)).json()["choices"][0]
+    assert (whole["message"]["reasoning"], whole["message"]["content"]) == (None, "Yes.")
+    assert whole["token_ids"] is whole["logprobs"] is None
+    _, *tokens = (await post(engine.url + CHAT, asked | {"stream": True})).chunks()
+    choices = [chunk["choices"][0] for chunk in tokens]
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "Yes."
+    assert not any(choice["token_ids"] or choice["logprobs"] or "reasoning" in choice["delta"] for choice in choices)
+
+
+async def test_tokens_are_derendered_into_the_reply_they_spell(engine: FakeEngine) -> None:
+    reply = Reply("Let me see.", (ToolCall("add", {"a": 1}),), reasoning="Hm.")
+    engine.replies.append(reply)
+    asked = {"token_ids": list(b"hi"), "sampling_params": {"max_tokens": 200, "logprobs": 0}}
+    generated = (await post(engine.url + GENERATE, asked)).json()
+    chat = EXACT | {"tools": TOOLS}
+    body = {"model": "tiny", "generate_response": generated, "prompt_tokens": 2, "chat_request": chat}
+    answer = (await post(f"{engine.url}/v1/chat/completions/derender", body)).json()
+    choice = answer["choices"][0]
+    message = choice["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm.", "Let me see.")
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert choice["token_ids"] == generated["choices"][0]["token_ids"]
+    assert len(choice["logprobs"]["content"]) == answer["usage"]["completion_tokens"] == len(choice["token_ids"])
+
+
+async def test_an_end_of_turn_shows_in_what_is_derendered(engine: FakeEngine) -> None:
+    generated = {"choices": [{"index": 0, "token_ids": [*encode("Yes."), END_OF_TURN], "finish_reason": "stop"}]}
+    answer = await post(f"{engine.url}/v1/chat/completions/derender", {"generate_response": generated})
+    assert answer.json()["choices"][0]["message"]["content"] == "Yes.<|im_end|>"
+
+
+async def test_nothing_cannot_be_derendered(engine: FakeEngine) -> None:
+    body = {"generate_response": {"choices": [{"index": 0, "token_ids": []}]}}
+    assert (await post(f"{engine.url}/v1/chat/completions/derender", body)).status == 400
+
+
+async def test_without_scale_out_its_routes_are_closed() -> None:
+    async with FakeEngine(scale_out=False) as engine:
+        for path in (GENERATE, "/v1/chat/completions/derender"):
+            assert (await post(engine.url + path, {})).status == 403
+
+
+async def test_a_plain_server_knows_nothing_of_vllms() -> None:
+    async with FakeEngine(plain=True) as engine:
+        for path in ("/version", "/health", "/weight_info", "/is_paused"):
+            assert (await get(engine.url + path)).status == 404
+        assert (await post(engine.url + GENERATE, {})).status == 404
+        for name in ("return_token_ids", "top_k", "min_p", "repetition_penalty"):
+            refused = await post(engine.url + CHAT, ASKED | {name: 1})
+            assert (refused.status, refused.json()["error"]["param"]) == (400, name)
+        assert "max_model_len" not in (await get(f"{engine.url}/v1/models")).json()["data"][0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_plain_server_gives_logprobs_and_no_ids(stream: bool) -> None:
+    async with FakeEngine(plain=True) as engine:
+        answer = await post(engine.url + CHAT, ASKED | {"logprobs": True, "stream": stream})
+    payloads = answer.chunks() if stream else [answer.json()]
+    choices = [choice for payload in payloads for choice in payload["choices"]]
+    assert sum(len(choice["logprobs"]["content"]) for choice in choices if choice["logprobs"]) == 12
+    assert "token_ids" not in answer.text
+
+
 async def test_it_remembers_what_was_asked(engine: FakeEngine) -> None:
     await post(engine.url + CHAT, ASKED)
     await post(f"{engine.url}/pause?mode=keep")
     assert [(seen.path, seen.body) for seen in engine.requests] == [(CHAT, ASKED), ("/pause?mode=keep", {})]
     assert engine.request_count == 2
+
+
+async def test_questions_are_counted_and_not_remembered(engine: FakeEngine) -> None:
+    await get(f"{engine.url}/weight_info")
+    await get(f"{engine.url}/weight_info")
+    assert (await post(engine.url + GENERATE, {})).status == 400
+    assert (engine.asked["/weight_info"], engine.asked[GENERATE], engine.request_count) == (2, 1, 0)
 
 
 async def test_it_notices_a_client_that_goes_away(engine: FakeEngine) -> None:

@@ -4,14 +4,15 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.rig.calls import DONE, call, get, post
-from tests.rig.fake_engine import FakeEngine, Faults
+from tests.rig.calls import DONE, Answer, call, get, post
+from tests.rig.fake_engine import FakeEngine, Faults, Reply
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 EXACT: dict[str, Any] = {"return_token_ids": True, "max_tokens": 6}
@@ -43,6 +44,48 @@ async def test_token_delay_comes_between_tokens(engine: FakeEngine, asked: Any) 
     started = time.monotonic()
     await post(engine.url + CHAT, asked)
     assert time.monotonic() - started >= 5 * 0.01
+
+
+async def test_hanging_up_leaves_no_answer(engine: FakeEngine) -> None:
+    engine.faults = Faults(hang_up=True)
+    with pytest.raises(aiohttp.ServerDisconnectedError):
+        await post(engine.url + CHAT, CHAT_ASKED)
+
+
+async def test_silence_comes_at_its_token(engine: FakeEngine) -> None:
+    engine.faults = Faults(silent_s=0.2, silent_at_token=2)
+    async with aiohttp.ClientSession() as session, session.post(engine.url + CHAT, json=STREAMED) as reply:
+        at = [time.monotonic() async for line in reply.content if line.startswith(b"data: {")]
+    gaps = [after - before for before, after in pairwise(at)]
+    assert gaps.index(max(gaps)) == 2, "the chunks of the opening and of two tokens come before"
+    assert max(gaps) >= 0.2
+
+
+async def test_awkward_splits_change_no_byte(engine: FakeEngine) -> None:
+    engine.replies.extend([Reply("zwölf 🐘", ()), Reply("zwölf 🐘", ())])
+    plain = await post(engine.url + CHAT, STREAMED | {"max_tokens": 100})
+    engine.faults = Faults(awkward_splits=True)
+    received: list[bytes] = []
+    asked = STREAMED | {"max_tokens": 100}
+    async with aiohttp.ClientSession() as session, session.post(engine.url + CHAT, json=asked) as reply:
+        async for piece, _ in reply.content.iter_chunks():
+            received.append(piece)
+    whole = b"".join(received).decode()
+    texts = [[chunk["choices"] for chunk in answer.chunks()] for answer in (plain, Answer(200, whole))]
+    assert texts[0] == texts[1]
+    assert any(piece.endswith(b"dat") for piece in received)
+    assert any(piece[:1] > b"\x7f" and piece[0] & 0xC0 == 0x80 for piece in received)
+    assert any(piece.endswith(b"}\n") for piece in received)
+
+
+@pytest.mark.parametrize("asked", [CHAT_ASKED, STREAMED])
+async def test_invalid_utf8(engine: FakeEngine, asked: Any) -> None:
+    engine.faults = Faults(invalid_utf8=True)
+    async with aiohttp.ClientSession() as session, session.post(engine.url + CHAT, json=asked) as reply:
+        raw = await reply.read()
+    with pytest.raises(UnicodeDecodeError):
+        raw.decode()
+    assert raw.decode(errors="ignore").startswith(("data: {", "{"))
 
 
 @pytest.mark.parametrize("status", [400, 500, 503])

@@ -1,0 +1,52 @@
+"""Folders that are built once and kept in `$STEPWELL_CACHE` (default `~/.cache/stepwell`), outside the checkout.
+
+A folder is used again while its stamp says what is wanted; its stamp is written last, so a build that failed is no
+build. Progress goes to stderr, which leaves stdout to the script's answer.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+THIS_PYTHON = f"python {sys.version_info.major}.{sys.version_info.minor}"
+"""For the stamp: an environment works only with the Python that made it."""
+
+
+def cached(name: str, wanted: str, build: Callable[[Path], None]) -> Path:
+    """The folder of that name, which `build` makes where it is missing or was made for something else."""
+    cache = Path(os.environ.get("STEPWELL_CACHE", "~/.cache/stepwell")).expanduser()
+    cache.mkdir(parents=True, exist_ok=True)
+    home = cache / name
+    stamp = home / "stepwell-stamp"
+    with (cache / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs on one machine build it once
+        if not stamp.exists() or stamp.read_text() != wanted:
+            shutil.rmtree(home, ignore_errors=True)
+            build(home)
+            stamp.write_text(wanted)
+    return home
+
+
+def new_venv(home: Path) -> Callable[..., None]:
+    """An empty environment, and its `pip install`."""
+    venv.create(home, with_pip=True)
+
+    def pip(*args: str) -> None:
+        run(home / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-input", *args)
+
+    return pip
+
+
+def run(*command: str | Path, env: dict[str, str] | None = None) -> None:
+    words = [str(word) for word in command]
+    say(" ".join(words[:9]) + (" …" if len(words) > 9 else ""))
+    subprocess.run(words, check=True, stdout=sys.stderr, env=env)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,88 @@
+"""How a reply is to be sampled: every parameter explicit, and whether what is sampled so may be trained on.
+
+An engine fills what a request leaves out from the model's own files, where no one sees it. So nothing is left out, and
+what a step records is what was in force.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepwell.errors import BadRequest
+
+DEFAULTS: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+VLLM_DEFAULTS: Mapping[str, Any] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Parameters only vLLM has; a plain OpenAI server refuses them."""
+ALL_DEFAULTS = (*DEFAULTS.items(), *VLLM_DEFAULTS.items())
+RECORDED = (
+    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("max_tokens", "min_tokens", "n", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "bad_words"),
+    *("allowed_token_ids", "response_format", "structured_outputs", "tool_choice", "parallel_tool_calls"),
+    *("use_beam_search", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
+"""What a step keeps of its request, where it was given or filled in."""
+CONSTRAINTS = (
+    *("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
+"""Fields that, set to anything, keep the model from tokens it would have written."""
+
+
+def make_explicit(request: dict[str, Any], response_length: int) -> None:
+    """Fill in whatever the engine would have chosen itself."""
+    for name, value in ALL_DEFAULTS:
+        given = request.get(name)
+        if given is None:
+            request[name] = value
+        elif type(given) not in (int, float):
+            raise BadRequest(f"{name} must be a number, not {_shown(given)}")
+    request["max_tokens"] = _max_tokens(request, response_length)
+    request.pop("max_completion_tokens", None)
+
+
+def recorded_sampling(request: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: request[name] for name in RECORDED if name in request}
+
+
+def why_untrainable(request: Mapping[str, Any]) -> str | None:
+    """Why a reply sampled like this says little of the policy, as "kind: words"; None for an ordinary one."""
+    if request["temperature"] == 0:
+        return "greedy: temperature is 0"
+    if request.get("use_beam_search"):
+        return "greedy: use_beam_search is set"
+    for name, off in (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1)):
+        if request[name] != off:
+            return f"penalties: {name} is {request[name]}"
+    return why_constrained(request)
+
+
+def why_constrained(request: Mapping[str, Any]) -> str | None:
+    """What keeps the model from tokens it would have written, as "constrained: words"."""
+    for name in CONSTRAINTS:
+        if request.get(name):
+            return f"constrained: {name} is set"
+    response_format, tool_choice = request.get("response_format"), request.get("tool_choice")
+    if isinstance(response_format, dict) and response_format.get("type") not in (None, "text"):
+        return f"constrained: response_format is {_shown(response_format['type'])}"
+    if tool_choice is not None and tool_choice not in ("auto", "none"):
+        return "constrained: tool_choice demands a call"
+    return None
+
+
+def _max_tokens(request: Mapping[str, Any], response_length: int) -> int:
+    """No more than a trainer will take. max_completion_tokens is OpenAI's newer name and wins, as it does in vLLM."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        asked = request.get(name)
+        if asked is not None:
+            if type(asked) is not int or asked < 1:
+                raise BadRequest(f"{name} must be a whole number of at least 1, not {_shown(asked)}")
+            return min(asked, response_length)
+    return response_length
+
+
+def _shown(value: object) -> str:
+    return str(value)[:40]

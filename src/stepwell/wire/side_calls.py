@@ -1,0 +1,130 @@
+"""Which calls an agent's harness makes for itself: titles, memory, summaries. They must not earn the task's reward.
+
+A rule knows a side call by how the harness's own prompt opens, word for word. That misses prompts that nobody has
+listed; the other mistake, taking a task for a side call, would lose training data in silence, so no rule guesses from
+a topic. Whoever knows better says so in the header `x-stepwell-call`, which wins over every rule. A request that is
+malformed never fails here: it is merely no side call.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepwell.errors import BadRequest
+
+CALL_HEADER = "x-stepwell-call"
+"""A request's own word on what it is: "task" or "side"."""
+
+MARKED = "marked"
+"""The kind of a side call that only the header tells."""
+
+LOOKED_AT = 2_000
+"""Characters of a text that are read, so that a long prompt costs no more than a short one."""
+
+LOOKED_BACK = 16
+"""Messages from the end among which the user's last is looked for: a side call may use a tool or two itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    kind: str
+    seen_in: str
+    """The harnesses whose prompt opens so; many others have copied it from them."""
+    opening: str
+    max_tokens: int | None = None
+    """None: whatever was asked for."""
+
+
+SYSTEM_RULES = (
+    Rule("title", "opencode", "You are a title generator. You output ONLY a thread title"),
+    Rule("title", "Claude Code, qwen-code", "Generate a concise, sentence-case title (3-7 words) that captures"),
+    Rule("title", "Claude Code, qwen-code", "Generate a short kebab-case name (2-4 words) that captures"),
+    Rule("memory", "qwen-code", "You are now acting as the managed memory extraction subagent"),
+    Rule("memory", "qwen-code", "You are performing a managed memory dream"),
+    Rule("memory", "qwen-code", "You are reviewing this conversation to extract reusable skills."),
+    Rule("memory", "Claude Code, qwen-code", "You are selecting memories that will be useful to "),
+    Rule("summary", "opencode", "You are a context summarization agent. You are given a conversation between"),
+    Rule("summary", "opencode", "Summarize what was done in this conversation. Write like a pull request"),
+    Rule("summary", "qwen-code", "You are the component that summarizes internal chat history into a given"),
+    Rule("summary", "Gemini CLI", "You are a specialized system component responsible for distilling chat history"),
+    Rule("summary", "pi, OpenClaw", "You are a context summarization assistant. Your task is to read a conversation"),
+    Rule("summary", "aider", "*Briefly* summarize this partial conversation about programming."),
+    Rule("recap", "qwen-code", "You generate session recaps for a programming assistant CLI."),
+    Rule("label", "Claude Code, qwen-code", "Write a short summary label describing what these tool calls"),
+)
+"""By the first message, where it is a system or developer one."""
+
+USER_RULES = (
+    Rule("title", "Claude Code", "You are coming up with a succinct title and git branch name for a coding session"),
+    Rule(
+        "title",
+        "Codex",
+        "You are a helpful assistant. You will be presented with a user prompt, and your job is to "
+        "provide a short title",
+    ),
+    Rule("title", "Open WebUI", "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat"),
+    Rule("tags", "Open WebUI", "### Task:\nGenerate 1-3 broad tags categorizing the main themes of the chat"),
+    Rule("suggestion", "Open WebUI", "### Task:\nSuggest 3-5 relevant follow-up questions or prompts that the user"),
+    Rule("suggestion", "Claude Code, qwen-code", "[SUGGESTION MODE: Suggest what the user might naturally type next"),
+    Rule("memory", "Claude Code", "You are now acting as the memory extraction subagent."),
+    Rule("memory", "Claude Code", "# Dream: Memory Consolidation"),
+    Rule(
+        "summary", "Claude Code", "Your task is to create a detailed summary of the conversation so far, paying close"
+    ),
+    Rule(
+        "summary", "Claude Code", "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\n- Do NOT use Read, Bash"
+    ),
+    Rule("summary", "Codex", "You are performing a CONTEXT CHECKPOINT COMPACTION."),
+    Rule("summary", "LangChain", "<role>\nContext Extraction Assistant\n</role>"),
+    Rule("recap", "Claude Code", "The user stepped away and is coming back. Recap in under "),
+    Rule(
+        "next_speaker", "qwen-code", "Analyze *only* the content and structure of your immediately preceding response"
+    ),
+    Rule("command_check", "Claude Code", "<policy_spec>\n# Claude Code"),
+    Rule("quota_probe", "Claude Code", "quota", max_tokens=1),
+)
+"""By the user's last message."""
+
+CLAUDE_CODE_FIRST = re.compile(
+    r"(?:x-anthropic-billing-header:.*\n+)?(?:You are (?:Claude Code|a Claude agent), .*\n+)?"
+)
+"""Lines that Claude Code puts before every system prompt, that of a side call too."""
+
+
+def side_call(request: Mapping[str, Any], marked: str | None) -> str | None:
+    """The kind of side call that a chat request is, or None for a call of the task; `marked` is the header's value."""
+    if marked is not None:
+        return _as_marked(marked)
+    messages = request.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return None
+    system = CLAUDE_CODE_FIRST.sub("", _opening(messages[0], ("system", "developer")), count=1)
+    lately = messages[: -LOOKED_BACK - 1 : -1]
+    user = next(filter(None, (_opening(message, ("user",)) for message in lately)), "")
+    max_tokens = request.get("max_completion_tokens") or request.get("max_tokens")
+    return _kind(SYSTEM_RULES, system, max_tokens) or _kind(USER_RULES, user, max_tokens)
+
+
+def _as_marked(marked: str) -> str | None:
+    if marked not in ("task", "side"):
+        raise BadRequest(f'the header {CALL_HEADER} is "task" or "side", not {marked!r}')
+    return MARKED if marked == "side" else None
+
+
+def _kind(rules: tuple[Rule, ...], text: str, max_tokens: object) -> str | None:
+    for rule in rules:
+        if text.startswith(rule.opening) and rule.max_tokens in (None, max_tokens):
+            return rule.kind
+    return None
+
+
+def _opening(message: object, roles: tuple[str, ...]) -> str:
+    """The beginning of a message's text; empty where it has none, or where it is not one of these roles."""
+    if not isinstance(message, dict) or message.get("role") not in roles:
+        return ""
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = (part.get("text") for part in content if isinstance(part, dict))
+        content = "\n".join(text[:LOOKED_AT] for text in texts if isinstance(text, str))
+    return content[:LOOKED_AT].lstrip() if isinstance(content, str) else ""

@@ -1,0 +1,38 @@
+"""The examples in docs/gateway.md, run as they stand there. Only the port is the test's own."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from stepwell.pool.client import DataPool
+from tests.integration.gateway.conftest import StartGateway
+
+PAGE = Path(__file__).parents[3] / "docs" / "gateway.md"
+
+
+def example(language: str, start: str) -> str:
+    """The one block of that language that begins so."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.S)
+    (block,) = [block for block in blocks if block.startswith(start)]
+    return str(block)
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_curl_opens_a_trajectory_and_the_sdk_records_a_streamed_one(
+    data_pool: DataPool, start_gateway: StartGateway
+) -> None:
+    with start_gateway() as gateway:
+        opened = json.loads(run("bash", "-c", example("bash", "curl").replace("http://127.0.0.1:8100", gateway.url)))
+        assert opened["base_url"] == f"{gateway.url}/{opened['trajectory_uid']}/task-7"
+        said = run(sys.executable, "-c", example("python", "import").replace("http://127.0.0.1:8100", gateway.url))
+    with data_pool.batch(1, timeout=10) as batch:
+        (step,) = batch.steps()
+    assert (step.prompt_uid, step.reward) == ("task-8", 1.0)
+    assert said.strip()

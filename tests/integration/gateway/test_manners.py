@@ -1,0 +1,467 @@
+"""How the gateway treats agents, engines and the pool when they repeat themselves, leave, wait, come and go."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partialmethod
+from typing import Any
+
+import openai
+import pytest
+
+from stepwell.core.step import Exactness
+from stepwell.gateway import calls
+from stepwell.gateway.outgoing import KeepAlives
+from stepwell.gateway.recorder import Recorder
+from tests.integration.gateway.agent import HELLO, Agent, Heard, agent_of
+from tests.rig.chatml import render_chat
+from tests.rig.fake_engine import FakeEngine, Faults, Reply
+from tests.rig.gateways import free_port, serve_gateway
+from tests.rig.memory_pool import MemoryPool
+from tests.rig.vocabulary import END_OF_TURN, encode
+from tests.rig.waiting import until
+
+CHAT = "/v1/chat/completions"
+SAME_KEY: dict[str, Any] = {"extra_headers": {"Idempotency-Key": "once"}}
+SLOWLY = Faults(token_delay_s=0.01)
+FOR_EVER = Faults(delay_s=60.0)
+streamed_or_not = pytest.mark.parametrize("stream", [False, True])
+
+
+@pytest.fixture
+async def agent(pool: MemoryPool, engine: FakeEngine) -> AsyncIterator[Agent]:
+    async with serve_gateway(pool, [engine.url]) as url, agent_of(url) as agent:
+        yield agent
+
+
+async def say(agent: Agent, *, headers: dict[str, str] | None = None, **wanted: Any) -> tuple[int, str]:
+    """A call by a client that knows nothing of OpenAI's SDKs: its status and its text."""
+    async with agent.http.post(agent.chat, json={**HELLO, **wanted}, headers=headers) as answer:
+        return answer.status, await answer.text()
+
+
+async def metric(agent: Agent, line: str) -> float | None:
+    """The value of one line of /metrics, None where there is none."""
+    lines = (await agent.get("/metrics")).splitlines()
+    return next((float(found.removeprefix(line)) for found in lines if found.startswith(f"{line} ")), None)
+
+
+async def until_metric(agent: Agent, line: str, value: float) -> None:
+    async with asyncio.timeout(10):
+        while await metric(agent, line) != value:
+            await asyncio.sleep(0.005)
+
+
+# --- a call made twice and meant once
+
+
+@streamed_or_not
+async def test_calls_with_one_idempotency_key_are_one_call_and_one_step(
+    agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool
+) -> None:
+    engine.faults = SLOWLY
+    first, second = await asyncio.gather(*(agent.ask(stream=stream, **SAME_KEY) for _ in range(2)))
+    later = await agent.ask(stream=stream, **SAME_KEY)
+    assert first == second == later
+    assert first.text
+    assert engine.asked[CHAT] == 1
+    assert await metric(agent, 'stepwell_calls_joined_total{kind="chat"}') == 2
+    await agent.complete()
+    assert len(pool.taken()) == 1
+
+
+async def test_the_same_key_in_another_trajectory_is_another_call(agent: Agent, engine: FakeEngine) -> None:
+    async with agent_of(str(agent.client.base_url.copy_with(path=""))) as other:
+        for each in (agent, other):
+            await each.ask(**SAME_KEY)
+    assert engine.asked[CHAT] == 2
+
+
+@streamed_or_not
+async def test_the_same_body_joins_while_it_is_in_flight_and_not_afterwards(
+    agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool
+) -> None:
+    engine.faults = SLOWLY
+    (status, first), (_, second) = await asyncio.gather(say(agent, stream=stream), say(agent, stream=stream))
+    assert (status, engine.asked[CHAT]) == (200, 1)
+    assert first == second
+    await say(agent, stream=stream)
+    assert engine.asked[CHAT] == 2
+    await agent.complete()
+    assert len(pool.taken()) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "asked"),
+    [("0", "0", 2), ("0", "1", 1), ("1", "0", 2), ("1", "1", 1), ("", "1", 1), ("1", "", 1)],
+)
+async def test_a_client_that_counts_its_tries_is_believed(
+    agent: Agent, engine: FakeEngine, first: str, second: str, asked: int
+) -> None:
+    """Its first try is a call of its own; a later one joins what is in flight."""
+    engine.pause()
+    calls = []
+    for count in (first, second):
+        headers = {"x-stainless-retry-count": count} if count else None
+        calls.append(asyncio.create_task(say(agent, headers=headers)))
+        await until_metric(agent, "stepwell_in_flight", len(calls))
+    engine.resume()
+    assert [status for status, _ in await asyncio.gather(*calls)] == [200, 200]
+    assert engine.asked[CHAT] == asked
+
+
+@streamed_or_not
+async def test_when_the_first_client_leaves_the_one_that_joined_gets_all_of_the_answer(
+    agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool
+) -> None:
+    engine.faults = Faults(token_delay_s=0.02)
+    engine.replies.append(Reply("two and twenty letters"))
+    first = asyncio.create_task(agent.ask(stream=stream, **SAME_KEY))
+    await until(lambda: engine.in_flight == 1, "the call to arrive")
+    second = asyncio.create_task(agent.ask(stream=stream, **SAME_KEY))
+    await until_metric(agent, 'stepwell_calls_joined_total{kind="chat"}', 1)
+    first.cancel()
+    assert await second == Heard("two and twenty letters", "stop")
+    assert (engine.asked[CHAT], engine.disconnects) == (1, 0)
+    await agent.complete()
+    assert len(pool.taken()) == 1
+
+
+@streamed_or_not
+async def test_when_all_who_wait_for_an_answer_have_left_the_engine_is_freed_within_a_second(
+    agent: Agent, engine: FakeEngine, stream: bool
+) -> None:
+    engine.faults = FOR_EVER
+    waiting = [asyncio.create_task(agent.ask(stream=stream, **SAME_KEY)) for _ in range(3)]
+    await until_metric(agent, 'stepwell_calls_joined_total{kind="chat"}', 2)
+    for left in waiting[:2]:
+        left.cancel()
+    await until_metric(agent, 'stepwell_clients_gone_total{kind="chat"}', 1)
+    assert engine.in_flight == 1
+    waiting[2].cancel()
+    await until(lambda: engine.in_flight == 0, "the engine to be free", timeout=1.0)
+
+
+@pytest.mark.parametrize(
+    ("faults", "stream"),
+    [
+        (Faults(error_status=500, times=1), False),
+        (Faults(error_status=500, times=1), True),
+        (Faults(disconnect_at_token=3, times=1), False),
+        (Faults(disconnect_at_token=3, times=1), True),
+        (Faults(error_at_token=3, times=1), True),
+    ],
+)
+async def test_a_failed_answer_is_not_given_again(
+    agent: Agent, pool: MemoryPool, engine: FakeEngine, faults: Faults, stream: bool
+) -> None:
+    engine.faults = faults
+    engine.replies.extend([Reply("broken"), Reply("whole")])
+    with pytest.raises(openai.APIError):
+        await agent.ask(stream=stream, **SAME_KEY)
+    engine.replies = type(engine.replies)([Reply("whole")])
+    assert await agent.ask(stream=stream, **SAME_KEY) == Heard("whole", "stop")
+    assert engine.asked[CHAT] == 2
+    await agent.complete()
+    assert len(pool.taken()) == 1
+
+
+async def test_a_stream_that_its_client_left_is_not_given_to_its_retry(agent: Agent, engine: FakeEngine) -> None:
+    engine.faults = Faults(token_delay_s=0.05, times=1)
+    left = await agent.client.chat.completions.create(**HELLO, **SAME_KEY, stream=True)
+    await anext(aiter(left))
+    await left.close()
+    await until(lambda: engine.in_flight == 0, "the engine to be free")
+    engine.replies.append(Reply("whole"))
+    assert await agent.ask(stream=True, **SAME_KEY) == Heard("whole", "stop")
+
+
+# --- an answer that takes its time
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KeepAlives, "run", partialmethod(KeepAlives.run, silence=0.2))
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize(
+    ("faults", "data_before"),
+    [(Faults(delay_s=0.7), 0), (Faults(silent_s=0.7), 1), (Faults(silent_s=0.7, silent_at_token=3), 4)],
+)
+async def test_while_an_engine_is_silent_the_stream_is_kept_alive_by_comments(
+    agent: Agent, pool: MemoryPool, engine: FakeEngine, faults: Faults, data_before: int
+) -> None:
+    engine.faults = faults
+    engine.replies.extend([Reply("well"), Reply("well")])
+    _, text = await say(agent, stream=True)
+    events = text.split("\n\n")
+    assert events.index(": keep-alive") == data_before
+    assert events.count(": keep-alive") > 1
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert await agent.ask(stream=True) == Heard("well", "stop")
+    await agent.complete()
+    assert len(pool.taken()) == 2
+
+
+@pytest.mark.usefixtures("_impatient")
+async def test_an_error_after_comments_is_an_event_that_the_sdk_raises(agent: Agent, engine: FakeEngine) -> None:
+    engine.faults = Faults(delay_s=0.5, error_status=400)
+    with pytest.raises(openai.APIError, match="told to fail"):
+        await agent.ask(stream=True)
+
+
+@pytest.mark.usefixtures("_impatient")
+async def test_an_unstreamed_answer_is_given_no_comments(agent: Agent, engine: FakeEngine) -> None:
+    engine.faults = Faults(delay_s=0.5)
+    assert (await say(agent))[1].startswith("{")
+
+
+# --- limits
+
+
+@streamed_or_not
+async def test_a_context_that_is_too_long_is_openais_error_and_the_trajectory_says_why_it_ended(
+    pool: MemoryPool, stream: bool
+) -> None:
+    async with (
+        FakeEngine(max_model_len=60) as engine,
+        serve_gateway(pool, [engine.url]) as url,
+        agent_of(url, metadata={"task": 7}) as agent,
+    ):
+        await agent.ask(stream=stream)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await agent.ask(stream=stream, messages=[{"role": "user", "content": "x" * 60}])
+        assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
+        assert "maximum context length is 60 tokens" in refused.value.message
+        await agent.complete(reward=0.5)
+    (step,) = pool.taken()
+    assert step.metadata == {"task": 7, "ended_by": "context_length_exceeded"}
+    assert step.reward == 0.5
+
+
+async def test_beyond_the_most_calls_in_flight_an_agent_is_told_to_come_back(
+    agent: Agent, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "MOST_IN_FLIGHT", 2)
+    engine.pause()
+    running = [asyncio.create_task(agent.ask()) for _ in range(2)]
+    await until(lambda: engine.in_flight == 2, "both calls to arrive")
+    with pytest.raises(openai.RateLimitError, match="2 calls are in flight") as refused:
+        await agent.ask()
+    assert (refused.value.code, refused.value.response.headers["Retry-After"]) == ("overloaded", "1")
+    engine.resume()
+    await asyncio.gather(*running)
+    assert (await agent.ask()).text
+
+
+# --- the pool
+
+
+@streamed_or_not
+async def test_with_durability_sync_an_answer_ends_once_the_pool_has_its_step(
+    pool: MemoryPool, engine: FakeEngine, stream: bool
+) -> None:
+    async with serve_gateway(pool, [engine.url], is_durable=True) as url, agent_of(url) as agent:
+        pool.away = True
+        asking = asyncio.create_task(agent.ask(stream=stream))
+        await until(lambda: engine.asked[CHAT] == 1 and engine.in_flight == 0, "the engine to have answered")
+        await asyncio.wait([asking], timeout=0.3)
+        assert not asking.done()
+        pool.away = False
+        assert (await asking).text
+        assert pool.rules.stats().channels["train"].accepted.steps == 1
+
+
+@streamed_or_not
+async def test_with_durability_sync_an_answer_that_the_pool_does_not_confirm_is_an_error_and_is_kept(
+    pool: MemoryPool, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorder, "record_durably", partialmethod(Recorder.record_durably, timeout=0.2))
+    async with serve_gateway(pool, [engine.url], is_durable=True) as url, agent_of(url) as agent:
+        pool.away = True
+        with pytest.raises(openai.APIError, match="has not confirmed this call within 0.2 s; it is kept") as failed:
+            await agent.ask(stream=stream)
+        assert failed.value.code == "pool_unavailable"
+        if isinstance(failed.value, openai.APIStatusError):
+            assert failed.value.status_code == 503
+        pool.away = False
+        await agent.complete()
+        assert len(pool.taken()) == 1
+
+
+# --- engines
+
+
+class Letters:
+    """A tokenizer for a server that gives text only: that of the fake engine's own words."""
+
+    eos_token_id = END_OF_TURN
+
+    def encode(self, text: str, **_: object) -> list[int]:
+        return encode(text)
+
+    def apply_chat_template(self, messages: Any, tools: Any, **_: object) -> str:
+        return render_chat(messages, tools or ())
+
+
+@streamed_or_not
+async def test_the_answer_of_a_plain_openai_server_is_graded_retokenized_and_left_out_by_default(
+    pool: MemoryPool, stream: bool
+) -> None:
+    async with (
+        FakeEngine(plain=True, replies=["left out", "taken"]) as engine,
+        serve_gateway(pool, [engine.url], load_tokenizer=lambda _: Letters()) as url,
+        agent_of(url) as one,
+        agent_of(url) as other,
+    ):
+        assert await one.ask(stream=stream) == Heard("left out", "stop")
+        await one.complete(reward=1.0)
+        assert pool.rules.take(1) is None
+        assert pool.rules.stats().channels["train"].left_out["exactness"].steps == 1
+        await other.ask(stream=stream)
+        await other.complete(reward=1.0)
+    (step,) = pool.taken()
+    assert step.exactness is Exactness.RETOKENIZED
+    assert step.prompt_ids.tolist() == encode(render_chat(HELLO["messages"]))
+    assert step.response_ids.tolist() == [*encode("taken"), END_OF_TURN]
+
+
+@streamed_or_not
+async def test_a_call_marked_as_a_side_call_is_kept_and_not_trained(
+    agent: Agent, pool: MemoryPool, stream: bool
+) -> None:
+    await agent.ask(stream=stream, extra_headers={"x-stepwell-call": "side"})
+    await agent.ask(stream=stream, extra_headers={"x-stepwell-call": "task"})
+    assert await metric(agent, 'stepwell_untrainable_total{reason="side_call"}') == 1
+    with pytest.raises(openai.BadRequestError, match='x-stepwell-call is "task" or "side"'):
+        await agent.ask(stream=stream, extra_headers={"x-stepwell-call": "other"})
+    await agent.complete()
+    assert [step.untrainable for step in pool.taken()] == ["side_call: marked", None]
+
+
+async def states(agent: Agent) -> list[str]:
+    async with agent.http.get("/engines") as listed:
+        return [engine["state"] for engine in (await listed.json())["engines"]]
+
+
+async def until_states(agent: Agent, *wanted: str) -> None:
+    async with asyncio.timeout(10):
+        while await states(agent) != list(wanted):
+            await asyncio.sleep(0.01)
+
+
+@streamed_or_not
+async def test_calls_are_held_while_all_engines_pause_and_go_elsewhere_while_one_does(
+    pool: MemoryPool, engine: FakeEngine, stream: bool
+) -> None:
+    async with (
+        FakeEngine() as other,
+        serve_gateway(pool, [engine.url, other.url]) as url,
+        agent_of(url) as agent,
+    ):
+        engine.pause()
+        await until_states(agent, "paused", "healthy")
+        for _ in range(4):
+            await agent.ask(stream=stream)
+        assert (engine.asked[CHAT], other.asked[CHAT]) == (0, 4)
+        other.pause()
+        await until_states(agent, "paused", "paused")
+        held = [asyncio.create_task(agent.ask(stream=stream)) for _ in range(4)]
+        await until_metric(agent, "stepwell_in_flight", 4)
+        assert (engine.asked[CHAT], other.asked[CHAT]) == (0, 4)
+        for paused in (engine, other):
+            paused.resume()
+        assert all(heard.text for heard in await asyncio.gather(*held))
+        await agent.complete()
+        assert len(pool.taken()) == 8
+
+
+async def test_engines_come_and_go_under_load_without_an_agent_noticing(pool: MemoryPool, engine: FakeEngine) -> None:
+    async with (
+        FakeEngine() as other,
+        serve_gateway(pool, [engine.url]) as url,
+        agent_of(url) as agent,
+    ):
+        engine.faults = other.faults = Faults(token_delay_s=0.002)
+        talking = asyncio.create_task(talk(agent, until_asked=other, count=12))
+        for _ in range(3):
+            async with agent.http.post("/engines", json={"address": other.url}) as added:
+                assert [found["state"] for found in (await added.json())["engines"]] == ["healthy", "healthy"]
+            asked = other.asked[CHAT]
+            await until(lambda asked=asked: other.asked[CHAT] > asked + 3, "calls to come")  # type: ignore[misc]
+            async with agent.http.delete("/engines", params={"address": other.url}) as removed:
+                assert [found["address"] for found in (await removed.json())["engines"]] == [engine.url]
+        said = await talking
+        await agent.complete()
+        assert len(pool.taken()) == said
+
+
+async def talk(agent: Agent, *, until_asked: FakeEngine, count: int) -> int:
+    """Eight calls at a time, until that engine has had so many; gives how many were made."""
+    said = 0
+    while until_asked.asked[CHAT] < count:
+        heard = await asyncio.gather(*(agent.ask(stream=bool(i % 2)) for i in range(8)))
+        said += sum(bool(each.text) for each in heard)
+    return said
+
+
+@pytest.mark.parametrize("address", [f"http://127.0.0.1:{free_port()}", f"http://{'a' * 70}", "http://h:99999"])
+async def test_an_engine_that_cannot_be_reached_is_added_as_down_and_harms_no_call(agent: Agent, address: str) -> None:
+    async with agent.http.post("/engines", json={"address": address}) as added:
+        _, unreachable = (await added.json())["engines"]
+    assert unreachable["state"] == "down"
+    assert unreachable["why"] not in ("", "not probed yet")
+    for _ in range(3):
+        assert (await agent.ask()).text
+
+
+@pytest.mark.parametrize("address", ["ftp://h", "h:80", "http://", "http://h/?x", "http://a b", "", 7])
+async def test_what_is_no_address_is_refused(agent: Agent, address: object) -> None:
+    async with agent.http.post("/engines", json={"address": address}) as added:
+        assert added.status == 400
+    assert await states(agent) == ["healthy"]
+
+
+async def test_an_engine_that_is_not_there_cannot_be_removed(agent: Agent) -> None:
+    async with agent.http.delete("/engines", params={"address": "http://nowhere:1"}) as removed:
+        assert removed.status == 400
+        assert "there is no engine http://nowhere:1" in await removed.text()
+
+
+# --- sight
+
+
+async def test_metrics_show_calls_tokens_engines_quarantine_and_what_waits_for_the_pool(
+    agent: Agent, pool: MemoryPool, engine: FakeEngine
+) -> None:
+    for stream in (False, True):
+        await agent.ask(stream=stream)
+    engine.faults = Faults(wrong_usage=True, times=1)
+    await agent.ask()
+    with pytest.raises(openai.NotFoundError):
+        await agent.ask(model="nope")
+    await until_metric(agent, 'stepwell_delivered_steps_total{verdict="accepted"}', 2)
+    pool.away = True
+    engine.faults = Faults()
+    await agent.ask()
+    expected = {
+        'stepwell_calls_total{kind="chat",status="200"}': 4,
+        'stepwell_calls_total{kind="chat",status="404"}': 1,
+        'stepwell_steps_total{exactness="engine"}': 4,
+        'stepwell_quarantined_total{reason="response_count"}': 1,
+        'stepwell_call_seconds_count{kind="chat"}': 5,
+        f'stepwell_engine_state{{engine="{engine.url}",state="healthy"}}': 1,
+        f'stepwell_engine_state{{engine="{engine.url}",state="down"}}': 0,
+        "stepwell_waiting_steps": 1,
+        "stepwell_in_flight": 0,
+    }
+    assert {line: await metric(agent, line) for line in expected} == expected
+    prompt = len(encode(render_chat(HELLO["messages"])))
+    assert await metric(agent, 'stepwell_tokens_total{direction="prompt"}') == 4 * prompt
+    for line in (
+        'stepwell_tokens_total{direction="response"}',
+        "stepwell_waiting_bytes",
+        "stepwell_loop_lag_seconds_sum",
+    ):
+        assert (await metric(agent, line) or 0) > 0
+    pool.away = False

@@ -1,0 +1,11 @@
+"""Real agents for tests: each is given a base_url, a key, a prompt and a folder to work in, and nothing else.
+
+They run as processes of their own, in an environment of their own (scripts/agent_envs.py), and reach no address but
+this machine's.
+"""
+
+from tests.rig.agents.agent import AGENTS, Agent
+from tests.rig.agents.engine import ReadingEngine
+from tests.rig.agents.process import Access
+
+__all__ = ["AGENTS", "Access", "Agent", "ReadingEngine"]

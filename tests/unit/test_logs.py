@@ -1,0 +1,79 @@
+import json
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from stepwell.logs import HumanLines, JsonLines, about
+
+PROGRAM = """
+import logging, sys
+from stepwell import logs
+logs.setup(json=sys.argv[1] == "json")
+log = logging.getLogger("stepwell.gateway")
+log.debug("not shown")
+log.warning("held: %s", "paused", extra=logs.about(trajectory_uid="t1", engine=None, waiting=3))
+"""
+
+
+def record(message: str, /, *args: object, failure: BaseException | None = None, **fields: Any) -> logging.LogRecord:
+    raised = (type(failure), failure, failure.__traceback__) if failure else None
+    made = logging.makeLogRecord({"name": "stepwell", "levelname": "WARNING", "msg": message, "args": args})
+    made.__dict__.update(about(**fields), exc_info=raised)
+    return made
+
+
+def run(style: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, style], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_lines_for_people_end_with_what_they_are_about() -> None:
+    (line,) = run("human")
+    assert line.endswith(" WARNING held: paused trajectory_uid=t1 waiting=3")
+
+
+def test_lines_for_machines_are_json_objects_with_those_fields() -> None:
+    (line,) = run("json")
+    shown = json.loads(line)
+    assert next(iter(shown)) == "time"
+    assert len(shown.pop("time")) == len("2000-01-01T00:00:00.000Z")
+    assert shown == {
+        "level": "WARNING",
+        "logger": "stepwell.gateway",
+        "message": "held: paused",
+        "trajectory_uid": "t1",
+        "waiting": 3,
+    }
+
+
+@pytest.mark.parametrize("lines", [HumanLines(), JsonLines()])
+@pytest.mark.parametrize("trick", ["\n", "\r", "\x1b[2J", "\x85", "\u2028", "\x00", "\x9b1m"])
+def test_text_from_outside_cannot_forge_a_line_or_drive_a_terminal(lines: logging.Formatter, trick: str) -> None:
+    shown = lines.format(record("aborted: %s", f"why{trick}2000-01-01 ERROR forged", engine=f"e{trick}"))
+    assert shown.isprintable()
+
+
+def test_a_record_without_fields_needs_nothing_more() -> None:
+    plain = logging.makeLogRecord({"levelname": "INFO", "msg": "100%"})
+    assert HumanLines().format(plain).endswith(" INFO 100%")
+    assert json.loads(JsonLines().format(plain))["message"] == "100%"
+
+
+def test_a_field_does_not_hide_what_every_record_has() -> None:
+    assert json.loads(JsonLines().format(record("real", message="of the field", level="low")))["message"] == "real"
+
+
+def test_a_traceback_stands_indented_below_its_line_or_in_its_field() -> None:
+    try:
+        raise ValueError("broken\n2000-01-01 ERROR forged")
+    except ValueError as failure:
+        failed = record("no", failure=failure)
+    first, *rest = HumanLines().format(failed).splitlines()
+    assert first.endswith("WARNING no")
+    assert rest
+    assert all(line.startswith("    ") for line in rest)
+    assert "ValueError: broken" in json.loads(JsonLines().format(failed))["exception"]
