@@ -35,6 +35,8 @@ def logprobs_fault(logprobs: FloatArray, response_tokens: int) -> str | None:
     """Why these log-probabilities cannot belong to a response of that length, or None."""
     if len(logprobs) != response_tokens:
         return f"logprob_count: {len(logprobs)} log-probabilities for {response_tokens} response tokens"
+    if response_tokens and logprobs.min() > LOGPROB_FLOOR and logprobs.max() <= 0:  # no NaN passes this
+        return None
     if not np.isfinite(logprobs).all():
         return "bad_logprob: a log-probability is not finite"
     if (logprobs > 0).any():

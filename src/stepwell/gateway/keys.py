@@ -11,6 +11,7 @@ import hmac
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import lru_cache
 
 from stepwell.errors import BadRequest
 
@@ -21,6 +22,8 @@ PREFIX = b"sk-sw-"
 DOMAIN = b"stepwell trajectory key 1\0"
 """Keeps these HMACs apart from any other use of the same secret."""
 BEARER = b"bearer "
+SEALS_KEPT = 10_000
+"""An agent calls many times with the same key."""
 
 
 class Access(Enum):
@@ -169,5 +172,6 @@ def _named(trajectory_uid: str, prompt_uid: str) -> bytes:
     return f"{len(trajectory_uid)}:{trajectory_uid}{prompt_uid}".encode(errors="surrogatepass")
 
 
+@lru_cache(maxsize=SEALS_KEPT)
 def _sealed(control: bytes, named: bytes) -> bytes:
     return PREFIX + urlsafe_b64encode(hmac.digest(control, DOMAIN + named, "sha256")).rstrip(b"=")

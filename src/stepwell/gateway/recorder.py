@@ -27,8 +27,8 @@ MAX_HELD = 20_000
 """Steps kept while the pool is away; beyond it the oldest is given up."""
 MAX_HELD_BYTES = 2**30
 """The same in bytes: prompts are long."""
-GATHERING = 0.003
-"""Seconds a message waits for company. It costs the pool half a millisecond, whatever its size."""
+GATHERING = 0.02
+"""Seconds a message waits for company, unless someone waits for it. It costs a millisecond, whatever its size."""
 RETRY_PAUSE = 1.0
 SETTLE_TIMEOUT = 30.0
 TOLD_EVERY = 1.0
@@ -116,6 +116,7 @@ class Recorder:
         answers = [asyncio.get_running_loop().create_future() for _ in steps]
         self._awaited.update(zip(steps, answers, strict=True))
         self.record(steps)
+        self._hurried.set()
         try:
             async with asyncio.timeout(timeout):
                 verdicts = [await answer for answer in answers]

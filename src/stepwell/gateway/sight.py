@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, Summary
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -77,9 +77,6 @@ class Sight:
         self._gone = self._counter("clients_gone", "Clients that left before the end of their answer.", "kind")
         self._joined = self._counter("calls_joined", "Repeated calls that got the first one's answer.", "kind")
         self._continued = self._counter("calls_continued", "Generations continued after a weight update.", "kind")
-        self._held = Summary(
-            "stepwell_held_seconds", "How long calls were held because engines pause.", registry=self._registry
-        )
         self._lag = Histogram(
             "stepwell_loop_lag_seconds", "How late the event loop wakes.", buckets=LAG_BUCKETS, registry=self._registry
         )
@@ -117,9 +114,6 @@ class Sight:
 
     def call_continued(self, kind: str) -> None:
         self._continued[kind].inc()
-
-    def held(self, seconds: float) -> None:
-        self._held.observe(seconds)
 
     def read_from(
         self,

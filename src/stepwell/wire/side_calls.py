@@ -86,6 +86,8 @@ USER_RULES = (
 )
 """By the user's last message."""
 
+OPENINGS = tuple(rule.opening for rule in (*SYSTEM_RULES, *USER_RULES))
+
 CLAUDE_CODE_FIRST = re.compile(
     r"(?:x-anthropic-billing-header:.*\n+)?(?:You are (?:Claude Code|a Claude agent), .*\n+)?"
 )
@@ -113,6 +115,8 @@ def _as_marked(marked: str) -> str | None:
 
 
 def _kind(rules: tuple[Rule, ...], text: str, max_tokens: object) -> str | None:
+    if not text.startswith(OPENINGS):
+        return None
     for rule in rules:
         if text.startswith(rule.opening) and rule.max_tokens in (None, max_tokens):
             return rule.kind

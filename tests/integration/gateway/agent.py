@@ -1,5 +1,6 @@
 """An agent as its owner writes it, with the real openai package: it knows a base_url and a key."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -45,9 +46,21 @@ class Agent:
             assert ended.status == 200, answer
             return str(answer["status"])
 
-    async def get(self, path: str) -> str:
-        async with self.http.get(path) as answer:
-            return await answer.text()
+    async def say(self, *, headers: dict[str, str] | None = None, **wanted: Any) -> tuple[int, str]:
+        """A call by a client that knows nothing of OpenAI's SDKs: its status and its text."""
+        async with self.http.post(self.chat, json={**HELLO, **wanted}, headers=headers) as answer:
+            return answer.status, await answer.text()
+
+    async def metric(self, line: str) -> float | None:
+        """The value of one line of /metrics, None where there is none."""
+        async with self.http.get("/metrics") as shown:
+            lines = (await shown.text()).splitlines()
+        return next((float(found.removeprefix(line)) for found in lines if found.startswith(f"{line} ")), None)
+
+    async def until_metric(self, line: str, value: float) -> None:
+        async with asyncio.timeout(10):
+            while await self.metric(line) != value:
+                await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

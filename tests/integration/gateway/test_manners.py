@@ -21,9 +21,6 @@ from tests.rig.vocabulary import END_OF_TURN, encode
 from tests.rig.waiting import until
 
 CHAT = "/v1/chat/completions"
-SAME_KEY: dict[str, Any] = {"extra_headers": {"Idempotency-Key": "once"}}
-SLOWLY = Faults(token_delay_s=0.01)
-FOR_EVER = Faults(delay_s=60.0)
 streamed_or_not = pytest.mark.parametrize("stream", [False, True])
 
 
@@ -31,148 +28,6 @@ streamed_or_not = pytest.mark.parametrize("stream", [False, True])
 async def agent(pool: MemoryPool, engine: FakeEngine) -> AsyncIterator[Agent]:
     async with serve_gateway(pool, [engine.url]) as url, agent_of(url) as agent:
         yield agent
-
-
-async def say(agent: Agent, *, headers: dict[str, str] | None = None, **wanted: Any) -> tuple[int, str]:
-    """A call by a client that knows nothing of OpenAI's SDKs: its status and its text."""
-    async with agent.http.post(agent.chat, json={**HELLO, **wanted}, headers=headers) as answer:
-        return answer.status, await answer.text()
-
-
-async def metric(agent: Agent, line: str) -> float | None:
-    """The value of one line of /metrics, None where there is none."""
-    lines = (await agent.get("/metrics")).splitlines()
-    return next((float(found.removeprefix(line)) for found in lines if found.startswith(f"{line} ")), None)
-
-
-async def until_metric(agent: Agent, line: str, value: float) -> None:
-    async with asyncio.timeout(10):
-        while await metric(agent, line) != value:
-            await asyncio.sleep(0.005)
-
-
-# --- a call made twice and meant once
-
-
-@streamed_or_not
-async def test_calls_with_one_idempotency_key_are_one_call_and_one_step(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool
-) -> None:
-    engine.faults = SLOWLY
-    first, second = await asyncio.gather(*(agent.ask(stream=stream, **SAME_KEY) for _ in range(2)))
-    later = await agent.ask(stream=stream, **SAME_KEY)
-    assert first == second == later
-    assert first.text
-    assert engine.asked[CHAT] == 1
-    assert await metric(agent, 'stepwell_calls_joined_total{kind="chat"}') == 2
-    await agent.complete()
-    assert len(pool.taken()) == 1
-
-
-async def test_the_same_key_in_another_trajectory_is_another_call(agent: Agent, engine: FakeEngine) -> None:
-    async with agent_of(str(agent.client.base_url.copy_with(path=""))) as other:
-        for each in (agent, other):
-            await each.ask(**SAME_KEY)
-    assert engine.asked[CHAT] == 2
-
-
-@streamed_or_not
-async def test_the_same_body_joins_while_it_is_in_flight_and_not_afterwards(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool
-) -> None:
-    engine.faults = SLOWLY
-    (status, first), (_, second) = await asyncio.gather(say(agent, stream=stream), say(agent, stream=stream))
-    assert (status, engine.asked[CHAT]) == (200, 1)
-    assert first == second
-    await say(agent, stream=stream)
-    assert engine.asked[CHAT] == 2
-    await agent.complete()
-    assert len(pool.taken()) == 2
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "asked"),
-    [("0", "0", 2), ("0", "1", 1), ("1", "0", 2), ("1", "1", 1), ("", "1", 1), ("1", "", 1)],
-)
-async def test_a_client_that_counts_its_tries_is_believed(
-    agent: Agent, engine: FakeEngine, first: str, second: str, asked: int
-) -> None:
-    """Its first try is a call of its own; a later one joins what is in flight."""
-    engine.pause()
-    calls = []
-    for count in (first, second):
-        headers = {"x-stainless-retry-count": count} if count else None
-        calls.append(asyncio.create_task(say(agent, headers=headers)))
-        await until_metric(agent, "stepwell_in_flight", len(calls))
-    engine.resume()
-    assert [status for status, _ in await asyncio.gather(*calls)] == [200, 200]
-    assert engine.asked[CHAT] == asked
-
-
-@streamed_or_not
-async def test_when_the_first_client_leaves_the_one_that_joined_gets_all_of_the_answer(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool
-) -> None:
-    engine.faults = Faults(token_delay_s=0.02)
-    engine.replies.append(Reply("two and twenty letters"))
-    first = asyncio.create_task(agent.ask(stream=stream, **SAME_KEY))
-    await until(lambda: engine.in_flight == 1, "the call to arrive")
-    second = asyncio.create_task(agent.ask(stream=stream, **SAME_KEY))
-    await until_metric(agent, 'stepwell_calls_joined_total{kind="chat"}', 1)
-    first.cancel()
-    assert await second == Heard("two and twenty letters", "stop")
-    assert (engine.asked[CHAT], engine.disconnects) == (1, 0)
-    await agent.complete()
-    assert len(pool.taken()) == 1
-
-
-@streamed_or_not
-async def test_when_all_who_wait_for_an_answer_have_left_the_engine_is_freed_within_a_second(
-    agent: Agent, engine: FakeEngine, stream: bool
-) -> None:
-    engine.faults = FOR_EVER
-    waiting = [asyncio.create_task(agent.ask(stream=stream, **SAME_KEY)) for _ in range(3)]
-    await until_metric(agent, 'stepwell_calls_joined_total{kind="chat"}', 2)
-    for left in waiting[:2]:
-        left.cancel()
-    await until_metric(agent, 'stepwell_clients_gone_total{kind="chat"}', 1)
-    assert engine.in_flight == 1
-    waiting[2].cancel()
-    await until(lambda: engine.in_flight == 0, "the engine to be free", timeout=1.0)
-
-
-@pytest.mark.parametrize(
-    ("faults", "stream"),
-    [
-        (Faults(error_status=500, times=1), False),
-        (Faults(error_status=500, times=1), True),
-        (Faults(disconnect_at_token=3, times=1), False),
-        (Faults(disconnect_at_token=3, times=1), True),
-        (Faults(error_at_token=3, times=1), True),
-    ],
-)
-async def test_a_failed_answer_is_not_given_again(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, faults: Faults, stream: bool
-) -> None:
-    engine.faults = faults
-    engine.replies.extend([Reply("broken"), Reply("whole")])
-    with pytest.raises(openai.APIError):
-        await agent.ask(stream=stream, **SAME_KEY)
-    engine.replies = type(engine.replies)([Reply("whole")])
-    assert await agent.ask(stream=stream, **SAME_KEY) == Heard("whole", "stop")
-    assert engine.asked[CHAT] == 2
-    await agent.complete()
-    assert len(pool.taken()) == 1
-
-
-async def test_a_stream_that_its_client_left_is_not_given_to_its_retry(agent: Agent, engine: FakeEngine) -> None:
-    engine.faults = Faults(token_delay_s=0.05, times=1)
-    left = await agent.client.chat.completions.create(**HELLO, **SAME_KEY, stream=True)
-    await anext(aiter(left))
-    await left.close()
-    await until(lambda: engine.in_flight == 0, "the engine to be free")
-    engine.replies.append(Reply("whole"))
-    assert await agent.ask(stream=True, **SAME_KEY) == Heard("whole", "stop")
 
 
 # --- an answer that takes its time
@@ -193,7 +48,7 @@ async def test_while_an_engine_is_silent_the_stream_is_kept_alive_by_comments(
 ) -> None:
     engine.faults = faults
     engine.replies.extend([Reply("well"), Reply("well")])
-    _, text = await say(agent, stream=True)
+    _, text = await agent.say(stream=True)
     events = text.split("\n\n")
     assert events.index(": keep-alive") == data_before
     assert events.count(": keep-alive") > 1
@@ -213,7 +68,7 @@ async def test_an_error_after_comments_is_an_event_that_the_sdk_raises(agent: Ag
 @pytest.mark.usefixtures("_impatient")
 async def test_an_unstreamed_answer_is_given_no_comments(agent: Agent, engine: FakeEngine) -> None:
     engine.faults = Faults(delay_s=0.5)
-    assert (await say(agent))[1].startswith("{")
+    assert (await agent.say())[1].startswith("{")
 
 
 # --- limits
@@ -332,7 +187,7 @@ async def test_a_call_marked_as_a_side_call_is_kept_and_not_trained(
 ) -> None:
     await agent.ask(stream=stream, extra_headers={"x-stepwell-call": "side"})
     await agent.ask(stream=stream, extra_headers={"x-stepwell-call": "task"})
-    assert await metric(agent, 'stepwell_untrainable_total{reason="side_call"}') == 1
+    assert await agent.metric('stepwell_untrainable_total{reason="side_call"}') == 1
     with pytest.raises(openai.BadRequestError, match='x-stepwell-call is "task" or "side"'):
         await agent.ask(stream=stream, extra_headers={"x-stepwell-call": "other"})
     await agent.complete()
@@ -367,7 +222,7 @@ async def test_calls_are_held_while_all_engines_pause_and_go_elsewhere_while_one
         other.pause()
         await until_states(agent, "paused", "paused")
         held = [asyncio.create_task(agent.ask(stream=stream)) for _ in range(4)]
-        await until_metric(agent, "stepwell_in_flight", 4)
+        await agent.until_metric("stepwell_in_flight", 4)
         assert (engine.asked[CHAT], other.asked[CHAT]) == (0, 4)
         for paused in (engine, other):
             paused.resume()
@@ -440,7 +295,8 @@ async def test_metrics_show_calls_tokens_engines_quarantine_and_what_waits_for_t
     await agent.ask()
     with pytest.raises(openai.NotFoundError):
         await agent.ask(model="nope")
-    await until_metric(agent, 'stepwell_delivered_steps_total{verdict="accepted"}', 2)
+    await agent.until_metric('stepwell_delivered_steps_total{verdict="accepted"}', 2)
+    await agent.until_metric('stepwell_delivered_steps_total{verdict="quarantined"}', 1)
     pool.away = True
     engine.faults = Faults()
     await agent.ask()
@@ -455,13 +311,13 @@ async def test_metrics_show_calls_tokens_engines_quarantine_and_what_waits_for_t
         "stepwell_waiting_steps": 1,
         "stepwell_in_flight": 0,
     }
-    assert {line: await metric(agent, line) for line in expected} == expected
+    assert {line: await agent.metric(line) for line in expected} == expected
     prompt = len(encode(render_chat(HELLO["messages"])))
-    assert await metric(agent, 'stepwell_tokens_total{direction="prompt"}') == 4 * prompt
+    assert await agent.metric('stepwell_tokens_total{direction="prompt"}') == 4 * prompt
     for line in (
         'stepwell_tokens_total{direction="response"}',
         "stepwell_waiting_bytes",
         "stepwell_loop_lag_seconds_sum",
     ):
-        assert (await metric(agent, line) or 0) > 0
+        assert (await agent.metric(line) or 0) > 0
     pool.away = False

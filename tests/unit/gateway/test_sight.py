@@ -54,12 +54,9 @@ def test_what_befalls_calls_is_counted_by_kind() -> None:
     sight.client_gone("chat")
     sight.call_joined("completions")
     sight.call_continued("chat")
-    sight.held(0.5)
-    sight.held(1.0)
     assert shown(sight, "stepwell_clients_gone_total", kind="chat") == 1
     assert shown(sight, "stepwell_calls_joined_total", kind="completions") == 1
     assert shown(sight, "stepwell_calls_continued_total", kind="chat") == 1
-    assert (shown(sight, "stepwell_held_seconds_count"), shown(sight, "stepwell_held_seconds_sum")) == (2, 1.5)
 
 
 def test_what_has_its_value_elsewhere_is_read_at_each_scrape() -> None:
