@@ -32,6 +32,7 @@ bench:
     {{python}} -m benchmarks.pool
     {{python}} -m benchmarks.gateway
     {{python}} -m benchmarks.streams
+    {{python}} -m benchmarks.rewards
 
 # a pool whose shards are killed a hundred times under load; some four minutes
 chaos-pool:

@@ -1,12 +1,14 @@
 """Steps for tests, with as little as the test at hand cares about."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from stepwell.core.columns import pack, unpack
 from stepwell.core.intake import Ending, Registration, Verdict
 from stepwell.core.lease import Settlement, Taken, Wanted
 from stepwell.core.pool import Pool
+from stepwell.core.scoring import Judgement, Outcome, Score
 from stepwell.core.step import Step, ids_array, logprobs_array
 
 
@@ -68,6 +70,26 @@ class EasyPool(Pool):
             return None
         assert self.handout.ack(leased[0]) is Settlement.DONE
         return in_groups(leased[1])
+
+    def take_unscored(self, count: int = 100, ticket: str = "ticket", *, seconds: float = 60.0) -> list[list[Step]]:
+        """Trajectories for a reward worker, under that ticket."""
+        columns = self.scoring.take(count, ticket, self.books.now + seconds)
+        steps = [] if columns is None else unpack(columns, copy=False)
+        return [list(found) for _, found in groupby(steps, key=lambda step: step.trajectory_uid)]
+
+    def judge(self, uid: str, prompt: str, score: Score | float | Outcome, ticket: str = "ticket") -> bool:
+        """A worker's judgement: a score, or how it failed."""
+        value = score if isinstance(score, Score) else None if isinstance(score, Outcome) else Score(score)
+        judgement = Judgement(
+            trajectory_uid=uid,
+            prompt_uid=prompt,
+            ticket=ticket,
+            outcome=score if isinstance(score, Outcome) else Outcome.SCORE,
+            score=value,
+            source="judge",
+            seconds=0.0,
+        )
+        return self.scoring.settle([judgement])[0]
 
     def rollout(self, uid: str, prompt: str, reward: float | None = 1.0, *, size: int = 1, **step: Any) -> None:
         """One whole trajectory of one step, in the channel `train`."""

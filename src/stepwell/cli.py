@@ -11,18 +11,27 @@ from stepwell.errors import StepwellError
 COMMANDS = {
     "pool": ("create the DataPool on a running Ray cluster", "PoolSettings", "run_pool"),
     "gateway": ("serve agents and record what they do", "GatewaySettings", "run_gateway"),
+    "rewards": ("start reward workers on a running Ray cluster", "RewardSettings", "run_rewards"),
+    "reward try": ("call a reward function on stored trajectories", "TrySettings", "run_try"),
+    "rescore": ("copy stored trajectories with new rewards", "RescoreSettings", "run_rescore"),
 }
-"""By name: what --help says, the settings in config.py, the function in wiring.py."""
+"""By name, of one or two words: what --help says, the settings in config.py, the function in wiring.py."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
-    elif arguments[0] in COMMANDS:
-        run(arguments[0], arguments[1:], f"stepwell {arguments[0]}")
+    elif (command := command_of(arguments)) is not None:
+        run(command, arguments[len(command.split()) :], f"stepwell {command}")
     else:
         fail("stepwell", f"unknown command {arguments[0]!r}; there are: {', '.join(COMMANDS)}", status=2)
+
+
+def command_of(arguments: Sequence[str]) -> str | None:
+    """The command that the first word names, or the first two."""
+    candidates = (" ".join(arguments[:words]) for words in (1, 2))
+    return next((command for command in candidates if command in COMMANDS), None)
 
 
 def usage() -> str:

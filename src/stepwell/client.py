@@ -14,6 +14,7 @@ import asyncio
 import json
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from types import TracebackType
@@ -64,7 +65,25 @@ class Run:
     ) -> "Trajectory":
         """One rollout. Those that share a prompt_uid form a group, trained together once group_size are complete."""
         wanted = {"prompt_uid": prompt_uid, "channel": channel, "group_size": group_size, "metadata": metadata}
-        return Trajectory(self.url, self._key, {name: value for name, value in wanted.items() if value is not None})
+        return Trajectory(self.url, self._key, _given(wanted))
+
+    def feedback(
+        self,
+        trajectory_uid: str,
+        prompt_uid: str,
+        value: float,
+        *,
+        step_index: int | None = None,
+        source: str | None = None,
+        note: str | None = None,
+    ) -> str:
+        """Score a rollout, or one of its steps, now or long after its end: thumbs, edits, sales.
+
+        "counted" if the reward is trained with or kept in the archive, "late" if it came too late for either.
+        """
+        given = _given({"value": value, "step_index": step_index, "source": source, "note": note})
+        url = f"{self.url}/{_quoted(trajectory_uid)}/{_quoted(prompt_uid)}/v1/feedback"
+        return str(_call("POST", url, given, self._key)["status"])
 
 
 class Trajectory:
@@ -112,6 +131,14 @@ class Trajectory:
 
     def _end(self, how: str, body: Mapping[str, Any]) -> None:
         self.status = _call("POST", f"{self.base_url}/v1/{how}_trajectory", body, self._key)["status"]
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _quoted(uid: str) -> str:
+    return urllib.parse.quote(uid, safe=":@")
 
 
 def _call(method: str, url: str, body: Mapping[str, Any] | None, key: str | None) -> dict[str, Any]:

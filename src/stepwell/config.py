@@ -3,13 +3,14 @@
 A field's docstring is its line in --help.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, CliPositionalArg, NoDecode, SettingsConfigDict
 
-from stepwell.core.limits import Limits, OnDeadline, OnStale, Overflow
+from stepwell.core.limits import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
 from stepwell.errors import BadRequest
 
 S = TypeVar("S", bound=BaseSettings)
@@ -66,7 +67,11 @@ class PoolSettings(RaySection):
     on_stale: Literal["drop", "keep", "mask"] = "drop"
     """What happens to older data: drop, keep, or mask its tokens."""
     require_reward: bool = False
-    """Hold a group back until each of its trajectories has a reward."""
+    """Hold a group back until each of its trajectories has a reward; offer those without to reward workers."""
+    reward_attempts: int = Field(default=3, ge=1)
+    """How often reward workers may fail to score a trajectory."""
+    on_reward_failure: Literal["drop", "drop_group", "keep"] = "drop"
+    """What happens then: drop the trajectory, drop its group, or keep it, without a reward."""
     history_size: int = Field(default=0, ge=0)
     """Trained groups kept per channel and shard, for batches that mix in history."""
     batch_size: int | None = Field(default=None, ge=1)
@@ -74,10 +79,13 @@ class PoolSettings(RaySection):
 
     def limits(self) -> Limits:
         return Limits(
-            **self.model_dump(include=set(Limits.__slots__) - {"overflow", "on_deadline", "on_stale"}),
+            **self.model_dump(
+                include=set(Limits.__slots__) - {"overflow", "on_deadline", "on_stale", "on_reward_failure"}
+            ),
             overflow=Overflow(self.overflow),
             on_deadline=OnDeadline(self.on_deadline),
             on_stale=OnStale(self.on_stale),
+            on_reward_failure=OnRewardFailure(self.on_reward_failure),
         )
 
     @model_validator(mode="after")
@@ -132,6 +140,75 @@ class GatewaySettings(RaySection):
             if not address.startswith(("http://", "https://")):
                 raise ValueError(f"{address!r} is no address; write http://host:port,http://host:port")
         return tuple(address.rstrip("/") for address in value)
+
+
+class FunctionSection(Section):
+    """How a reward function is called, wherever that is."""
+
+    options: Annotated[dict[str, JsonValue], NoDecode] = {}
+    """A JSON object: the options of a built-in function."""
+    tokenizer_path: str | None = None
+    """Folder or name of the Hugging Face tokenizer, for functions that read texts."""
+    timeout: float = Field(default=30.0, gt=0)
+    """Seconds one call may take."""
+    memory_mb: int = Field(default=2_048, ge=64)
+    """Megabytes that a process of the function's may take."""
+    children: int = Field(default=2, ge=1, le=1_024)
+    """Processes in which the function is called; in each, one call at a time, or many of an async function."""
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _is_object(cls, value: object) -> object:
+        try:
+            read = json.loads(value) if isinstance(value, str) else value
+        except ValueError as failure:
+            raise ValueError(f"{value!r} is no JSON: {failure}") from None
+        if not isinstance(read, dict):
+            raise ValueError(f'{value!r} is no JSON object; write {{"answer_key": "solution"}}')
+        return read
+
+
+class RewardSettings(RaySection, FunctionSection):
+    """Start reward workers on a running Ray cluster, and leave them there. Finding them there already is fine.
+
+    They score what the DataPool holds that no one has rewarded, and answer the gateways' /compute_reward.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_REWARDS_")
+
+    function: str
+    """The reward function: module:function, path/to/file.py:function, or the name of a built-in."""
+    data_pool_name: str = "data_pool"
+    """Name of the DataPool's Ray actor; the pool must have been created with --require-reward."""
+    name: str = "reward_loop_worker"
+    """Name of the first worker's Ray actor, which is the one a gateway is told; the others are NAME-1 and so on."""
+    workers: int = Field(default=1, ge=1, le=1_024)
+    """Actors, spread over the cluster."""
+
+
+class OfflineSection(FunctionSection):
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_REWARD_")
+
+    function: CliPositionalArg[str]
+    """The reward function: module:function, path/to/file.py:function, or the name of a built-in."""
+
+
+class TrySettings(OfflineSection):
+    """Call a reward function on stored trajectories and print what it gives. Nothing is written; no Ray is needed."""
+
+    on: str
+    """Parquet file, or folder or fsspec URL of Parquet files, from a pool's archive or Batch.to_arrow()."""
+    limit: int = Field(default=20, ge=1)
+    """Trajectories at most."""
+
+
+class RescoreSettings(OfflineSection):
+    """Copy stored trajectories with the rewards of another function, as the next revision. No Ray is needed."""
+
+    from_: str = Field(alias="from")
+    """Parquet file, or folder or fsspec URL of Parquet files: a pool's archive."""
+    to: str
+    """Folder or fsspec URL for the copies, without any Parquet file yet."""
 
 
 def read_settings(settings: type[S], argv: Sequence[str], command: str) -> S:

@@ -1,21 +1,36 @@
 """Where the rooms meet: the only file that knows them all. Each function builds one process from its settings."""
 
+import asyncio
 import gc
 import logging
+import sys
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
-from stepwell.config import GatewaySettings, PoolSettings
+from stepwell.config import (
+    FunctionSection,
+    GatewaySettings,
+    PoolSettings,
+    RescoreSettings,
+    RewardSettings,
+    TrySettings,
+)
 from stepwell.gateway.app import create_app
 from stepwell.gateway.engines import Engines
 from stepwell.gateway.keys import Keys
 from stepwell.gateway.spool import Spool
 from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
 from stepwell.pool.actor import PoolPlan, start_pool
+from stepwell.pool.arrow import columns_from_arrow
 from stepwell.pool.client import PoolClient
 from stepwell.pool.cluster import join_ray
 from stepwell.rewards.client import RewardClient
+from stepwell.rewards.job import Job
+from stepwell.rewards.offline import rescore, try_function
+from stepwell.rewards.stored import Store
+from stepwell.rewards.worker import RewardPlan, start_rewards
 
 log = logging.getLogger("stepwell")
 
@@ -62,3 +77,43 @@ def run_pool(settings: PoolSettings) -> None:
     if in_force != plan:
         log.warning("DataPool %r was there already, with other settings, which stay: %s", plan.name, in_force)
     log.info("DataPool %r is up in Ray namespace %r", settings.name, settings.ray_namespace)
+
+
+def run_rewards(settings: RewardSettings) -> None:
+    """Start the reward workers, or find them, and leave them to Ray."""
+    join_ray(settings.ray_address, settings.ray_namespace)
+    pool_client = partial(PoolClient, settings.data_pool_name, settings.ray_namespace)
+    if not asyncio.run(pool_client().shards.plan()).limits.require_reward:
+        log.warning("DataPool %r requires no rewards, so it offers nothing to score", settings.data_pool_name)
+    plan = RewardPlan(name=settings.name, workers=settings.workers, job=_job(settings.function, settings))
+    in_force = start_rewards(plan, pool_client, settings.ray_namespace)
+    if in_force != plan:
+        log.warning("reward worker %r was there already, with other settings, which stay: %s", plan.name, in_force)
+    log.info("%d reward workers are up in Ray namespace %r", in_force.workers, settings.ray_namespace)
+
+
+def run_try(settings: TrySettings) -> None:
+    job = _job(settings.function, settings)
+    asyncio.run(try_function(job, Store(settings.on), columns_from_arrow, limit=settings.limit, say=_say))
+
+
+def run_rescore(settings: RescoreSettings) -> None:
+    job = _job(settings.function, settings)
+    asyncio.run(rescore(job, Store(settings.from_), Store(settings.to), columns_from_arrow, say=_say))
+
+
+def _job(function: str, settings: FunctionSection) -> Job:
+    return Job(
+        function=function,
+        options=settings.options,
+        folder=str(Path.cwd()),
+        tokenizer_path=settings.tokenizer_path,
+        timeout=settings.timeout,
+        memory_mb=settings.memory_mb,
+        children=settings.children,
+    )
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from stepwell.core.intake import Ending, Registration, Verdict
+from stepwell.core.intake import Ending, Registration, Reward, Verdict
 from stepwell.core.lease import Wanted
 from stepwell.core.limits import Limits
 from stepwell.core.pacing import Pacing
@@ -48,6 +48,10 @@ class MemoryPool:
     async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> Ending:
         await self.check()
         return self.rules.complete(trajectory_uid, prompt_uid, reward)
+
+    async def give_reward(self, reward: Reward) -> bool:
+        await self.check()
+        return self.rules.intake.reward(reward)
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> Ending:
         await self.check()

@@ -9,6 +9,8 @@ import pytest
 from stepwell import cli
 
 HEAVY = ("ray", "fastapi", "pydantic", "torch", "transformers", "aiohttp", "uvicorn")
+OFFLINE = ("reward try", "rescore")
+"""Commands that need no Ray."""
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -39,14 +41,21 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_is_refused_with_the_ones_there_are() -> None:
     done = run("-m", "stepwell", "puol")
     assert done.returncode == 2
-    assert done.stderr == "stepwell: unknown command 'puol'; there are: pool, gateway\n"
+    assert done.stderr == ("stepwell: unknown command 'puol'; there are: pool, gateway, rewards, reward try, rescore\n")
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_explains_its_flags(command: str) -> None:
-    done = run("-m", "stepwell", command, "--help")
+    done = run("-m", "stepwell", *command.split(), "--help")
     assert done.returncode == 0
-    assert "--ray-namespace" in done.stdout
+    assert done.stdout.startswith(f"usage: stepwell {command} ")
+    assert ("--ray-namespace" in done.stdout) == (command not in OFFLINE)
+
+
+def test_half_a_command_of_two_words_is_refused() -> None:
+    done = run("-m", "stepwell", "reward", "tyr")
+    assert done.returncode == 2
+    assert done.stderr.startswith("stepwell: unknown command 'reward'; there are: ")
 
 
 def test_the_gateway_takes_exactly_the_flags_it_documents() -> None:

@@ -1,7 +1,14 @@
 import pytest
 
-from stepwell.config import GatewaySettings, PoolSettings, read_settings
-from stepwell.core.limits import Limits, OnDeadline, OnStale, Overflow
+from stepwell.config import (
+    GatewaySettings,
+    PoolSettings,
+    RescoreSettings,
+    RewardSettings,
+    TrySettings,
+    read_settings,
+)
+from stepwell.core.limits import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
 from stepwell.errors import BadRequest
 
 SEED_FLAGS = (
@@ -65,7 +72,10 @@ def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_pools_limits_are_set_by_flags_in_the_words_of_the_documentation() -> None:
-    flags = "--overflow refuse --on-deadline refill --on-stale mask --max-staleness 4 --require-reward --max-bytes 1000"
+    flags = (
+        "--overflow refuse --on-deadline refill --on-stale mask --max-staleness 4 --require-reward --max-bytes 1000 "
+        "--reward-attempts 5 --on-reward-failure drop_group"
+    )
     limits = read_settings(PoolSettings, flags.split(), "pool").limits()
     assert limits == Limits(
         overflow=Overflow.REFUSE,
@@ -74,6 +84,8 @@ def test_the_pools_limits_are_set_by_flags_in_the_words_of_the_documentation() -
         max_staleness=4,
         require_reward=True,
         max_bytes=1000,
+        reward_attempts=5,
+        on_reward_failure=OnRewardFailure.DROP_GROUP,
     )
     assert read_settings(PoolSettings, [], "pool").limits() == Limits()
 
@@ -81,3 +93,32 @@ def test_the_pools_limits_are_set_by_flags_in_the_words_of_the_documentation() -
 def test_an_archive_needs_a_journal() -> None:
     with pytest.raises(BadRequest, match="--archive needs --journal"):
         read_settings(PoolSettings, ["--archive", "somewhere"], "pool")
+
+
+def test_reward_workers_are_named_as_a_gateway_looks_for_them() -> None:
+    flags = '--function exact_match --workers 4 --options {"answer_key":"gold"} --tokenizer-path model --timeout 5'
+    settings = read_settings(RewardSettings, flags.split(), "rewards")
+    assert (settings.name, settings.data_pool_name, settings.workers) == ("reward_loop_worker", "data_pool", 4)
+    assert (settings.function, settings.options, settings.timeout) == ("exact_match", {"answer_key": "gold"}, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("[1]", "'\\[1\\]' is no JSON object"),
+        ("{", "'{' is no JSON: "),
+        ("a=1", "'a=1' is no JSON: "),
+    ],
+)
+def test_options_that_are_no_object_are_told_apart(given: str, why: str) -> None:
+    with pytest.raises(BadRequest, match=f"--options: {why}"):
+        read_settings(RewardSettings, ["--function", "exact_match", "--options", given], "rewards")
+
+
+def test_offline_commands_take_the_function_first() -> None:
+    trying = read_settings(TrySettings, ["mine.py:score", "--on", "data.parquet", "--limit", "3"], "reward try")
+    assert (trying.function, trying.on, trying.limit) == ("mine.py:score", "data.parquet", 3)
+    rescoring = read_settings(RescoreSettings, ["mine.py:score", "--from", "old", "--to", "new"], "rescore")
+    assert (rescoring.from_, rescoring.to) == ("old", "new")
+    with pytest.raises(BadRequest, match="--from: Field required"):
+        read_settings(RescoreSettings, ["mine.py:score", "--to", "new"], "rescore")

@@ -11,10 +11,12 @@ from typing import Any
 
 from stepwell.core.channel import Channel
 from stepwell.core.group import Group, Trajectory
+from stepwell.core.held import HeldStep
 from stepwell.core.journal import PoolJournal
 from stepwell.core.lease import Unit
 from stepwell.core.limits import Limits
 from stepwell.core.stats import Ledger, Tally
+from stepwell.core.step import Json
 from stepwell.errors import BadRequest
 
 
@@ -27,8 +29,16 @@ class Counters:
     arrived: int = 0
     submitted: int = 0
     forks: int = 0
+    scored: int = 0
+    late_judgements: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     quarantined: Counter[str] = field(default_factory=Counter)
+    failed_judgements: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        """A snapshot has them as plain mappings."""
+        for name in ("refused", "quarantined", "failed_judgements"):
+            setattr(self, name, Counter(getattr(self, name)))
 
 
 class Books:
@@ -41,7 +51,8 @@ class Books:
         self.channels: dict[str, Channel] = {}
         self.trajectories: dict[str, Trajectory] = {}
         """Open, complete or under lease."""
-        self.closed: OrderedDict[str, None] = OrderedDict()
+        self.closed: OrderedDict[str, int] = OrderedDict()
+        """The last that are gone, each with the number of the last reward given to it."""
 
     def channel(self, name: str) -> Channel:
         if name not in self.channels:
@@ -109,14 +120,44 @@ class Books:
         while self._is_over(channel, more_groups) and (oldest := channel.oldest()) is not None:
             self.drop_group(oldest, "evicted")
 
+    def reward(self, trajectory: Trajectory, value: float, source: str) -> None:
+        """Whoever was about to score it is too late. Its group has to be placed anew."""
+        trajectory.reward, trajectory.reward_source = value, source
+        trajectory.reward_revision += 1
+        trajectory.ticket = None
+        self.journal.save_trajectory(trajectory)
+
+    def reward_step(self, trajectory: Trajectory, step: HeldStep, value: float, source: str) -> None:
+        step.reward, step.reward_source = value, source
+        step.reward_revision += 1
+        trajectory.reward_left_out, trajectory.ticket = False, None
+        self.journal.save_step(step)
+
+    def explain_reward(self, trajectory: Trajectory, **words: Json) -> None:
+        """What is said of a reward beside its value goes where the trainer finds it."""
+        said: dict[str, Json] = {name: value for name, value in words.items() if value}
+        if said:
+            trajectory.metadata = {**trajectory.metadata, "reward": said}
+            self.journal.save_trajectory(trajectory)
+
+    def count_late_reward(self, trajectory_uid: str) -> int:
+        """The number of a reward for a trajectory that was handed out or is gone."""
+        known = self.trajectories.get(trajectory_uid)
+        if known is not None:
+            known.late_rewards += 1
+            return known.revision
+        self.closed[trajectory_uid] += 1
+        self.journal.add_closed(trajectory_uid, self.closed[trajectory_uid])
+        return self.closed[trajectory_uid]
+
     def close_all(self, group: Group) -> None:
         for uid in group.trajectories:
             self.close(uid)
 
     def close(self, trajectory_uid: str) -> None:
-        self.trajectories.pop(trajectory_uid, None)
-        self.closed[trajectory_uid] = None
-        self.journal.add_closed(trajectory_uid)
+        gone = self.trajectories.pop(trajectory_uid, None)
+        self.closed[trajectory_uid] = revision = 0 if gone is None else gone.revision
+        self.journal.add_closed(trajectory_uid, revision)
         if len(self.closed) > self.limits.closed_kept:
             self.closed.popitem(last=False)
 
@@ -142,10 +183,6 @@ class Books:
     def recall(self, snapshot: Mapping[str, Any]) -> None:
         self.policy_version = snapshot["policy_version"]
         self.counters = Counters(**snapshot["counters"])
-        self.counters.refused, self.counters.quarantined = (
-            Counter(self.counters.refused),
-            Counter(self.counters.quarantined),
-        )
         for name, unit in snapshot["units"].items():
             self.channel(name).unit = None if unit is None else Unit(unit)
         for name, (accepted, shipped, *named) in snapshot["ledgers"].items():

@@ -38,6 +38,8 @@ class Channel:
         self.deadlines: PrioritySet[tuple[float, int]] = PrioritySet()
         self.ready_trajectories: PrioritySet[tuple[int, int, int, str]] = PrioritySet()
         self.ready_steps: PrioritySet[tuple[int]] = PrioritySet()
+        self.unscored: PrioritySet[tuple[int, int, int, str]] = PrioritySet()
+        """Trajectories that reward workers may take; none unless rewards are required."""
         self._steps: dict[int, tuple[Trajectory, HeldStep]] = {}
         self._joinable: dict[str, dict[int, Group]] = {}
         self._limits = limits
@@ -77,6 +79,9 @@ class Channel:
         self.completed += group.completed
         if group.trajectories:
             self.place(group)
+        if self._limits.require_reward:
+            for trajectory in group.trajectories.values():
+                self.queue_unscored(trajectory)
 
     def leave(self, group: Group) -> None:
         del self.groups[group.seq]
@@ -89,6 +94,9 @@ class Channel:
         self.trajectories -= len(group.trajectories)
         self.completed -= group.completed
         self._close_to_joining(group)
+        if self.unscored:
+            for trajectory in group.trajectories.values():
+                self.unscored.discard(self.trajectory_key(trajectory))
         if self.unit is not Unit.GROUPS:
             for trajectory in group.trajectories.values():
                 self._hide(trajectory)
@@ -111,6 +119,22 @@ class Channel:
         if self.unit not in (None, Unit.GROUPS):
             for trajectory in group.trajectories.values():
                 self._show(trajectory)
+
+    def queue_unscored(self, trajectory: Trajectory) -> None:
+        """Offer it to reward workers if it lacks a reward, else no longer; after every change to one trajectory."""
+        if not self._limits.require_reward:
+            return
+        if trajectory.ticket is None and trajectory.lacks_reward():
+            self.unscored.add(self.trajectory_key(trajectory))
+        elif self.unscored:
+            self.unscored.discard(self.trajectory_key(trajectory))
+
+    def hold_back(self, trajectory: Trajectory) -> None:
+        """It is not ready after all: the steps that have a reward are none that its consumer takes."""
+        trajectory.reward_left_out = True
+        self._hide(trajectory)
+        self.place(trajectory.group)
+        self.queue_unscored(trajectory)
 
     def lend(self, group: Group) -> None:
         self.lent += 1

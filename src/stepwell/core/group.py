@@ -23,10 +23,27 @@ class Trajectory:
     """The reward of the whole rollout, if someone gave one; its revision counts how often."""
     reward_source: str = ""
     reward_revision: int = 0
+    reward_left_out: bool = False
+    """Only steps were rewarded, and a consumer takes none of these: it waits for a reward as if it had none."""
+    late_rewards: int = 0
+    """How many came when it was already handed out."""
+    ticket: str | None = None
+    """Why it is not offered to reward workers though it lacks a reward: the lease under which one has it, say."""
+    failures: int = 0
+    """How many attempts at scoring it have failed."""
 
     @property
     def step_count(self) -> int:
         return len(self.steps)
+
+    @property
+    def revision(self) -> int:
+        """The number of the last reward given to it or to one of its steps."""
+        last = self.reward_revision
+        for step in self.steps.values():
+            if step.reward_revision > last:
+                last = step.reward_revision
+        return last + self.late_rewards
 
     def can_follow(self, step_index: int) -> bool:
         """All steps of a trajectory are indexed by their producer, or all by the pool."""
@@ -37,7 +54,15 @@ class Trajectory:
         return [step for step in self.steps.values() if step.is_held()]
 
     def is_scored(self) -> bool:
-        return self.reward is not None or any(step.reward is not None for step in self.held_steps())
+        return self.reward is not None or (not self.reward_left_out and any(self.scored_steps()))
+
+    def scored_steps(self) -> Iterator[HeldStep]:
+        """Those with a reward of their own, shipped ones too."""
+        return (step for step in self.steps.values() if step.reward is not None and step.quarantine is None)
+
+    def lacks_reward(self) -> bool:
+        """Is it complete, with something to score, and no one has?"""
+        return self.completed and not self.is_scored() and any(step.is_held() for step in self.steps.values())
 
     def in_order(self) -> list[tuple[int, HeldStep]]:
         """All steps with their step_index, those that are not shipped included in the counting."""

@@ -3,6 +3,7 @@
 What always holds: what was handed out is handed out again only if its lease expired or was given back; then it is the
 oldest there is and goes first. A consumer gets only what passes its gate: the rest of a group goes where the group
 goes, and a group (trajectory, step) of which nothing passes goes as if it had been acknowledged, when it is come upon.
+Where rewards are required, no rollout goes whose only rewards are on steps that do not pass: it waits for another.
 """
 
 from collections import OrderedDict
@@ -119,7 +120,12 @@ class Handout:
         if self._is_stale(filter(gate.lets_through, group.held_steps())):
             self._books.drop_group(group, "stale")
             return True
-        return False
+        if not self._books.limits.require_reward or group.key not in channel.ready:
+            return False
+        unscored = [t for t in group.trajectories.values() if self._would_go_unscored(t, gate)]
+        for trajectory in unscored:
+            channel.hold_back(trajectory)
+        return bool(unscored)
 
     def _choose_trajectories(self, channel: Channel, wanted: Wanted, count: int) -> list[Group]:
         """Each as a group of its own; none if there are fewer than `count`."""
@@ -136,6 +142,9 @@ class Handout:
             return True
         if self._is_stale(filter(gate.lets_through, trajectory.held_steps())):
             self._drop_stale_trajectory(trajectory)
+            return True
+        if self._would_go_unscored(trajectory, gate):
+            channel.hold_back(trajectory)
             return True
         return False
 
@@ -155,7 +164,17 @@ class Handout:
             channel.ledger.drop("stale", (step,))
             self._lay_down(channel, trajectory, step)
             return True
+        if step.reward is None and self._would_go_unscored(trajectory, gate):
+            channel.hold_back(trajectory)
+            return True
         return False
+
+    def _would_go_unscored(self, trajectory: Trajectory, gate: Gate) -> bool:
+        """Are the rewards it has, if it must have any, all on steps that this consumer leaves out?"""
+        if trajectory.reward is not None or not self._books.limits.require_reward:
+            return False
+        counts = (step for step in trajectory.scored_steps() if gate.leaves_out(step) is None)
+        return _has_any(trajectory.held_steps(), gate) and not any(counts)
 
     def _leave_out(self, channel: Channel, group: Group, gate: Gate) -> None:
         channel.leave(group)

@@ -1,5 +1,6 @@
 """What producers do: register trajectories, submit steps, give rewards, end rollouts."""
 
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -12,7 +13,7 @@ from stepwell.core.held import HeldStep, Message
 from stepwell.core.limits import Overflow
 from stepwell.core.soundness import fault_kind
 from stepwell.core.step import JsonObject, Step
-from stepwell.errors import Conflict, PoolFull, UnknownTrajectory
+from stepwell.errors import BadRequest, Conflict, PoolFull, UnknownTrajectory
 
 TRAIN = "train"
 """The channel of everything that does not say otherwise."""
@@ -58,13 +59,16 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """A reward for a rollout, or for the step of that index. Giving it again revises it, until it is shipped."""
+    """A reward for a rollout, or for the step of that index. Giving it again revises it, until it is shipped; after
+    that, an archive can keep it."""
 
     trajectory_uid: str
     prompt_uid: str
     value: float
     source: str = ""
     step_index: int | None = None
+    notes: str = ""
+    """Why, in words."""
 
 
 class Intake:
@@ -101,14 +105,18 @@ class Intake:
 
     def reward(self, reward: Reward) -> bool:
         """Whether it was in time to count."""
+        _check_is_number(reward.value)
         trajectory = self._find(reward.trajectory_uid, reward.prompt_uid)
         if trajectory is None:
             return False
         if reward.step_index is None:
-            self._reward_trajectory(trajectory, reward.value, reward.source)
+            self._books.reward(trajectory, reward.value, reward.source)
         elif not self._reward_step(trajectory, reward):
             return False
-        self._books.channels[trajectory.group.channel].place(trajectory.group)
+        self._books.explain_reward(trajectory, notes=reward.notes)
+        channel = self._books.channels[trajectory.group.channel]
+        channel.place(trajectory.group)
+        channel.queue_unscored(trajectory)
         return True
 
     def complete(self, trajectory_uid: str, prompt_uid: str, reward: float | None = None) -> Ending:
@@ -117,7 +125,8 @@ class Intake:
         if trajectory is None:
             return Ending.LATE
         if reward is not None:
-            self._reward_trajectory(trajectory, reward, "completion")
+            _check_is_number(reward)
+            self._books.reward(trajectory, reward, "completion")
         if not any(step.quarantine is None for step in trajectory.steps.values()):
             self._books.drop_trajectory(trajectory, Ending.EMPTY)
             return Ending.EMPTY
@@ -164,13 +173,14 @@ class Intake:
         step.branch = placement.branch
         step.nbytes = placement.added.nbytes + _nbytes(step)
         trajectory.steps[step.identity] = step
+        trajectory.reward_left_out, trajectory.ticket = False, None  # whoever scores it has not seen this step
         channel = books.channels[trajectory.group.channel]
         channel.ledger.accepted.add_one(step)
         channel.nbytes += step.nbytes
         trajectory.group.nbytes += step.nbytes
         books.journal.add_step(trajectory, step, placement)
         channel.show_step(trajectory, step)
-        if message.is_last[i]:
+        if message.is_last[i] or trajectory.completed:
             self._complete(trajectory)
         if books.limits.max_bytes is not None and books.limits.overflow is Overflow.DROP_OLDEST:
             books.make_room(channel)
@@ -183,6 +193,7 @@ class Intake:
             channel.completed += 1
             self._books.journal.save_trajectory(trajectory)
         channel.place(trajectory.group)
+        channel.queue_unscored(trajectory)
         self._books.close_if_spent(trajectory.group)
 
     def _put_aside(self, trajectory: Trajectory, step: HeldStep, message: Message, i: int) -> Verdict:
@@ -259,21 +270,19 @@ class Intake:
         self._books.make_room(channel, more_groups=1)
         return self._books.open_group(wanted.prompt_uid, channel, wanted.group_size or self._books.limits.group_size)
 
-    def _reward_trajectory(self, trajectory: Trajectory, value: float, source: str) -> None:
-        trajectory.reward, trajectory.reward_source = value, source
-        trajectory.reward_revision += 1
-        self._books.journal.save_trajectory(trajectory)
-
     def _reward_step(self, trajectory: Trajectory, reward: Reward) -> bool:
         step = dict(trajectory.in_order()).get(reward.step_index or 0)
         if step is None or step.quarantine is not None:
             raise Conflict(f"trajectory {trajectory.uid} has no step {reward.step_index} to reward")
         if step.shipped or step.lease is not None:
             return False
-        step.reward, step.reward_source = reward.value, reward.source
-        step.reward_revision += 1
-        self._books.journal.save_step(step)
+        self._books.reward_step(trajectory, step, reward.value, reward.source)
         return True
+
+
+def _check_is_number(reward: float) -> None:
+    if not math.isfinite(reward):
+        raise BadRequest(f"a reward is a finite number, not {reward}; leave it out where there is none")
 
 
 def _is_at_home(trajectory: Trajectory) -> bool:

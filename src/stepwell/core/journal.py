@@ -29,7 +29,8 @@ class PoolJournal(Protocol):
     def retire_group(self, group: Group) -> None:
         """It was trained and is needed no more: it may leave for the archive, and is then dissolved."""
 
-    def add_closed(self, trajectory_uid: str) -> None: ...
+    def add_closed(self, trajectory_uid: str, revision: int) -> None:
+        """It is gone, and so many rewards were given to it; told again when one more is."""
 
     def save_lease(self, lease: Lease) -> None: ...
 
@@ -61,7 +62,7 @@ class NoJournal:
     def retire_group(self, group: Group) -> None:
         group.dissolve()
 
-    def add_closed(self, trajectory_uid: str) -> None:
+    def add_closed(self, trajectory_uid: str, revision: int) -> None:
         pass
 
     def save_lease(self, lease: Lease) -> None:

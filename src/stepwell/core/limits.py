@@ -31,6 +31,16 @@ class OnStale(StrEnum):
     """It is shipped, with the tokens that are too old taken out of training."""
 
 
+class OnRewardFailure(StrEnum):
+    """What happens to a trajectory that could not be scored in as many attempts as it has."""
+
+    DROP = "drop"
+    """It leaves its group, and its place is free for another."""
+    DROP_GROUP = "drop_group"
+    KEEP = "keep"
+    """It stays without a reward, until someone gives one or its group's deadline passes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     max_queue_size: int = 10_000
@@ -49,7 +59,10 @@ class Limits:
     """How many policy versions the oldest token may be behind when it is shipped."""
     on_stale: OnStale = OnStale.DROP
     require_reward: bool = False
-    """A group is ready only once each of its trajectories has a reward."""
+    """A group is ready only once each of its trajectories has a reward; those without are offered to reward workers."""
+    reward_attempts: int = 3
+    """How often reward workers may fail to score a trajectory."""
+    on_reward_failure: OnRewardFailure = OnRewardFailure.DROP
     history_size: int = 0
     """Groups kept after they were trained, for batches that mix new and old."""
     batch_size: int | None = None

@@ -17,16 +17,18 @@ from stepwell.core.journal import NoJournal, PoolJournal
 from stepwell.core.lease import Order, Unit, Wanted
 from stepwell.core.limits import Limits, OnDeadline
 from stepwell.core.pacing import Pacing, Refill
+from stepwell.core.scoring_desk import Scoring
 from stepwell.core.stats import PoolStats
 
 
 class Pool:
-    """Producers go through `intake`, consumers through `handout`."""
+    """Producers go through `intake`, consumers through `handout`, reward workers through `scoring`."""
 
     def __init__(self, limits: Limits, journal: PoolJournal | None = None) -> None:
         self.books = Books(limits, journal or NoJournal())
         self.intake = Intake(self.books)
         self.handout = Handout(self.books)
+        self.scoring = Scoring(self.books)
 
     @property
     def policy_version(self) -> int:
@@ -40,6 +42,7 @@ class Pool:
         """Let time pass: leases and deadlines that are over take effect."""
         self.books.now = now
         self.handout.expire()
+        self.scoring.expire()
         for channel in self.books.channels.values():
             while (first := channel.deadlines.first()) is not None and first[0] <= now:
                 self._deadline(channel, channel.groups[first[1]])
@@ -116,6 +119,7 @@ class Pool:
             quarantined=counters.quarantined.copy(),
             leases=len(self.handout.leases),
             forks=counters.forks,
+            scoring=self.scoring.stats(),
         )
 
     def _deadline(self, channel: Channel, group: Group) -> None:

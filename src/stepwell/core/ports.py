@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stepwell.core.intake import Ending, Registration, Verdict
+from stepwell.core.intake import Ending, Registration, Reward, Verdict
 from stepwell.core.pacing import Pacing
+from stepwell.core.scoring import Judgement
 from stepwell.core.step import JsonObject, Step
 
 
@@ -27,6 +28,9 @@ class PoolPort(Protocol):
 
     async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> Ending: ...
 
+    async def give_reward(self, reward: Reward) -> bool:
+        """Whether it is kept: as the reward to train with, or, once the trajectory was handed out, in the archive."""
+
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> Ending: ...
 
     async def pacing(self, channel: str) -> Pacing: ...
@@ -36,6 +40,21 @@ class PoolPort(Protocol):
 
     async def follow(self) -> None:
         """Keep `policy_version` fresh, until cancelled."""
+
+
+class ScoringPort(Protocol):
+    """The DataPool, as a reward worker sees it. Every call raises PoolUnavailable rather than wait without end."""
+
+    async def take_unscored(self, count: int, *, lease: float, timeout: float) -> tuple[str, list[list[Step]]] | None:
+        """A ticket, and the steps of up to `count` trajectories in order; None if there was none for `timeout`.
+
+        What is not judged within `lease` seconds is offered to others.
+        """
+
+    async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
+        """Whether each counted. Safe to repeat."""
+
+    async def check(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ class Ledger:
     shipped: Tally = field(default_factory=Tally)
     """Taken by a trainer and acknowledged."""
     dropped: dict[str, Tally] = field(default_factory=dict)
-    """By cause: evicted (the queue was full), aborted (the rollout failed), deadline, stale."""
+    """By cause: evicted (the queue was full), aborted (the rollout failed), deadline, stale, reward_failed."""
     left_out: dict[str, Tally] = field(default_factory=dict)
     """Not wanted by the trainer whose turn they were, by kind: exactness, or what marks them untrainable."""
 
@@ -85,6 +85,24 @@ class ChannelStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringStats:
+    """What reward workers did and have to do; all 0 where no reward is required."""
+
+    waiting: int
+    """Trajectories that lack a reward and can be taken."""
+    under_way: int
+    """With a worker."""
+    resting: int
+    """Failed to be scored, and will be offered again in a moment."""
+    scored: int
+    """Judgements that became a reward."""
+    failed: Counter[str]
+    """Judgements that did not, by outcome: error, timeout."""
+    late: int
+    """Judgements of what had been scored, changed, dropped or offered again since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
     policy_version: int
     channels: Mapping[str, ChannelStats]
@@ -96,6 +114,7 @@ class PoolStats:
     leases: int
     forks: int
     """How often a step did not continue what its trajectory held before it."""
+    scoring: ScoringStats
 
 
 def merge_stats(parts: Sequence[PoolStats]) -> PoolStats:
@@ -109,6 +128,7 @@ def merge_stats(parts: Sequence[PoolStats]) -> PoolStats:
         quarantined=sum((part.quarantined for part in parts), Counter()),
         leases=sum(part.leases for part in parts),
         forks=sum(part.forks for part in parts),
+        scoring=_merge_scoring([part.scoring for part in parts]),
     )
 
 
@@ -124,6 +144,17 @@ def _merge_channel(parts: Sequence[ChannelStats]) -> ChannelStats:
         shipped=sum((part.shipped for part in parts), Tally()),
         dropped=_merge_tallies([part.dropped for part in parts]),
         left_out=_merge_tallies([part.left_out for part in parts]),
+    )
+
+
+def _merge_scoring(parts: Sequence[ScoringStats]) -> ScoringStats:
+    return ScoringStats(
+        waiting=sum(part.waiting for part in parts),
+        under_way=sum(part.under_way for part in parts),
+        resting=sum(part.resting for part in parts),
+        scored=sum(part.scored for part in parts),
+        failed=sum((part.failed for part in parts), Counter()),
+        late=sum(part.late for part in parts),
     )
 
 

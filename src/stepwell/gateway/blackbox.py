@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from stepwell.core.intake import TRAIN, Registration
+from stepwell.core.intake import TRAIN, Registration, Reward
 from stepwell.core.ports import PoolPort
 from stepwell.errors import BadRequest
 from stepwell.gateway.answers import relayed
@@ -96,6 +96,20 @@ def trajectory_router(pool: PoolPort, engines: Engines, recorder: Recorder, know
         known.forget(ref.trajectory_uid)
         log.info("trajectory %s was aborted: %s", ref.trajectory_uid, reason or "no reason given")
         return shapes.TrajectoryEnded(status=ending)
+
+    @router.post("/feedback")
+    async def feedback(ref: Ref, given: shapes.Feedback) -> shapes.FeedbackGiven:
+        """Score a trajectory or one of its steps, or score it anew, now or long after its end."""
+        await recorder.settle(ref.trajectory_uid)
+        reward = Reward(
+            trajectory_uid=ref.trajectory_uid,
+            prompt_uid=ref.prompt_uid,
+            value=given.value,
+            source=given.source,
+            step_index=given.step_index,
+            notes=given.note,
+        )
+        return shapes.FeedbackGiven(status="counted" if await pool.give_reward(reward) else "late")
 
     @router.get("/models")
     async def models(ref: Ref) -> Response:

@@ -49,7 +49,7 @@ REFUSALS: Mapping[Access, str] = {
 BELOW_A_TRAJECTORY = ("/v1", "", "/v1/v1")
 """An agent may append /v1 or not, to a base_url that ends in /v1 or not: all are meant."""
 AGENT_CALLS = ("/chat/completions", "/completions", "/models")
-STEERING_CALLS = ("/register_trajectory", "/complete_trajectory", "/abort_trajectory")
+STEERING_CALLS = ("/register_trajectory", "/complete_trajectory", "/abort_trajectory", "/feedback")
 """Below a trajectory too, but not the agent's to call: it must not give itself a reward."""
 
 

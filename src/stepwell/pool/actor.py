@@ -10,7 +10,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -25,12 +25,14 @@ from stepwell.core.lease import Settlement, Taken, Wanted
 from stepwell.core.limits import Limits
 from stepwell.core.pacing import Pacing
 from stepwell.core.pool import Pool
+from stepwell.core.scoring import Judgement, Outcome
 from stepwell.core.stats import PoolStats
 from stepwell.core.step import Step
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.archive import ParquetArchive
 from stepwell.pool.batch import Batch, make_batch
 from stepwell.pool.journal import SqliteJournal
+from stepwell.pool.late_rewards import late
 from stepwell.pool.restoring import restore
 
 log = logging.getLogger("stepwell.pool")
@@ -91,6 +93,7 @@ class PoolShard:
         self._changes = 0
         self._changed = asyncio.Condition()
         self._version_changed = asyncio.Condition()
+        self._has_unscored = asyncio.Event()
 
     async def plan(self) -> PoolPlan:
         return self._plan
@@ -113,11 +116,15 @@ class PoolShard:
         return verdicts
 
     async def give_reward(self, reward: Reward) -> bool:
-        """Whether it came in time; later it changes nothing."""
+        """Whether it is kept: to train with, or, once its trajectory was handed out, in the archive if there is one."""
         with self._changing():
-            in_time = self._pool.intake.reward(reward)
+            kept = self._pool.intake.reward(reward)
+            if not kept and self._archive is not None:
+                revision = self._pool.books.count_late_reward(reward.trajectory_uid)
+                self._archive.add_late_reward(late(reward, revision, time.time()))
+                kept = True
         await self._tell()
-        return in_time
+        return kept
 
     async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None = None) -> Ending:
         with self._changing():
@@ -172,6 +179,39 @@ class PoolShard:
     async def waiting_for(self, wanted: Wanted) -> str:
         return self._pool.waiting_for(wanted)
 
+    # -- reward workers ------------------------------------------------------------------------------------------------
+
+    async def wait_unscored(self, timeout: float) -> bool:
+        """Whether there is something to score, as soon as there is."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._changing():
+                pass
+            left = min(deadline - time.monotonic(), LOOK_AGAIN)
+            if self._has_unscored.is_set() or left <= 0:
+                return self._has_unscored.is_set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._has_unscored.wait()
+
+    async def take_unscored(self, count: int, lease: float, ticket: str) -> Columns | None:
+        """All steps of up to `count` trajectories that lack a reward; those not judged in `lease` seconds come back."""
+        with self._changing():
+            return self._pool.scoring.take(count, ticket, time.time() + lease)
+
+    async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
+        """Whether each counted."""
+        with self._changing():
+            counted = self._pool.scoring.settle(judgements)
+        failed = [judgement for judgement in judgements if judgement.outcome is not Outcome.SCORE]
+        if failed:
+            first = failed[0]
+            text = "%d of %d trajectories could not be scored now; the first, %s, by %s: %s: %s"
+            told = (len(failed), len(judgements), first.trajectory_uid, first.source, first.outcome, first.why)
+            log.warning(text, *told)
+        await self._tell()
+        return counted
+
     # -- the policy, and sight -----------------------------------------------------------------------------------------
 
     async def set_policy_version(self, version: int) -> None:
@@ -222,6 +262,10 @@ class PoolShard:
                 self._journal.commit(self._pool.books.snapshot())
                 if self._archive is not None:
                     self._archive.keep_up()
+            if self._pool.scoring.has_work():
+                self._has_unscored.set()
+            else:
+                self._has_unscored.clear()
 
     async def _tell(self) -> None:
         self._changes += 1

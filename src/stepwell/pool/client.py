@@ -1,4 +1,5 @@
-"""The way to a DataPool: for gateways (`PoolClient`, async) and for trainers (`DataPool`, plain calls).
+"""The way to a DataPool: for gateways and reward workers (`PoolClient`, async) and for trainers (`DataPool`, plain
+calls).
 
 What always holds: a call is routed by prompt_uid alone; a shard that is restarting is waited for, with a bound; what
 comes back wrong comes back as one of our own errors, with one line of text.
@@ -14,12 +15,14 @@ from stepwell.core.columns import pack
 from stepwell.core.intake import TRAIN, Ending, Registration, Reward, Verdict
 from stepwell.core.lease import Settlement
 from stepwell.core.pacing import Pacing, merge_pacing
+from stepwell.core.scoring import Judgement
 from stepwell.core.stats import PoolStats, merge_stats
 from stepwell.core.step import Step
 from stepwell.errors import LeaseExpired, PoolUnavailable
 from stepwell.pool.batch import Batch
 from stepwell.pool.cluster import join_ray
 from stepwell.pool.fetching import fetch, settle
+from stepwell.pool.scoring_client import ScoringClient
 from stepwell.pool.shards import PATIENCE, Shards
 from stepwell.pool.terms import Terms, make_wanted
 
@@ -36,6 +39,7 @@ class PoolClient:
 
     def __init__(self, name: str, namespace: str) -> None:
         self.shards = Shards(name, namespace)
+        self._scoring = ScoringClient(self.shards)
         self._version = 0
 
     @property
@@ -66,8 +70,14 @@ class PoolClient:
         return [verdicts[i] for i in range(len(steps))]
 
     async def give_reward(self, reward: Reward) -> bool:
-        in_time: bool = await self._ask_owner(reward.prompt_uid, "give_reward", reward)
-        return in_time
+        kept: bool = await self._ask_owner(reward.prompt_uid, "give_reward", reward)
+        return kept
+
+    async def take_unscored(self, count: int, *, lease: float, timeout: float) -> tuple[str, list[list[Step]]] | None:
+        return await self._scoring.take(count, lease, timeout)
+
+    async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
+        return await self._scoring.give(judgements)
 
     async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> Ending:
         args = (trajectory_uid, prompt_uid, reward)
@@ -174,7 +184,10 @@ class DataPool:
         self._run(self._client.nack(batch))
 
     def give_reward(self, reward: Reward) -> bool:
-        """Score a trajectory or one of its steps, or score it anew. False if it has already been handed out."""
+        """Score a trajectory or one of its steps, or score it anew.
+
+        If it has already been handed out, the archive keeps the reward; False if there is none.
+        """
         return self._run(self._client.give_reward(reward))
 
     def pacing(self, channel: str = TRAIN) -> Pacing:

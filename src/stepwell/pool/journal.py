@@ -22,11 +22,12 @@ from stepwell.core.held import HeldStep
 from stepwell.core.lease import Lease, Settlement
 from stepwell.core.tokens import Placement
 from stepwell.errors import JournalRefused
+from stepwell.pool.late_rewards import LateReward
 from stepwell.pool.wal import torn_frames
 
 log = logging.getLogger("stepwell.pool")
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised with every change to a table or to the names of fields below. What an older file lacks takes its default."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -39,7 +40,8 @@ CREATE TABLE IF NOT EXISTS steps (
 );
 CREATE TABLE IF NOT EXISTS leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at REAL, gate BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ended (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, how TEXT);
-CREATE TABLE IF NOT EXISTS closed (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT);
+CREATE TABLE IF NOT EXISTS closed (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, revision INTEGER DEFAULT 0);
+CREATE TABLE IF NOT EXISTS late_rewards (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
 CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 PAGE_SIZE = 16_384
@@ -140,8 +142,21 @@ class SqliteJournal:
     def forget_archived(self, file: str) -> None:
         self.db.execute("DELETE FROM archived WHERE file = ?", (file,))
 
-    def add_closed(self, trajectory_uid: str) -> None:
-        n = self.db.execute("INSERT INTO closed (uid) VALUES (?)", (trajectory_uid,)).lastrowid or 0
+    def add_late_reward(self, late: LateReward) -> None:
+        self.db.execute("INSERT INTO late_rewards (info) VALUES (?)", (_dump(late),))
+
+    def late_rewards(self) -> list[tuple[int, LateReward]]:
+        """Those that wait to leave for the archive, each with its number."""
+        rows = self.db.execute("SELECT n, info FROM late_rewards ORDER BY n")
+        return [(n, LateReward(**orjson.loads(info))) for n, info in rows]
+
+    def forget_late_rewards(self, last: int) -> None:
+        """Up to the number of the last."""
+        self.db.execute("DELETE FROM late_rewards WHERE n <= ?", (last,))
+
+    def add_closed(self, trajectory_uid: str, revision: int) -> None:
+        row = (trajectory_uid, revision)
+        n = self.db.execute("INSERT INTO closed (uid, revision) VALUES (?, ?)", row).lastrowid or 0
         if n % 1000 == 0:
             self.db.execute("DELETE FROM closed WHERE n <= ?", (n - self._closed_kept,))
 
@@ -240,9 +255,11 @@ class SqliteJournal:
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
-    """Give a file of schema version 1 what it lacks; its leases had no gate, and its steps no reason for one."""
+    """Give an older file what it lacks: with version 2 leases got their gate, with 3 the closed their revision."""
     if "gate" not in {name for _, name, *_ in db.execute("PRAGMA table_info(leases)")}:
         db.execute("""ALTER TABLE leases ADD COLUMN gate BLOB DEFAULT '["submitted", false]'""")
+    if "revision" not in {name for _, name, *_ in db.execute("PRAGMA table_info(closed)")}:
+        db.execute("ALTER TABLE closed ADD COLUMN revision INTEGER DEFAULT 0")
 
 
 def checksum(*parts: bytes | memoryview | None) -> int:

@@ -18,6 +18,7 @@ from stepwell.core.stats import Tally
 from stepwell.core.step import Exactness, VersionSpan
 from stepwell.core.tokens import TokenStore
 from stepwell.pool.journal import GATE_FIELDS, GROUP_FIELDS, STEP_FIELDS, TRAJECTORY_FIELDS, SqliteJournal, checksum
+from stepwell.pool.late_rewards import LateReward
 
 log = logging.getLogger("stepwell.pool")
 
@@ -49,7 +50,7 @@ def restore(pool: Pool, journal: SqliteJournal) -> Restored:
         groups = {seq: group for seq, group in groups.items() if group.trajectories}
         _count_on(pool, groups, trajectories)
     leases = {lease.uid: lease for lease in reader.leases()}
-    pool.books.closed.update(dict.fromkeys(reader.closed()))
+    pool.books.closed.update(reader.closed())
     pool.handout.ended.update(reader.ended())
     for group in groups.values():
         _put(pool, group, leases)
@@ -61,7 +62,8 @@ def restore(pool: Pool, journal: SqliteJournal) -> Restored:
         pool.handout.restore(lease)
     if reader.damaged:
         _count_lost(pool)
-        _write_anew(pool, journal, list(groups.values()), list(leases.values()))
+        late_rewards = list(reader.late_rewards())
+        _write_anew(pool, journal, list(groups.values()), list(leases.values()), late_rewards)
     return Restored(
         groups=len(groups),
         trajectories=len(trajectories),
@@ -113,7 +115,13 @@ def _put(pool: Pool, group: Group, leases: Mapping[str, Lease]) -> None:
         channel.lend(group)
 
 
-def _write_anew(pool: Pool, journal: SqliteJournal, groups: Iterable[Group], leases: Iterable[Lease]) -> None:
+def _write_anew(
+    pool: Pool,
+    journal: SqliteJournal,
+    groups: Iterable[Group],
+    leases: Iterable[Lease],
+    late_rewards: Iterable[LateReward],
+) -> None:
     aside = journal.start_anew()
     log.error("journal %s was damaged; what could be read is kept, the old file is %s", journal.path, aside)
     for group in groups:
@@ -123,10 +131,12 @@ def _write_anew(pool: Pool, journal: SqliteJournal, groups: Iterable[Group], lea
             _write_steps(journal, trajectory)
     for lease in leases:
         journal.save_lease(lease)
-    for uid in pool.books.closed:
-        journal.add_closed(uid)
+    for uid, revision in pool.books.closed.items():
+        journal.add_closed(uid, revision)
     for uid, how in pool.handout.ended.items():
         journal.add_ended(uid, how)
+    for late in late_rewards:
+        journal.add_late_reward(late)
     journal.commit(pool.books.snapshot())
 
 
@@ -197,9 +207,13 @@ class JournalReader:
         for uid, how in self._rows("SELECT uid, how FROM ended ORDER BY n"):
             yield uid, Settlement(how)
 
-    def closed(self) -> Iterator[str]:
-        for (uid,) in self._rows("SELECT uid FROM closed ORDER BY n"):
-            yield uid
+    def closed(self) -> Iterator[tuple[str, int]]:
+        yield from self._rows("SELECT uid, revision FROM closed ORDER BY n")
+
+    def late_rewards(self) -> Iterator[LateReward]:
+        for (info,) in self._rows("SELECT info FROM late_rewards ORDER BY n"):
+            if isinstance(fields := self._parsed(info), dict):
+                yield LateReward(**fields)
 
     def _named(self, names: Sequence[str], info: bytes) -> dict[str, Any] | None:
         values = self._parsed(info)

@@ -1,1 +1,1 @@
-"""Rewards: the way to a reward worker."""
+"""Rewards: functions that say how well a rollout went, and the workers that run them."""

@@ -5,12 +5,14 @@ import math
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 
 from stepwell.core.ports import RewardRequest, RewardScore
-from stepwell.errors import NotReady, RewardFailed
+from stepwell.errors import NotReady, RewardFailed, StepwellError
 
 TIMEOUT = 60.0
+PAUSE = 0.2
+"""Seconds after which a worker that is restarting is asked again."""
 
 
 class RewardClient:
@@ -19,21 +21,31 @@ class RewardClient:
         self._namespace = namespace
 
     async def compute_reward(self, request: RewardRequest) -> RewardScore:
-        worker = await self._worker()
         try:
             async with asyncio.timeout(TIMEOUT):
-                score: RewardScore = await worker.compute_reward.remote(request)
+                score = await self._ask(request)
         except TimeoutError:
             raise RewardFailed(f"reward worker {self._name!r} did not answer within {TIMEOUT:g} s") from None
         except RayError as failure:
             cause = getattr(failure, "cause", None) or failure
-            raise RewardFailed(f"reward worker {self._name!r}: {type(cause).__name__}: {cause}") from None
+            text = str(cause) if isinstance(cause, StepwellError) else f"{type(cause).__name__}: {cause}"
+            raise RewardFailed(f"reward worker {self._name!r}: {text}") from None
         if not math.isfinite(score.reward_score):
             raise RewardFailed(f"reward worker {self._name!r} gave {score.reward_score}, which is no reward")
         return score
 
     async def check(self) -> None:
         await self._worker()
+
+    async def _ask(self, request: RewardRequest) -> RewardScore:
+        """Again while the worker restarts: it keeps nothing, so asking twice does no harm."""
+        while True:
+            worker = await self._worker()
+            try:
+                score: RewardScore = await worker.compute_reward.remote(request)
+                return score
+            except RayActorError:
+                await asyncio.sleep(PAUSE)
 
     async def _worker(self) -> Any:
         try:

@@ -1,6 +1,6 @@
 """The gateway's own endpoints: what is asked and answered, checked as it comes through the door."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
 
@@ -59,6 +59,22 @@ class AbortTrajectory(Shape):
 
 class TrajectoryEnded(Shape):
     status: Ending
+
+
+class Feedback(Shape):
+    value: FiniteFloat
+    """The reward."""
+    step_index: int | None = Field(default=None, ge=0, lt=2**31)
+    """The step that it is for; without one, it is for the whole trajectory."""
+    source: str = Field(default="feedback", min_length=1, max_length=200)
+    """Who gives it."""
+    note: str = Field(default="", max_length=10_000)
+    """Why, in words; it goes to the trajectory's metadata."""
+
+
+class FeedbackGiven(Shape):
+    status: Literal["counted", "late"]
+    """counted: it is the reward to train with or, if the trajectory was handed out already, is kept in the archive."""
 
 
 class Registered(Shape):

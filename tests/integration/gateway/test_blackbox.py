@@ -225,30 +225,6 @@ async def test_a_trajectory_the_pool_has_dropped_is_refused_at_the_second_call_a
 
 
 @pytest.mark.parametrize(
-    ("faults", "kind"),
-    [
-        (Faults(drop_ids=True), "no_response_ids"),
-        (Faults(short_ids=True), "logprob_count"),
-        (Faults(logprob_value=float("nan")), "bad_logprob"),
-        (Faults(logprob_value=-9999.0), "bad_logprob"),
-        (Faults(logprob_value=0.5), "bad_logprob"),
-        (Faults(wrong_usage=True), "response_count"),
-        (Faults(error_at_token=2), "cut_short"),
-    ],
-)
-async def test_a_faulty_answer_reaches_the_agent_but_is_quarantined(
-    http: aiohttp.ClientSession, pool: MemoryPool, engine: FakeEngine, faults: Faults, kind: str
-) -> None:
-    path = await init(http)
-    engine.faults = faults
-    status, answer = await post(http, f"{path}/v1/chat/completions", HELLO)
-    assert (status, answer["object"]) == (200, "chat.completion")
-    assert await complete(http, path, reward=1.0) == "empty"
-    assert pool.rules.stats().quarantined == {kind: 1}
-    assert pool.rules.stats().channels["train"].groups == 0
-
-
-@pytest.mark.parametrize(
     ("faults", "status", "why"),
     [
         (Faults(malformed="not_json"), 502, "not JSON"),

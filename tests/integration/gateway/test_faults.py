@@ -42,6 +42,7 @@ async def quarantined(agent: Agent, pool: MemoryPool) -> list[str]:
     return list(pool.rules.stats().quarantined.elements())
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("faults", "kind"),
     [
@@ -49,15 +50,16 @@ async def quarantined(agent: Agent, pool: MemoryPool) -> list[str]:
         (Faults(short_ids=True), "logprob_count"),
         (Faults(logprob_value=float("nan")), "bad_logprob"),
         (Faults(logprob_value=-9999.0), "bad_logprob"),
+        (Faults(logprob_value=0.5), "bad_logprob"),
         (Faults(wrong_usage=True), "response_count"),
     ],
 )
 async def test_an_answer_that_does_not_add_up_reaches_the_agent_and_is_quarantined(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, faults: Faults, kind: str
+    agent: Agent, pool: MemoryPool, engine: FakeEngine, faults: Faults, kind: str, stream: bool
 ) -> None:
     engine.faults = faults
     engine.replies.append(Reply(SAID))
-    assert await agent.ask() == Heard(SAID, "stop")
+    assert await agent.ask(stream=stream) == Heard(SAID, "stop")
     assert await quarantined(agent, pool) == [kind]
 
 

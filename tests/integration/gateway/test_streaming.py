@@ -138,25 +138,6 @@ async def test_a_stream_that_fails_ends_in_an_openai_error_and_trains_nothing(
     assert await agent.quarantined() == ([kind] if kind else [])
 
 
-@pytest.mark.parametrize(
-    ("faults", "kind"),
-    [
-        (Faults(drop_ids=True), "no_response_ids"),
-        (Faults(short_ids=True), "logprob_count"),
-        (Faults(logprob_value=float("nan")), "bad_logprob"),
-        (Faults(logprob_value=-9999.0), "bad_logprob"),
-        (Faults(wrong_usage=True), "response_count"),
-    ],
-)
-async def test_a_stream_that_does_not_add_up_reaches_the_agent_and_is_quarantined(
-    agent: Agent, engine: FakeEngine, faults: Faults, kind: str
-) -> None:
-    engine.faults = faults
-    engine.replies.append(Reply("four and twenty letters"))
-    assert text_of(await agent.stream()) == "four and twenty letters"
-    assert await agent.quarantined() == [kind]
-
-
 async def test_a_stream_without_done_is_given_one(agent: Agent, engine: FakeEngine) -> None:
     engine.faults = Faults(no_done=True)
     assert (await agent.raw()).endswith("data: [DONE]\n\n")

@@ -7,13 +7,15 @@ from pathlib import Path
 import orjson
 import pytest
 
-from stepwell.core.intake import Registration
+from stepwell.core.intake import Registration, Reward
 from stepwell.core.lease import Unit
 from stepwell.core.limits import Limits
+from stepwell.core.scoring import Score
 from stepwell.core.step import Exactness
 from stepwell.errors import Conflict, JournalRefused
 from stepwell.pool.archive import ParquetArchive
 from stepwell.pool.journal import SqliteJournal, checksum
+from stepwell.pool.late_rewards import late
 from stepwell.pool.restoring import Restored, restore
 from tests.builders import EasyPool, make_step
 
@@ -191,7 +193,7 @@ def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
     journal.db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
     journal.close()
     before = path.read_bytes()
-    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 2"):
+    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 3"):
         open_pool(path)
     assert path.read_bytes() == before
 
@@ -370,7 +372,74 @@ def make_it_old(journal: SqliteJournal) -> None:
         )
     snapshot = journal.meta("snapshot")
     snapshot["ledgers"] = {name: ledger[:-1] for name, ledger in snapshot["ledgers"].items()}
+    for new in ("scored", "late_judgements", "failed_judgements"):
+        del snapshot["counters"][new]
     journal.db.execute("UPDATE meta SET value = ? WHERE key = 'snapshot'", (orjson.dumps(snapshot),))
     journal.db.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
     journal.db.execute("ALTER TABLE leases DROP COLUMN gate")
+    journal.db.execute("ALTER TABLE closed DROP COLUMN revision")
+    journal.db.execute("DROP TABLE late_rewards")
     journal.commit_again()
+
+
+def test_what_was_unscored_at_the_kill_is_offered_again_and_judgements_from_before_it_do_not_count(path: Path) -> None:
+    limits = Limits(require_reward=True)
+    pool, journal, _ = open_pool(path, limits)
+    for uid in ("scored", "taken", "waiting"):
+        pool.rollout(uid, uid, None)
+    pool.take_unscored(2)
+    assert pool.judge("scored", "scored", Score(0.5, notes="good"))
+    save(pool, journal)
+    kill(journal)
+    pool, _, _ = open_pool(path, limits)
+    assert pool.stats().scoring.scored == 1
+    assert not pool.judge("taken", "taken", 1.0)
+    assert [steps[0].trajectory_uid for steps in pool.take_unscored()] == ["taken", "waiting"]
+    ((step,),) = pool.take(1) or [[]]
+    assert (step.reward, step.metadata["reward"]) == (0.5, {"notes": "good"})
+
+
+def give_late(pool: EasyPool, archive: ParquetArchive, value: float) -> None:
+    reward = Reward(trajectory_uid="t", prompt_uid="p", value=value, source="human", notes="on second thoughts")
+    assert not pool.intake.reward(reward)
+    archive.add_late_reward(late(reward, pool.books.count_late_reward("t"), at=10.0))
+
+
+def test_rewards_that_come_too_late_are_kept_beside_the_archive_over_a_kill(path: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    pool, journal, _ = open_pool(path)
+    archive = ParquetArchive(str(tmp_path / "archive"), "data_pool", journal)
+    pool.rollout("t", "p", 1.0)
+    pool.take(1)
+    give_late(pool, archive, 0.25)
+    save(pool, journal)
+    kill(journal)
+    pool, journal, _ = open_pool(path)
+    archive = ParquetArchive(str(tmp_path / "archive"), "data_pool", journal)
+    give_late(pool, archive, 0.5)
+    archive.flush()
+    (file,) = (tmp_path / "archive" / "_rewards").iterdir()
+    read = pyarrow.parquet.read_table(file).to_pylist()
+    same = {"trajectory_uid": "t", "prompt_uid": "p", "step_index": None, "source": "human", "at": 10.0}
+    assert read == [
+        {**same, "notes": "on second thoughts", "value": value, "revision": n} for value, n in [(0.25, 2), (0.5, 3)]
+    ]
+    assert journal.late_rewards() == []
+    groups = pyarrow.parquet.read_table(tmp_path / "archive")
+    assert groups["reward"].to_pylist() == [1.0], "the rewards' folder is no part of the data"
+
+
+def test_late_rewards_survive_damage_to_the_journal(path: Path, tmp_path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.rollout("t", "p", 1.0)
+    pool.take(1)
+    give_late(pool, ParquetArchive(str(tmp_path / "archive"), "data_pool", journal), 0.25)
+    pool.rollout("spoiled", "q")
+    save(pool, journal)
+    journal.db.execute("UPDATE groups SET info = x'5b7b'")
+    journal.commit_again()
+    kill(journal)
+    _, journal, restored = open_pool(path)
+    assert restored.damaged
+    assert [reward.value for _, reward in journal.late_rewards()] == [0.25]

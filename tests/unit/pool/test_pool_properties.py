@@ -205,6 +205,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert indexes == sorted(set(indexes))
             if self.unit is not Unit.STEPS:
                 assert [step.is_last for step in steps] == [False] * (len(steps) - 1) + [True]
+                assert not self.limits.require_reward or any(step.reward is not None for step in steps)
         for step in group:
             assert step.uid in self.accepted, "a step came out that never went in"
             assert step.uid not in self.acked, "a step came out after it was acknowledged"
@@ -340,6 +341,16 @@ class ByTrajectories(PoolMachine):
     unit = Unit.TRAJECTORIES
 
 
+class ScoredTrajectories(PoolMachine):
+    limits = Limits(max_queue_size=4, require_reward=True)
+    unit = Unit.TRAJECTORIES
+
+
+class ScoredSteps(PoolMachine):
+    limits = Limits(max_queue_size=4, require_reward=True)
+    unit = Unit.STEPS
+
+
 class BySteps(PoolMachine):
     limits = Limits(max_queue_size=4, max_staleness=1)
     unit = Unit.STEPS
@@ -354,6 +365,8 @@ for machine in (
     RefillsAtDeadline,
     ByTrajectories,
     BySteps,
+    ScoredTrajectories,
+    ScoredSteps,
 ):
     machine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 
@@ -365,3 +378,5 @@ test_partial_groups_at_the_deadline = PartialAtDeadline.TestCase
 test_refilled_groups_at_the_deadline = RefillsAtDeadline.TestCase
 test_by_trajectories = ByTrajectories.TestCase
 test_by_steps = BySteps.TestCase
+test_by_scored_trajectories = ScoredTrajectories.TestCase
+test_by_scored_steps = ScoredSteps.TestCase

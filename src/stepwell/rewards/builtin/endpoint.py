@@ -1,0 +1,108 @@
+"""A model server that reward functions ask over HTTP.
+
+What always holds: at most `concurrency` requests are under way in one event loop; busy and failing servers are asked
+again, with growing pauses, a bounded number of times; the key is in no text that leaves this file.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import AsyncIterator
+from weakref import WeakKeyDictionary
+
+import aiohttp
+import orjson
+
+from stepwell.core.step import JsonObject
+from stepwell.errors import BadRequest, RewardFailed
+
+ATTEMPTS = 4
+FIRST_PAUSE = 0.5
+"""Seconds; doubled after every attempt, give or take a half, so that many callers do not return at once."""
+LONGEST_PAUSE = 30.0
+TEXT_KEPT = 300
+BUSY = (408, 425, 429)
+JSON = {"Content-Type": "application/json"}
+
+
+class Refused(RewardFailed):
+    """The server will not answer this request, however often it is asked."""
+
+
+class Busy(RewardFailed):
+    """The server may answer if it is asked again."""
+
+    pause: float | None = None
+    """How long it asks to be left alone."""
+
+
+class Endpoint:
+    def __init__(self, url: str, *, key_variable: str | None, timeout: float, concurrency: int) -> None:
+        self._url = url.rstrip("/")
+        self._key = _key(key_variable)
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._concurrency = concurrency
+        self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """The connections of one sample's requests."""
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        async with aiohttp.ClientSession(timeout=self._timeout, headers=headers) as session:
+            yield session
+
+    async def post(self, session: aiohttp.ClientSession, path: str, body: JsonObject) -> JsonObject:
+        for attempt in range(1, ATTEMPTS):
+            try:
+                return await self._post_once(session, path, body)
+            except Busy as busy:
+                pause = FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
+                await asyncio.sleep(min(max(pause, busy.pause or 0.0), LONGEST_PAUSE))
+        return await self._post_once(session, path, body)
+
+    async def _post_once(self, session: aiohttp.ClientSession, path: str, body: JsonObject) -> JsonObject:
+        url = f"{self._url}{path}"
+        gate = self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._concurrency))
+        try:
+            async with gate, session.post(url, data=orjson.dumps(body), headers=JSON) as reply:
+                return self._read(url, reply, await reply.read())
+        except TimeoutError:
+            raise Busy(f"{url} did not answer within {self._timeout.total:g} s") from None
+        except aiohttp.ClientError as failure:
+            raise Busy(f"{url}: {type(failure).__name__}: {failure}") from None
+
+    def _read(self, url: str, reply: aiohttp.ClientResponse, content: bytes) -> JsonObject:
+        if reply.status != 200:
+            raise self._failure(url, reply, content)
+        try:
+            read = orjson.loads(content)
+        except orjson.JSONDecodeError:
+            read = None
+        if not isinstance(read, dict):
+            raise RewardFailed(f"{url} answered, but not with a JSON object: {self._shown(content)}")
+        return read
+
+    def _failure(self, url: str, reply: aiohttp.ClientResponse, content: bytes) -> RewardFailed:
+        text = f"{url} answered {reply.status}: {self._shown(content)}"
+        if reply.status not in BUSY and reply.status < 500:
+            return Refused(text)
+        busy = Busy(text)
+        busy.pause = _seconds(reply.headers.get("Retry-After"))
+        return busy
+
+    def _shown(self, content: bytes) -> str:
+        text = content.decode(errors="replace")
+        return (text.replace(self._key, "(the key)") if self._key else text)[:TEXT_KEPT]
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise BadRequest(f"the environment variable {variable}, which should hold the server's key, is not set")
+    return os.environ[variable]
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    return float(retry_after) if retry_after and retry_after.isdigit() else None

@@ -1,0 +1,113 @@
+"""Rewards of 1 or 0 for text: equal, equal but for its dress, the same number, found by a pattern, in a given form."""
+
+import math
+import re
+import string
+import unicodedata
+from collections.abc import Callable
+
+from stepwell.core.scoring import Score
+from stepwell.errors import RewardFailed
+from stepwell.rewards.builtin.answers import ANSWER, answer_of, compiled, expected_texts
+from stepwell.rewards.sample import Sample
+
+ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)"
+NUMBER = re.compile(rf"(?<![\w.])([-+−]?(?:{WHOLE}(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?)(?:\s*/\s*({WHOLE}))?")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+Matching = Callable[[Sample], float]
+
+
+def exact_match(*, answer_key: str = ANSWER, extract: str | None = None) -> Matching:
+    """1 if the answer is the expected one, letter by letter; blanks around either do not count."""
+    pattern = compiled(extract) if extract else None
+
+    def score(sample: Sample) -> float:
+        answer = answer_of(sample, pattern)
+        return float(answer in [text.strip() for text in expected_texts(sample, answer_key)])
+
+    return score
+
+
+def normalised_match(*, answer_key: str = ANSWER, extract: str | None = None) -> Matching:
+    """As exact_match, but for case, punctuation, English articles, width of letters and blanks."""
+    pattern = compiled(extract) if extract else None
+
+    def score(sample: Sample) -> float:
+        answer = normalised(answer_of(sample, pattern))
+        return float(answer in [normalised(text) for text in expected_texts(sample, answer_key)])
+
+    return score
+
+
+def number_match(*, answer_key: str = ANSWER, extract: str | None = None, tolerance: float = 1e-6) -> Matching:
+    """1 if the last number of the answer is the expected one, within a share of it."""
+    pattern = compiled(extract) if extract else None
+
+    def score(sample: Sample) -> float:
+        found = last_number(answer_of(sample, pattern))
+        expected = [_expected_number(sample, text) for text in expected_texts(sample, answer_key)]
+        return float(
+            found is not None and any(math.isclose(found, e, rel_tol=tolerance, abs_tol=1e-12) for e in expected)
+        )
+
+    return score
+
+
+def regex_match(*, pattern: str | None = None, answer_key: str = ANSWER) -> Matching:
+    """1 if the pattern is found in the answer. Without a pattern, the expected answer is one."""
+    fixed = compiled(pattern) if pattern is not None else None
+
+    def score(sample: Sample) -> float:
+        patterns = [fixed] if fixed else [compiled(text) for text in expected_texts(sample, answer_key)]
+        answer = answer_of(sample)
+        return float(any(each.search(answer) for each in patterns))
+
+    return score
+
+
+def format_match(*, tags: tuple[str, ...] = ("think", "answer")) -> Callable[[Sample], Score]:
+    """1 if the whole response is <tag>…</tag> for each tag, once, in that order, with nothing between or around."""
+
+    def score(sample: Sample) -> Score:
+        text = sample.response_text
+        once = {tag: text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1 for tag in tags}
+        right = all(once.values()) and _is_sequence(text, tags)
+        return Score(float(right), parts={tag: float(there) for tag, there in once.items()})
+
+    return score
+
+
+def normalised(text: str) -> str:
+    plain = unicodedata.normalize("NFKC", text).casefold().translate(PUNCTUATION)
+    return " ".join(ARTICLES.sub(" ", plain).split())
+
+
+def last_number(text: str) -> float | None:
+    """The last number written in digits: 1,234.5 and 6e-3 and 3/4 are numbers, the 2 of H2O is none."""
+    found = NUMBER.findall(text)
+    if not found:
+        return None
+    above, below = (_digits(part) for part in found[-1])
+    return above / below if below else None
+
+
+def _digits(written: str) -> float:
+    return float(written.replace(",", "").replace("−", "-") or 1)
+
+
+def _expected_number(sample: Sample, text: str) -> float:
+    number = last_number(text)
+    if number is None:
+        raise RewardFailed(f"trajectory {sample.trajectory_uid!r} expects {text!r}, which holds no number")
+    return number
+
+
+def _is_sequence(text: str, tags: tuple[str, ...]) -> bool:
+    rest = text.strip()
+    for tag in tags:
+        if not rest.startswith(f"<{tag}>"):
+            return False
+        rest = rest.partition(f"</{tag}>")[2].lstrip()
+    return not rest

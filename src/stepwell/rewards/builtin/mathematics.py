@@ -1,0 +1,50 @@
+"""Mathematical equality, by math-verify: 1/2, 0.5 and \\frac{1}{2} are one answer."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from stepwell.errors import NotReady, RewardFailed
+from stepwell.rewards.builtin.answers import ANSWER, answer_of, compiled, expected_texts
+from stepwell.rewards.sample import Sample
+
+
+def math_equal(*, answer_key: str = ANSWER, extract: str | None = None) -> Callable[[Sample], float]:
+    """1 if the answer's expression equals an expected one. \\boxed{…} is preferred to what stands around it.
+
+    An expected answer that cannot be read is an error; an answer that cannot be read is not the expected one. No
+    time limit is set here: a comparison that never ends is ended by whoever runs the function.
+    """
+    engine = _engine()
+    pattern = compiled(extract) if extract else None
+
+    def score(sample: Sample) -> float:
+        expected = [_expected(engine, sample, text) for text in expected_texts(sample, answer_key)]
+        found = _read(engine, answer_of(sample, pattern))
+        return float(
+            any(engine.verify(each, found, timeout_seconds=None, raise_on_error=True) for each in expected if found)
+        )
+
+    return score
+
+
+def _engine() -> Any:
+    try:
+        import math_verify
+    except ImportError:
+        raise NotReady("math_equal needs math-verify: pip install 'stepwell[rewards]'") from None
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
+    return math_verify
+
+
+def _expected(engine: Any, sample: Sample, text: str) -> list[Any]:
+    """Read as it stands, or as LaTeX, which needs its dollars to be seen as such."""
+    read = _read(engine, f"${text}$") or _read(engine, text)
+    if not read:
+        raise RewardFailed(f"trajectory {sample.trajectory_uid!r} expects {text!r}, which math-verify cannot read")
+    return read
+
+
+def _read(engine: Any, text: str) -> list[Any]:
+    read: list[Any] = engine.parse(text, parsing_timeout=None, fallback_mode="no_fallback")
+    return read

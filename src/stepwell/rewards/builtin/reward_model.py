@@ -1,0 +1,61 @@
+"""A reward model served by vLLM (`--runner pooling`), asked for its number of a whole conversation."""
+
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from stepwell.core.step import Json, JsonObject
+from stepwell.errors import RewardFailed
+from stepwell.rewards.builtin.endpoint import Endpoint
+from stepwell.rewards.sample import Sample
+
+
+def reward_model(
+    *,
+    url: str,
+    model: str,
+    route: Literal["classify", "pooling"] = "classify",
+    label: int | None = None,
+    activation: bool = False,
+    key_variable: str | None = None,
+    timeout: float = 60.0,
+    concurrency: int = 32,
+) -> Callable[[Sample], Awaitable[float]]:
+    """What the model's head gives for the conversation, rendered by the reward model's own chat template.
+
+    `url` is the server's, without a path. A head with several labels needs `label`, the place of the one that counts.
+    `activation`: after the model's sigmoid or softmax instead of before. Of a model that scores every token, which
+    only /pooling serves, the last token's number counts.
+    """
+    endpoint = Endpoint(url, key_variable=key_variable, timeout=timeout, concurrency=concurrency)
+
+    async def score(sample: Sample) -> float:
+        body: JsonObject = {"model": model, "messages": _messages(sample), "use_activation": activation}
+        async with endpoint.session() as session:
+            reply = await endpoint.post(session, f"/{route}", body)
+        return _chosen(_outputs(reply, "probs" if route == "classify" else "data"), label)
+
+    return score
+
+
+def _messages(sample: Sample) -> list[Json]:
+    """A prompt that could not be read into messages is said by the user."""
+    return [
+        {"role": "user" if message["role"] == "prompt" else message["role"], "content": message["content"]}
+        for message in sample.messages
+    ]
+
+
+def _outputs(reply: JsonObject, field: str) -> list[Json]:
+    match reply:
+        case {"data": [{**item}]} if isinstance(outputs := item.get(field), list) and outputs:
+            return outputs[-1] if isinstance(outputs[-1], list) else outputs
+    raise RewardFailed(f"the reward model's answer has no data[0].{field}: {str(reply)[:300]}")
+
+
+def _chosen(outputs: list[Json], label: int | None) -> float:
+    if label is None and len(outputs) != 1:
+        raise RewardFailed(f"the reward model gives {len(outputs)} numbers: say with 'label' which of them counts")
+    place = label or 0
+    if not 0 <= place < len(outputs) or not isinstance(number := outputs[place], int | float):
+        raise RewardFailed(f"the reward model gives {len(outputs)} labels, and no number as label {place}")
+    return float(number)

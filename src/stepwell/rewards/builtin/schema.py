@@ -1,0 +1,52 @@
+"""JSON that keeps to a schema."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+from pydantic import JsonValue
+
+from stepwell.core.scoring import Score
+from stepwell.core.step import JsonObject
+from stepwell.errors import BadRequest, NotReady, RewardFailed
+from stepwell.rewards.builtin.answers import answer_of, compiled, expected_object
+from stepwell.rewards.builtin.fenced import last_block
+from stepwell.rewards.sample import Sample
+
+
+def json_schema(
+    *, schema: Mapping[str, JsonValue] | None = None, schema_key: str = "schema", extract: str | None = None
+) -> Callable[[Sample], Score]:
+    """1 if the answer, or its last fenced block, is JSON that the schema allows; the notes say what is against it.
+
+    Without a schema, each trajectory's metadata holds its own. References to other documents are never fetched.
+    """
+    pattern = compiled(extract) if extract else None
+    fixed = _validator(schema, BadRequest) if schema is not None else None
+
+    def score(sample: Sample) -> Score:
+        validator = fixed or _validator(expected_object(sample, schema_key), RewardFailed)
+        answer = answer_of(sample, pattern)
+        try:
+            value = orjson.loads(last_block(answer) or answer)
+        except orjson.JSONDecodeError as failure:
+            return Score(0.0, notes=f"no JSON: {failure}")
+        against = next(validator.iter_errors(value), None)
+        return Score(1.0) if against is None else Score(0.0, notes=f"{against.json_path}: {against.message}"[:500])
+
+    return score
+
+
+def _validator(schema: JsonObject, failure: type[BadRequest | RewardFailed]) -> Any:
+    try:
+        from jsonschema import Draft202012Validator, SchemaError
+        from jsonschema.validators import validator_for
+        from jsonschema_specifications import REGISTRY
+    except ImportError:
+        raise NotReady("json_schema needs jsonschema: pip install 'stepwell[rewards]'") from None
+    kind = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except SchemaError as against:
+        raise failure(f"the schema is none: {against.json_path}: {against.message}") from None
+    return kind(schema, registry=REGISTRY)

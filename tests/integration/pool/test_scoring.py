@@ -1,0 +1,149 @@
+"""Reward workers at a DataPool of several actors: every trajectory is scored once, whoever is killed."""
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import ray
+
+from stepwell.core.intake import Ending, Registration, Reward, Verdict
+from stepwell.core.limits import Limits
+from stepwell.core.routing import shard_of
+from stepwell.core.scoring import Judgement, Outcome, Score
+from stepwell.core.step import Step
+from stepwell.errors import PoolUnavailable
+from stepwell.pool.actor import PoolPlan
+from stepwell.pool.client import PoolClient
+from tests.builders import make_step
+from tests.integration.pool.conftest import actor, pid_of, started
+
+LIMITS = Limits(require_reward=True)
+
+
+async def rollout(client: PoolClient, uid: str, reward: float | None = None) -> None:
+    await client.register_trajectory(Registration(uid, f"p-{uid}"))
+    assert await client.submit_steps([make_step(uid, f"p-{uid}", uid=uid)]) == [Verdict.ACCEPTED]
+    assert await client.complete_trajectory(uid, f"p-{uid}", reward) is Ending.COMPLETED
+
+
+def judgement(ticket: str, step: Step, outcome: Outcome = Outcome.SCORE) -> Judgement:
+    """The score of `t7` is 7."""
+    return Judgement(
+        trajectory_uid=step.trajectory_uid,
+        prompt_uid=step.prompt_uid,
+        ticket=ticket,
+        outcome=outcome,
+        score=Score(float(step.trajectory_uid[1:])) if outcome is Outcome.SCORE else None,
+        source="test",
+        seconds=0.0,
+    )
+
+
+async def work(client: PoolClient, counted: Counter[str]) -> None:
+    """A worker that is at times slower than its lease, and fails now and then."""
+    turn = 0
+    while True:
+        taken = await client.take_unscored(8, lease=2.0, timeout=1.0)
+        if taken is None:
+            continue
+        ticket, trajectories = taken
+        turn += 1
+        outcomes = [Outcome.ERROR if turn % 5 == 0 and n == 0 else Outcome.SCORE for n in range(len(trajectories))]
+        made = [judgement(ticket, steps[0], how) for steps, how in zip(trajectories, outcomes, strict=True)]
+        await asyncio.sleep(0.05)
+        for judged, has_counted in zip(made, await client.give_judgements(made), strict=True):
+            counted[judged.trajectory_uid] += has_counted and judged.outcome is Outcome.SCORE
+
+
+async def test_while_shards_are_killed_two_workers_score_everything_and_nothing_twice(
+    namespace: str, tmp_path: Path
+) -> None:
+    plan = PoolPlan(shards=2, journal=str(tmp_path), limits=Limits(require_reward=True, reward_attempts=10))
+    client = started(plan, namespace)
+    counted: Counter[str] = Counter()
+    workers = [asyncio.create_task(work(PoolClient(plan.name, namespace), counted)) for _ in range(2)]
+    total = 120
+    for n in range(total):
+        await rollout(client, f"t{n}")
+        if n in (40, 80):
+            victim = await asyncio.to_thread(pid_of, plan.shard_names()[n // 40 - 1], namespace)
+            os.kill(victim, signal.SIGKILL)
+    batch = await client.fetch_batch(total, timeout=60.0)
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+    assert sorted(batch.columns.trajectory_uids) == sorted(f"t{n}" for n in range(total))
+    scored = dict(zip(batch.columns.trajectory_uids, batch.columns.rewards_S.tolist(), strict=True))
+    assert scored == {f"t{n}": float(n) for n in range(total)}
+    assert batch.columns.reward_revisions_S.tolist() == [1] * total
+    assert max(counted.values()) == 1
+    stats = (await client.stats()).scoring
+    assert (stats.scored, stats.waiting, stats.under_way, stats.resting) == (total, 0, 0, 0)
+
+
+async def test_a_worker_waits_for_whichever_shard_has_something_first(namespace: str) -> None:
+    client = started(PoolPlan(shards=3, limits=LIMITS), namespace)
+    assert await client.take_unscored(1, lease=60.0, timeout=0.2) is None
+    for n in range(6):
+        waiting = asyncio.create_task(client.take_unscored(4, lease=60.0, timeout=30.0))
+        await asyncio.sleep(0)
+        await rollout(client, f"t{n}")
+        taken = await waiting
+        assert taken is not None
+        ticket, trajectories = taken
+        assert [[step.trajectory_uid for step in steps] for steps in trajectories] == [[f"t{n}"]]
+        assert ticket.split("/")[0] == await client.shards.owner(f"p-t{n}")
+
+
+async def test_what_is_not_judged_in_time_is_taken_again_from_a_pool_where_nothing_else_happens(namespace: str) -> None:
+    client = started(PoolPlan(limits=LIMITS), namespace)
+    await rollout(client, "t1")
+    first = await client.take_unscored(1, lease=0.5, timeout=10.0)
+    second = await client.take_unscored(1, lease=60.0, timeout=10.0)
+    assert first is not None
+    assert second is not None
+    made = [judgement(ticket, steps[0]) for ticket, (steps,) in (first, second, second)]
+    assert [(await client.give_judgements([one]))[0] for one in made] == [False, True, False]
+
+
+async def test_a_dead_shard_stops_neither_the_others_nor_the_judgements_for_them(namespace: str) -> None:
+    plan = PoolPlan(shards=2, limits=LIMITS)
+    client = started(plan, namespace)
+    uids = [f"t{n}" for n in range(8)]
+    for uid in uids:
+        await rollout(client, uid)
+    taken = [await client.take_unscored(3, lease=60.0, timeout=10.0) for _ in range(2)]
+    made = [judgement(found[0], steps[0]) for found in taken if found is not None for steps in found[1]]
+    assert {one.ticket.split("/")[0] for one in made} == set(plan.shard_names()), "shards are served in turn"
+    ray.kill(actor(plan.shard_names()[1], namespace), no_restart=True)
+    alive = [shard_of(one.prompt_uid, 2) == 0 for one in made]
+    began = time.monotonic()
+    assert await client.give_judgements(made) == alive
+    left = {uid for uid in uids if shard_of(f"p-{uid}", 2) == 0} - {one.trajectory_uid for one in made}
+    while left:
+        found = await client.take_unscored(1, lease=60.0, timeout=10.0)
+        assert found is not None
+        left.remove(found[1][0][0].trajectory_uid)
+    assert time.monotonic() - began < 10.0
+    ray.kill(actor(plan.name, namespace), no_restart=True)
+    with pytest.raises(PoolUnavailable):
+        await client.take_unscored(1, lease=60.0, timeout=0.5)
+
+
+async def test_a_reward_after_shipping_is_kept_if_there_is_an_archive_and_else_answered_as_late(
+    namespace: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "archive"
+    for archive in (None, str(folder)):
+        name = "with_archive" if archive else "without"
+        client = started(PoolPlan(name=name, journal=str(tmp_path), archive=archive), namespace)
+        await rollout(client, "t1", 1.0)
+        thumb = Reward(trajectory_uid="t1", prompt_uid="p-t1", value=0.0, source="human")
+        assert await client.give_reward(thumb)
+        batch = await client.fetch_batch(1)
+        assert batch.columns.rewards_S.tolist() == [0.0]
+        assert await client.give_reward(thumb) == (archive is not None)

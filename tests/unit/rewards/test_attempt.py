@@ -1,0 +1,52 @@
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepwell.core.scoring import Outcome, Score
+from stepwell.rewards.attempt import Attempt, attempt_of, read_attempt, write_attempt
+
+
+@pytest.mark.parametrize("given", [1, 1.0, True, np.float32(1), np.int64(1), np.bool_(True), Fraction(1), Score(1.0)])
+def test_every_real_number_is_a_score(given: object) -> None:
+    attempt = attempt_of(given, 1, 0.5)
+    assert attempt == Attempt(Outcome.SCORE, Score(1.0), seconds=0.5)
+    assert attempt.score is not None
+    assert type(attempt.score.value) is float
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "it gave None; does it return what it computes?"),
+        ("1", "it gave a str ('1')"),
+        (Decimal(1), "it gave a Decimal"),
+        ([1.0], "it gave a list"),
+        (float("nan"), "it gave nan"),
+        (float("-inf"), "it gave -inf"),
+        (10**400, "it gave inf"),
+        (Score(float("nan")), "it gave nan"),
+        (Score(1.0, {"a": "b"}), "as part 'a' it gave a str"),  # type: ignore[dict-item]
+        (Score(1.0, [1.0]), "its Score's parts are a list"),  # type: ignore[arg-type]
+        (Score(1.0, step_rewards=(0.0, float("nan"))), "for step 1 it gave nan"),
+        (Score(1.0, step_rewards=(0.0,)), "it gave 1 step rewards for a trajectory of 2 steps"),
+    ],
+)
+def test_anything_else_is_an_error_that_says_what_came(given: Any, words: str) -> None:
+    attempt = attempt_of(given, 2, 0.0)
+    assert (attempt.outcome, attempt.score) == (Outcome.ERROR, None)
+    assert attempt.why.startswith(words)
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        Attempt(Outcome.SCORE, Score(0.1, {"a": 1.0}, (None, 0.25), "fine"), seconds=0.125),
+        Attempt(Outcome.ERROR, why="ValueError: é"),
+        Attempt(Outcome.TIMEOUT, why="slow", seconds=3.0),
+    ],
+)
+def test_an_attempt_travels_whole(attempt: Attempt) -> None:
+    assert read_attempt(write_attempt(7, attempt, leaving=True)) == (7, attempt, True)
