@@ -40,8 +40,6 @@ Receive = Callable[[], Awaitable[Message]]
 LARGEST_BODY = 64 * 1024 * 1024
 TOO_LARGE = f"the request body is larger than {LARGEST_BODY >> 20} MiB"
 MOST_IN_FLIGHT = 20_000
-UNWATCHED = 0.25
-"""Seconds after which a call's client is watched for leaving."""
 LINGER = 1.0
 """Seconds an engine has to close a stream that it said was done; after that its connection is not used again."""
 
@@ -172,7 +170,7 @@ class AgentCalls:
         self, exchange: Exchange, receive: Receive, answering: Coroutine[Any, Any, None], leave: Callable[[], object]
     ) -> None:
         """Answer; `leave` is called when the client has gone before the end, and may cancel the answering."""
-        watch = Watch(exchange, receive, leave)
+        watch = asyncio.create_task(_watch(exchange, receive, leave))
         try:
             await answering
         except StepwellError as failure:
@@ -288,30 +286,12 @@ class AgentCalls:
         self._sight.call_done(kind, answer.status, took, None if first is None else first - began, prompt, response)
 
 
-class Watch:
-    """Calls `leave` when a call's client has gone before its end. A call that is over soon is not watched at all."""
-
-    __slots__ = ("_exchange", "_leave", "_receive", "_task", "_timer")
-
-    def __init__(self, exchange: Exchange, receive: Receive, leave: Callable[[], object]) -> None:
-        self._exchange, self._receive, self._leave = exchange, receive, leave
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(UNWATCHED, self._begin)
-
-    def cancel(self) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-
-    def _begin(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self._exchange.is_over:
-            self._exchange.is_abandoned = True
-            self._leave()
+async def _watch(exchange: Exchange, receive: Receive, leave: Callable[[], object]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    if not exchange.is_over:
+        exchange.is_abandoned = True
+        leave()
 
 
 async def _pass_on(reader: StreamReader, reply: EngineReply, answer: Answer) -> None:
