@@ -55,12 +55,12 @@ class Stage:
             await self.weights.load(self.models[0], "1")
         pytest.fail(f"{TRIES} answers ended before the engine was paused")
 
-    async def change(self, *, calls: int, mode: str) -> None:
-        """New weights, as soon as so many calls have some of their tokens."""
+    async def change(self, *, calls: int, mode: str, asking: asyncio.Task[Any] | None = None) -> None:
+        """New weights, as soon as so many calls have some of their tokens, or `asking` is over before anyone looked."""
 
         async def are_sent() -> bool:
             (engine,) = (await get(f"{self.gateway.url}/engines")).json()["engines"]
-            return bool(engine["in_flight"] == calls)
+            return bool(engine["in_flight"] == calls) or (asking is not None and asking.done())
 
         await until(are_sent, "the gateway to send the calls")
         async with httpx.AsyncClient(timeout=60) as http:  # a call that was begun later, past the gateway
@@ -136,7 +136,7 @@ async def broken_off(stage: Stage, *, stream: bool, **asked: Any) -> tuple[Step,
     """A call that the engine broke off for new weights: its step, what the agent heard, and the tokens it counted."""
     async for episode in stage.tries():
         asking = asyncio.create_task(episode.ask(stream=stream, **ASKED | asked))
-        await stage.change(calls=1, mode="abort")
+        await stage.change(calls=1, mode="abort", asking=asking)
         heard, count = await asking
         (step,) = await episode.steps()
         if [span.version for span in step.version_spans] != [1]:
