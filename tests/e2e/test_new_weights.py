@@ -13,7 +13,7 @@ import pytest
 from stepwell.core.step import Step, VersionSpan
 from stepwell.pool.client import DataPool
 from tests.e2e.episodes import Episode, Heard, open_episode
-from tests.e2e.weights import NEW_LETTER, Weights, paused, until
+from tests.e2e.weights import Weights, paused, until
 from tests.rig.calls import get
 from tests.rig.gateways import GatewayProcess
 from tests.rig.vllm_server import VllmServer
@@ -161,16 +161,6 @@ async def test_an_answer_that_the_engine_breaks_off_is_carried_on_into_one_step(
     assert heard.finish_reason == step.finish_reason == "length"
     assert not heard.tools
     assert heard.logprobs == pytest.approx(step.response_logprobs if "logprobs" in asked else [], abs=1e-5)
-
-
-STOP: Json = {"stop": [NEW_LETTER, "a longer one"]}
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_a_stop_ends_an_answer_that_was_carried_on_and_is_not_heard(stage: Stage, stream: bool) -> None:
-    step, heard, _ = await broken_off(stage, stream=stream, **STOP)
-    assert heard.finish_reason == step.finish_reason == "stop"
-    assert heard.text + NEW_LETTER == text_of(step)
 
 
 async def test_calls_made_while_the_engine_is_paused_are_answered_once_it_resumes(
