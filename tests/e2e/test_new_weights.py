@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from stepwell.core.step import Step, VersionSpan
-from stepwell.pool.client import DataPool
-from tests.e2e.episodes import Episode, Heard, open_episode
-from tests.e2e.weights import Weights, paused, until
+from tests.e2e.episodes import Episode, Heard
+from tests.e2e.weights import NEW_LETTER, Weights, metric, paused, take_time, until
 from tests.rig.calls import get
 from tests.rig.gateways import GatewayProcess
 from tests.rig.vllm_server import VllmServer
@@ -22,8 +21,11 @@ Json = dict[str, Any]
 
 LONG = 1000
 """Tokens of an answer that is still being written when the weights change."""
-TRIES = 6
-"""On a busy machine an answer may end before the engine is paused; it is then asked for once more."""
+WRITTEN = "vllm:generation_tokens_total"
+SOME = 4
+"""Tokens that each call has when the weights change."""
+A_WHILE = 0.02
+"""Seconds a token takes until then, so that no answer is over before."""
 ASKED: Json = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "Tell me a long story."}],
@@ -43,30 +45,23 @@ class Stage:
 
     vllm: VllmServer
     gateway: GatewayProcess
-    pool: DataPool
     weights: Weights
     models: tuple[Path, Path]
 
-    async def tries(self) -> AsyncIterator[Episode]:
-        """Episodes that begin under the old weights, until one of them is what the test wants."""
-        for _ in range(TRIES):
-            async with open_episode(self.gateway.url, self.pool) as episode:
-                yield episode
-            await self.weights.load(self.models[0], "1")
-        pytest.fail(f"{TRIES} answers ended before the engine was paused")
+    async def change(self, *, calls: int, mode: str) -> None:
+        """New weights, once that many calls have some of their tokens; the rest comes at the engine's full speed."""
+        await until(lambda: self._runs(calls), f"the engine to run {calls} calls")
+        before = await metric(self.vllm, WRITTEN)
 
-    async def change(self, *, calls: int, mode: str, asking: asyncio.Task[Any] | None = None) -> None:
-        """New weights, as soon as so many calls have some of their tokens, or `asking` is over before anyone looked."""
+        async def have_tokens() -> bool:
+            return await metric(self.vllm, WRITTEN) >= before + SOME * calls
 
-        async def are_sent() -> bool:
-            (engine,) = (await get(f"{self.gateway.url}/engines")).json()["engines"]
-            return bool(engine["in_flight"] == calls) or (asking is not None and asking.done())
-
-        await until(are_sent, "the gateway to send the calls")
-        async with httpx.AsyncClient(timeout=60) as http:  # a call that was begun later, past the gateway
-            clock = await http.post(f"{self.vllm.url}/v1/chat/completions", json=ASKED | {"max_tokens": 4})
-        assert clock.status_code == 200
+        await until(have_tokens, "the engine to write")
         await self.weights.update(self.models[1], "2", mode=mode)
+        await take_time(self.vllm, 0)
+
+    async def _runs(self, calls: int) -> bool:
+        return await metric(self.vllm, "vllm:num_requests_running") == calls
 
     async def assert_written_by_both(self, prompt_ids: list[int], ids: list[int], logprobs: Any, meeting: int) -> None:
         """The engine itself, asked under either weights, finds the tokens its own before `meeting` or from it on."""
@@ -79,10 +74,14 @@ class Stage:
 
 
 @pytest.fixture
-def stage(
-    vllm: VllmServer, gateway: GatewayProcess, pool: DataPool, weights: Weights, plain_models: tuple[Path, Path]
-) -> Stage:
-    return Stage(vllm, gateway, pool, weights, plain_models)
+async def stage(
+    vllm: VllmServer, gateway: GatewayProcess, weights: Weights, plain_models: tuple[Path, Path]
+) -> AsyncIterator[Stage]:
+    await take_time(vllm, A_WHILE)
+    try:
+        yield Stage(vllm, gateway, weights, plain_models)
+    finally:
+        await take_time(vllm, 0)
 
 
 def text_of(step: Step) -> str:
@@ -98,18 +97,15 @@ def meeting_of(spans: Sequence[VersionSpan], tokens: int) -> int:
     return meeting
 
 
-async def test_weights_that_change_under_a_generation_are_told_token_by_token(stage: Stage) -> None:
+async def test_weights_that_change_under_a_generation_are_told_token_by_token(stage: Stage, episode: Episode) -> None:
     wanted = {"prompt_ids": PROMPT_IDS, "sampling_params": {"max_tokens": LONG, "seed": 1}}
-    async for episode in stage.tries():
-        async with httpx.AsyncClient(timeout=120) as http:
-            generating = asyncio.create_task(http.post(f"{stage.gateway.url}/generate", json=wanted))
-            asking = asyncio.create_task(episode.ask(stream=True, **ASKED))
-            await stage.change(calls=2, mode="keep")
-            answer = (await generating).json()
-        heard, _ = await asking
-        (step,) = await episode.steps()
-        if len(answer["version_spans"]) > 1 and not step.version_spans:
-            break
+    async with httpx.AsyncClient(timeout=120) as http:
+        generating = asyncio.create_task(http.post(f"{stage.gateway.url}/generate", json=wanted))
+        asking = asyncio.create_task(episode.ask(stream=True, **ASKED))
+        await stage.change(calls=2, mode="keep")
+        answer = (await generating).json()
+    heard, _ = await asking
+    (step,) = await episode.steps()
     assert answer["policy_version"] == 1
     meeting = meeting_of([VersionSpan(*span) for span in answer["version_spans"]], LONG)
     assert heard.finish_reason == "length"
@@ -132,15 +128,12 @@ async def test_a_chat_after_new_weights_has_their_version(stage: Stage, episode:
     assert "version_bracket" not in after.extras
 
 
-async def broken_off(stage: Stage, *, stream: bool, **asked: Any) -> tuple[Step, Heard, int]:
+async def broken_off(stage: Stage, episode: Episode, *, stream: bool, **asked: Any) -> tuple[Step, Heard, int]:
     """A call that the engine broke off for new weights: its step, what the agent heard, and the tokens it counted."""
-    async for episode in stage.tries():
-        asking = asyncio.create_task(episode.ask(stream=stream, **ASKED | asked))
-        await stage.change(calls=1, mode="abort", asking=asking)
-        heard, count = await asking
-        (step,) = await episode.steps()
-        if [span.version for span in step.version_spans] != [1]:
-            break
+    asking = asyncio.create_task(episode.ask(stream=stream, **ASKED | asked))
+    await stage.change(calls=1, mode="abort")
+    heard, count = await asking
+    (step,) = await episode.steps()
     assert step.policy_version == 1
     assert step.untrainable is None
     assert count == len(step.response_ids)
@@ -153,14 +146,30 @@ async def broken_off(stage: Stage, *, stream: bool, **asked: Any) -> tuple[Step,
 @pytest.mark.parametrize("asked", [{}, {"tools": [FLAG_TOOL], "logprobs": True}], ids=["text", "tools and logprobs"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_an_answer_that_the_engine_breaks_off_is_carried_on_into_one_step(
-    stage: Stage, stream: bool, asked: Json
+    stage: Stage, episode: Episode, stream: bool, asked: Json
 ) -> None:
-    step, heard, count = await broken_off(stage, stream=stream, **asked)
+    step, heard, count = await broken_off(stage, episode, stream=stream, **asked)
     assert count == LONG
     assert heard.text == text_of(step)
     assert heard.finish_reason == step.finish_reason == "length"
     assert not heard.tools
     assert heard.logprobs == pytest.approx(step.response_logprobs if "logprobs" in asked else [], abs=1e-5)
+
+
+STOPS: dict[str, Json] = {
+    "string": {"stop": [NEW_LETTER, "a longer one"]},
+    "token": {"extra_body": {"stop_token_ids": [ord(NEW_LETTER)]}},
+}
+
+
+@pytest.mark.parametrize("by", STOPS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_stop_ends_an_answer_that_was_carried_on_and_is_not_heard(
+    stage: Stage, episode: Episode, stream: bool, by: str
+) -> None:
+    step, heard, _ = await broken_off(stage, episode, stream=stream, **STOPS[by])
+    assert heard.finish_reason == step.finish_reason == "stop"
+    assert heard.text + NEW_LETTER == text_of(step)
 
 
 async def test_calls_made_while_the_engine_is_paused_are_answered_once_it_resumes(

@@ -44,6 +44,12 @@ async def paused(vllm: VllmServer, mode: str = "keep") -> AsyncIterator[None]:
         assert (await post(f"{vllm.url}/resume")).status == 200
 
 
+async def take_time(vllm: VllmServer, seconds: float) -> None:
+    """Let each token take the engine that much longer, from now on."""
+    rpc = {"method": "take_time", "kwargs": {"seconds": seconds}}
+    assert (await post(f"{vllm.url}/collective_rpc", rpc)).status == 200
+
+
 async def reload_weights(vllm: VllmServer, model: Path, version: str, *, mode: str = "keep") -> None:
     """The pause also empties the engine's prefix cache."""
     async with paused(vllm, mode):
