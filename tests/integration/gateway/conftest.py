@@ -22,6 +22,12 @@ async def engine() -> AsyncIterator[FakeEngine]:
 
 
 @pytest.fixture
+async def two() -> AsyncIterator[tuple[FakeEngine, FakeEngine]]:
+    async with FakeEngine() as first, FakeEngine() as second:
+        yield first, second
+
+
+@pytest.fixture
 def pool() -> MemoryPool:
     return MemoryPool()
 

@@ -2,72 +2,30 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from contextlib import AsyncExitStack
 
 import orjson
 import pytest
 
-from stepwell.errors import BadRequest, EngineUnavailable
-from stepwell.gateway import fleet
+from stepwell.errors import EngineUnavailable
 from stepwell.gateway.engines import Engines
 from stepwell.gateway.probing import Capabilities
-from stepwell.gateway.replica import EngineState
-from stepwell.gateway.reply import EngineAnswer, EngineReply
+from stepwell.gateway.reply import EngineAnswer
 from stepwell.wire.generate import Generated
+from tests.integration.gateway.engine_calls import (
+    CHAT,
+    LONG,
+    addresses,
+    asked,
+    call,
+    generations,
+    long_stream,
+    states,
+    watched,
+)
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import free_port
 from tests.rig.waiting import until
-
-CHAT = "/v1/chat/completions"
-ASKED = orjson.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8})
-LONG = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 500, "ignore_eos": True}
-LONG_STREAM = orjson.dumps(LONG | {"stream": True})
-
-
-def asked(_: Capabilities) -> bytes:
-    return ASKED
-
-
-def long_stream(_: Capabilities) -> bytes:
-    return LONG_STREAM
-
-
-@asynccontextmanager
-async def watched(*fakes: FakeEngine, **options: Any) -> AsyncIterator[Engines]:
-    """The engines of those servers, watched."""
-    async with Engines([fake.url for fake in fakes], **options) as engines:
-        watch = asyncio.create_task(engines.watch())
-        yield engines
-        watch.cancel()
-
-
-@pytest.fixture
-async def two() -> AsyncIterator[tuple[FakeEngine, FakeEngine]]:
-    async with FakeEngine() as first, FakeEngine() as second:
-        yield first, second
-
-
-async def call(engines: Engines, sticky: str = "") -> tuple[int, str]:
-    """One chat: the status, and the address of the engine that answered."""
-    reply = await engines.send(CHAT, asked, sticky=sticky)
-    await reply.read()
-    return reply.status, reply.engine.address
-
-
-async def addresses(engines: Engines, count: int) -> list[str]:
-    return [(await call(engines))[1] for _ in range(count)]
-
-
-def states(engines: Engines) -> list[str]:
-    return [str(view.state) for view in engines.states()]
-
-
-def generations(fake: FakeEngine) -> int:
-    return fake.asked[CHAT]
-
 
 # --- one answer
 
@@ -212,7 +170,7 @@ async def test_an_engine_that_is_still_starting_is_probed_before_its_first_call(
 
             def body(capabilities: Capabilities) -> bytes:
                 seen.append(capabilities)
-                return ASKED
+                return asked(capabilities)
 
             replies = await asyncio.gather(*(engines.send(CHAT, body) for _ in range(50)))
             assert [reply.status for reply in replies] == [200] * 50
@@ -272,216 +230,3 @@ async def test_generating_from_tokens_needs_no_open_generate_route(scale_out: bo
         refused = await engines.generate([1, 2, 3], {"max_tokens": 100_000})
         assert isinstance(refused, EngineAnswer)
         assert refused.status == 400
-
-
-# --- which engine
-
-
-async def test_engines_take_turns(two: tuple[FakeEngine, FakeEngine]) -> None:
-    first, second = (fake.url for fake in two)
-    async with watched(*two) as engines:
-        assert await addresses(engines, 4) == [first, second, first, second]
-
-
-async def test_the_least_busy_engine_is_chosen(two: tuple[FakeEngine, FakeEngine]) -> None:
-    async with watched(*two, routing="least_busy") as engines:
-        busy = await engines.send(CHAT, long_stream)
-        idle = {fake.url for fake in two} - {busy.engine.address}
-        assert set(await addresses(engines, 4)) == idle
-        busy.close()
-
-
-async def test_a_trajectory_stays_on_its_engine(two: tuple[FakeEngine, FakeEngine]) -> None:
-    async with watched(*two, routing="sticky") as engines:
-        homes = {f"t{i}": {(await call(engines, sticky=f"t{i}"))[1] for _ in range(3)} for i in range(16)}
-    assert {len(found) for found in homes.values()} == {1}
-    assert len(set.union(*homes.values())) == 2
-
-
-def test_an_unknown_routing_is_refused() -> None:
-    with pytest.raises(BadRequest, match="random"):
-        Engines(["http://127.0.0.1:1"], routing="random")
-
-
-async def test_engines_come_and_go_under_load(two: tuple[FakeEngine, FakeEngine]) -> None:
-    first, second = two
-    for fake in two:
-        fake.faults = Faults(token_delay_s=0.002)
-    async with watched(first) as engines:
-        stop = asyncio.Event()
-
-        async def keep_calling() -> set[int]:
-            found = set()
-            while not stop.is_set():
-                found.add((await call(engines))[0])
-            return found
-
-        callers = [asyncio.create_task(keep_calling()) for _ in range(20)]
-        await until(lambda: generations(first) > 20, "the load")
-        await engines.add(second.url + "/")
-        await engines.add(second.url)
-        await until(lambda: generations(second) > 20, "the new engine to get calls")
-        await engines.remove(first.url)
-        served = generations(second)
-        await until(lambda: generations(second) > served + 40, "each caller's next call")
-        await until(lambda: first.in_flight == 0, "the old engine's last calls to end")
-        arrived, served = generations(first), generations(second)
-        await until(lambda: generations(second) > served + 40, "the calls to go on")
-        assert generations(first) == arrived
-        stop.set()
-        assert set.union(*await asyncio.gather(*callers)) == {200}
-        assert [view.address for view in engines.states()] == [second.url]
-
-
-async def test_a_call_in_flight_on_a_removed_engine_comes_to_its_end(engine: FakeEngine) -> None:
-    async with watched(engine) as engines:
-        reply = await engines.send(CHAT, long_stream)
-        await engines.remove(engine.url)
-        with pytest.raises(EngineUnavailable, match="there is none"):
-            await call(engines)
-        received = b""
-        while data := await reply.next_bytes():
-            received += data
-        assert received.endswith(b"data: [DONE]\n\n")
-        engine.weight_version = "4"
-        assert await engines.version_after(reply.engine) == 4
-
-
-async def test_what_is_no_engine_is_neither_added_nor_removed(engine: FakeEngine) -> None:
-    async with watched(engine) as engines:
-        with pytest.raises(BadRequest, match="no address"):
-            await engines.add("10.0.0.7:8000")
-        with pytest.raises(BadRequest, match="no engine http://10.0.0.7:8000"):
-            await engines.remove("http://10.0.0.7:8000")
-
-
-# --- weight updates
-
-
-async def test_while_one_engine_is_paused_the_other_gets_the_calls(two: tuple[FakeEngine, FakeEngine]) -> None:
-    paused, free = two
-    async with watched(*two) as engines:
-        paused.pause()
-        await until(lambda: states(engines) == ["paused", "healthy"], "the pause to show")
-        assert await addresses(engines, 4) == [free.url] * 4
-        paused.resume()
-        await until(lambda: states(engines) == ["healthy", "healthy"], "the pause to end")
-        assert set(await addresses(engines, 4)) == {paused.url, free.url}
-
-
-async def test_while_all_engines_are_paused_calls_wait_and_then_spread(two: tuple[FakeEngine, FakeEngine]) -> None:
-    async with watched(*two) as engines:
-        for fake in two:
-            fake.pause()
-        await until(lambda: states(engines) == ["paused", "paused"], "the pauses to show")
-        held = [asyncio.create_task(call(engines)) for _ in range(20)]
-        await asyncio.sleep(0.3)
-        assert not any(task.done() for task in held)
-        assert [generations(fake) for fake in two] == [0, 0], "a paused engine got a call"
-        for fake in two:
-            fake.resume()
-        answers = await asyncio.gather(*held)
-        assert {status for status, _ in answers} == {200}
-        assert [generations(fake) for fake in two] == [10, 10], "all that waited fell on the first to resume"
-
-
-async def test_a_call_waits_for_its_only_engine(engine: FakeEngine) -> None:
-    async with watched(engine) as engines:
-        engine.pause("abort")
-        await until(lambda: states(engines) == ["paused"], "the pause to show")
-        held = asyncio.create_task(engines.send(CHAT, asked))
-        await asyncio.sleep(0.2)
-        assert generations(engine) == 0
-        engine.weight_version = "5"
-        engine.resume()
-        reply = await held
-        assert (reply.status, reply.version_before) == (200, 5)
-        await reply.read()
-
-
-async def test_an_engine_that_loads_weights_is_deaf_but_not_down(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stepwell.gateway.engines.ANSWER_TIMEOUT", 0.1)
-    async with watched(engine) as engines:
-        engine.listens.clear()
-        asked_for = engine.asked["/is_paused"]
-        await until(lambda: engine.asked["/is_paused"] == asked_for + 2, "two checks without an answer")
-        assert states(engines) == ["healthy"]
-        assert (await call(engines))[0] == 200
-        engine.listens.set()
-        engine.pause()
-        await until(lambda: states(engines) == ["paused"], "the pause to show")
-        engine.listens.clear()
-        held = asyncio.create_task(call(engines))
-        asked_for = engine.asked["/is_paused"]
-        await until(lambda: engine.asked["/is_paused"] == asked_for + 3, "three checks without an answer")
-        assert states(engines) == ["paused"]
-        assert not held.done()
-        engine.listens.set()
-        engine.resume()
-        assert (await held)[0] == 200
-
-
-async def test_a_wait_for_paused_engines_is_bounded_and_says_for_whom(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet, "HOLD_TIMEOUT", 0.1)
-    engine.pause()
-    async with watched(engine) as engines:
-        assert states(engines) == ["paused"]
-        with pytest.raises(EngineUnavailable, match=f"waited 0.1 s for a paused engine to resume: {engine.url}"):
-            await call(engines)
-
-
-async def test_the_version_is_told_by_a_question_asked_afterwards(engine: FakeEngine) -> None:
-    async with Engines([engine.url]) as engines:
-        reply: EngineReply = await engines.send(CHAT, asked)
-        await reply.read()
-        assert (reply.version_before, reply.engine.weight_version) == (None, "default")
-        engine.weight_version = "7"
-        before = time.monotonic()
-        assert await engines.version_after(reply.engine) == 7
-        assert reply.engine.version_checked_at >= before
-        assert engines.states()[0].weight_version == "7"
-
-
-async def test_many_who_ask_for_the_version_share_a_question(engine: FakeEngine) -> None:
-    async with Engines([engine.url]) as engines:
-        engine.weight_version = "3"
-        reply = await engines.send(CHAT, asked)
-        await reply.read()
-        so_far = engine.asked["/weight_info"]
-        first = [asyncio.create_task(engines.version_after(reply.engine)) for _ in range(500)]
-        await until(lambda: engine.asked["/weight_info"] == so_far + 1, "the first question")
-        later = [asyncio.create_task(engines.version_after(reply.engine)) for _ in range(500)]
-        assert set(await asyncio.gather(*first, *later)) == {3}
-        assert engine.asked["/weight_info"] <= so_far + 3
-
-
-async def test_a_version_that_cannot_be_told_is_none(engine: FakeEngine) -> None:
-    async with AsyncExitStack() as stack:
-        mortal = await stack.enter_async_context(FakeEngine())
-        async with Engines([mortal.url]) as engines:
-            mortal.weight_version = "3"
-            reply = await engines.send(CHAT, asked)
-            await reply.read()
-            assert await engines.version_after(reply.engine) == 3
-            await stack.aclose()
-            assert await engines.version_after(reply.engine) is None
-
-
-async def test_the_models_are_those_of_an_engine(engine: FakeEngine) -> None:
-    async with watched(engine) as engines:
-        answer = await engines.models()
-    assert (answer.status, orjson.loads(answer.body)["data"][0]["id"]) == (200, "tiny")
-
-
-async def test_states_show_each_engine(two: tuple[FakeEngine, FakeEngine]) -> None:
-    two[1].weight_version = "12"
-    async with watched(*two) as engines:
-        reply = await engines.send(CHAT, long_stream)
-        first, second = engines.states()
-        assert (first.address, first.state, first.why, first.in_flight) == (two[0].url, EngineState.HEALTHY, "", 1)
-        assert (second.weight_version, second.in_flight) == ("12", 0)
-        reply.close()

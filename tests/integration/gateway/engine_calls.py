@@ -1,0 +1,53 @@
+"""Calls to engines as the gateway makes them, for the tests of Engines."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+
+from stepwell.gateway.engines import Engines
+from stepwell.gateway.probing import Capabilities
+from tests.rig.fake_engine import FakeEngine
+
+CHAT = "/v1/chat/completions"
+ASKED = orjson.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8})
+LONG = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 500, "ignore_eos": True}
+LONG_STREAM = orjson.dumps(LONG | {"stream": True})
+
+
+def asked(_: Capabilities) -> bytes:
+    return ASKED
+
+
+def long_stream(_: Capabilities) -> bytes:
+    return LONG_STREAM
+
+
+@asynccontextmanager
+async def watched(*fakes: FakeEngine, **options: Any) -> AsyncIterator[Engines]:
+    """The engines of those servers, watched."""
+    async with Engines([fake.url for fake in fakes], **options) as engines:
+        watch = asyncio.create_task(engines.watch())
+        yield engines
+        watch.cancel()
+
+
+async def call(engines: Engines, sticky: str = "") -> tuple[int, str]:
+    """One chat: the status, and the address of the engine that answered."""
+    reply = await engines.send(CHAT, asked, sticky=sticky)
+    await reply.read()
+    return reply.status, reply.engine.address
+
+
+async def addresses(engines: Engines, count: int) -> list[str]:
+    return [(await call(engines))[1] for _ in range(count)]
+
+
+def states(engines: Engines) -> list[str]:
+    return [str(view.state) for view in engines.states()]
+
+
+def generations(fake: FakeEngine) -> int:
+    return fake.asked[CHAT]
