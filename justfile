@@ -33,6 +33,7 @@ bench:
     {{python}} -m benchmarks.gateway
     {{python}} -m benchmarks.streams
     {{python}} -m benchmarks.rewards
+    {{python}} -m benchmarks.atropos
 
 # a pool whose shards are killed a hundred times under load; some four minutes
 chaos-pool:

@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
+from stepwell.core.keys import Keys
 from stepwell.core.ports import PoolPort
 from stepwell.gateway.app import create_app
 from stepwell.gateway.engines import Engines
-from stepwell.gateway.keys import ACCESS, Keys
+from stepwell.gateway.keys import ACCESS
 from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
 from stepwell.wire.openapi import documented
 

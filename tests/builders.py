@@ -1,15 +1,20 @@
 """Steps for tests, with as little as the test at hand cares about."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from stepwell.core.choosing import choose
 from stepwell.core.columns import pack, unpack
+from stepwell.core.gate import Gate
 from stepwell.core.intake import Ending, Registration, Verdict
 from stepwell.core.lease import Settlement, Taken, Wanted
 from stepwell.core.pool import Pool
 from stepwell.core.scoring import Judgement, Outcome, Score
-from stepwell.core.step import Step, ids_array, logprobs_array
+from stepwell.core.step import Exactness, Step, ids_array, logprobs_array
+
+EVERYTHING = Gate(Exactness.RETOKENIZED, untrainable=True)
+"""The gate of a consumer that takes all there is."""
 
 
 def make_step(trajectory_uid: str = "t", prompt_uid: str = "p", **fields: Any) -> Step:
@@ -22,6 +27,16 @@ def make_step(trajectory_uid: str = "t", prompt_uid: str = "p", **fields: Any) -
         response_ids=ids_array(response),
         **fields,
     )
+
+
+def make_group(
+    prompt: str, size: int, source: str = "", *, channel: str = "train", **step: Any
+) -> tuple[list[Step], list[Registration]]:
+    """A scored group as an environment sends it: whole trajectories of one step each, and their registrations."""
+    uids = [f"{prompt}-{n}" for n in range(size)]
+    fields = {"step_index": 0, "is_last": True, "reward": 1.0, **step}
+    steps = [make_step(uid, prompt, uid=f"{uid}-0", **fields) for uid in uids]
+    return steps, [Registration(uid, prompt, channel, size, source=source) for uid in uids]
 
 
 def same_step(a: Step, b: Step) -> bool:
@@ -70,6 +85,29 @@ class EasyPool(Pool):
             return None
         assert self.handout.ack(leased[0]) is Settlement.DONE
         return in_groups(leased[1])
+
+    def send_group(self, prompt: str, size: int, source: str = "", **how: Any) -> list[Verdict]:
+        steps, registrations = make_group(prompt, size, source, **how)
+        return self.intake.submit_groups(pack(steps), registrations)
+
+    def fill(
+        self,
+        trajectories: int,
+        channel: str = "train",
+        *,
+        shares: Mapping[str, float] | None = None,
+        seconds: float = 60.0,
+        gate: Gate = EVERYTHING,
+    ) -> tuple[str, Taken] | None:
+        """A lease's name and what is under it: groups with exactly that many trajectories."""
+        chosen = choose(self.handout.offers(channel, trajectories, gate), trajectories, shares or {})
+        if chosen is None:
+            return None
+        self.leases += 1
+        uid = f"lease-{self.leases}"
+        taken = self.handout.take_offers(channel, chosen, gate, uid, self.books.now + seconds)
+        assert taken is not None, "what was just offered is gone"
+        return uid, taken
 
     def take_unscored(self, count: int = 100, ticket: str = "ticket", *, seconds: float = 60.0) -> list[list[Step]]:
         """Trajectories for a reward worker, under that ticket."""

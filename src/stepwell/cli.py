@@ -11,6 +11,7 @@ from stepwell.errors import StepwellError
 COMMANDS = {
     "pool": ("create the DataPool on a running Ray cluster", "PoolSettings", "run_pool"),
     "gateway": ("serve agents and record what they do", "GatewaySettings", "run_gateway"),
+    "atropos": ("serve environments and trainers written for Atropos", "AtroposSettings", "run_atropos"),
     "rewards": ("start reward workers on a running Ray cluster", "RewardSettings", "run_rewards"),
     "reward try": ("call a reward function on stored trajectories", "TrySettings", "run_try"),
     "rescore": ("copy stored trajectories with new rewards", "RescoreSettings", "run_rescore"),

@@ -123,6 +123,10 @@ class GatewaySettings(RaySection):
     """async answers at once; sync answers only after the pool has confirmed the step."""
     spool: str | None = None
     """File in which steps wait for the pool, so that they outlive this process; without one they wait in memory."""
+    atropos: bool = False
+    """Serve the Atropos door too, below /atropos."""
+    atropos_state: str | None = None
+    """File in which the door's registrations and steps outlive this process."""
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: int = Field(default=8100, ge=0, le=65535)
@@ -131,7 +135,7 @@ class GatewaySettings(RaySection):
     @field_validator("vllm_addresses", "control_keys", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        return value.split(",") if isinstance(value, str) and value else value or ()
+        return _split(value)
 
     @field_validator("vllm_addresses")
     @classmethod
@@ -140,6 +144,32 @@ class GatewaySettings(RaySection):
             if not address.startswith(("http://", "https://")):
                 raise ValueError(f"{address!r} is no address; write http://host:port,http://host:port")
         return tuple(address.rstrip("/") for address in value)
+
+
+class AtroposSettings(RaySection):
+    """The Atropos door: environments and trainers written for Atropos use it as their server, with the DataPool behind.
+
+    Below /channel/NAME it serves further channels, each with a trainer of its own.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_ATROPOS_")
+
+    data_pool_name: str = "data_pool"
+    """Name of the DataPool's Ray actor."""
+    control_keys: Annotated[tuple[str, ...], NoDecode] = ()
+    """Keys that may do everything, separated by commas: the current one first, then older ones. Without any, all is
+    open. Better given by STEPWELL_ATROPOS_CONTROL_KEYS than on the command line, where others can read it."""
+    state: str | None = None
+    """File in which registrations and steps outlive this process; without one, they are forgotten with it."""
+    host: str = "0.0.0.0"
+    """Address to listen on."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on."""
+
+    @field_validator("control_keys", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return _split(value)
 
 
 class FunctionSection(Section):
@@ -217,6 +247,10 @@ def read_settings(settings: type[S], argv: Sequence[str], command: str) -> S:
         return settings(_cli_parse_args=list(argv), _cli_prog_name=command)
     except ValidationError as wrong:
         raise BadRequest("\n".join(_explained(error["loc"], error["msg"]) for error in wrong.errors())) from None
+
+
+def _split(value: object) -> object:
+    return value.split(",") if isinstance(value, str) and value else value or ()
 
 
 def _explained(where: tuple[int | str, ...], message: str) -> str:

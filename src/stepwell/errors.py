@@ -75,6 +75,10 @@ class RewardFailed(StepwellError):
     """The reward worker failed. Never to be mistaken for a reward of zero."""
 
 
+class SyncFailed(StepwellError):
+    """New weights did not reach an engine, or it does not compute with them; the text says what was seen."""
+
+
 class GatewayUnreachable(StepwellError):
     """The gateway could not be reached, or is no gateway."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import uvicorn
 
 from stepwell.config import (
+    AtroposSettings,
     FunctionSection,
     GatewaySettings,
     PoolSettings,
@@ -17,9 +18,11 @@ from stepwell.config import (
     RewardSettings,
     TrySettings,
 )
+from stepwell.core.keys import Keys
+from stepwell.door.app import Door, create_door
 from stepwell.gateway.app import create_app
 from stepwell.gateway.engines import Engines
-from stepwell.gateway.keys import Keys
+from stepwell.gateway.front import Front
 from stepwell.gateway.spool import Spool
 from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
 from stepwell.pool.actor import PoolPlan, start_pool
@@ -36,7 +39,7 @@ log = logging.getLogger("stepwell")
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GC_THRESHOLD = (50_000, 20, 50)
-"""A gateway makes a thousand small objects a call, nearly all without cycles: looking for cycles each time is waste."""
+"""A server makes a thousand small objects a call, nearly all without cycles: looking for cycles each time is waste."""
 
 
 def run_gateway(settings: GatewaySettings) -> None:
@@ -54,13 +57,30 @@ def run_gateway(settings: GatewaySettings) -> None:
         keys=keys,
         spool=Spool(Path(settings.spool)) if settings.spool else None,
         is_durable=settings.durability == "sync",
+        door=_door(settings, keys, settings.atropos_state) if settings.atropos else None,
     )
-    if keys.open and settings.host not in LOOPBACK:
-        log.warning("listening on %s without keys: everyone who can reach it can use it", settings.host)
-    log.info("gateway on http://%s:%d", settings.host, settings.port)
+    _serve("gateway", app, keys, settings.host, settings.port)
+
+
+def run_atropos(settings: AtroposSettings) -> None:
+    """Serve until told to stop."""
+    keys = Keys(settings.control_keys)
+    join_ray(settings.ray_address, settings.ray_namespace)
+    _serve("Atropos door", _door(settings, keys, settings.state), keys, settings.host, settings.port)
+
+
+def _door(settings: GatewaySettings | AtroposSettings, keys: Keys, state: str | None) -> Door:
+    pool = PoolClient(settings.data_pool_name, settings.ray_namespace)
+    return create_door(pool=pool, keys=keys, state=Path(state) if state else None)
+
+
+def _serve(name: str, app: Front | Door, keys: Keys, host: str, port: int) -> None:
+    if keys.open and host not in LOOPBACK:
+        log.warning("listening on %s without keys: everyone who can reach it can use it", host)
+    log.info("%s on http://%s:%d", name, host, port)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    uvicorn.run(app, host=settings.host, port=settings.port, log_config=None, log_level="warning", access_log=False)
+    uvicorn.run(app, host=host, port=port, log_config=None, log_level="warning", access_log=False)
 
 
 def run_pool(settings: PoolSettings) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import uvicorn
 
+from stepwell.core.keys import Keys
 from stepwell.core.ports import PoolPort, RewardPort
 from stepwell.gateway.app import create_app
 from stepwell.gateway.engines import Engines
-from stepwell.gateway.keys import Keys
+from stepwell.gateway.front import MountedDoor
 from stepwell.gateway.tokenizer import BackgroundTokenizer
 from tests.rig.waiting import answers, until, wait_until
 
@@ -41,6 +42,7 @@ async def serve_gateway(
     control_keys: Sequence[str] = (),
     is_durable: bool = False,
     routing: str = "round_robin",
+    door: MountedDoor | None = None,
 ) -> AsyncIterator[str]:
     """A gateway on a free loopback port; gives its URL."""
     app = create_app(
@@ -52,6 +54,7 @@ async def serve_gateway(
         response_length=response_length,
         keys=Keys(control_keys),
         is_durable=is_durable,
+        door=door,
     )
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     serving = asyncio.create_task(server.serve())

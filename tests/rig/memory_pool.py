@@ -1,15 +1,21 @@
-"""A pool in the test's own process: the real rules without Ray, and a switch that takes it away."""
+"""A pool in the test's own process: the real rules without Ray, and a switch that takes it away.
+
+It stands still in time: leases end when a test says `pool.rules.advance(seconds)`.
+"""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepwell.core.columns import Columns, pack
+from stepwell.core.filling import Backlog, Filled, as_filled
+from stepwell.core.gate import make_gate
 from stepwell.core.intake import Ending, Registration, Reward, Verdict
-from stepwell.core.lease import Wanted
+from stepwell.core.lease import Leased, Settlement, Wanted
 from stepwell.core.limits import Limits
 from stepwell.core.pacing import Pacing
 from stepwell.core.step import Exactness, Step
-from stepwell.errors import PoolUnavailable
+from stepwell.errors import LeaseExpired, PoolUnavailable
 from tests.builders import EasyPool
 
 
@@ -40,10 +46,51 @@ class MemoryPool:
         await self.check()
         self.messages.append(len(steps))
         verdicts = self.rules.submit(steps, channel=channel, group_size=group_size)
-        if self.loses_answers:
-            self.loses_answers -= 1
-            raise PoolUnavailable("the answer was lost")
+        self._answer()
         return verdicts
+
+    async def submit_groups(self, steps: Sequence[Step], registrations: Sequence[Registration]) -> list[Verdict]:
+        return await self.submit_columns(pack(steps), registrations)
+
+    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+        await self.check()
+        self.messages.append(len(columns))
+        verdicts = self.rules.intake.submit_groups(columns, registrations)
+        self._answer()
+        return verdicts
+
+    async def fill_batch(
+        self,
+        trajectories: int,
+        *,
+        channel: str,
+        shares: Mapping[str, float],
+        lease: float,
+        min_exactness: str = "retokenized",
+        untrainable: bool = True,
+    ) -> Filled | None:
+        await self.check()
+        gate = make_gate(min_exactness, untrainable)
+        leased = self.rules.fill(trajectories, channel, shares=shares, seconds=lease, gate=gate)
+        return None if leased is None else as_filled(leased[1], (("memory", leased[0]),))
+
+    async def ack(self, leased: Leased) -> None:
+        await self.check()
+        if Settlement.EXPIRED in [self.rules.handout.ack(uid) for _, uid in leased.leases]:
+            raise LeaseExpired("the lease was over before the batch was acknowledged; ask for a longer one")
+
+    async def nack(self, leased: Leased) -> None:
+        await self.check()
+        for _, uid in leased.leases:
+            self.rules.handout.nack(uid)
+
+    async def backlog(self, channel: str) -> Backlog:
+        await self.check()
+        return self.rules.backlog(channel)
+
+    async def clear(self, channel: str) -> int:
+        await self.check()
+        return self.rules.clear(channel)
 
     async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> Ending:
         await self.check()
@@ -68,6 +115,11 @@ class MemoryPool:
 
     async def follow(self) -> None:
         await asyncio.Event().wait()
+
+    def _answer(self) -> None:
+        if self.loses_answers:
+            self.loses_answers -= 1
+            raise PoolUnavailable("the answer was lost")
 
     def taken(self, channel: str = "train") -> list[Step]:
         """The steps of the oldest ready group, those that a trainer would leave out included."""

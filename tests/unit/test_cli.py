@@ -1,5 +1,6 @@
 """What a user meets first: the command line, and how little an import costs."""
 
+import re
 import subprocess
 import sys
 import time
@@ -41,7 +42,8 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_is_refused_with_the_ones_there_are() -> None:
     done = run("-m", "stepwell", "puol")
     assert done.returncode == 2
-    assert done.stderr == ("stepwell: unknown command 'puol'; there are: pool, gateway, rewards, reward try, rescore\n")
+    known = "pool, gateway, atropos, rewards, reward try, rescore"
+    assert done.stderr == f"stepwell: unknown command 'puol'; there are: {known}\n"
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -60,9 +62,19 @@ def test_half_a_command_of_two_words_is_refused() -> None:
 
 def test_the_gateway_takes_exactly_the_flags_it_documents() -> None:
     shown = run("-m", "stepwell.gateway", "--help").stdout
-    flags = {word for line in shown.splitlines() for word in line.split() if word.startswith("--")}
+    flags = set(re.findall(r"--[a-z-]+", shown))
     assert flags == {
         *("--data-pool-name", "--vllm-addresses", "--tokenizer-path", "--prompt-length", "--response-length"),
         *("--reward-worker-name", "--ray-address", "--ray-namespace", "--host", "--port", "--help"),
         *("--control-keys", "--engine-key", "--routing", "--durability", "--spool"),
+        *("--atropos", "--no-atropos", "--atropos-state"),
+    }
+
+
+def test_the_door_takes_exactly_the_flags_it_documents() -> None:
+    shown = run("-m", "stepwell", "atropos", "--help").stdout
+    flags = set(re.findall(r"--[a-z-]+", shown))
+    assert flags == {
+        *("--data-pool-name", "--control-keys", "--state", "--ray-address", "--ray-namespace"),
+        *("--host", "--port", "--help"),
     }

@@ -1,6 +1,7 @@
 import pytest
 
 from stepwell.config import (
+    AtroposSettings,
     GatewaySettings,
     PoolSettings,
     RescoreSettings,
@@ -35,6 +36,8 @@ def test_the_documented_command_line_is_understood() -> None:
         "routing": "round_robin",
         "durability": "async",
         "spool": None,
+        "atropos": False,
+        "atropos_state": None,
         "host": "0.0.0.0",
         "port": 8100,
     }
@@ -122,3 +125,10 @@ def test_offline_commands_take_the_function_first() -> None:
     assert (rescoring.from_, rescoring.to) == ("old", "new")
     with pytest.raises(BadRequest, match="--from: Field required"):
         read_settings(RescoreSettings, ["mine.py:score", "--to", "new"], "rescore")
+
+
+def test_the_door_has_a_pool_a_port_and_no_key_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = read_settings(AtroposSettings, [], "atropos")
+    assert (plain.data_pool_name, plain.port, plain.control_keys, plain.state) == ("data_pool", 8000, (), None)
+    monkeypatch.setenv("STEPWELL_ATROPOS_CONTROL_KEYS", "one,two")
+    assert read_settings(AtroposSettings, ["--port", "9"], "atropos").control_keys == ("one", "two")

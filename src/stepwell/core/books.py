@@ -61,12 +61,12 @@ class Books:
             self.channels[name] = Channel(name, self.limits)
         return self.channels[name]
 
-    def open_group(self, prompt_uid: str, channel: Channel, size: int) -> Group:
+    def open_group(self, prompt_uid: str, channel: Channel, size: int, source: str = "") -> Group:
         self.counters.opened += 1
         seq = self.counters.opened
         wait = self.limits.group_deadline
         deadline = None if wait is None else self.now + wait
-        group = Group(seq, seq, prompt_uid, channel.name, size, self.now, deadline)
+        group = Group(seq, seq, prompt_uid, channel.name, size, self.now, deadline, source=source)
         channel.enter(group)
         return group
 
@@ -105,6 +105,13 @@ class Books:
         self.journal.remove_group(group)
         self.close_all(group)
         group.dissolve()
+
+    def clear(self, channel: Channel) -> int:
+        """Drop every group that is not under lease; gives how many there were."""
+        groups = list(channel.groups.values())
+        for group in groups:
+            self.drop_group(group, "cleared")
+        return len(groups)
 
     def close_if_spent(self, group: Group) -> None:
         """A group whose steps were all taken one by one has nothing more to give."""

@@ -1,13 +1,14 @@
 """One channel's queue: what is held, what of it is ready, and what a consumer of each unit would get next."""
 
 import random
-from collections import deque
+from collections import Counter, deque
 
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
 from stepwell.core.lease import Unit
 from stepwell.core.limits import Limits
 from stepwell.core.priority import PrioritySet
+from stepwell.core.shelves import Shelves
 from stepwell.core.stats import ChannelStats, Ledger
 
 FULL_AT = 0.9
@@ -35,6 +36,8 @@ class Channel:
         self.groups: dict[int, Group] = {}
         self.by_age: PrioritySet[tuple[int, int]] = PrioritySet()
         self.ready: PrioritySet[tuple[int, int]] = PrioritySet()
+        self.shelves = Shelves()
+        """The ready groups once more, by source and size."""
         self.deadlines: PrioritySet[tuple[float, int]] = PrioritySet()
         self.ready_trajectories: PrioritySet[tuple[int, int, int, str]] = PrioritySet()
         self.ready_steps: PrioritySet[tuple[int]] = PrioritySet()
@@ -87,6 +90,7 @@ class Channel:
         del self.groups[group.seq]
         self.by_age.discard(group.key)
         self.ready.discard(group.key)
+        self.shelves.remove(group)
         if group.deadline is not None:
             self.deadlines.discard((group.deadline, group.seq))
             self.refills.pop(group.seq, None)
@@ -110,8 +114,10 @@ class Channel:
         ready = group.is_ready(require_reward=self._limits.require_reward)
         if ready:
             self.ready.add(group.key)
+            self.shelves.put(group)
         elif group.key in self.ready:
             self.ready.discard(group.key)
+            self.shelves.remove(group)
         if group.deadline is not None:
             (self.deadlines.discard if ready else self.deadlines.add)((group.deadline, group.seq))
             if not group.can_join():
@@ -145,10 +151,11 @@ class Channel:
         self.lent_bytes -= group.nbytes
 
     def consume_by(self, unit: Unit) -> None:
-        """Index what a consumer of that unit would get; done once, when the first comes."""
+        """Index what a consumer of that unit would get; done once, when the first comes. Groups are indexed always."""
         self.unit = unit
-        for group in self.groups.values():
-            self.place(group)
+        if unit is not Unit.GROUPS:
+            for group in self.groups.values():
+                self.place(group)
 
     def show_step(self, trajectory: Trajectory, step: HeldStep) -> None:
         if self.unit is Unit.STEPS and step.is_held() and step.lease is None:
@@ -181,6 +188,7 @@ class Channel:
         return ChannelStats(
             groups=len(self.groups),
             ready_groups=len(self.ready),
+            ready_by_source=Counter({source: sum(sizes.values()) for source, sizes in self.shelves.counts().items()}),
             trajectories=self.trajectories,
             nbytes=self.nbytes,
             history_groups=len(self.history),

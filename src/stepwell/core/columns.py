@@ -6,8 +6,9 @@ arrays of a packed message can be read from shared memory without a copy.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,9 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.uids)
+
+
+COLUMN_NAMES = tuple(field.name for field in fields(Columns))
 
 
 def pack(steps: Sequence[Step]) -> Columns:
@@ -128,6 +132,36 @@ def unpack(columns: Columns, *, copy: bool) -> list[Step]:
             )
         )
     return steps
+
+
+def cut(columns: Columns, sizes: Sequence[int]) -> list[Columns]:
+    """The first so many steps, then the next, …, as views."""
+    tokens = [0, *np.cumsum(columns.prompt_lengths_S + columns.response_lengths_S, dtype=np.int64).tolist()]
+    responses = [0, *np.cumsum(columns.response_lengths_S, dtype=np.int64).tolist()]
+
+    def piece(start: int, end: int) -> Columns:
+        of_responses = slice(responses[start], responses[end])
+        flat = {"tokens": slice(tokens[start], tokens[end]), "logprobs": of_responses, "mask": of_responses}
+        values: dict[str, Any] = {
+            name: getattr(columns, name)[flat.get(name, slice(start, end))] for name in COLUMN_NAMES
+        }
+        return Columns(**values)
+
+    return [piece(start, end) for start, end in pairwise(accumulate(sizes, initial=0))]
+
+
+def stack(parts: Sequence[Columns]) -> Columns:
+    """The steps of the first, then those of the second, …; a single part is returned as it is."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def whole(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        if isinstance(values[0], np.ndarray):
+            return np.concatenate(values)
+        return [value for of_part in values for value in of_part]
+
+    return Columns(**{name: whole(name) for name in COLUMN_NAMES})
 
 
 def _logprobs(step: Step) -> FloatArray:

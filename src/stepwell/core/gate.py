@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from stepwell.core.held import HeldStep
 from stepwell.core.soundness import fault_kind
 from stepwell.core.step import Exactness
+from stepwell.errors import BadRequest
 
 TOO_INEXACT = "exactness"
 """The kind of those whose grade is too low."""
@@ -28,3 +29,11 @@ class Gate:
 
     def lets_through(self, step: HeldStep) -> bool:
         return step.is_held() and self.leaves_out(step) is None
+
+
+def make_gate(min_exactness: str, untrainable: bool) -> Gate:
+    """From the plain words of whoever calls."""
+    try:
+        return Gate(Exactness(min_exactness), untrainable)
+    except ValueError as failure:
+        raise BadRequest(str(failure)) from None

@@ -92,6 +92,8 @@ class Group:
     lease: str | None = None
     trained: bool = False
     """Acknowledged, and kept as history."""
+    source: str = ""
+    """Where its rollouts come from: an environment's name; empty for agents."""
 
     @property
     def key(self) -> tuple[int, int]:

@@ -7,16 +7,18 @@ Where rewards are required, no rollout goes whose only rewards are on steps that
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from stepwell.core.books import Books
 from stepwell.core.channel import Channel
+from stepwell.core.choosing import Offer
 from stepwell.core.gate import Gate
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
 from stepwell.core.lease import Lease, Order, Settlement, Taken, Unit, Wanted
 from stepwell.core.limits import OnStale, Overflow
 from stepwell.core.priority import PrioritySet
+from stepwell.core.shelves import Shelf
 from stepwell.core.shipping import group_rows, ship, trajectory_rows
 from stepwell.core.staleness import is_trained, oldest_version
 from stepwell.errors import BadRequest, Conflict
@@ -43,7 +45,9 @@ class Handout:
         channel = self._books.channels.get(wanted.channel)
         if channel is None:
             return None
-        self._claim(channel, wanted)
+        if wanted.history and wanted.unit is not Unit.GROUPS:
+            raise BadRequest(f"history is kept by groups; a batch of {wanted.unit} cannot mix it in")
+        self._claim(channel, wanted.unit)
         lease = Lease(lease_uid, channel.name, expires_at, wanted.gate)
         drawn = channel.draw_history(round(wanted.count * wanted.history))
         old = [group for group in drawn if _has_any(group.held_steps(), lease.gate)]
@@ -60,6 +64,42 @@ class Handout:
         self._begin(lease, channel)
         return self._shipment(lease, old)
 
+    def offers(self, name: str, trajectories: int, gate: Gate, shard: str = "") -> list[Offer]:
+        """The groups among which are the oldest that fill a batch of so many trajectories, whatever is queued."""
+        channel = self._books.channels.get(name)
+        if channel is None:
+            return []
+        self._claim(channel, Unit.GROUPS)
+        groups = [group for shelf in channel.shelves for group in self._oldest_of(channel, shelf, trajectories, gate)]
+        sized = ((group, _wanted_trajectories(group, gate)) for group in groups)
+        return [
+            Offer(shard, group.seq, group.age, group.opened_at, size, group.source)
+            for group, size in sized
+            if size <= trajectories
+        ]
+
+    def take_offers(
+        self, name: str, offers: Sequence[Offer], gate: Gate, lease_uid: str, expires_at: float
+    ) -> Taken | None:
+        """These groups, under a lease of that name; None if one of them is not to be had any more as it was offered.
+
+        Asking again under the same name gives the same again, as in `take`.
+        """
+        if lease_uid in self.leases:
+            return self._shipment(self.leases[lease_uid], [])
+        channel = self._books.channels.get(name)
+        groups = [] if channel is None else [channel.groups[o.seq] for o in offers if o.seq in channel.groups]
+        if channel is None or len(groups) < len(offers):
+            return None
+        for offer, group in zip(offers, groups, strict=True):
+            if group.key not in channel.ready or self._passes_over(channel, group, gate):
+                return None
+            if _wanted_trajectories(group, gate) != offer.size:
+                return None
+        lease = Lease(lease_uid, channel.name, expires_at, gate, groups)
+        self._begin(lease, channel)
+        return self._shipment(lease, [])
+
     def ack(self, lease_uid: str) -> Settlement:
         """The data was trained: it is the pool's no more."""
         lease = self._end(lease_uid, Settlement.DONE)
@@ -73,12 +113,12 @@ class Handout:
             self._settle_step(channel, trajectory, step, lease.gate)
         return Settlement.DONE
 
-    def nack(self, lease_uid: str) -> Settlement:
-        """The data was not trained: it goes back to the head of its queue."""
+    def nack(self, lease_uid: str, *, attempted: bool = True) -> Settlement:
+        """The data was not trained: it goes back to the head of its queue. It need not count as an attempt."""
         lease = self._end(lease_uid, Settlement.DONE)
         if lease is None:
             return self.ended.get(lease_uid, Settlement.UNKNOWN)
-        self._give_back(lease)
+        self._give_back(lease, attempted=attempted)
         return Settlement.DONE
 
     def expire(self) -> None:
@@ -95,13 +135,11 @@ class Handout:
 
     # -- choosing ------------------------------------------------------------------------------------------------------
 
-    def _claim(self, channel: Channel, wanted: Wanted) -> None:
-        if wanted.history and wanted.unit is not Unit.GROUPS:
-            raise BadRequest(f"history is kept by groups; a batch of {wanted.unit} cannot mix it in")
+    def _claim(self, channel: Channel, unit: Unit) -> None:
         if channel.unit is None:
-            channel.consume_by(wanted.unit)
-        elif channel.unit is not wanted.unit:
-            raise Conflict(f"channel {channel.name!r} is consumed by {channel.unit}, not by {wanted.unit}")
+            channel.consume_by(unit)
+        elif channel.unit is not unit:
+            raise Conflict(f"channel {channel.name!r} is consumed by {channel.unit}, not by {unit}")
 
     def _choose_groups(self, channel: Channel, wanted: Wanted, count: int) -> list[Group]:
         """Fewer than `count` if there are fewer. What is stale or left out altogether goes when it is come upon."""
@@ -112,6 +150,19 @@ class Handout:
             gone = [group for group in groups if self._passes_over(channel, group, gate)]
             if not gone:
                 return [group for group in groups if group.key in channel.ready]
+
+    def _oldest_of(self, channel: Channel, shelf: Shelf, trajectories: int, gate: Gate) -> list[Group]:
+        """As many of a shelf as could be used; more where the gate takes something out of them, for then they are
+        smaller than their shelf says."""
+        count = trajectories // shelf.size
+        while True:
+            groups = [channel.groups[seq] for _, seq in shelf.smallest(count)]
+            gone = [group for group in groups if self._passes_over(channel, group, gate)]
+            if gone:
+                continue
+            if all(_wanted_trajectories(group, gate) == shelf.size for group in groups) or count == trajectories:
+                return groups
+            count = trajectories
 
     def _passes_over(self, channel: Channel, group: Group, gate: Gate) -> bool:
         if group.key in channel.ready and not _has_any(group.held_steps(), gate):
@@ -211,7 +262,8 @@ class Handout:
         self._shrink(group)
         self._books.take_out(trajectory)
         self._books.counters.opened += 1
-        alone = Group(self._books.counters.opened, group.age, group.prompt_uid, channel.name, 1, group.opened_at)
+        seq = self._books.counters.opened
+        alone = Group(seq, group.age, group.prompt_uid, channel.name, 1, group.opened_at, source=group.source)
         alone.nbytes = sum(step.nbytes for step in trajectory.steps.values())
         channel.enter(alone)
         self._books.join(alone, trajectory)
@@ -252,6 +304,7 @@ class Handout:
                 opened_at=[row.step.started_at for row in rows],
                 attempts=[0] * len(rows),
                 from_history=[False] * len(rows),
+                sources=[row.trajectory.group.source for row in rows],
             )
         groups = [*lease.groups, *old]
         parcels = [group_rows(group, lease.gate.lets_through) for group in groups]
@@ -261,6 +314,7 @@ class Handout:
             opened_at=[group.opened_at for group in groups],
             attempts=[group.attempts for group in groups],
             from_history=[group.trained for group in groups],
+            sources=[group.source for group in groups],
         )
 
     def _end(self, lease_uid: str, how: Settlement) -> Lease | None:
@@ -273,11 +327,11 @@ class Handout:
                 self.ended.popitem(last=False)
         return lease
 
-    def _give_back(self, lease: Lease) -> None:
+    def _give_back(self, lease: Lease, *, attempted: bool = True) -> None:
         channel = self._books.channels[lease.channel]
         for group in lease.groups:
             group.lease = None
-            group.attempts += 1
+            group.attempts += attempted
             channel.take_back(group)
             channel.enter(group)
             self._books.journal.save_group(group)
@@ -320,3 +374,8 @@ class Handout:
 def _has_any(steps: Iterable[HeldStep], gate: Gate) -> bool:
     """Is there anything for this consumer?"""
     return any(map(gate.lets_through, steps))
+
+
+def _wanted_trajectories(group: Group, gate: Gate) -> int:
+    """How many of its trajectories have something for this consumer."""
+    return sum([_has_any(trajectory.held_steps(), gate) for trajectory in group.trajectories.values()])

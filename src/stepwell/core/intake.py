@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -55,6 +56,8 @@ class Registration:
     channel: str | None = None
     group_size: int | None = None
     metadata: JsonObject | None = None
+    source: str | None = None
+    """Where the group's rollouts come from, if this opens one; no one asks when it joins one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,25 @@ class Intake:
         """
         message = Message(columns)
         return [self._submit(message, i, channel, group_size) for i in range(len(message))]
+
+    def submit_groups(self, columns: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+        """Register trajectories and take in their steps, one verdict each. Sending them again is harmless.
+
+        A registration that is refused becomes the verdict of its steps, so that it spoils nothing else.
+        """
+        no_room = set()
+        for wanted in registrations:
+            try:
+                self.register(wanted)
+            except PoolFull:
+                no_room.add(wanted.trajectory_uid)
+            except (BadRequest, Conflict):  # its steps tell: late, duplicate or unknown
+                continue
+        message = Message(columns)
+        return [
+            self._turn_away(Verdict.FULL) if uid in no_room else self._submit(message, i, None, None)
+            for i, uid in enumerate(columns.trajectory_uids)
+        ]
 
     def reward(self, reward: Reward) -> bool:
         """Whether it was in time to count."""
@@ -219,6 +241,11 @@ class Intake:
             return None
         return Verdict.FULL if channel.nbytes + channel.lent_bytes + message.nbytes(i) > limits.max_bytes else None
 
+    def _turn_away(self, verdict: Verdict) -> Verdict:
+        """Without a look at it."""
+        self._books.counters.submitted += 1
+        return self._refuse(verdict)
+
     def _refuse(self, verdict: Verdict) -> Verdict:
         self._books.counters.refused[verdict] += 1
         return verdict
@@ -239,7 +266,8 @@ class Intake:
         if wanted.channel not in (None, known.group.channel):
             if known.steps:
                 raise Conflict(f"trajectory {known.uid} already has steps in channel {known.group.channel!r}")
-            moved = replace(wanted, group_size=known.group.size)
+            source = wanted.source or known.group.source
+            moved = replace(wanted, group_size=known.group.size, source=source)
             channel = self._books.channel(wanted.channel or TRAIN)
             group = self._group_for(moved, channel)  # raises before anything has changed
             self._books.take_out(known)
@@ -268,7 +296,8 @@ class Intake:
                 f"channel {channel.name!r} is full: {len(channel)} groups, {channel.nbytes} bytes; try later"
             )
         self._books.make_room(channel, more_groups=1)
-        return self._books.open_group(wanted.prompt_uid, channel, wanted.group_size or self._books.limits.group_size)
+        size = wanted.group_size or self._books.limits.group_size
+        return self._books.open_group(wanted.prompt_uid, channel, size, wanted.source or "")
 
     def _reward_step(self, trajectory: Trajectory, reward: Reward) -> bool:
         step = dict(trajectory.in_order()).get(reward.step_index or 0)

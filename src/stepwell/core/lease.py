@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from stepwell.core.columns import Columns
 from stepwell.core.gate import Gate
@@ -70,6 +71,15 @@ class Taken:
     """When each was opened; of a step taken by itself, when its call began."""
     attempts: list[int]
     from_history: list[bool]
+    sources: list[str]
+
+
+class Leased(Protocol):
+    """Anything that was handed out under leases: a batch, or a filled one."""
+
+    @property
+    def leases(self) -> tuple[tuple[str, str], ...]:
+        """(shard, lease) of every part."""
 
 
 class Settlement(StrEnum):

@@ -10,6 +10,7 @@ from math import inf
 
 from stepwell.core.books import Books
 from stepwell.core.channel import Channel
+from stepwell.core.filling import Backlog
 from stepwell.core.group import Group
 from stepwell.core.handout import Handout
 from stepwell.core.intake import Intake
@@ -75,6 +76,15 @@ class Pool:
             return [channel.step(number)[1].started_at for (number,) in channel.ready_steps.smallest(count)]
         complete = channel.ready_trajectories.smallest(count)
         return [self.books.trajectories[uid].group.opened_at for *_, uid in complete]
+
+    def backlog(self, name: str) -> Backlog:
+        channel = self.books.channels.get(name)
+        return Backlog({} if channel is None else channel.shelves.counts())
+
+    def clear(self, name: str) -> int:
+        """Drop every group of a channel that is not under lease; gives how many there were."""
+        channel = self.books.channels.get(name)
+        return 0 if channel is None else self.books.clear(channel)
 
     def nothing_after(self, wanted: Wanted) -> float:
         """In strict order, when the oldest group that is not ready was opened: what is younger must wait for it."""

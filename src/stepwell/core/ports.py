@@ -1,10 +1,13 @@
 """What rooms need of one another, as Protocols: no room imports another, wiring.py hands the real thing in."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from stepwell.core.columns import Columns
+from stepwell.core.filling import Backlog, Filled
 from stepwell.core.intake import Ending, Registration, Reward, Verdict
+from stepwell.core.lease import Leased
 from stepwell.core.pacing import Pacing
 from stepwell.core.scoring import Judgement
 from stepwell.core.step import JsonObject, Step
@@ -55,6 +58,53 @@ class ScoringPort(Protocol):
         """Whether each counted. Safe to repeat."""
 
     async def check(self) -> None: ...
+
+
+class DoorPort(Protocol):
+    """The DataPool, as the Atropos door sees it. Every call raises PoolUnavailable rather than wait without end."""
+
+    @property
+    def policy_version(self) -> int:
+        """The newest version the pool has told of."""
+
+    async def submit_groups(self, steps: Sequence[Step], registrations: Sequence[Registration]) -> list[Verdict]:
+        """Register trajectories and submit their steps, at once. One verdict a step, in order.
+
+        Safe to repeat: a step is taken once.
+        """
+
+    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+        """The same, packed already. Many groups in one message (`stack`) cost little more than one."""
+
+    async def fill_batch(
+        self,
+        trajectories: int,
+        *,
+        channel: str,
+        shares: Mapping[str, float],
+        lease: float,
+        min_exactness: str = "retokenized",
+        untrainable: bool = True,
+    ) -> Filled | None:
+        """The oldest groups with exactly that many trajectories, now or not at all; see core/choosing.py for shares.
+
+        They come back unless they are acknowledged within `lease` seconds.
+        """
+
+    async def ack(self, leased: Leased) -> None:
+        """It was delivered. LeaseExpired if that took too long: some of it will be handed out again."""
+
+    async def nack(self, leased: Leased) -> None:
+        """It was not delivered: it goes back to the head of the queue."""
+
+    async def backlog(self, channel: str) -> Backlog: ...
+
+    async def clear(self, channel: str) -> int:
+        """Drop every group that is not under lease; gives how many there were."""
+
+    async def check(self) -> None: ...
+
+    async def follow(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

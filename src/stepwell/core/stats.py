@@ -43,7 +43,7 @@ class Ledger:
     shipped: Tally = field(default_factory=Tally)
     """Taken by a trainer and acknowledged."""
     dropped: dict[str, Tally] = field(default_factory=dict)
-    """By cause: evicted (the queue was full), aborted (the rollout failed), deadline, stale, reward_failed."""
+    """By cause: evicted (the queue was full), aborted (the rollout failed), deadline, stale, reward_failed, cleared."""
     left_out: dict[str, Tally] = field(default_factory=dict)
     """Not wanted by the trainer whose turn they were, by kind: exactness, or what marks them untrainable."""
 
@@ -69,6 +69,8 @@ class Ledger:
 class ChannelStats:
     groups: int
     ready_groups: int
+    ready_by_source: Counter[str]
+    """The same, by where they come from."""
     trajectories: int
     """Registered and not yet taken or dropped."""
     nbytes: int
@@ -136,6 +138,7 @@ def _merge_channel(parts: Sequence[ChannelStats]) -> ChannelStats:
     return ChannelStats(
         groups=sum(part.groups for part in parts),
         ready_groups=sum(part.ready_groups for part in parts),
+        ready_by_source=sum((part.ready_by_source for part in parts), Counter()),
         trajectories=sum(part.trajectories for part in parts),
         nbytes=sum(part.nbytes for part in parts),
         history_groups=sum(part.history_groups for part in parts),

@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import nullcontext
 from typing import Any
 
 from fastapi import FastAPI, Response
 
+from stepwell.core.keys import Keys
 from stepwell.core.ports import PoolPort, RewardPort
 from stepwell.gateway import answers, tracing
 from stepwell.gateway.blackbox import opening_router, trajectory_router
 from stepwell.gateway.calls import AgentCalls
 from stepwell.gateway.engines import Engines
-from stepwell.gateway.front import Front
-from stepwell.gateway.keys import BELOW_A_TRAJECTORY, Keys
+from stepwell.gateway.front import Front, MountedDoor
+from stepwell.gateway.keys import BELOW_A_TRAJECTORY
 from stepwell.gateway.known import KnownTrajectories
 from stepwell.gateway.operating import operating_router, show
 from stepwell.gateway.readiness import ReadinessCheck
@@ -24,6 +26,7 @@ from stepwell.gateway.spool import Spool
 from stepwell.gateway.tokenizer import BackgroundTokenizer
 from stepwell.gateway.versions import Versions
 from stepwell.gateway.whitebox import whitebox_router
+from stepwell.gateway.whitebox_chat import WhiteboxChat, whitebox_chat_router
 from stepwell.wire.openapi import documented
 
 DRAIN_TIMEOUT = 30.0
@@ -41,6 +44,7 @@ def create_app(
     keys: Keys,
     spool: Spool | None = None,
     is_durable: bool = False,
+    door: MountedDoor | None = None,
 ) -> Front:
     sight, traces = Sight(), tracing.start()
     known, versions = KnownTrajectories(pool), Versions(engines)
@@ -63,7 +67,7 @@ def create_app(
         tokenizer.start()
         works = (recorder.run(), pool.follow(), readiness.announce(), calls.keep_alives.run(), sight.watch_loop())
         try:
-            async with engines, _running(engines.watch(), *works):
+            async with engines, _running(engines.watch(), *works), door.running() if door else nullcontext():
                 yield
                 await recorder.drain(DRAIN_TIMEOUT)
         finally:
@@ -81,6 +85,8 @@ def create_app(
     )
     answers.install(app)
     app.include_router(operating_router(engines, readiness, sight))
+    chat = WhiteboxChat(pool, engines, recording, versions, sight, response_length=response_length)
+    app.include_router(whitebox_chat_router(chat))
     app.include_router(opening_router(pool, known, keys))
     app.include_router(
         whitebox_router(
@@ -95,7 +101,7 @@ def create_app(
     async def openapi() -> Response:
         return Response(documented(app.openapi()), media_type=answers.JSON)
 
-    return Front(app, calls, keys)
+    return Front(app, calls, keys, door)
 
 
 @contextlib.asynccontextmanager

@@ -11,11 +11,11 @@ from uuid import uuid4
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from stepwell.core.intake import TRAIN, Registration, Reward
+from stepwell.core.keys import Keys
 from stepwell.core.ports import PoolPort
 from stepwell.errors import BadRequest
 from stepwell.gateway.answers import relayed
 from stepwell.gateway.engines import Engines
-from stepwell.gateway.keys import Keys
 from stepwell.gateway.known import KnownTrajectories, TrajectoryRef
 from stepwell.gateway.recorder import Recorder
 from stepwell.wire import gateway as shapes

@@ -4,13 +4,16 @@ An agent's calls go straight to calls.py; FastAPI serves the rest. No client's p
 """
 
 import re
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
+from stepwell.core.keys import Keys
 from stepwell.errors import Forbidden, StepwellError, TooLarge
 from stepwell.gateway.calls import LARGEST_BODY, TOO_LARGE, AgentCalls, Receive
-from stepwell.gateway.keys import REFUSALS, Keys
+from stepwell.gateway.keys import REFUSALS, missing
 from stepwell.gateway.known import TrajectoryRef
 from stepwell.gateway.outgoing import Answer, Headers, Message, Send
 from stepwell.wire.gateway import UID_PATTERN
@@ -21,17 +24,33 @@ AGENT_CALL = re.compile(rf"/(?!v1/)({UID_PATTERN})/({UID_PATTERN})(?:/v1){{0,2}}
 KINDS = {"chat/completions": Kind.CHAT, "completions": Kind.COMPLETIONS}
 
 
+DOOR = "/atropos"
+
+
+class MountedDoor(Protocol):
+    """Another application below DOOR, which asks for keys by itself."""
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None: ...
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Open while it serves."""
+
+
 class Front:
     """The ASGI application."""
 
-    def __init__(self, app: FastAPI, calls: AgentCalls, keys: Keys) -> None:
+    def __init__(self, app: FastAPI, calls: AgentCalls, keys: Keys, door: MountedDoor | None = None) -> None:
         self.app = app
         self._calls = calls
         self._keys = keys
+        self._door = door
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
+            return
+        if self._door is not None and (scope["path"] + "/").startswith(f"{DOOR}/"):
+            await self._door({**scope, "path": scope["path"].removeprefix(DOOR)}, receive, send)
             return
         below = AGENT_CALL.fullmatch(scope["path"])
         try:
@@ -54,7 +73,7 @@ class Front:
                 length = value
         if size > LARGEST_HEADERS:
             raise TooLarge(f"the request's headers are larger than {LARGEST_HEADERS >> 10} KiB")
-        if (needed := self._keys.missing(path, authorization)) is not None:
+        if (needed := missing(self._keys, path, authorization)) is not None:
             raise Forbidden(REFUSALS[needed])
         if int(length) > LARGEST_BODY:
             raise TooLarge(TOO_LARGE)

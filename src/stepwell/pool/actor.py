@@ -19,7 +19,10 @@ from uuid import uuid4
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
+from stepwell.core.choosing import Offer
 from stepwell.core.columns import Columns
+from stepwell.core.filling import Backlog, Filled, as_filled
+from stepwell.core.gate import Gate
 from stepwell.core.intake import TRAIN, Ending, Registration, Reward, Verdict
 from stepwell.core.lease import Settlement, Taken, Wanted
 from stepwell.core.limits import Limits
@@ -115,6 +118,12 @@ class PoolShard:
         await self._tell()
         return verdicts
 
+    async def submit_groups(self, steps: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+        with self._changing():
+            verdicts = self._pool.intake.submit_groups(steps, registrations)
+        await self._tell()
+        return verdicts
+
     async def give_reward(self, reward: Reward) -> bool:
         """Whether it is kept: to train with, or, once its trajectory was handed out, in the archive if there is one."""
         with self._changing():
@@ -178,6 +187,35 @@ class PoolShard:
 
     async def waiting_for(self, wanted: Wanted) -> str:
         return self._pool.waiting_for(wanted)
+
+    async def offers(self, channel: str, trajectories: int, gate: Gate) -> list[Offer]:
+        """What could become part of a batch of so many trajectories."""
+        with self._changing():
+            return self._pool.handout.offers(channel, trajectories, gate, self._name)
+
+    async def take_offers(
+        self, channel: str, offers: Sequence[Offer], lease: float, lease_uid: str, gate: Gate
+    ) -> Filled | None:
+        """None if one of them is gone by now."""
+        with self._changing():
+            taken = self._pool.handout.take_offers(channel, offers, gate, lease_uid, time.time() + lease)
+        return None if taken is None else as_filled(taken, ((self._name, lease_uid),))
+
+    async def put_back(self, lease_uid: str) -> Settlement:
+        """What was taken and no one saw."""
+        with self._changing():
+            settlement = self._pool.handout.nack(lease_uid, attempted=False)
+        await self._tell()
+        return settlement
+
+    async def backlog(self, channel: str) -> Backlog:
+        with self._changing():
+            return self._pool.backlog(channel)
+
+    async def clear(self, channel: str) -> int:
+        """Drop all that is not under lease; gives how many groups that was."""
+        with self._changing():
+            return self._pool.clear(channel)
 
     # -- reward workers ------------------------------------------------------------------------------------------------
 
@@ -326,5 +364,6 @@ def _as_batch(taken: Taken, leases: tuple[tuple[str, str], ...]) -> Batch:
         opened_at=taken.opened_at,
         attempts=taken.attempts,
         from_history=taken.from_history,
+        sources=taken.sources,
         leases=leases,
     )

@@ -83,7 +83,8 @@ class ParquetArchive:
         if groups:
             parcels = [group_rows(group, HeldStep.is_held) for group in groups]
             columns = ship([row for parcel in parcels for row in parcel], None)
-            table = make_batch(columns, [len(parcel) for parcel in parcels]).to_arrow()
+            sources = [group.source for group in groups]
+            table = make_batch(columns, [len(parcel) for parcel in parcels], sources=sources).to_arrow()
             self._write(table, self._folder, groups[0].seq)
             self._journal.forget_retired()
             self._commit()

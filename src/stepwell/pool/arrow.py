@@ -22,9 +22,10 @@ from stepwell.pool.batch import Batch, make_batch
 if TYPE_CHECKING:
     import pyarrow
 
-SCHEMA = 2
-"""Raised when a column changes its meaning or a new one must be understood: with 2 came `untrainable`."""
-READABLE = (b"1", b"2")
+SCHEMA = 3
+"""Raised when a column changes its meaning or a new one must be understood: with 2 came `untrainable`, with 3
+`source`."""
+READABLE = (b"1", b"2", b"3")
 SCHEMA_KEY = b"stepwell.schema"
 
 
@@ -36,6 +37,7 @@ def batch_to_arrow(batch: Batch) -> "pyarrow.Table":
         "opened_at": pa.array(batch.opened_at_G[group_of_S]),
         "attempts": pa.array(batch.attempts_G[group_of_S]),
         "from_history": pa.array(batch.from_history_G[group_of_S]),
+        "source": pa.array([batch.sources[group] for group in group_of_S.tolist()], pa.string()),
     }
     return pa.table({**of_groups, **_written(batch.columns)}, metadata={SCHEMA_KEY: str(SCHEMA).encode()})
 
@@ -46,12 +48,14 @@ def batch_from_arrow(table: "pyarrow.Table") -> Batch:
     names = zip(table["group"].to_pylist(), columns.prompt_uids, strict=True)
     sizes = ids_array([len(list(group)) for _, group in groupby(names)])
     firsts = offsets(sizes)[:-1]
+    sources = table["source"].to_pylist() if "source" in table.column_names else [""] * len(table)
     return make_batch(
         columns,
         sizes,
         opened_at=_numbers(table["opened_at"], np.float64)[firsts],
         attempts=_numbers(table["attempts"], np.int32)[firsts],
         from_history=_numbers(table["from_history"], np.bool_)[firsts],
+        sources=[sources[first] for first in firsts.tolist()],
     )
 
 

@@ -6,15 +6,15 @@ steps by step_index; a group has at least one step. The arrays may lie in Ray's 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell.core import layout
-from stepwell.core.columns import Columns, unpack
+from stepwell.core.columns import Columns, cut, stack, unpack
 from stepwell.core.layout import IndexArray
 from stepwell.core.merging import merge_steps
 from stepwell.core.padding import Overlong, pad_steps
@@ -40,6 +40,8 @@ class Batch:
     attempts_G: IntArray
     """How often each group was handed out before."""
     from_history_G: BoolArray
+    sources: list[str]
+    """Where each group comes from: an environment's name; empty for agents."""
     leases: tuple[tuple[str, str], ...] = ()
     """(shard, lease) of every part of the batch: what an acknowledgement names."""
 
@@ -123,6 +125,7 @@ def make_batch(
     opened_at: ArrayLike | None = None,
     attempts: ArrayLike | None = None,
     from_history: ArrayLike | None = None,
+    sources: list[str] | None = None,
     leases: tuple[tuple[str, str], ...] = (),
 ) -> Batch:
     """A batch of groups that are new, unless told otherwise."""
@@ -135,6 +138,7 @@ def make_batch(
         np.zeros(len(sizes), np.float64) if opened_at is None else np.asarray(opened_at, np.float64),
         np.zeros(len(sizes), np.int32) if attempts is None else ids_array(attempts),
         np.zeros(len(sizes), np.bool_) if from_history is None else mask_array(from_history),
+        [""] * len(sizes) if sources is None else sources,
         leases,
     )
 
@@ -146,45 +150,17 @@ def concat(batches: Sequence[Batch]) -> Batch:
     opened_at_G = np.concatenate([batch.opened_at_G for batch in batches])
     from_history_G = np.concatenate([batch.from_history_G for batch in batches])
     order_G = np.lexsort((opened_at_G, from_history_G))
-    pieces = [piece for batch in batches for piece in _pieces(batch)]
+    pieces = [piece for batch in batches for piece in cut(batch.columns, batch.group_sizes_G.tolist())]
+    sources = [source for batch in batches for source in batch.sources]
     return Batch(
-        _joined([pieces[g] for g in order_G.tolist()]),
+        stack([pieces[g] for g in order_G.tolist()]),
         np.concatenate([batch.group_sizes_G for batch in batches])[order_G],
         opened_at_G[order_G],
         np.concatenate([batch.attempts_G for batch in batches])[order_G],
         from_history_G[order_G],
+        [sources[g] for g in order_G.tolist()],
         tuple(lease for batch in batches for lease in batch.leases),
     )
-
-
-def _pieces(batch: Batch) -> list[Columns]:
-    """Each group's columns, as views."""
-    tokens, responses = batch.token_offsets_S.tolist(), batch.response_offsets_S.tolist()
-
-    def piece(start: int, end: int) -> Columns:
-        ranges = {
-            "tokens": slice(tokens[start], tokens[end]),
-            "logprobs": slice(responses[start], responses[end]),
-            "mask": slice(responses[start], responses[end]),
-        }
-        steps = slice(start, end)
-        cut: dict[str, Any] = {
-            field.name: getattr(batch.columns, field.name)[ranges.get(field.name, steps)] for field in fields(Columns)
-        }
-        return Columns(**cut)
-
-    return [piece(start, end) for start, end in pairwise(layout.offsets(batch.group_sizes_G).tolist())]
-
-
-def _joined(parts: Sequence[Columns]) -> Columns:
-    def join(name: str) -> object:
-        values = [getattr(part, name) for part in parts]
-        if isinstance(values[0], np.ndarray):
-            return np.concatenate(values)
-        return [value for of_part in values for value in of_part]
-
-    joined: dict[str, Any] = {field.name: join(field.name) for field in fields(Columns)}
-    return Columns(**joined)
 
 
 def _divided(items: list[T], sizes: NDArray[np.intp]) -> list[list[T]]:

@@ -1,5 +1,5 @@
-"""The way to a DataPool: for gateways and reward workers (`PoolClient`, async) and for trainers (`DataPool`, plain
-calls).
+"""The way to a DataPool: for gateways, reward workers and the Atropos door (`PoolClient`, async) and for trainers
+(`DataPool`, plain calls).
 
 What always holds: a call is routed by prompt_uid alone; a shard that is restarting is waited for, with a bound; what
 comes back wrong comes back as one of our own errors, with one line of text.
@@ -7,13 +7,16 @@ comes back wrong comes back as one of our own errors, with one line of text.
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, TypeVar, Unpack
 
-from stepwell.core.columns import pack
+from stepwell.core.columns import Columns, cut, pack, stack
+from stepwell.core.filling import Backlog, Filled, merge_backlogs
+from stepwell.core.gate import make_gate
 from stepwell.core.intake import TRAIN, Ending, Registration, Reward, Verdict
-from stepwell.core.lease import Settlement
+from stepwell.core.lease import Leased, Settlement
 from stepwell.core.pacing import Pacing, merge_pacing
 from stepwell.core.scoring import Judgement
 from stepwell.core.stats import PoolStats, merge_stats
@@ -22,6 +25,7 @@ from stepwell.errors import LeaseExpired, PoolUnavailable
 from stepwell.pool.batch import Batch
 from stepwell.pool.cluster import join_ray
 from stepwell.pool.fetching import fetch, settle
+from stepwell.pool.filling import Fill, fill
 from stepwell.pool.scoring_client import ScoringClient
 from stepwell.pool.shards import PATIENCE, Shards
 from stepwell.pool.terms import Terms, make_wanted
@@ -69,6 +73,25 @@ class PoolClient:
         verdicts = {place: verdict for answer in answers for place, verdict in answer.items()}
         return [verdicts[i] for i in range(len(steps))]
 
+    async def submit_groups(self, steps: Sequence[Step], registrations: Sequence[Registration]) -> list[Verdict]:
+        return await self.submit_columns(pack(steps), registrations)
+
+    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+        """One message a shard. Where all is one shard's, nothing is copied."""
+        owners = {uid: await self.shards.owner(uid) for uid in dict.fromkeys(columns.prompt_uids)}
+        runs = [(owner, len(list(run))) for owner, run in groupby(columns.prompt_uids, key=owners.__getitem__)]
+        pieces = cut(columns, [size for _, size in runs]) if len(runs) > 1 else [columns]
+
+        async def submit(shard: str) -> list[Verdict]:
+            own = stack([piece for piece, (owner, _) in zip(pieces, runs, strict=True) if owner == shard])
+            registered = [wanted for wanted in registrations if owners.get(wanted.prompt_uid) == shard]
+            found: list[Verdict] = await self.shards.ask(shard, "submit_groups", own, registered)
+            return found
+
+        shards = list(dict.fromkeys(owner for owner, _ in runs))
+        answers = dict(zip(shards, map(iter, await asyncio.gather(*map(submit, shards))), strict=True))
+        return [next(answers[owners[uid]]) for uid in columns.prompt_uids]
+
     async def give_reward(self, reward: Reward) -> bool:
         kept: bool = await self._ask_owner(reward.prompt_uid, "give_reward", reward)
         return kept
@@ -102,14 +125,37 @@ class PoolClient:
             await self.ack(batch)
         return batch
 
-    async def ack(self, batch: Batch) -> None:
+    async def fill_batch(
+        self,
+        trajectories: int,
+        *,
+        channel: str,
+        shares: Mapping[str, float],
+        lease: float,
+        min_exactness: str = "retokenized",
+        untrainable: bool = True,
+    ) -> Filled | None:
+        """The oldest groups with exactly that many trajectories, now or not at all; see core/choosing.py for shares."""
+        gate = make_gate(min_exactness, untrainable)
+        wanted = Fill(trajectories=trajectories, channel=channel, shares=shares, lease=lease, gate=gate)
+        return await fill(self.shards, wanted)
+
+    async def backlog(self, channel: str) -> Backlog:
+        """The ready groups, by source and size."""
+        return merge_backlogs(await self.shards.ask_all("backlog", channel))
+
+    async def clear(self, channel: str) -> int:
+        """Drop every group that is not under lease; gives how many there were."""
+        return sum(await self.shards.ask_all("clear", channel))
+
+    async def ack(self, leased: Leased) -> None:
         """It was trained. LeaseExpired if it took too long, and some of it will be handed out again."""
-        if await settle(self.shards, batch, "ack") is Settlement.EXPIRED:
+        if await settle(self.shards, leased, "ack") is Settlement.EXPIRED:
             raise LeaseExpired("the lease was over before the batch was acknowledged; ask for a longer one")
 
-    async def nack(self, batch: Batch) -> None:
+    async def nack(self, leased: Leased) -> None:
         """It was not trained: it goes back to the head of the queue."""
-        await settle(self.shards, batch, "nack")
+        await settle(self.shards, leased, "nack")
 
     async def set_policy_version(self, version: int) -> None:
         await self.shards.ask_all("set_policy_version", version)
@@ -175,13 +221,13 @@ class DataPool:
             raise
         self.ack(batch)
 
-    def ack(self, batch: Batch) -> None:
+    def ack(self, leased: Leased) -> None:
         """The batch was trained. LeaseExpired if that took too long: some of it will be handed out again."""
-        self._run(self._client.ack(batch))
+        self._run(self._client.ack(leased))
 
-    def nack(self, batch: Batch) -> None:
+    def nack(self, leased: Leased) -> None:
         """The batch was not trained: it goes back to the head of the queue."""
-        self._run(self._client.nack(batch))
+        self._run(self._client.nack(leased))
 
     def give_reward(self, reward: Reward) -> bool:
         """Score a trajectory or one of its steps, or score it anew.

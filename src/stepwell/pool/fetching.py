@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from uuid import uuid4
 
-from stepwell.core.lease import Order, Settlement, Wanted
+from stepwell.core.lease import Leased, Order, Settlement, Wanted
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.actor import Peek
 from stepwell.pool.batch import Batch, concat
@@ -106,9 +106,9 @@ class _Gathering:
         return replace(self._wanted, count=count)
 
 
-async def settle(shards: Shards, batch: Batch, how: str) -> Settlement:
-    """Ack or nack every part of a batch; EXPIRED if any part was, for that is what its consumer must know."""
-    answers = await asyncio.gather(*(shards.ask(shard, how, uid) for shard, uid in batch.leases))
+async def settle(shards: Shards, leased: Leased, how: str) -> Settlement:
+    """Ack or nack every part; EXPIRED if any part was, for that is what its consumer must know."""
+    answers = await asyncio.gather(*(shards.ask(shard, how, uid) for shard, uid in leased.leases))
     return max(answers, key=[Settlement.DONE, Settlement.UNKNOWN, Settlement.EXPIRED].index, default=Settlement.DONE)
 
 

@@ -27,7 +27,7 @@ from stepwell.pool.wal import torn_frames
 
 log = logging.getLogger("stepwell.pool")
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Raised with every change to a table or to the names of fields below. What an older file lacks takes its default."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -46,12 +46,15 @@ CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 PAGE_SIZE = 16_384
 CHECKPOINT_PAGES = 4_096
-GROUP_FIELDS = ("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained")
+GROUP_FIELDS = (
+    *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
+    "source",  # what is new comes last, here and below
+)
 TRAJECTORY_FIELDS = ("uid", "metadata", "completed", "reward", "reward_source", "reward_revision", "step_count")
 STEP_FIELDS = (
     *("identity", "uid", "step_index", "prompt_length", "response_length", "policy_version", "version_spans"),
     *("metadata", "exactness", "finish_reason", "sampling", "extras", "started_at", "quarantine", "branch", "nbytes"),
-    "untrainable",  # what is new comes last
+    "untrainable",
 )
 GATE_FIELDS = ("min_exactness", "untrainable")
 

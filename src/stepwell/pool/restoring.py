@@ -166,7 +166,7 @@ class JournalReader:
 
     def groups(self) -> Iterator[Group]:
         for seq, info in self._rows("SELECT seq, info FROM groups ORDER BY seq"):
-            if (fields := self._named(GROUP_FIELDS, info)) is not None:
+            if (fields := self._named(GROUP_FIELDS, info, new=1)) is not None:
                 yield Group(seq, **fields)
 
     def trajectories(self, groups: Mapping[int, Group]) -> Iterator[Trajectory]:
@@ -215,12 +215,13 @@ class JournalReader:
             if isinstance(fields := self._parsed(info), dict):
                 yield LateReward(**fields)
 
-    def _named(self, names: Sequence[str], info: bytes) -> dict[str, Any] | None:
+    def _named(self, names: Sequence[str], info: bytes, *, new: int = 0) -> dict[str, Any] | None:
+        """The values under their names. An older file may lack the last, `new` ones."""
         values = self._parsed(info)
-        if not isinstance(values, list) or len(values) != len(names):
+        if not isinstance(values, list) or not len(names) - new <= len(values) <= len(names):
             self.damaged = True
             return None
-        return dict(zip(names, values, strict=True))
+        return dict(zip(names, values, strict=False))
 
     def _parsed(self, value: bytes) -> Any:
         """None if it is no JSON: these rows have no checksum."""

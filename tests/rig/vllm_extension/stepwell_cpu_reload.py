@@ -12,7 +12,7 @@ from vllm.model_executor.layers import utils
 
 
 def _compute_with_the_weights_themselves(layer: torch.nn.Module, remove_weight: bool) -> None:
-    layer.cpu_linear = torch.nn.functional.linear
+    layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
 
 
 utils.dispatch_cpu_unquantized_gemm = _compute_with_the_weights_themselves

@@ -5,10 +5,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
+from stepwell.core.keys import Keys
 from stepwell.gateway import front as module
 from stepwell.gateway.calls import AgentCalls, Receive
 from stepwell.gateway.front import LARGEST_HEADERS, Front
-from stepwell.gateway.keys import Keys
 from stepwell.gateway.known import TrajectoryRef
 from stepwell.gateway.outgoing import Headers, Message, Send
 from stepwell.wire.requests import Kind

@@ -29,6 +29,7 @@ def batches(draw: st.DrawFn) -> Batch:
         opened_at=draw(st.lists(st.floats(0, 2e9), min_size=len(sizes), max_size=len(sizes))),
         attempts=draw(st.lists(st.integers(0, 9), min_size=len(sizes), max_size=len(sizes))),
         from_history=draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes))),
+        sources=draw(st.lists(st.sampled_from(("", "maths")), min_size=len(sizes), max_size=len(sizes))),
     )
 
 
@@ -59,7 +60,7 @@ def example() -> list[Step]:
 def test_a_batch_survives_arrow_bit_for_bit(batch: Batch) -> None:
     read = batch_from_arrow(batch.to_arrow())
     assert_same_columns(read.columns, batch.columns)
-    for name in ("group_sizes_G", "opened_at_G", "attempts_G", "from_history_G"):
+    for name in ("group_sizes_G", "opened_at_G", "attempts_G", "from_history_G", "sources"):
         assert comparable(getattr(read, name)) == comparable(getattr(batch, name)), name
 
 
@@ -111,9 +112,9 @@ def test_leases_stay_behind() -> None:
 
 def test_a_table_of_a_newer_schema_is_refused() -> None:
     table = make_batch(pack([make_step()]), [1]).to_arrow()
-    assert table.schema.metadata == {b"stepwell.schema": b"2"}
-    newer = table.replace_schema_metadata({b"stepwell.schema": b"3"})
-    with pytest.raises(BadRequest, match="schema version 3, this Stepwell reads up to 2"):
+    assert table.schema.metadata == {b"stepwell.schema": b"3"}
+    newer = table.replace_schema_metadata({b"stepwell.schema": b"4"})
+    with pytest.raises(BadRequest, match="schema version 4, this Stepwell reads up to 3"):
         columns_from_arrow(newer)
 
 
@@ -122,6 +123,13 @@ def test_a_table_from_before_there_were_untrainable_steps_can_be_read() -> None:
     table = make_batch(pack(given_steps), [2, 1]).to_arrow()
     older = table.drop_columns(["untrainable"]).replace_schema_metadata({b"stepwell.schema": b"1"})
     assert all(same_step(a, b) for a, b in zip(batch_from_arrow(older).steps(), given_steps, strict=True))
+
+
+def test_a_table_from_before_there_were_sources_can_be_read() -> None:
+    table = make_batch(pack(example()), [2, 1], sources=["maths", ""]).to_arrow()
+    assert table["source"].to_pylist() == ["maths", "maths", ""]
+    older = table.drop_columns(["source"]).replace_schema_metadata({b"stepwell.schema": b"2"})
+    assert batch_from_arrow(older).sources == ["", ""]
 
 
 def test_a_table_from_elsewhere_is_refused() -> None:

@@ -84,12 +84,13 @@ def test_a_single_batch_is_not_copied_by_concat() -> None:
 
 
 def test_batches_of_several_shards_become_one() -> None:
-    first = make(attempts=[0, 1], leases=(("s0", "l0"),))
+    first = make(attempts=[0, 1], sources=["maths", "games"], leases=(("s0", "l0"),))
     second = make_batch(pack([make_step("c", "r")]), [1], from_history=[True], leases=(("s1", "l1"),))
     both = concat([first, second])
     assert uids(both.groups()) == [*uids(first.groups()), *uids(second.groups())]
     assert all(same_step(a, b) for a, b in zip(both.steps(), [*first.steps(), *second.steps()], strict=True))
     assert both.attempts_G.tolist() == [0, 1, 0]
+    assert both.sources == ["maths", "games", ""]
     assert both.from_history_G.tolist() == [False, False, True]
     assert both.leases == (("s0", "l0"), ("s1", "l1"))
 

@@ -193,7 +193,7 @@ def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
     journal.db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
     journal.close()
     before = path.read_bytes()
-    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 3"):
+    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 4"):
         open_pool(path)
     assert path.read_bytes() == before
 
@@ -370,6 +370,7 @@ def make_it_old(journal: SqliteJournal) -> None:
         journal.db.execute(
             "UPDATE steps SET info = ?, checksum = ? WHERE number = ?", (old, checksum(old, *blobs), number)
         )
+    forget_sources(journal)
     snapshot = journal.meta("snapshot")
     snapshot["ledgers"] = {name: ledger[:-1] for name, ledger in snapshot["ledgers"].items()}
     for new in ("scored", "late_judgements", "failed_judgements"):
@@ -380,6 +381,70 @@ def make_it_old(journal: SqliteJournal) -> None:
     journal.db.execute("ALTER TABLE closed DROP COLUMN revision")
     journal.db.execute("DROP TABLE late_rewards")
     journal.commit_again()
+
+
+def forget_sources(journal: SqliteJournal) -> None:
+    """Turn it into what schema version 3 wrote."""
+    for seq, info in journal.db.execute("SELECT seq, info FROM groups").fetchall():
+        journal.db.execute("UPDATE groups SET info = ? WHERE seq = ?", (orjson.dumps(orjson.loads(info)[:-1]), seq))
+    journal.db.execute("UPDATE meta SET value = '3' WHERE key = 'schema_version'")
+    journal.commit_again()
+
+
+def test_where_groups_come_from_survives_and_so_do_the_shelves(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    for prompt, size, source in (("a", 2, "maths"), ("b", 3, "games"), ("c", 2, "maths"), ("d", 1, "")):
+        assert pool.send_group(prompt, size, source) == ["accepted"] * size
+    leased = pool.fill(3, shares={"games": 1.0})
+    assert leased is not None
+    save(pool, journal)
+    kill(journal)
+    pool, journal, _ = open_pool(path)
+    assert pool.backlog("train").groups == {"maths": {2: 2}, "": {1: 1}}
+    pool.handout.nack(leased[0])
+    filled = pool.fill(8)
+    assert filled is not None
+    assert filled[1].sources == ["maths", "games", "maths", ""]
+    assert filled[1].attempts == [0, 1, 0, 0]
+
+
+def test_what_was_cleared_stays_cleared(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.send_group("a", 2, "maths")
+    pool.clear("train")
+    save(pool, journal)
+    kill(journal)
+    pool, journal, _ = open_pool(path)
+    assert pool.stats().channels["train"].dropped["cleared"].steps == 2
+    assert rows(journal) == {"groups": 0, "trajectories": 0, "steps": 0, "leases": 0}
+    assert pool.send_group("a", 2, "maths") == ["late"] * 2
+
+
+def test_a_journal_from_before_there_were_sources_is_read(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.send_group("a", 2, "maths")
+    pool.rollout("t", "b")
+    save(pool, journal)
+    forget_sources(journal)
+    kill(journal)
+    pool, journal, restored = open_pool(path)
+    assert (restored.steps, restored.damaged) == (3, False)
+    assert pool.backlog("train").groups == {"": {2: 1, 1: 1}}
+    assert journal.meta("schema_version") == 4
+
+
+def test_the_archive_tells_where_groups_came_from(path: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    pool, journal, _ = open_pool(path)
+    archive = ParquetArchive(str(tmp_path / "archive"), "data_pool", journal)
+    pool.send_group("a", 2, "maths")
+    pool.rollout("t", "b")
+    pool.take(2)
+    save(pool, journal)
+    archive.flush()
+    (file,) = (tmp_path / "archive").iterdir()
+    assert pyarrow.parquet.read_table(file)["source"].to_pylist() == ["maths", "maths", ""]
 
 
 def test_what_was_unscored_at_the_kill_is_offered_again_and_judgements_from_before_it_do_not_count(path: Path) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,8 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from stepwell.core.gate import Gate
 from stepwell.core.intake import Registration, Reward, Verdict
-from stepwell.core.lease import Order, Settlement, Unit
+from stepwell.core.lease import Order, Settlement, Taken, Unit
 from stepwell.core.limits import Limits, OnDeadline, OnStale, Overflow
 from stepwell.core.step import Exactness, Step
 from stepwell.errors import Conflict, PoolFull
@@ -28,6 +30,10 @@ pick = st.integers(0, 10**6)
 channels = st.sampled_from(CHANNELS)
 marks = st.sampled_from((None, "greedy: test", "side_call: test"))
 grades = st.sampled_from(Exactness)
+
+
+def source_of(prompt: str) -> str:
+    return {"p0": "maths", "p1": "games"}.get(prompt, "")
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -73,7 +79,7 @@ class PoolMachine(RuleBasedStateMachine):
     def register(self, prompt: str, channel: str) -> None:
         uid = f"t{len(self.registered)}"
         try:
-            self.pool.register(Registration(uid, prompt, channel, SIZE))
+            self.pool.register(Registration(uid, prompt, channel, SIZE, source=source_of(prompt)))
         except PoolFull:
             assert self.limits.overflow is Overflow.REFUSE
         except Conflict:
@@ -182,11 +188,36 @@ class PoolMachine(RuleBasedStateMachine):
         how: dict[str, Any] = {"unit": self.unit, "order": self.order, "min_exactness": grade, "untrainable": marked}
         leased = self.pool.lease(count, channel, seconds=seconds, **how)
         self.commit()
-        if leased is None:
-            return
-        lease_uid, taken = leased
+        if leased is not None:
+            assert len(leased[1].group_sizes) == count
+            self.check_taken(*leased, channel, grade, marked)
+
+    @precondition(lambda self: self.unit is Unit.GROUPS)
+    @rule(
+        channel=channels,
+        count=st.integers(1, 2 * SIZE),
+        seconds=st.integers(1, 20),
+        grade=grades,
+        marked=st.booleans(),
+        share=st.floats(0, 1),
+    )
+    def fill(self, channel: str, count: int, seconds: int, grade: Exactness, marked: bool, share: float) -> None:
+        leased = self.pool.fill(count, channel, shares={"maths": share}, seconds=seconds, gate=Gate(grade, marked))
+        self.commit()
+        if leased is not None:
+            assert len(set(leased[1].columns.trajectory_uids)) == count
+            self.check_taken(*leased, channel, grade, marked)
+
+    @rule(channel=channels)
+    def clear(self, channel: str) -> None:
+        queued = len(self.pool.books.channels.get(channel, ()))
+        assert self.pool.clear(channel) == queued
+        assert self.pool.backlog(channel).groups == {}
+        self.commit()
+
+    def check_taken(self, lease_uid: str, taken: Taken, channel: str, grade: Exactness, marked: bool) -> None:
         groups = in_groups(taken)
-        assert len(groups) == count
+        assert taken.sources == [source_of(group[0].prompt_uid) for group in groups]
         for group in groups:
             self.check_group(group, channel, whole=marked and grade is Exactness.RETOKENIZED)
             self.check_gate(group, lambda step: step.exactness.at_least(grade) and (marked or not step.untrainable))
@@ -267,11 +298,13 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def killed_and_restarted(self) -> None:
         before, leases = self.pool.stats(), self.pool.leases
+        backlogs = [self.pool.backlog(channel) for channel in CHANNELS]
         self.journal.db.close()
         self.pool = self.open()
         self.pool.leases = leases
         self.pool.advance(self.clock)
         assert self.pool.stats() == before
+        assert [self.pool.backlog(channel) for channel in CHANNELS] == backlogs
 
     # -- what always holds ---------------------------------------------------------------------------------------------
 
@@ -314,6 +347,16 @@ class PoolMachine(RuleBasedStateMachine):
         held = {uid for group in groups_held for uid in group.trajectories}
         assert held == set(books.trajectories)
         assert not held & set(books.closed)
+
+    @invariant()
+    def the_shelves_hold_what_is_ready(self) -> None:
+        if self.unit is not Unit.GROUPS:
+            return
+        for name, channel in self.pool.books.channels.items():
+            groups = [channel.groups[seq] for _, seq in channel.ready]
+            counts = Counter((source_of(group.prompt_uid), group.size) for group in groups)
+            on_shelves = self.pool.backlog(name).groups
+            assert counts == {(source, size): n for source, sizes in on_shelves.items() for size, n in sizes.items()}
 
 
 class DropsOldest(PoolMachine):

@@ -107,7 +107,7 @@ async def test_fast_calls_do_not_wait_for_stalled_ones_even_if_those_hold_every_
         calls = [(way, asyncio.create_task(run(way))) for way in ways]
         waits = await asyncio.gather(*(call for way, call in calls if way == "fine"))
         assert not any(call.done() for way, call in calls if way == "loop")
-    assert max(waits) < (1.0 if endless == 1 else 15.0)
+    assert max(waits) < (5.0 if endless == 1 else 15.0)
 
 
 async def test_what_was_taken_back_from_a_stalled_child_is_called_once_and_a_child_too_many_leaves(

@@ -3,9 +3,10 @@ from typing import Any
 
 import pytest
 
+from stepwell.core.keys import Keys
 from stepwell.gateway.app import create_app
 from stepwell.gateway.engines import Engines
-from stepwell.gateway.keys import ACCESS, Keys
+from stepwell.gateway.keys import ACCESS
 from stepwell.gateway.tokenizer import BackgroundTokenizer
 from stepwell.wire.openapi import documented
 from tests.rig.memory_pool import MemoryPool

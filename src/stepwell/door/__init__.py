@@ -1,0 +1,1 @@
+"""The Atropos door: environments bring scored groups, trainers take batches, over HTTP."""

@@ -1,0 +1,166 @@
+"""What an environment is told on its command line: defaults (its config_init) < YAML file < flags.
+
+What always holds: an unknown key or flag is an error, wherever it stands; BadRequest says in one line for each thing
+what is wrong; --help shows no secret. Flags are made from the fields of the configurations, their help from the fields'
+docstrings; `--env.group_size` and `--env.group-size` are one flag. Flags of --openai are for all servers.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
+
+from stepwell.envs.config import APIServerConfig, BaseEnvConfig
+from stepwell.errors import BadRequest
+
+M = TypeVar("M", bound=BaseModel)
+
+HIDDEN = "***"
+KEYS = ("api_key", "rollout_server_key")
+"""Fields whose value --help must not show."""
+
+
+class Flags(BaseSettings):
+    """The flags that every command has; `env` and `openai` are added for each environment."""
+
+    model_config = SettingsConfigDict(extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True)
+
+    config: str | None = None
+    """YAML file with `env:` and `openai:`, the latter one server or a list of them."""
+
+
+class ProcessFlags(Flags):
+    groups: int = Field(default=10, ge=1)
+    """Groups to make."""
+    out: str = "groups"
+    """Folder for groups.jsonl, groups.parquet and groups.html."""
+    group_size: int | None = None
+    """Rollouts in a group; short for --env.group-size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was said, all of it checked."""
+
+    env: BaseEnvConfig
+    servers: tuple[APIServerConfig, ...]
+    flags: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What an environment's config_init gives."""
+
+    env: BaseEnvConfig
+    servers: Sequence[APIServerConfig]
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong as a BadRequest, and what may have been meant."""
+
+    def __init__(self, program: str, about: str | None = None) -> None:
+        super().__init__(prog=program, usage=f"{program} [FLAGS]", description=about, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        wrong = next((word for word in message.split() if word.startswith("--")), "")
+        near = get_close_matches(wrong, self._option_string_actions, n=1)
+        raise BadRequest(message + (f"; did you mean {near[0]}?" if "unrecognized" in message and near else ""))
+
+
+def read_flags(flags: type[Flags], defaults: Defaults, argv: Sequence[str], parser: Parser) -> Told:
+    given = _parse(flags, defaults, argv, parser)
+    file = _read_yaml(given.get("config"))
+    own = {key: value for key, value in given.items() if key not in ("env", "openai")}
+    read = _checked(flags, own, "")
+    short = {"group_size": own["group_size"]} if own.get("group_size") is not None else {}
+    return Told(
+        env=_checked(
+            type(defaults.env), merged(defaults.env.model_dump(), file.get("env"), given.get("env"), short), "env."
+        ),
+        servers=_servers(defaults.servers, file.get("openai"), given.get("openai")),
+        flags=read,
+    )
+
+
+def _servers(defaults: Sequence[APIServerConfig], file: Any, flags: Any) -> tuple[APIServerConfig, ...]:
+    """A list in the file takes the defaults' place; a mapping, as the flags, is laid over each of them."""
+    bases = file if isinstance(file, list) else [merged(server.model_dump(), file) for server in defaults]
+    kind = type(defaults[0]) if defaults else APIServerConfig
+    return tuple(_checked(kind, merged(base, flags), "openai.") for base in bases)
+
+
+def merged(*layers: Any) -> dict[str, Any]:
+    """Later layers over earlier ones, mapping by mapping. A layer that is None says nothing."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        if layer is not None and not isinstance(layer, Mapping):
+            raise BadRequest(
+                f"{layer!r} is no mapping; write `group_size: 8` below `env:`, `base_url: …` below `openai:`"
+            )
+        for key, value in (layer or {}).items():
+            both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+            result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def _parse(flags: type[Flags], defaults: Defaults, argv: Sequence[str], parser: Parser) -> dict[str, Any]:
+    """What the flags say, by field, not yet checked."""
+    env, server = defaults.env, next(iter(defaults.servers), APIServerConfig())
+    settings = create_model(
+        "Settings",
+        __base__=flags,
+        env=(type(env), Field(_without_keys(env), description="The environment.")),
+        openai=(type(server), Field(_without_keys(server), description="The servers it samples from.")),
+    )
+    words = [_with_dashes(word) for word in argv]
+    source: CliSettingsSource[Any] = CliSettingsSource(
+        settings, root_parser=parser, cli_parse_args=words, cli_hide_none_type=True, cli_avoid_json=True
+    )
+    return source()
+
+
+def _with_dashes(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
+def _without_keys(model: M) -> M:
+    return model.model_copy(update={key: HIDDEN for key in KEYS if getattr(model, key, None) is not None})
+
+
+def _read_yaml(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        import yaml
+
+        read = yaml.safe_load(Path(path).read_text()) or {}
+    except ModuleNotFoundError as missing:
+        raise BadRequest(f"--config needs {missing.name}: pip install 'stepwell[envs]'") from None
+    except OSError as failure:
+        raise BadRequest(f"--config: {path} cannot be read: {failure.strerror}") from None
+    except yaml.YAMLError as failure:
+        raise BadRequest(f"--config: {path} is no YAML: {' '.join(str(failure).split())}") from None
+    if not isinstance(read, dict) or not read.keys() <= {"env", "openai"}:
+        raise BadRequest(f"--config: {path} may hold `env:` and `openai:`, and nothing else")
+    return read
+
+
+def _checked(model: type[M], values: Any, prefix: str) -> M:
+    try:
+        return model.model_validate(values)
+    except ValidationError as wrong:
+        raise BadRequest("\n".join(_explained(model, prefix, error) for error in wrong.errors())) from None
+
+
+def _explained(model: type[BaseModel], prefix: str, error: Any) -> str:
+    name = prefix + ".".join(map(str, error["loc"]))
+    if error["type"] != "extra_forbidden":
+        return f"{name}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+    near = get_close_matches(str(error["loc"][-1]), model.model_fields, n=1)
+    return f"{name}: there is no such setting" + (f"; did you mean {prefix}{near[0]}?" if near else "")

@@ -1,0 +1,132 @@
+"""When to start work, to evaluate, to checkpoint and to end: the rules, without clock, network or tasks.
+
+What always holds: nothing here ends work that is under way. Pausing only starts no more of it, so groups that wait for
+the trainer and groups under way together stay within the off-policy limit, wherever nobody else fills the queue.
+"""
+
+import math
+from dataclasses import dataclass
+
+from stepwell.envs.config import BaseEnvConfig, EvalHandling
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What stays the same while an environment serves."""
+
+    group_size: int
+    batch_size: int
+    max_workers: int
+    max_batches_offpolicy: int
+    min_batch_allocation: float | None
+    total_steps: int
+    steps_per_eval: int
+    eval_handling: EvalHandling
+    eval_limit_ratio: float
+    checkpoint_interval: int
+    """0 or less: never."""
+
+
+def max_workers(config: BaseEnvConfig, servers: int) -> int:
+    """Groups under way at once."""
+    if config.max_num_workers == -1:
+        return config.max_num_workers_per_node * max(1, servers)
+    return config.max_num_workers
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    step: int
+    """Batches that the trainer has taken."""
+    queue_size: int
+    """Groups of this environment's size that wait for the trainer, whoever made them."""
+    self_queue_size: int
+    """Those of them that are this environment's own."""
+    unallocated_fraction: float
+    """Share of each batch that is not kept for some environment."""
+    running: int
+    """Groups under way; one that is being sent is still under way."""
+    evaluated_at: int
+    """Step of the last evaluation, or of the start."""
+    checkpointed_at: int
+    """Step of the last checkpoint, or of the start."""
+    is_evaluating: bool = False
+    is_stopping: bool = False
+    is_out_of_items: bool = False
+    """get_next_item had none when it was last asked, and none wait in the backlog."""
+    is_holding: bool = False
+    """Work failed a moment ago: what comes next waits a little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    start: int = 0
+    """Groups to start now."""
+    idle: str = ""
+    """Why there are no more than are running, in words; empty while work is started or every worker works."""
+    evaluate: bool = False
+    checkpoint: int | None = None
+    """The step to write a checkpoint for."""
+    finished: str = ""
+    """Why the work is over, in words; empty while it is not. What is under way may still finish."""
+
+
+def decide(terms: Terms, now: Situation) -> Decision:
+    checkpoint = _checkpoint(terms, now)
+    finished = _finished(terms, now)
+    if finished:
+        return Decision(checkpoint=checkpoint, finished=finished)
+    evaluate = _must_evaluate(terms, now)
+    most, why = _most_running(terms, now, is_evaluating=now.is_evaluating or evaluate)
+    start = max(0, most - now.running)
+    return Decision(start=start, idle="" if start else why, evaluate=evaluate, checkpoint=checkpoint)
+
+
+def offpolicy_room(terms: Terms, now: Situation) -> int | None:
+    """Groups that may be under way without too many waiting for the trainer; None where there is no limit."""
+    if terms.max_batches_offpolicy == 0:
+        return None
+    own_share = terms.min_batch_allocation or 0.0
+    open_share = min(1.0, now.unallocated_fraction + own_share)
+    ahead = terms.max_batches_offpolicy * terms.batch_size
+    room = max(1, int(ahead * open_share) // terms.group_size) - now.queue_size
+    own_room = math.ceil(ahead * own_share / terms.group_size) - now.self_queue_size
+    return max(0, room, own_room)
+
+
+def _most_running(terms: Terms, now: Situation, *, is_evaluating: bool) -> tuple[int, str]:
+    """Groups that may be under way now, and what keeps them from being more."""
+    if now.is_holding:
+        return 0, "work failed a moment ago"
+    most, why = terms.max_workers, ""
+    if is_evaluating and terms.eval_handling is EvalHandling.STOP_TRAIN:
+        return 0, "evaluating"
+    if is_evaluating and terms.eval_handling is EvalHandling.LIMIT_TRAIN:
+        most, why = int(most * terms.eval_limit_ratio), "evaluating"
+    room = offpolicy_room(terms, now)
+    if room is not None and room < most:
+        most, why = room, "enough waits for the trainer"
+    return most, why
+
+
+def _finished(terms: Terms, now: Situation) -> str:
+    if now.is_stopping:
+        return "told to stop"
+    if now.step >= terms.total_steps:
+        return f"the trainer is at step {now.step} of {terms.total_steps}"
+    if now.is_out_of_items and not now.running:
+        return "there are no more items"
+    return ""
+
+
+def _must_evaluate(terms: Terms, now: Situation) -> bool:
+    if now.is_evaluating or terms.steps_per_eval == 0:
+        return False
+    return now.step // terms.steps_per_eval > now.evaluated_at // terms.steps_per_eval
+
+
+def _checkpoint(terms: Terms, now: Situation) -> int | None:
+    if terms.checkpoint_interval <= 0:
+        return None
+    due = now.step // terms.checkpoint_interval * terms.checkpoint_interval
+    return due if due > now.checkpointed_at else None

@@ -1,0 +1,73 @@
+"""The small bodies of Atropos' protocol: who registers, who asks, and what a door remembers of them."""
+
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from stepwell.errors import BadRequest
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Call(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class TrainerRegistration(Call):
+    wandb_group: str
+    wandb_project: str
+    batch_size: Annotated[int, Field(ge=1)]
+    """Sequences in a batch."""
+    max_token_len: int
+    checkpoint_dir: str
+    save_checkpoint_interval: int
+    starting_step: int
+    num_steps: int
+
+
+class EnvRegistration(Call):
+    max_token_length: int
+    desired_name: str
+    weight: FiniteFloat
+    group_size: Annotated[int, Field(ge=1)]
+    min_batch_allocation: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The share of each batch that must come from this environment, as far as it has any."""
+
+
+class EnvIdentifier(Call):
+    env_id: int
+
+
+class LeaseName(Call):
+    lease: str
+    """As the header x-stepwell-lease gave it."""
+
+
+class EnvironmentState(Call):
+    """An environment, as a door remembers it over a restart."""
+
+    name: str
+    wanted: EnvRegistration
+    is_disconnected: bool
+
+
+class ChannelState(Call):
+    """A channel's trainer and environments, as a door remembers them over a restart."""
+
+    trainer: TrainerRegistration | None
+    is_started: bool
+    step: int
+    environments: tuple[EnvironmentState, ...]
+
+
+class DoorState(Call):
+    channels: dict[str, ChannelState]
+
+
+def read_call(shape: type[M], body: bytes) -> M:
+    """BadRequest says what is wrong with the body."""
+    try:
+        return shape.model_validate_json(body)
+    except ValidationError as wrong:
+        faults = (f"{'.'.join(map(str, error['loc']))}: {error['msg']}".removeprefix(": ") for error in wrong.errors())
+        raise BadRequest("; ".join(faults)) from None

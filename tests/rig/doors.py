@@ -1,0 +1,108 @@
+"""Doors for tests: one in the test's own event loop, and the real command as a process that can be killed."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from stepwell.core.keys import Keys
+from stepwell.core.ports import DoorPort
+from stepwell.door.app import create_door
+from tests.rig.gateways import GatewayProcess, free_port
+from tests.rig.waiting import answers, until, wait_until
+
+TRAINER: dict[str, Any] = {
+    "wandb_group": "group",
+    "wandb_project": "project",
+    "batch_size": 4,
+    "max_token_len": 64,
+    "checkpoint_dir": "checkpoints",
+    "save_checkpoint_interval": 10,
+    "starting_step": 0,
+    "num_steps": 100,
+}
+ENVIRONMENT: dict[str, Any] = {"max_token_length": 32, "desired_name": "sums", "weight": 1.0, "group_size": 2}
+
+
+def scored_group(first: int = 0, size: int = 2, **fields: Any) -> dict[str, Any]:
+    """A group that is told from others by its first token."""
+    tokens = [[first, n, 7, 8] for n in range(size)]
+    return {
+        "tokens": tokens,
+        "masks": [[-100, -100, *row[2:]] for row in tokens],
+        "scores": [float(n) for n in range(size)],
+        "inference_logprobs": [[1.0, 1.0, -0.5, -0.25] for _ in range(size)],
+        **fields,
+    }
+
+
+def firsts(batch: Sequence[dict[str, Any]]) -> list[int]:
+    """By what its groups are told apart."""
+    return [item["tokens"][0][0] for item in batch]
+
+
+@asynccontextmanager
+async def serve_door(
+    pool: DoorPort, *, control_keys: Sequence[str] = (), state: Path | None = None
+) -> AsyncIterator[str]:
+    """A door on a free loopback port; gives its URL."""
+    app = create_door(pool=pool, keys=Keys(control_keys), state=state)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
+    serving = asyncio.create_task(server.serve())
+    try:
+        await until(lambda: server.started or serving.done(), "the door to start")
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def start_training(client: httpx.AsyncClient, **changes: Any) -> None:
+    """Register a trainer and ask for a first batch, so that environments may come."""
+    assert "uuid" in (await client.post("/register", json={**TRAINER, **changes})).json()
+    assert (await client.get("/batch")).json() == {"batch": None}
+
+
+async def join(client: httpx.AsyncClient, **changes: Any) -> int:
+    """Register an environment; gives its number."""
+    answer = (await client.post("/register-env", json={**ENVIRONMENT, **changes})).json()
+    assert answer["status"] == "success"
+    number: int = answer["env_id"]
+    return number
+
+
+async def status_of(client: httpx.AsyncClient, env_id: int) -> dict[str, Any]:
+    answer = await client.request("GET", "/status-env", json={"env_id": env_id})
+    assert answer.status_code == 200, answer.text
+    status: dict[str, Any] = answer.json()
+    return status
+
+
+@contextmanager
+def door_process(log: Path, *, port: int | None = None, **flags: object) -> Iterator[GatewayProcess]:
+    """`stepwell atropos` with those flags, once it answers /health."""
+    port = port or free_port()
+    command = [sys.executable, "-m", "stepwell", "atropos", "--host", "127.0.0.1", "--port", str(port)]
+    for name, value in flags.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=dict(os.environ))
+    door = GatewayProcess(f"http://127.0.0.1:{port}", process, log)
+    try:
+        wait_until(lambda: process.poll() is not None or answers(f"{door.url}/health"), "the door's /health")
+        assert process.poll() is None, f"the door ended:\n{log.read_text()}"
+        yield door
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        finally:
+            process.kill()
+            process.wait()

@@ -1,0 +1,150 @@
+"""Defaults < YAML < flags, and a line for each thing that is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell.envs.config import APIServerConfig, BaseEnvConfig, EvalHandling
+from stepwell.envs.flags import Defaults, Flags, Parser, ProcessFlags, Told, read_flags
+from stepwell.errors import BadRequest
+
+
+class SumConfig(BaseEnvConfig):
+    digits: int = 2
+    """Digits of the numbers."""
+    topics: tuple[str, ...] = ()
+    """Topics to ask about."""
+
+
+DEFAULTS = Defaults(
+    SumConfig(group_size=8, rollout_server_key="secret-1"),
+    [APIServerConfig(model_name="a", api_key="secret-2"), APIServerConfig(model_name="b", api_key="secret-2")],
+)
+
+
+def read(*argv: str, flags: type[Flags] = Flags, defaults: Defaults = DEFAULTS) -> Told:
+    return read_flags(flags, defaults, argv, Parser("my_env.py serve", "About it."))
+
+
+def env_of(*argv: str, **more: Any) -> SumConfig:
+    env = read(*argv, **more).env
+    assert isinstance(env, SumConfig)
+    return env
+
+
+def yaml(folder: Path, text: str) -> str:
+    (folder / "my.yaml").write_text(text)
+    return f"--config={folder / 'my.yaml'}"
+
+
+def test_without_flags_there_are_the_defaults() -> None:
+    told = read()
+    assert told.env == DEFAULTS.env
+    assert list(told.servers) == DEFAULTS.servers
+
+
+def test_flags_go_before_the_file_and_the_file_before_the_defaults(tmp_path: Path) -> None:
+    file = yaml(
+        tmp_path, "env:\n  group_size: 2\n  digits: 5\n  topics: [x, y]\nopenai:\n  model_name: c\n  timeout: 9\n"
+    )
+    told = read(file, "--env.digits", "7", "--openai.timeout=3")
+    assert told.env == SumConfig(group_size=2, digits=7, topics=("x", "y"), rollout_server_key="secret-1")
+    expected = APIServerConfig(model_name="c", timeout=3, api_key="secret-2")
+    assert told.servers == (expected, expected)
+
+
+def test_a_list_of_servers_takes_the_place_of_the_defaults_and_flags_are_for_all(tmp_path: Path) -> None:
+    file = yaml(tmp_path, "openai:\n- model_name: c\n- model_name: d\n  timeout: 9\n")
+    told = read(file, "--openai.api-key", "k")
+    assert told.servers == (
+        APIServerConfig(model_name="c", api_key="k"),
+        APIServerConfig(model_name="d", api_key="k", timeout=9),
+    )
+
+
+def test_underscores_and_dashes_name_the_same_flag_and_values_keep_theirs() -> None:
+    assert env_of("--env.group_size", "3").group_size == env_of("--env.group-size=3").group_size == 3
+    assert env_of("--env.wandb_name=my_run").wandb_name == "my_run"
+    assert env_of("--env.wandb-name", "my_run").wandb_name == "my_run"
+
+
+def test_every_sort_of_value_can_be_given() -> None:
+    env = env_of("--env.use-wandb", "true", "--env.eval-handling", "NONE", "--env.max-num-workers", "-1")
+    assert (env.use_wandb, env.eval_handling, env.max_num_workers) == (True, EvalHandling.NONE, -1)
+    assert env_of("--env.topics", "x", "--env.topics", "y").topics == ("x", "y")
+
+
+def test_process_has_flags_of_its_own() -> None:
+    told = read("--groups", "3", "--out", "here", "--group-size", "5", flags=ProcessFlags)
+    assert told.flags == ProcessFlags(groups=3, out="here", group_size=5)
+    assert told.env.group_size == 5
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--env.grup-size", "3"], "unrecognized arguments: --env.grup-size 3; did you mean --env.group-size?"),
+        (["--group-size", "3"], "unrecognized arguments: --group-size 3; did you mean --env.group-size?"),
+        (["--env.group-size", "0"], "env.group_size: Input should be greater than or equal to 1"),
+        (["--env.digits", "x"], "env.digits: Input should be a valid integer, unable to parse string as an integer"),
+        (["--env.digits"], "argument --env.digits: expected one argument"),
+        (["--env.rollout-server-url", "here"], "env.rollout_server_url: 'here' is no address; write http://host:port"),
+        (["more"], "unrecognized arguments: more"),
+        (["--openai.timeout", "0"], "openai.timeout: Input should be greater than 0"),
+    ],
+)
+def test_a_wrong_flag_is_answered_in_one_line(argv: list[str], words: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read(*argv)
+    assert str(refused.value) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("env:\n  grup_size: 3\n", "env.grup_size: there is no such setting; did you mean env.group_size?"),
+        ("openai:\n- xyz: 3\n", "openai.xyz: there is no such setting"),
+        ("environment: {}\n", "my.yaml may hold `env:` and `openai:`, and nothing else"),
+        ("- 1\n", "my.yaml may hold `env:` and `openai:`, and nothing else"),
+        ("env: [\n", "my.yaml is no YAML: while parsing"),
+        ("env: 3\n", "3 is no mapping; write `group_size: 8` below `env:`"),
+        ("openai: [3]\n", "3 is no mapping"),
+        ("env:\n  digits: x\n", "env.digits: Input should be a valid integer"),
+    ],
+)
+def test_a_wrong_file_is_answered_in_one_line(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read(yaml(tmp_path, text))
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(BadRequest, match="--config: no/such.yaml cannot be read: No such file or directory"):
+        read("--config", "no/such.yaml")
+
+
+def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+    assert read(yaml(tmp_path, "")).env == DEFAULTS.env
+    assert read(yaml(tmp_path, "env:\nopenai:\n")).servers == tuple(DEFAULTS.servers)
+
+
+def test_help_has_every_field_with_its_docstring_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read("--help")
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith("usage: my_env.py serve [FLAGS] About it.")
+    assert "--env.digits int Digits of the numbers. (default: 2)" in shown
+    assert "--env.group-size int Rollouts of one item, which are trained together. (default: 8)" in shown
+    for kind, prefix in ((SumConfig, "env"), (APIServerConfig, "openai")):
+        for name, field in kind.model_fields.items():
+            assert f"--{prefix}.{name.replace('_', '-')} " in shown
+            assert field.description
+
+
+def test_help_shows_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read("--help")
+    assert "secret" not in capsys.readouterr().out
