@@ -1,0 +1,1 @@
+"""Agents: what makes rollouts. They reach a gateway over HTTP, and nothing else of Stepwell's."""

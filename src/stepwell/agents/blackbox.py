@@ -1,0 +1,40 @@
+"""Black-box agents: anything that takes a base_url and a key.
+
+    async def agent(rollout):
+        client = AsyncOpenAI(base_url=rollout.base_url, api_key=rollout.api_key)
+        ...
+        return 1.0
+
+    flow = BlackBoxAgentFlow("http://127.0.0.1:8100", agent)
+
+An agent that is no coroutine runs in a thread of its own. Python cannot end a thread: one that is over its time is left
+behind, with a trajectory that takes no more calls.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from stepwell.agents.calling import call
+from stepwell.agents.flow import AgentFlow
+from stepwell.agents.rollout import Rollout
+from stepwell.core.intake import TRAIN
+
+Agent: TypeAlias = Callable[[Rollout], float | None] | Callable[[Rollout], Awaitable[float | None]]
+
+
+class BlackBoxAgentFlow(AgentFlow):
+    def __init__(
+        self,
+        gateway: str,
+        agent: Agent,
+        *,
+        key: str | None = None,
+        channel: str = TRAIN,
+        group_size: int = 8,
+        timeout: float = 600.0,
+    ) -> None:
+        super().__init__(gateway, key=key, channel=channel, group_size=group_size, timeout=timeout)
+        self.agent = agent
+
+    async def run(self, rollout: Rollout) -> float | None:
+        return await call(self.agent, rollout)

@@ -1,0 +1,46 @@
+"""What a rollouter has done so far, in numbers and in one line."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from stepwell.agents.rollout import RolloutResult
+
+LAST = 200
+"""Rewards that the mean is taken over."""
+
+
+@dataclass(slots=True)
+class Tally:
+    groups: int = 0
+    """Complete, for training."""
+    given_up: int = 0
+    """Groups of which a rollout failed once too often."""
+    rollouts: Counter[str] = field(default_factory=Counter)
+    """By how they ended."""
+    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
+    """The last that agents gave, for training."""
+    why: str = ""
+    """What went wrong last."""
+
+    def add(self, result: RolloutResult, *, is_validation: bool) -> None:
+        self.rollouts[result.status] += 1
+        if result.reward is not None and not is_validation:
+            self.rewards.append(result.reward)
+        if not result.is_completed:
+            self.why = f"{result.status}: {result.why}" if result.why else str(result.status)
+
+    def line(self, running: int, seconds: float) -> str:
+        """For people."""
+        total = self.rollouts.total()
+        parts = [
+            f"{self.groups} groups",
+            f"{total} rollouts ({total / max(seconds, 1e-9):.1f}/s)",
+            f"{running} running",
+        ]
+        if self.rewards:
+            parts.append(f"reward {sum(self.rewards) / len(self.rewards):.3f}")
+        if self.given_up:
+            parts.append(f"{self.given_up} groups given up")
+        if failed := total - self.rollouts["completed"]:
+            parts.append(f"{failed} not completed (last: {self.why[:100]})")
+        return ", ".join(parts)

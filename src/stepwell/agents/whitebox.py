@@ -1,0 +1,128 @@
+"""White-box agents: they tokenize, sample from token ids, and submit steps of their own making.
+
+    class Echo(AgentFlowBase):
+        async def run(self, rollout):
+            prompt_ids = tokenizer.encode(rollout.sample["question"])
+            answer = await self.generate(prompt_ids, {"temperature": 1.0})
+            await self.submit([self.step(rollout, 0, answer)])
+            return float(tokenizer.decode(answer.token_ids) == rollout.sample["answer"])
+
+The tokenizer is the agent's. Steps are completed by the end of `run`, not by a step that says it is the last: so the
+reward that `run` gives is always in time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from pydantic import BaseModel, ValidationError
+
+from stepwell.agents.flow import AgentFlow, portable
+from stepwell.agents.link import SAMPLING
+from stepwell.agents.rollout import Rollout
+from stepwell.core.step import Json, JsonObject, VersionSpan
+from stepwell.errors import BadRequest, Conflict
+from stepwell.wire import gateway as shapes
+
+S = TypeVar("S", bound=BaseModel)
+
+HARMLESS = "duplicate"
+"""The one refusal of a step that means that the pool has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What the engine sampled from a prompt."""
+
+    prompt_ids: list[int]
+    token_ids: list[int]
+    log_probs: list[float]
+    stop_reason: str | None
+    policy_version: int
+    """Of the oldest token."""
+    version_spans: tuple[VersionSpan, ...]
+    sampling: Mapping[str, Any]
+
+
+class AgentFlowBase(AgentFlow):
+    """Subclasses write `run`."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Mapping[str, Any] | None = None) -> Generation:
+        wanted = _made(shapes.Generate, prompt_ids=list(prompt_ids), sampling_params=dict(sampling or {}))
+        raw = wanted.model_dump_json().encode()
+        done = await self.link.ask("POST", "/generate", shapes.GenerationDone, raw, SAMPLING)
+        return Generation(
+            prompt_ids=wanted.prompt_ids,
+            token_ids=done.token_ids,
+            log_probs=done.log_probs,
+            stop_reason=done.stop_reason,
+            policy_version=done.policy_version,
+            version_spans=tuple(done.version_spans),
+            sampling=wanted.sampling_params,
+        )
+
+    def step(
+        self,
+        rollout: Rollout,
+        index: int,
+        generation: Generation,
+        *,
+        reward: float | None = None,
+        response_mask: Sequence[bool] | None = None,
+        extras: JsonObject | None = None,
+    ) -> shapes.SubmittedStep:
+        """The generation as the rollout's step number `index`, with a reward of its own if it has one."""
+        return _made(
+            shapes.SubmittedStep,
+            prompt_ids=generation.prompt_ids,
+            response_ids=generation.token_ids,
+            trajectory_uid=rollout.trajectory_uid,
+            prompt_uid=rollout.prompt_uid,
+            step_index=index,
+            reward=reward,
+            policy_version=generation.policy_version,
+            response_logprobs=generation.log_probs,
+            response_mask=None if response_mask is None else list(response_mask),
+            version_spans=[tuple(span) for span in generation.version_spans],
+            finish_reason=generation.stop_reason,
+            sampling=dict(generation.sampling),
+            extras=dict(extras or {}),
+        )
+
+    async def submit(self, steps: Sequence[shapes.SubmittedStep]) -> None:
+        """Hand in steps. Conflict says which the pool did not take; one that it has already is no conflict."""
+        query = urlencode({"channel": self.channel, "group_size": self.group_size})
+        raw = shapes.SubmitSteps(steps=list(steps)).model_dump_json().encode()
+        told = await self.link.ask("POST", f"/submit_steps?{query}", shapes.StepsSubmitted, raw)
+        refused = ", ".join(f"{count} {cause}" for cause, count in told.refused.items() if cause != HARMLESS)
+        if refused:
+            raise Conflict(f"the pool did not take every step: {refused}")
+
+    async def compute_reward(
+        self,
+        rollout: Rollout,
+        generation: Generation,
+        *,
+        num_turns: int = 1,
+        extra_fields: Mapping[str, Json] | None = None,
+    ) -> shapes.RewardComputed:
+        """Ask the gateway's reward worker, which sees the sample as well."""
+        wanted = _made(
+            shapes.ComputeReward,
+            prompt_ids=generation.prompt_ids,
+            response_ids=generation.token_ids,
+            num_turns=num_turns,
+            extra_fields=dict(extra_fields or {}),
+            dataset_fields=portable(rollout.sample),
+        )
+        return await self.link.ask(
+            "POST", "/compute_reward", shapes.RewardComputed, wanted.model_dump_json().encode(), SAMPLING
+        )
+
+
+def _made(shape: type[S], **fields: object) -> S:
+    try:
+        return shape.model_validate(fields)
+    except ValidationError as wrong:
+        raise BadRequest("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in wrong.errors()[:3])) from None

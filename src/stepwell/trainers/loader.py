@@ -1,0 +1,95 @@
+"""Batches as a plain torch DataLoader, for a loop of your own.
+
+What always holds: a batch is acknowledged when the next one is asked for, so a loop that dies loses nothing; one that
+is left (`break`) gives its last batch back. Rows, and which tokens of them are trained, are chosen as by the reference
+trainer (trainers/rows.py); a batch in which there is nothing to learn is acknowledged and passed over.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepwell.errors import LeaseExpired
+from stepwell.trainers.lazy import needed
+from stepwell.trainers.ledger import Ledger
+from stepwell.trainers.ports import TrainingBatch, TrainingPool
+from stepwell.trainers.rows import TrainedRows, choose_rows
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader
+
+log = logging.getLogger("stepwell.trainers")
+
+
+def pool_loader(
+    pool: TrainingPool,
+    count: int,
+    *,
+    batches: int | None = None,
+    channel: str = "train",
+    timeout: float = 600.0,
+    lease: float = 600.0,
+) -> "DataLoader[dict[str, torch.Tensor]]":
+    """Batches of `count` groups each, so many of them or without end, as tensors of R rows padded to L tokens.
+
+    `input_ids`, `attention_mask`, `trained` (bool: the tokens to learn), `logprobs` (as sampled) and `advantages` are
+    R × L; `reward` is the mean return of the whole batch, of what it leaves out too. A row's first token is never
+    trained. A batch that is not trained within `lease` seconds comes back, and is then passed over.
+    """
+    needed("torch", "train")
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Batches(IterableDataset[dict[str, "torch.Tensor"]]):
+        def __iter__(self) -> "Iterator[dict[str, torch.Tensor]]":
+            return _tensors(pool, count, batches, channel, timeout, lease)
+
+    return DataLoader(Batches(), batch_size=None)
+
+
+def _tensors(
+    pool: TrainingPool, count: int, batches: int | None, channel: str, timeout: float, lease: float
+) -> "Iterator[dict[str, torch.Tensor]]":
+    trained, given = Ledger(), 0
+    while batches is None or given < batches:
+        batch = pool.fetch_batch(count, timeout=timeout, lease=lease, channel=channel)
+        rows = choose_rows(batch, trained)
+        if rows.tokens:
+            given += 1
+            try:
+                yield _as_tensors(batch, rows)
+            except GeneratorExit:
+                if not sys.is_finalizing():  # then no one is left to answer, and the lease ends by itself
+                    pool.nack(batch)
+                raise
+        trained.enter((), rows.uids)
+        _acknowledge(pool, batch)
+        trained.close()
+
+
+def _acknowledge(pool: TrainingPool, batch: TrainingBatch) -> None:
+    try:
+        pool.ack(batch)
+    except LeaseExpired:
+        log.warning("a lease ran out before its batch was trained; it comes back and is passed over")
+
+
+def _as_tensors(batch: TrainingBatch, rows: TrainedRows) -> "dict[str, torch.Tensor]":
+    import torch
+
+    (whole,) = rows.passes(sys.maxsize)
+    logprobs_R_L, advantages_R_L = (np.zeros(whole.ids_R_L.shape, np.float32) for _ in range(2))
+    logprobs_R_L[whole.trained_R_L] = whole.recorded_N
+    advantages_R_L[whole.trained_R_L] = whole.advantages_N
+    arrays = {
+        "input_ids": whole.ids_R_L,
+        "attention_mask": whole.attention_R_L,
+        "trained": whole.trained_R_L,
+        "logprobs": logprobs_R_L,
+        "advantages": advantages_R_L,
+        "reward": np.array(np.nanmean(batch.rewards_T), np.float32),
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

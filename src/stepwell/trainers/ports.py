@@ -1,0 +1,61 @@
+"""What a trainer needs of a pool. `stepwell.pool.client.DataPool` is one; so is anything that keeps to this."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.core.columns import Columns
+from stepwell.core.layout import IndexArray
+from stepwell.core.lease import Leased
+from stepwell.core.merging import MergedRows
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """Leases without the data they are for, as a checkpoint keeps them."""
+
+    leases: tuple[tuple[str, str], ...]
+
+
+class TrainingBatch(Leased, Protocol):
+    """Whole groups. See `stepwell.pool.batch.Batch`, which has more."""
+
+    @property
+    def columns(self) -> Columns: ...
+
+    @property
+    def trajectory_of_S(self) -> IndexArray: ...  # noqa: N802
+
+    @property
+    def group_of_T(self) -> IndexArray: ...  # noqa: N802
+
+    @property
+    def rewards_T(self) -> NDArray[np.float64]:  # noqa: N802
+        """Each rollout's return; NaN if no one has scored."""
+
+    def merged(self) -> MergedRows: ...
+
+
+class VersionedPool(Protocol):
+    def set_policy_version(self, version: int) -> None:
+        """The engines now serve these weights."""
+
+
+class PoolVersion(Protocol):
+    @property
+    def policy_version(self) -> int: ...
+
+
+class TrainingPool(VersionedPool, Protocol):
+    def fetch_batch(self, count: int, *, timeout: float, lease: float | None, channel: str) -> TrainingBatch:
+        """The oldest ready groups. FetchTimeout says what was still missing."""
+
+    def ack(self, batch: Leased) -> None:
+        """It was trained. LeaseExpired if that took too long: some of it will be handed out again."""
+
+    def nack(self, batch: Leased) -> None:
+        """It was not trained: it goes back to the head of the queue."""
+
+    def stats(self) -> PoolVersion: ...

@@ -1,0 +1,192 @@
+"""A GRPO trainer, small enough to be read in one sitting. Agents go on while it learns: it takes what is ready.
+
+What always holds: a batch is acknowledged only once a checkpoint that contains it is on disk (where there are no
+checkpoints, once it is in the weights), so that a trainer that dies loses nothing; what comes back although a
+checkpoint contains it is known by name and not trained again. A resumed run continues bit for bit.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from stepwell.errors import BadRequest, LeaseExpired, StepwellError
+from stepwell.trainers.checkpoint import Checkpoint, random_state, read_checkpoint, set_random_state, write_checkpoint
+from stepwell.trainers.learner import Learner
+from stepwell.trainers.ledger import Ledger
+from stepwell.trainers.metrics import Clock, Metrics, measure
+from stepwell.trainers.ports import TrainingBatch, TrainingPool
+from stepwell.trainers.reporting import Report, heard
+from stepwell.trainers.rows import TrainedRows, choose_rows
+from stepwell.trainers.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("stepwell.trainers")
+
+
+class Synced(Protocol):
+    @property
+    def logprob_gap(self) -> float | None: ...
+
+
+class Sync(Protocol):
+    """Brings weights to the engines: `stepwell.trainers.weight_sync.WeightSync`."""
+
+    def sync(self, weights: "torch.nn.Module", version: int) -> Synced: ...
+
+
+class AsyncTrainer:
+    """Trains `model`: anything that takes input_ids and attention_mask and answers with `.logits`.
+
+    `checkpoints` is a folder; a run that finds a checkpoint there goes on from it. Each of `reports` is called with the
+    metrics of every update.
+    """
+
+    def __init__(
+        self,
+        pool: TrainingPool,
+        model: "torch.nn.Module",
+        *,
+        settings: Settings | None = None,
+        sync: Sync | None = None,
+        checkpoints: Path | None = None,
+        reference: "torch.nn.Module | None" = None,
+        reports: Sequence[Report] = (),
+    ) -> None:
+        self.settings = settings or Settings()
+        self.model = model
+        self.update = 0
+        """How many batches were trained, those before a resume included."""
+        self.version = 0
+        """The last that the engines were to have."""
+        self._pool = pool
+        self._sync = sync
+        self._checkpoints = checkpoints
+        self._reports = [heard(report) for report in reports]
+        self._learner = Learner(model, reference, self.settings)
+        self._ledger = Ledger()
+        self._is_started = False
+        self._engines_are_behind = False
+
+    def run(self, updates: int | None = None) -> None:
+        """Train until that many updates are done in all, those before a resume included."""
+        self.start()
+        while self.update < (self.settings.updates if updates is None else updates):
+            self.step()
+        if self._ledger.open_leases.leases:
+            self._save()
+
+    def start(self) -> None:
+        """Go on from the checkpoint, if there is one, and bring the engines to these weights. `step` does it first."""
+        if self._is_started:
+            return
+        if self._checkpoints and (saved := read_checkpoint(self._checkpoints)):
+            self._restore(saved)
+            self._acknowledge()
+        if self._sync is not None:
+            newest = self._pool.stats().policy_version
+            self.version = self.version if newest <= self.version else newest + 1
+            self._sync.sync(self.model, self.version)
+        self._is_started = True
+
+    def step(self) -> Metrics:
+        """Take a batch, train on it, save, and sync."""
+        self.start()
+        clock, before = Clock(), self.version
+        with clock.timing("fetch"):
+            batch, rows = self._fetch()
+        with clock.timing("train"), self._given_back_on_failure(batch):
+            self._check_temperature(batch)
+            learned = self._learner.learn(rows, self.update)
+        self._enter(batch, rows)
+        with clock.timing("save"):
+            if self.update % self.settings.checkpoint_every == 0:
+                self._save()
+        with clock.timing("sync"):
+            gap = self._bring_weights() if self.version != before else None
+        metrics = measure(batch, rows, learned, clock, update=self.update, before=before, version=self.version, gap=gap)
+        for report in self._reports:
+            report(metrics)
+        return metrics
+
+    def _enter(self, batch: TrainingBatch, rows: TrainedRows) -> None:
+        """The batch is in the weights, which get a version of their own if the engines are to have them now."""
+        self.update += 1
+        self._ledger.enter(batch.leases, rows.uids)
+        self._engines_are_behind |= rows.tokens > 0
+        if self._sync is not None and self._engines_are_behind and self.update % self.settings.sync_every == 0:
+            self.version += 1
+
+    def _bring_weights(self) -> float | None:
+        assert self._sync is not None
+        synced = self._sync.sync(self.model, self.version)
+        self._engines_are_behind = False
+        return synced.logprob_gap
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def _fetch(self) -> tuple[TrainingBatch, TrainedRows]:
+        """A batch of which something is new: the rest was trained under a lease that ran out."""
+        settings = self.settings
+        while True:
+            batch = self._pool.fetch_batch(
+                settings.groups, timeout=settings.fetch_timeout, lease=settings.lease, channel=settings.channel
+            )
+            rows = choose_rows(batch, self._ledger)
+            if rows.is_new_T.any():
+                return batch, rows
+            self._ledger.enter(batch.leases, ())
+            self._save()
+
+    @contextmanager
+    def _given_back_on_failure(self, batch: TrainingBatch) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with suppress(StepwellError):
+                self._pool.nack(batch)
+            raise
+
+    def _check_temperature(self, batch: TrainingBatch) -> None:
+        wanted = self.settings.temperature
+        told = {sampling.get("temperature") for sampling in batch.columns.sampling}
+        others = ", ".join(sorted(str(temperature) for temperature in told - {None, wanted}))
+        if others:
+            raise BadRequest(
+                f"the batch was sampled at temperature {others} and the trainer computes with {wanted:g}: give it "
+                f"Settings(temperature=…), and samples of different temperatures channels of their own"
+            )
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """First the checkpoint, then the acknowledgement of all that is in it."""
+        if self._checkpoints is not None:
+            checkpoint = Checkpoint(
+                model=self.model.state_dict(),
+                optimizer=self._learner.optimizer.state_dict(),
+                random=random_state(),
+                update=self.update,
+                version=self.version,
+                leases=list(self._ledger.open_leases.leases),
+                trajectories=self._ledger.trained,
+            )
+            write_checkpoint(self._checkpoints, checkpoint)
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        try:
+            self._pool.ack(self._ledger.open_leases)
+        except LeaseExpired:
+            log.warning("a lease ran out before its batch was acknowledged; it comes back and is not trained again")
+        self._ledger.close()
+
+    def _restore(self, saved: Checkpoint) -> None:
+        self.model.load_state_dict(saved.model)
+        self._learner.optimizer.load_state_dict(saved.optimizer)
+        set_random_state(saved.random)
+        self.update, self.version = saved.update, saved.version
+        self._ledger = Ledger(saved.leases, saved.trajectories)

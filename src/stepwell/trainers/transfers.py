@@ -1,0 +1,92 @@
+"""How weights get from a trainer into the engines; here, through files. By NCCL, see nccl.py."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from stepwell.core.step import JsonObject
+from stepwell.errors import Conflict
+from stepwell.trainers.engine import Engine, on_each
+from stepwell.trainers.lazy import needed
+
+if TYPE_CHECKING:
+    import torch
+
+Weights: TypeAlias = "Mapping[str, torch.Tensor]"
+"""By the names of the checkpoint that the engine was started with."""
+
+FOLDERS = ("a", "b")
+FILE = "model.safetensors"
+OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+
+
+class Transfer(Protocol):
+    def exclusive(self) -> AbstractContextManager[None]:
+        """While it is open, no other process syncs through this. Conflict if one does."""
+
+    def prepare(self, weights: Weights, engines: Sequence[Engine]) -> None:
+        """What can be done while the engines still serve."""
+
+    def update(self, engines: Sequence[Engine]) -> None:
+        """Put what was prepared into the engines, which stand still."""
+
+
+class CheckpointTransfer:
+    """Writes the weights into `folder`, and has the engines read them: they must see it under the same path.
+
+    What always holds: there are two places, used in turn, so that the weights before the last are still whole; a file
+    in either is whole or absent. The other files of the model folder `like` (configuration, tokenizer) are put beside
+    the weights, which makes either place a model that can be served and loaded.
+    """
+
+    def __init__(self, folder: Path, *, like: Path | None = None) -> None:
+        self._folder = folder.absolute()
+        self._like = like
+        self._place = self._folder / FOLDERS[0]
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        from fcntl import LOCK_EX, LOCK_NB, flock
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self._folder.with_name(f"{self._folder.name}.lock").open("a+") as lock:
+            try:
+                flock(lock, LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                owner = f"process {number}" if (number := lock.read()) else "another process"
+                text = f"{owner} is syncing weights through {self._folder}: two trainers overwrite each other's weights"
+                raise Conflict(f"{text}; give each its own engines and its own folder") from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            yield
+
+    def prepare(self, weights: Weights, engines: Sequence[Engine]) -> None:
+        needed("safetensors", "train")
+        from safetensors.torch import save_file
+
+        self._place = min((self._folder / name for name in FOLDERS), key=_written_at)
+        self._place.mkdir(parents=True, exist_ok=True)
+        self._copy_others()
+        unfinished = self._place / f"{FILE}.tmp"
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        save_file(plain, unfinished, metadata={"format": "pt"})
+        os.replace(unfinished, self._place / FILE)
+
+    def update(self, engines: Sequence[Engine]) -> None:
+        asked: JsonObject = {"method": "reload_weights", "kwargs": {"weights_path": str(self._place)}}
+        on_each(engines, lambda engine: engine.post("/collective_rpc", asked))
+
+    def _copy_others(self) -> None:
+        for file in [] if self._like is None else self._like.iterdir():
+            if file.is_file() and not file.name.endswith(OF_WEIGHTS) and not (self._place / file.name).exists():
+                shutil.copyfile(file, self._place / file.name)
+
+
+def _written_at(place: Path) -> float:
+    file = place / FILE
+    return file.stat().st_mtime if file.exists() else 0.0

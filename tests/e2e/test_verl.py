@@ -1,0 +1,42 @@
+"""A batch from a real pool, through the real verl, in verl's own environment."""
+
+from pathlib import Path
+
+from stepwell.core.intake import Registration
+from stepwell.pool.actor import PoolPlan, start_pool
+from stepwell.pool.client import PoolClient
+from tests.rig.ray_cluster import RayCluster
+from tests.rig.trainers.process import answer_of, start_program
+from tests.unit.trainers.models import one_turn
+
+REWARDS = {"p": (1.0, 0.0, 0.0, 1.0), "q": (1.0, 1.0, 1.0, 1.0), "r": (0.0, 0.25, 0.5, 0.0)}
+"""By group."""
+
+
+async def fill(pool: PoolClient) -> None:
+    """Each rollout has two turns, the second of which continues the first."""
+    for prompt, rewards in REWARDS.items():
+        for n, reward in enumerate(rewards):
+            uid = f"{prompt}{n}"
+            await pool.register_trajectory(Registration(uid, prompt, group_size=len(rewards)))
+            turns = [one_turn(uid, prompt, [1, 2], [3 + n]), one_turn(uid, prompt, [1, 2, 3 + n, 9], [5, 6])]
+            await pool.submit_steps(turns)
+            await pool.complete_trajectory(uid, prompt, reward)
+
+
+async def test_a_batch_passes_through_verl_and_its_advantages_are_ours(
+    ray_cluster: RayCluster, namespace: str, tmp_path: Path
+) -> None:
+    start_pool(PoolPlan(name="verl"), namespace)
+    await fill(PoolClient("verl", namespace))
+    asked = {"pool": "verl", "address": ray_cluster.address, "namespace": namespace, "groups": len(REWARDS)}
+
+    log = tmp_path / "verl.log"
+    answer = answer_of(start_program("verl", "with_verl.py", asked, log=log), log, timeout=180)
+
+    assert answer["rows"] == 12
+    assert answer["parts"] == [6, 6]
+    assert answer["gap"] < 1e-6
+    assert answer["gap_of_tensor"] < 1e-3, "ours has an epsilon of 1e-4, verl's of 1e-6"
+    assert answer["advantages"] == [-0.866, -0.783, 0.0, 0.261, 0.866, 1.306]
+    assert answer["unscored"] == 0

@@ -1,0 +1,64 @@
+"""A trainer that is killed with SIGKILL anywhere in an update and started again: nothing is lost or trained twice."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepwell.core.intake import Ending, Registration, Verdict
+from stepwell.pool.actor import PoolPlan, start_pool
+from stepwell.pool.client import DataPool, PoolClient
+from stepwell.trainers.checkpoint import read_checkpoint
+from tests.builders import make_step
+from tests.integration.trainers.dying_trainer import GROUPS, UPDATES
+from tests.rig.ray_cluster import RayCluster
+
+CHECKOUT = Path(__file__).parents[3]
+ROLLOUTS = 2
+PLACES = ("forward", "save", "write", "ack")
+
+
+async def fill(client: PoolClient) -> None:
+    for group in range(GROUPS):
+        for rollout in range(ROLLOUTS):
+            uid, prompt = f"{group}-{rollout}", f"p{group}"
+            await client.register_trajectory(Registration(uid, prompt, group_size=ROLLOUTS))
+            step = make_step(uid, prompt, uid=uid, prompt_ids=[group, rollout], response_ids=[3, 4])
+            assert await client.submit_steps([step]) == [Verdict.ACCEPTED]
+            assert await client.complete_trajectory(uid, prompt, float(rollout)) is Ending.COMPLETED
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["restarted at once", "restarted after its leases ran out"])
+def test_a_trainer_killed_anywhere_loses_no_group_and_trains_none_twice(
+    ray_cluster: RayCluster, namespace: str, tmp_path: Path, waits: bool
+) -> None:
+    start_pool(PoolPlan(), namespace)
+    client = PoolClient("data_pool", namespace)
+    asyncio.run(fill(client))
+    pool = DataPool(client)
+
+    def run(place: str) -> int:
+        program = [sys.executable, "-m", "tests.integration.trainers.dying_trainer"]
+        command = [*program, ray_cluster.address, namespace, str(tmp_path), place]
+        with (tmp_path / f"{place}.log").open("wb") as output:
+            return subprocess.run(command, cwd=CHECKOUT, env=os.environ, stdout=output, stderr=output).returncode
+
+    for place in ("ack", "forward") if waits else PLACES:
+        code = run(place)
+        assert code == -signal.SIGKILL, (tmp_path / f"{place}.log").read_text()
+        deadline = time.monotonic() + 30
+        while waits and pool.stats().leases:
+            assert time.monotonic() < deadline, "waited 30 s for the leases to run out"
+            time.sleep(0.1)
+    assert run("nowhere") == 0, (tmp_path / "nowhere.log").read_text()
+    saved = read_checkpoint(tmp_path)
+    assert saved is not None
+    assert saved.update == UPDATES
+    assert saved.model["counts"].tolist() == [ROLLOUTS] * GROUPS
+    train = pool.stats().channels["train"]
+    assert (train.held.steps, train.shipped.steps, dict(train.dropped)) == (0, GROUPS * ROLLOUTS, {})

@@ -1,0 +1,47 @@
+"""How a program is run in another trainer's environment: with Stepwell's source on its path, in the tests' Ray."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).parents[3]
+PROGRAMS = Path(__file__).parent / "programs"
+SETTINGS = {
+    "PYTHONPATH": str(CHECKOUT / "src"),
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+}
+
+
+@cache
+def trainer_python(name: str) -> Path:
+    """The interpreter of that trainer's environment, which is built first where it is missing."""
+    script = CHECKOUT / "scripts" / "trainer_envs.py"
+    built = subprocess.run([sys.executable, script, name], check=True, stdout=subprocess.PIPE, text=True)
+    return Path(built.stdout.splitlines()[-1])
+
+
+def start_program(trainer: str, program: str, asked: dict[str, Any], *, log: Path) -> "subprocess.Popen[str]":
+    """`asked` is its one argument, as JSON. What it writes is in `log`; its answer is the last line there."""
+    command = [str(trainer_python(trainer)), str(PROGRAMS / program), json.dumps(asked)]
+    with log.open("w") as output:
+        return subprocess.Popen(
+            command, env={**os.environ, **SETTINGS}, stdout=output, stderr=output, stdin=subprocess.DEVNULL, text=True
+        )
+
+
+def answer_of(process: "subprocess.Popen[str]", log: Path, *, timeout: float) -> Any:
+    """What the program answered, once it is over; it is ended if that takes too long."""
+    try:
+        process.wait(timeout)
+    finally:
+        process.kill()
+        process.wait()
+    written = log.read_text()
+    assert process.returncode == 0, written[-8000:]
+    return json.loads(written.splitlines()[-1])

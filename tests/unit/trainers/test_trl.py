@@ -1,0 +1,234 @@
+"""What TRL is given, and what the pool is told of it; with TRL itself it is tested in tests/e2e/test_trl.py."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from stepwell.core.lease import Leased
+from stepwell.core.step import VersionSpan
+from stepwell.errors import FetchTimeout, PoolUnavailable
+from stepwell.pool.batch import Batch
+from stepwell.trainers.trl import RolloutSample, StepwellRolloutWorker, StepwellWeightTransfer
+from tests.rig.waiting import wait_until
+from tests.unit.trainers.models import one_turn
+from tests.unit.trainers.training_pool import TrainingPool
+
+SHORT = 0.02
+"""Seconds that a fetch waits here, so that a worker notices soon that it is to stop."""
+
+
+class WaitingPool(TrainingPool):
+    """A pool for a thread: its fetch waits before it says that there is nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = False
+        self._alone = threading.RLock()
+
+    def fetch_batch(self, count: int, *, timeout: float, lease: float | None, channel: str) -> Batch:
+        if self.is_away:
+            raise PoolUnavailable("the pool is away")
+        try:
+            with self._alone:
+                return super().fetch_batch(count, timeout=timeout, lease=lease, channel=channel)
+        except FetchTimeout:
+            threading.Event().wait(SHORT)
+            raise
+
+    def ack(self, batch: Leased) -> None:
+        with self._alone:
+            super().ack(batch)
+
+    def expire(self) -> None:
+        """The leases of all that is out are over."""
+        with self._alone:
+            self.rules.advance(self.rules.books.now + 1000)
+
+
+def add_group(
+    pool: TrainingPool, prompt: str, rewards: tuple[float | None, ...] = (1.0, 0.0), version: int = 0
+) -> None:
+    uids = [f"{prompt}-{i}" for i in range(len(rewards))]
+    turns = [[one_turn(uid, prompt, [1, 2], [3, 4], policy_version=version)] for uid in uids]
+    pool.add_group(prompt, list(zip(turns, rewards, strict=True)))
+
+
+@contextmanager
+def working(pool: TrainingPool, samples_ahead: int = 128) -> Iterator[StepwellRolloutWorker]:
+    worker = StepwellRolloutWorker(pool, samples_ahead=samples_ahead)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+def take(worker: StepwellRolloutWorker, count: int) -> list[RolloutSample]:
+    return [worker.rollout_buffer.get(timeout=10) for _ in range(count)]
+
+
+def test_a_sample_is_a_row_with_its_rollouts_advantage() -> None:
+    pool = WaitingPool()
+    add_group(pool, "p")
+
+    with working(pool) as worker:
+        good, bad = take(worker, 2)
+
+    assert good.input_ids.tolist() == [1, 2, 3, 4]
+    assert good.completion_mask.tolist() == [0, 0, 1, 1]
+    assert good.old_log_probs.tolist() == [0, 0, -2, -2]
+    assert good.group_id == bad.group_id
+    assert good.advantage == pytest.approx(0.5**0.5, abs=1e-3)
+    assert bad.advantage == -good.advantage
+
+
+def test_a_rollout_in_two_rows_is_two_samples_with_one_advantage() -> None:
+    pool = WaitingPool()
+    forked = [one_turn("a", "p", [1, 2], [3]), one_turn("a", "p", [5, 6, 8], [7])]
+    pool.add_group("p", [(forked, 1.0), ([one_turn("b", "p", [1], [2])], 0.0)])
+
+    with working(pool) as worker:
+        first, second, other = take(worker, 3)
+
+    assert (first.input_ids.tolist(), second.input_ids.tolist()) == ([1, 2, 3], [5, 6, 8, 7])
+    assert first.advantage == second.advantage == -other.advantage
+    assert worker.metrics_queue.get_nowait() == {"reward": (1.0, 2.0)}
+
+
+def test_a_group_is_acknowledged_once_its_last_sample_is_taken() -> None:
+    pool = WaitingPool()
+    add_group(pool, "p")
+
+    with working(pool) as worker:
+        take(worker, 1)
+        add_group(pool, "q")
+        wait_until(lambda: worker.rollout_buffer.qsize() == 3, "the second group")
+        assert pool.acknowledged == []
+        take(worker, 1)
+        wait_until(lambda: pool.acknowledged == ["lease-1"], "the first group to be acknowledged")
+
+
+def test_when_it_stops_what_trl_has_begun_is_acknowledged_and_the_rest_given_back() -> None:
+    pool = WaitingPool()
+    for prompt in "pqr":
+        add_group(pool, prompt)
+
+    with working(pool) as worker:
+        wait_until(lambda: worker.rollout_buffer.qsize() == 6, "all samples")
+        take(worker, 3)
+
+    assert pool.acknowledged == ["lease-1", "lease-2"]
+    assert pool.given_back == ["lease-3"]
+
+
+def test_no_more_samples_wait_than_was_said_and_it_can_stop_then() -> None:
+    pool = WaitingPool()
+    for prompt in "pqr":
+        add_group(pool, prompt)
+
+    with working(pool, samples_ahead=3) as worker:
+        wait_until(worker.rollout_buffer.full, "the buffer to be full")
+
+    assert worker.rollout_buffer.qsize() == 3
+    assert pool.acknowledged == []
+    assert len(pool.given_back) == 2
+
+
+def test_groups_in_which_all_earned_the_same_count_for_the_reward_and_are_not_trained() -> None:
+    pool = WaitingPool()
+    add_group(pool, "p", rewards=(1.0, 1.0))
+
+    with working(pool) as worker:
+        wait_until(lambda: pool.acknowledged == ["lease-1"], "the group to be acknowledged")
+
+    assert worker.rollout_buffer.empty()
+    assert worker.metrics_queue.get_nowait() == {"reward": (2.0, 2.0)}
+
+
+def test_a_group_whose_lease_ran_out_is_not_given_again(caplog: pytest.LogCaptureFixture) -> None:
+    pool = WaitingPool()
+    add_group(pool, "p")
+
+    with working(pool) as worker:
+        wait_until(lambda: worker.rollout_buffer.qsize() == 2, "the samples")
+        pool.expire()
+        wait_until(lambda: worker.metrics_queue.qsize() == 1 and pool.rules.leases > 1, "the group to come back")
+        take(worker, 2)
+        wait_until(lambda: len(pool.acknowledged) == 2, "both leases to be settled")
+
+    assert worker.rollout_buffer.empty()
+    assert worker.metrics_queue.qsize() == 1, "its reward counts once"
+    assert "comes back and is passed over" in caplog.text
+
+
+def test_versions_are_trls_and_those_of_the_groups_oldest_token() -> None:
+    pool = WaitingPool()
+    pool.set_policy_version(41)
+    spans = (VersionSpan(40, 0, 1), VersionSpan(41, 1, 2))
+    mixed = one_turn("a", "p", [1, 2], [3, 4], policy_version=40, version_spans=spans)
+    pool.add_group("p", [([mixed], 1.0), ([one_turn("b", "p", [1, 2], [3, 4], policy_version=41)], 0.0)])
+    worker = StepwellRolloutWorker(pool)
+    worker.update_model_version(3)
+
+    worker.start()
+    samples = take(worker, 2)
+    worker.stop()
+
+    assert [sample.model_version for sample in samples] == [2, 2]
+
+
+def test_what_ended_the_worker_is_raised_where_trl_asks(caplog: pytest.LogCaptureFixture) -> None:
+    pool = WaitingPool()
+
+    def is_over() -> bool:
+        worker.check_health(60)
+        return False
+
+    with working(pool) as worker:
+        worker.check_health(60)
+        pool.is_away = True
+        with pytest.raises(PoolUnavailable, match="the pool is away"):
+            wait_until(is_over, "the worker to fail")
+    assert "the pool is away" in caplog.text
+
+
+def test_a_worker_that_waits_says_for_what(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stepwell.trainers")
+
+    def said() -> bool:
+        worker.check_health(60)
+        return "TRL waits: " in caplog.text
+
+    with working(WaitingPool()) as worker:
+        wait_until(said, "a word of what is missing")
+
+
+class NotedSync:
+    def __init__(self, pool: TrainingPool) -> None:
+        self.synced: list[tuple[list[str], int]] = []
+        self._pool = pool
+
+    def sync(self, weights: object, version: int) -> None:
+        assert isinstance(weights, dict)
+        self.synced.append((list(weights), version))
+        self._pool.set_policy_version(version)
+
+
+def test_weights_are_synced_as_the_pools_next_version() -> None:
+    pool = TrainingPool()
+    pool.set_policy_version(7)
+    sync = NotedSync(pool)
+    transfer = StepwellWeightTransfer(sync, pool)
+
+    transfer.init_weight_transfer()
+    for _ in range(2):
+        transfer.pause()
+        transfer.send_weights(iter([("a", torch.zeros(1)), ("b", torch.zeros(1))]))
+        transfer.resume()
+    transfer.destroy()
+
+    assert sync.synced == [(["a", "b"], 8), (["a", "b"], 9)]

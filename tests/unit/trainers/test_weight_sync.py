@@ -1,0 +1,274 @@
+"""What a weight sync asks of engines, in which order, and what it makes of their answers."""
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stepwell.errors import BadRequest, Conflict, SyncFailed
+from stepwell.trainers.nccl import NcclTransfer
+from stepwell.trainers.transfers import CheckpointTransfer
+from stepwell.trainers.weight_sync import WeightSync, probe_logprobs
+from tests.rig.waiting import wait_until
+from tests.unit.trainers.models import Recurrent
+from tests.unit.trainers.scripted_engine import ScriptedEngine, serve
+
+PROBE = [1, 2, 3, 4]
+CHANGE = ["/pause?mode=keep", "/collective_rpc", "/update_weight_version", "/reset_prefix_cache", "/resume"]
+
+
+class Versions:
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def set_policy_version(self, version: int) -> None:
+        self.told.append(version)
+
+
+@pytest.fixture
+def engines() -> Iterator[list[ScriptedEngine]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(serve(ScriptedEngine())) for _ in range(2)]
+
+
+@pytest.fixture
+def model(engines: list[ScriptedEngine]) -> torch.nn.Module:
+    """Whose log-probabilities the engines tell."""
+    model = Recurrent(dropout=0.5)
+    for engine in engines:
+        engine.logprobs = probe_logprobs(model, PROBE)
+    return model
+
+
+def weight_sync(engines: list[ScriptedEngine], folder: Path, **options: Any) -> WeightSync:
+    options = {"probe": PROBE, "transfer": CheckpointTransfer(folder), **options}
+    return WeightSync([engine.url for engine in engines], **options)
+
+
+def test_every_engine_is_paused_changed_named_and_resumed_and_the_pool_told(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path
+) -> None:
+    pool = Versions()
+    report = weight_sync(engines, tmp_path / "w", pool=pool, engine_key="secret").sync(model, 7)
+    for engine in engines:
+        assert engine.calls == [*CHANGE, "/weight_info", "/v1/completions"]
+        assert engine.bodies["/update_weight_version"] == {"new_version": "7"}
+        assert engine.bodies["/collective_rpc"]["method"] == "reload_weights"
+        assert engine.was_paused_at["/collective_rpc"]
+        assert engine.keys == {"Bearer secret"}
+        path = Path(engine.bodies["/collective_rpc"]["kwargs"]["weights_path"])
+        written = load_file(path / "model.safetensors")
+        assert all(torch.equal(written[name], value) for name, value in model.state_dict().items())
+    assert pool.told == [7]
+    assert report.version == 7
+    assert report.logprob_gap == pytest.approx(0.0, abs=1e-6)
+    assert report.paused_seconds <= report.seconds
+    assert model.training
+
+
+@pytest.mark.parametrize("at", ["/pause", "/collective_rpc", "/update_weight_version", "/reset_prefix_cache"])
+def test_engines_are_resumed_and_the_pool_not_told_whatever_fails(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path, at: str
+) -> None:
+    pool = Versions()
+    engines[1].fails_at = at
+    with pytest.raises(SyncFailed, match=rf"^POST {engines[1].url}{at}.* answered 500: .*told to fail"):
+        weight_sync(engines, tmp_path / "w", pool=pool).sync(model, 7)
+    assert not engines[0].is_paused
+    assert not engines[1].is_paused
+    assert [engine.calls[-1] for engine in engines] == ["/resume", "/resume"]
+    assert pool.told == []
+
+
+def test_an_engine_that_cannot_be_resumed_is_named(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path
+) -> None:
+    engines[0].fails_at = "/resume"
+    with pytest.raises(SyncFailed, match=rf"may still be paused.*{engines[0].url}/resume answered 500"):
+        weight_sync(engines, tmp_path / "w").sync(model, 7)
+    assert not engines[1].is_paused
+
+
+def test_a_cache_of_old_weights_is_not_let_pass(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path
+) -> None:
+    engines[0].empties_cache = False
+    with pytest.raises(SyncFailed, match="did not empty its prefix cache"):
+        weight_sync(engines, tmp_path / "w").sync(model, 7)
+
+
+def test_an_engine_that_tells_another_version_is_caught(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path
+) -> None:
+    engines[1].keeps_version = True
+    with pytest.raises(SyncFailed, match=rf"^{engines[1].url} was given version 7 and says it has default$"):
+        weight_sync(engines, tmp_path / "w").sync(model, 7)
+
+
+@pytest.mark.parametrize("off", [0.25, float("nan")])
+def test_an_engine_that_computes_with_other_weights_is_caught(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path, off: float
+) -> None:
+    pool = Versions()
+    engines[1].logprobs[1] += off
+    with pytest.raises(SyncFailed, match=rf"^{engines[1].url} does not compute with.* up to {off:g} off.*On a CPU"):
+        weight_sync(engines, tmp_path / "w", pool=pool).sync(model, 7)
+    assert pool.told == []
+
+
+def test_a_wider_tolerance_is_kept_to(engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path) -> None:
+    engines[1].logprobs[1] += 0.15
+    report = weight_sync(engines, tmp_path / "w", tolerance=0.2).sync(model, 7)
+    assert report.logprob_gap == pytest.approx(0.15, abs=1e-5)
+
+
+def test_an_engine_that_is_not_there_is_named_with_what_was_asked(model: torch.nn.Module, tmp_path: Path) -> None:
+    sync = WeightSync(["http://127.0.0.1:1"], transfer=CheckpointTransfer(tmp_path / "w"))
+    with pytest.raises(SyncFailed, match=r"^POST http://127.0.0.1:1/pause\?mode=keep: "):
+        sync.sync(model, 1)
+
+
+def test_weights_without_a_model_are_synced_where_there_is_no_probe(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path
+) -> None:
+    state = dict(model.state_dict())
+    with pytest.raises(BadRequest, match="probe"):
+        weight_sync(engines, tmp_path / "w").sync(state, 1)
+    assert weight_sync(engines, tmp_path / "w", probe=()).sync(state, 1).logprob_gap is None
+
+
+def test_a_tensor_with_two_names_is_written_once(engines: list[ScriptedEngine], tmp_path: Path) -> None:
+    tied = torch.nn.ModuleDict({"embed": torch.nn.Embedding(4, 3), "head": torch.nn.Linear(3, 4, bias=False)})
+    tied["head"].weight = tied["embed"].weight
+    weight_sync(engines, tmp_path / "w", probe=()).sync(tied, 1)
+    assert load_file(tmp_path / "w" / "a" / "model.safetensors").keys() == {"embed.weight"}
+
+
+def test_two_places_are_used_in_turn_and_are_whole_models(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path
+) -> None:
+    like = tmp_path / "like"
+    like.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"):
+        (like / name).write_text("{}")
+    sync = weight_sync(engines, tmp_path / "w", transfer=CheckpointTransfer(tmp_path / "w", like=like))
+    used = []
+    for version in range(4):
+        sync.sync(model, version)
+        used.append(Path(engines[0].bodies["/collective_rpc"]["kwargs"]["weights_path"]).name)
+    assert used == ["a", "b", "a", "b"]
+    for place in ("a", "b"):
+        files = {file.name for file in (tmp_path / "w" / place).iterdir()}
+        assert files == {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+def test_a_second_sync_of_this_process_waits_for_the_first(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path
+) -> None:
+    sync = weight_sync(engines[:1], tmp_path / "w")
+    engines[0].may_answer.clear()
+    first = threading.Thread(target=sync.sync, args=(model, 1))
+    first.start()
+    wait_until(lambda: "/collective_rpc" in engines[0].calls, "the first sync to be under way")
+    second = threading.Thread(target=sync.sync, args=(model, 2))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    assert engines[0].calls == CHANGE[:2]
+    engines[0].may_answer.set()
+    first.join()
+    second.join()
+    assert engines[0].calls == [*CHANGE, "/weight_info", "/v1/completions"] * 2
+    assert engines[0].weight_version == "2"
+
+
+def _hold(folder: Path, is_held: Any, may_end: Any) -> None:
+    with CheckpointTransfer(folder).exclusive():
+        is_held.set()
+        may_end.wait(30)
+
+
+def test_a_sync_while_another_process_syncs_is_refused_before_an_engine_is_asked(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path
+) -> None:
+    start = multiprocessing.get_context("spawn")
+    is_held, may_end = start.Event(), start.Event()
+    other = start.Process(target=_hold, args=(tmp_path / "w", is_held, may_end))
+    other.start()
+    try:
+        assert is_held.wait(60)
+        with pytest.raises(Conflict, match=rf"^process {other.pid} is syncing weights through "):
+            weight_sync(engines, tmp_path / "w").sync(model, 1)
+        assert engines[0].calls == []
+    finally:
+        may_end.set()
+        other.join()
+    weight_sync(engines, tmp_path / "w").sync(model, 1)
+
+
+class Group:
+    """Stands for the GPUs: notes what is sent."""
+
+    def __init__(self, opened: tuple[str, int, int]) -> None:
+        self.opened = opened
+        self.sent: list[torch.Tensor] = []
+        self.is_finished = False
+
+    def send(self, tensor: torch.Tensor) -> None:
+        self.sent.append(tensor)
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+
+def test_by_nccl_engines_join_once_and_receive_what_they_are_told_of(
+    engines: list[ScriptedEngine], model: torch.nn.Module
+) -> None:
+    groups: list[Group] = []
+
+    def open_group(address: str, port: int, world_size: int) -> Group:
+        groups.append(Group((address, port, world_size)))
+        return groups[-1]
+
+    transfer = NcclTransfer("10.0.0.1", 5000, workers=2, open_group=open_group)
+    sync = WeightSync([engine.url for engine in engines], transfer=transfer, probe=PROBE)
+    state = model.state_dict()
+    sync.sync(model, 1)
+    sync.sync(model, 2)
+    update = ["/pause?mode=keep", "/start_weight_update", "/update_weights", "/finish_weight_update"]
+    rest = ["/update_weight_version", "/reset_prefix_cache", "/resume", "/weight_info", "/v1/completions"]
+    assert engines[0].calls == ["/init_weight_transfer_engine", *update, *rest, *update, *rest]
+    joined = [engine.bodies["/init_weight_transfer_engine"]["init_info"] for engine in engines]
+    assert [info["rank_offset"] for info in joined] == [1, 3]
+    assert {info["world_size"] for info in joined} == {5}
+    told = engines[1].bodies["/update_weights"]["update_info"]
+    assert told["names"] == list(state)
+    assert told["shapes"] == [list(value.shape) for value in state.values()]
+    assert set(told["dtype_names"]) == {"float32"}
+    (group,) = groups
+    assert group.opened == ("10.0.0.1", 5000, 5)
+    assert len(group.sent) == 2 * len(state)
+    assert group.is_finished
+
+
+def test_by_nccl_an_engine_that_refuses_the_weights_is_told_of_and_resumed(
+    engines: list[ScriptedEngine], model: torch.nn.Module
+) -> None:
+    engines[1].fails_at = "/update_weights"
+    transfer = NcclTransfer("10.0.0.1", 5000, open_group=lambda *place: Group(place))
+    with pytest.raises(SyncFailed, match=rf"^POST {engines[1].url}/update_weights answered 500"):
+        WeightSync([engine.url for engine in engines], transfer=transfer, probe=PROBE).sync(model, 1)
+    assert [engine.calls[-1] for engine in engines] == ["/resume", "/resume"]
+
+
+def test_by_nccl_a_trainer_without_vllm_says_what_it_needs(
+    engines: list[ScriptedEngine], model: torch.nn.Module
+) -> None:
+    with pytest.raises(BadRequest, match="pip install vllm"):
+        WeightSync([engines[0].url], transfer=NcclTransfer("10.0.0.1", 5000), probe=PROBE).sync(model, 1)
