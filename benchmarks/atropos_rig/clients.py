@@ -1,4 +1,7 @@
-"""The clients: threads with a connection each, as an environment and a trainer have."""
+"""The clients: threads with a connection each, as an environment and a trainer have.
+
+Arrow is sent as our own environments send it, each group under a name of its own; JSON as atroposlib does, unnamed.
+"""
 
 import http.client
 import json
@@ -9,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -23,7 +27,8 @@ class Client:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
 
     def ask(self, method: str, path: str, body: bytes | None = None, kind: str = JSON, accept: str = JSON) -> bytes:
-        self._connection.request(method, path, body, {"Content-Type": kind, "Accept": accept})
+        named = {"Idempotency-Key": uuid4().hex} if kind == ARROW else {}
+        self._connection.request(method, path, body, {"Content-Type": kind, "Accept": accept, **named})
         answer = self._connection.getresponse()
         content = answer.read()
         assert answer.status == 200, (method, path, answer.status, content[:1_000])

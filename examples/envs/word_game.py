@@ -11,8 +11,7 @@ import random
 import re
 from contextlib import AsyncExitStack
 
-from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataGroup, ScoredDataItem
-from stepwell.envs.data import gather
+from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataGroup, ScoredDataItem, gather
 from stepwell.envs.servers import ManagedServer
 
 FIRST_WORDS = ("apple", "river", "stone", "eagle", "table", "night", "garden", "orange", "winter", "yellow")

@@ -15,8 +15,10 @@ COMMANDS = {
     "rewards": ("start reward workers on a running Ray cluster", "RewardSettings", "run_rewards"),
     "reward try": ("call a reward function on stored trajectories", "TrySettings", "run_try"),
     "rescore": ("copy stored trajectories with new rewards", "RescoreSettings", "run_rescore"),
+    "demo": ("watch a tiny model learn, on a bare CPU", "DemoSettings", "demo.run.run_demo"),
 }
-"""By name, of one or two words: what --help says, the settings in config.py, the function in wiring.py."""
+"""By name, of one or two words: what --help says, the settings in config.py, the function, in wiring.py if no module is
+named."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -57,7 +59,8 @@ def run(command: str, arguments: Sequence[str], program: str) -> None:
     except StepwellError as failure:
         fail(program, str(failure), status=2)
     try:
-        getattr(import_module("stepwell.wiring"), function_name)(settings)
+        module, _, name = function_name.rpartition(".")
+        getattr(import_module(f"stepwell.{module or 'wiring'}"), name)(settings)
     except StepwellError as failure:
         fail(program, str(failure), status=1)
 

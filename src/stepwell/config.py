@@ -5,6 +5,7 @@ A field's docstring is its line in --help.
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
@@ -239,6 +240,28 @@ class RescoreSettings(OfflineSection):
     """Parquet file, or folder or fsspec URL of Parquet files: a pool's archive."""
     to: str
     """Folder or fsspec URL for the copies, without any Parquet file yet."""
+
+
+class DemoSettings(Section):
+    """A tiny model, made on the spot, learns from what its agent does, served by a real vLLM on a bare CPU.
+
+    It takes some four minutes on two cores, and leaves its numbers, its picture and its logs in a folder.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_DEMO_")
+
+    task: Literal["rev", "tool"] = "rev"
+    """What is learned: rev, to say a word backwards; tool, to use a calculator and say its result."""
+    seed: int = 0
+    """Decides the model, the held-out samples and the order of the others."""
+    updates: int | None = Field(default=None, ge=1)
+    """Batches to train on; without it, as many as the task takes."""
+    out: Path = Path("stepwell-demo")
+    """Folder for what comes of it; what an earlier run left there is written over."""
+    plot: bool = True
+    """Draw the reward as it rises, and leave a picture of it."""
+    vllm_python: str | None = None
+    """Python of the environment that vLLM is in; without it, this one or the one in the cache is taken."""
 
 
 def read_settings(settings: type[S], argv: Sequence[str], command: str) -> S:

@@ -25,13 +25,13 @@ MODEL_NAME = "tiny"
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 15.0
 CHECKOUT = Path(__file__).parents[2]
-EXTENSION = Path(__file__).parent / "vllm_extension"
+EXTENSIONS = (Path(__file__).parent / "vllm_extension", CHECKOUT / "src/stepwell/demo/vllm_extension")
 
 FLAGS = (
     *("--max-model-len", "2048", "--dtype", "float32", "--enforce-eager"),
     *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-    *("--enable-scale-out", "--worker-extension-cls", "stepwell_cpu_reload.CpuReload"),
+    *("--enable-scale-out", "--worker-extension-cls", "stepwell_take_time.TakeTime"),
 )
 SETTINGS = {
     "VLLM_SERVER_DEV_MODE": "1",  # /pause, /collective_rpc and their kin
@@ -41,7 +41,7 @@ SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "DO_NOT_TRACK": "1",
-    "PYTHONPATH": str(EXTENSION),
+    "PYTHONPATH": os.pathsep.join(map(str, EXTENSIONS)),
 }
 
 

@@ -60,6 +60,10 @@ class AgentFlow(ABC):
         """One rollout in the group `prompt_uid`. `on_open` is called once the pool knows of it."""
         return await _Attempt(self, sample, prompt_uid, attempt).run(on_open)
 
+    async def take_back(self, done: RolloutResult, why: str) -> None:
+        """Abort a rollout that was completed. One that a trainer has by now is left alone."""
+        await self.link.abort_trajectory(f"{done.trajectory_uid}/{done.prompt_uid}", why[:WHY_KEPT], PATIENCE)
+
     async def __aenter__(self) -> Self:
         await self.link.__aenter__()
         return self
@@ -84,22 +88,25 @@ class _Attempt:
 
     async def run(self, on_open: Callable[[], None]) -> RolloutResult:
         try:
-            rollout = await self._open()
-        except StepwellError as failure:
-            return self._result(RolloutStatus.FAILED, why=f"it could not be opened: {failure}")
+            return await self._run(on_open)
         except asyncio.CancelledError:
             await self._say_goodbye()
             raise
+
+    async def _run(self, on_open: Callable[[], None]) -> RolloutResult:
+        try:
+            rollout = await self._open()
+        except StepwellError as failure:
+            return self._result(RolloutStatus.FAILED, why=f"it could not be opened: {failure}")
         on_open()
         limit = asyncio.timeout(self._flow.timeout)
         try:
             async with limit:
                 reward = as_reward(await self._flow.run(rollout))
         except asyncio.CancelledError as cancelled:
-            if not _is_ours(cancelled):
-                return await self._abort("it was cancelled from within")
-            await self._say_goodbye()
-            raise
+            if _is_ours(cancelled):
+                raise
+            return await self._abort("it was cancelled from within")
         except (Exception, SystemExit) as failure:  # noqa: BLE001 - someone else's code, which must not end ours
             took_too_long = limit.expired() and isinstance(failure, TimeoutError)
             why = f"it took longer than {self._flow.timeout:g} s" if took_too_long else described(failure)
@@ -133,18 +140,17 @@ class _Attempt:
         try:
             status = await self._flow.link.complete_trajectory(self._ref, reward, PATIENCE)
         except GatewayUnreachable as failure:
-            return await self._abort(f"its last steps may be lost: {failure}", reward)
+            return await self._abort(f"its last steps may be lost: {failure}")
         except StepwellError as failure:
             return self._result(RolloutStatus.FAILED, why=f"it could not be completed: {failure}")
         return self._result(RolloutStatus(status), reward=reward)
 
-    async def _abort(self, why: str, reward: float | None = None) -> RolloutResult:
-        """`reward` counts if the rollout turns out to have been completed."""
+    async def _abort(self, why: str) -> RolloutResult:
         try:
             status = await self._flow.link.abort_trajectory(self._ref, why[:WHY_KEPT], PATIENCE)
         except StepwellError as failure:
             return self._result(RolloutStatus.FAILED, why=f"{why}; and it could not be aborted: {failure}")
-        return self._result(RolloutStatus(status), reward=reward, why=why)
+        return self._result(RolloutStatus(status), why=why)
 
     async def _say_goodbye(self) -> None:
         with suppress(StepwellError):

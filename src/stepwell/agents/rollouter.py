@@ -5,13 +5,14 @@
 
 A shell around the plan: it asks the gateway how the pool is, starts what the plan says, and tells it what came of it.
 What always holds: a rollout that fails is a result, not a crash; a gateway that is away is waited for; when `run` ends,
-however it ends, no rollout is left running, and what was unfinished is aborted in the pool.
+however it ends, no rollout is left running, and what was unfinished is aborted in the pool; a group that is given up
+leaves nothing there.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -64,6 +65,8 @@ class AsyncRollouter:
         self._on_validation = on_validation
         self._plan: Plan | None = None
         self._tasks: dict[Start, asyncio.Task[None]] = {}
+        self._completed: dict[str, list[RolloutResult]] = {}
+        """The rollouts of open groups that are complete, by prompt_uid."""
         self._changed = asyncio.Event()
 
     def stop(self) -> None:
@@ -152,6 +155,17 @@ class AsyncRollouter:
         self._note(start, result)
         if (end := plan.ended(start, result.status)) is not None:
             self._note_end(plan, end, result)
+            completed = self._completed.pop(end.prompt.uid, [])
+            if end.is_given_up:
+                await self._take_back(flow, completed)
+
+    async def _take_back(self, flow: AgentFlow, completed: Sequence[RolloutResult]) -> None:
+        """What is left of a group that will not be complete: it would count as waiting for the trainer for ever."""
+        try:
+            for done in completed:
+                await flow.take_back(done, "its group was given up")
+        except StepwellError as failure:
+            log.warning("rollouts of a group that was given up stay in the pool: %s", failure)
 
     def _leave(self, plan: Plan, start: Start, task: asyncio.Task[None]) -> None:
         """However it ended: one that was cancelled may never have begun."""
@@ -161,7 +175,9 @@ class AsyncRollouter:
 
     def _note(self, start: Start, result: RolloutResult) -> None:
         self.tally.add(result, is_validation=start.is_validation)
-        if not result.is_completed:
+        if result.is_completed:
+            self._completed.setdefault(start.prompt.uid, []).append(result)
+        else:
             names = about(trajectory_uid=result.trajectory_uid, prompt_uid=result.prompt_uid, attempt=result.attempt)
             log.info("a rollout was not completed: %s, %s", result.status, result.why, extra=names)
         if start.is_validation and self._round is not None:
@@ -174,8 +190,7 @@ class AsyncRollouter:
         if end.is_given_up:
             self.tally.given_up += 1
             log.warning(
-                "group %s is given up: a rollout failed %d times, last because: %s; %d complete ones stay in the pool "
-                "until its deadline",
+                "group %s is given up: a rollout failed %d times, last because: %s; %d complete ones are taken back",
                 *(end.prompt.uid, last.attempt + 1, last.why or last.status, end.completed),
             )
         elif not end.is_validation:

@@ -137,8 +137,20 @@ class Books:
     def reward_step(self, trajectory: Trajectory, step: HeldStep, value: float, source: str) -> None:
         step.reward, step.reward_source = value, source
         step.reward_revision += 1
-        trajectory.reward_left_out, trajectory.ticket = False, None
+        self.count_rewards_again(trajectory)
         self.journal.save_step(step)
+
+    def hold_back(self, trajectory: Trajectory) -> None:
+        """The rewards it has are all on steps that its consumer leaves out."""
+        self.channels[trajectory.group.channel].hold_back(trajectory)
+        self.journal.save_trajectory(trajectory)
+
+    def count_rewards_again(self, trajectory: Trajectory) -> None:
+        """It has changed: whoever was about to score it has not seen all of it, nor whoever held it back."""
+        trajectory.ticket = None
+        if trajectory.reward_left_out:
+            trajectory.reward_left_out = False
+            self.journal.save_trajectory(trajectory)
 
     def explain_reward(self, trajectory: Trajectory, **words: Json) -> None:
         """What is said of a reward beside its value goes where the trainer finds it."""

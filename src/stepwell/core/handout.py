@@ -7,11 +7,11 @@ Where rewards are required, no rollout goes whose only rewards are on steps that
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from stepwell.core.books import Books
 from stepwell.core.channel import Channel
-from stepwell.core.choosing import Offer
+from stepwell.core.choosing import Offer, choose
 from stepwell.core.gate import Gate
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
@@ -100,6 +100,18 @@ class Handout:
         self._begin(lease, channel)
         return self._shipment(lease, [])
 
+    def fill(
+        self, name: str, trajectories: int, shares: Mapping[str, float], gate: Gate, lease_uid: str, expires_at: float
+    ) -> Taken | None:
+        """The groups that `choose` chooses of what is on offer, under a lease of that name; None if there are none.
+
+        Asking again under the same name gives the same again, as in `take`.
+        """
+        if lease_uid in self.leases:
+            return self._shipment(self.leases[lease_uid], [])
+        chosen = choose(self.offers(name, trajectories, gate), trajectories, shares)
+        return None if chosen is None else self.take_offers(name, chosen, gate, lease_uid, expires_at)
+
     def ack(self, lease_uid: str) -> Settlement:
         """The data was trained: it is the pool's no more."""
         lease = self._end(lease_uid, Settlement.DONE)
@@ -175,7 +187,7 @@ class Handout:
             return False
         unscored = [t for t in group.trajectories.values() if self._would_go_unscored(t, gate)]
         for trajectory in unscored:
-            channel.hold_back(trajectory)
+            self._books.hold_back(trajectory)
         return bool(unscored)
 
     def _choose_trajectories(self, channel: Channel, wanted: Wanted, count: int) -> list[Group]:
@@ -195,7 +207,7 @@ class Handout:
             self._drop_stale_trajectory(trajectory)
             return True
         if self._would_go_unscored(trajectory, gate):
-            channel.hold_back(trajectory)
+            self._books.hold_back(trajectory)
             return True
         return False
 
@@ -216,7 +228,7 @@ class Handout:
             self._lay_down(channel, trajectory, step)
             return True
         if step.reward is None and self._would_go_unscored(trajectory, gate):
-            channel.hold_back(trajectory)
+            self._books.hold_back(trajectory)
             return True
         return False
 

@@ -156,12 +156,13 @@ class Intake:
         return Ending.COMPLETED
 
     def abort(self, trajectory_uid: str, prompt_uid: str) -> Ending:
-        """The rollout failed: its steps are dropped and its place in the group is free for another."""
+        """The rollout failed: its steps are dropped and its place in the group is free for another.
+
+        That holds for a completed one too, until it is handed out: like its reward, its end can still change.
+        """
         trajectory = self._find(trajectory_uid, prompt_uid)
         if trajectory is None:
             return Ending.LATE
-        if trajectory.completed:
-            return Ending.COMPLETED
         self._books.drop_trajectory(trajectory, Ending.ABORTED)
         return Ending.ABORTED
 
@@ -195,7 +196,7 @@ class Intake:
         step.branch = placement.branch
         step.nbytes = placement.added.nbytes + _nbytes(step)
         trajectory.steps[step.identity] = step
-        trajectory.reward_left_out, trajectory.ticket = False, None  # whoever scores it has not seen this step
+        books.count_rewards_again(trajectory)
         channel = books.channels[trajectory.group.channel]
         channel.ledger.accepted.add_one(step)
         channel.nbytes += step.nbytes

@@ -114,7 +114,7 @@ async def _gathered(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
     some: list[bytes] = []
     size = 0
     for part in parts:
-        if size >= PIECE:
+        if some and size + len(part) > PIECE:  # a part that is long by itself goes as it is, uncopied
             yield b"".join(some)
             await asyncio.sleep(0)
             some, size = [], 0

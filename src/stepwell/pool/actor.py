@@ -9,7 +9,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,6 +199,15 @@ class PoolShard:
         """None if one of them is gone by now."""
         with self._changing():
             taken = self._pool.handout.take_offers(channel, offers, gate, lease_uid, time.time() + lease)
+        return None if taken is None else as_filled(taken, ((self._name, lease_uid),))
+
+    async def fill(
+        self, channel: str, trajectories: int, shares: Mapping[str, float], lease: float, lease_uid: str, gate: Gate
+    ) -> Filled | None:
+        """A batch of exactly so many trajectories, from this shard alone; None if there is none now."""
+        with self._changing():
+            expires_at = time.time() + lease
+            taken = self._pool.handout.fill(channel, trajectories, shares, gate, lease_uid, expires_at)
         return None if taken is None else as_filled(taken, ((self._name, lease_uid),))
 
     async def put_back(self, lease_uid: str) -> Settlement:

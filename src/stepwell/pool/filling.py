@@ -1,4 +1,5 @@
-"""A batch of exactly so many trajectories from all shards: each says what it could give, the choice is made once.
+"""A batch of exactly so many trajectories from all shards: each says what it could give, the choice is made once. Where
+there is one shard only, it does both at once.
 
 What always holds: nothing is waited for but a shard that restarts while its part is taken. What was taken in vain goes
 back as if it had never gone. Parts are taken shard by shard, in one order for all: of several who fill at once,
@@ -38,6 +39,9 @@ async def fill(shards: Shards, wanted: Fill) -> Filled | None:
     """None if there is no such batch now."""
     if wanted.trajectories < 1:
         raise BadRequest(f"a batch has at least one trajectory, not {wanted.trajectories}")
+    names = await shards.names()
+    if len(names) == 1:
+        return await _fill_alone(shards, wanted, names[0])
     for _ in range(TRIES):
         chosen = choose(await _offers(shards, wanted), wanted.trajectories, wanted.shares)
         if chosen is None:
@@ -46,6 +50,20 @@ async def fill(shards: Shards, wanted: Fill) -> Filled | None:
         if filled is not None:
             return filled
     return None
+
+
+async def _fill_alone(shards: Shards, wanted: Fill, name: str) -> Filled | None:
+    """The only shard offers, chooses and takes in one message."""
+    lease_uid = uuid4().hex
+    answered = False
+    try:
+        args = (wanted.channel, wanted.trajectories, wanted.shares, wanted.lease, lease_uid, wanted.gate)
+        filled: Filled | None = await shards.ask(name, "fill", *args)
+        answered = True
+        return filled
+    finally:
+        if not answered:
+            await asyncio.gather(_give_back(shards, name, lease_uid), return_exceptions=True)
 
 
 async def _offers(shards: Shards, wanted: Fill) -> list[Offer]:

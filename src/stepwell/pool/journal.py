@@ -50,7 +50,10 @@ GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
     "source",  # what is new comes last, here and below
 )
-TRAJECTORY_FIELDS = ("uid", "metadata", "completed", "reward", "reward_source", "reward_revision", "step_count")
+TRAJECTORY_FIELDS = (
+    *("uid", "metadata", "completed", "reward", "reward_source", "reward_revision", "step_count"),
+    "reward_left_out",  # what is new comes last
+)
 STEP_FIELDS = (
     *("identity", "uid", "step_index", "prompt_length", "response_length", "policy_version", "version_spans"),
     *("metadata", "exactness", "finish_reason", "sampling", "extras", "started_at", "quarantine", "branch", "nbytes"),

@@ -2,13 +2,15 @@
 
 What always holds: a group that was read has at least one sequence, each of at least one token; ids fit int32; every
 number is finite. What the arrays cannot say is kept as it was sent, under its wire name, and comes out again. Lists of
-thousands of numbers are checked by hand: array.fromlist takes nothing but numbers, in a tenth of a validator's time.
+thousands of numbers are checked by hand: struct.pack takes nothing but numbers, in a fraction of a validator's time.
 """
 
 import re
+import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -115,12 +117,7 @@ def _numbers(
         raise BadRequest(f"{field}: a list of lists of numbers is wanted, one for each of at least one sequence")
     if lengths is not None and len(rows) != len(lengths):
         raise BadRequest(f"{field}: {len(rows)} sequences, where tokens has {len(lengths)}")
-    numbers = array(code)
-    for place, row in enumerate(rows):
-        try:
-            numbers.fromlist(row)
-        except (TypeError, OverflowError) as failure:
-            raise BadRequest(f"{field}[{place}]: {_wrong(row, code, failure)}") from None
+    numbers = b"".join([_packed(f"{field}[{place}]", row, code) for place, row in enumerate(rows)])
     own = np.fromiter(map(len, rows), np.int64, len(rows))
     if lengths is not None and not np.array_equal(own, lengths):
         place = int((own != lengths).argmax())
@@ -128,14 +125,19 @@ def _numbers(
     return np.frombuffer(numbers, np.int32 if code == "i" else np.float32), own
 
 
-def _wrong(row: object, code: Literal["i", "f"], failure: Exception) -> str:
+def _packed(where: str, row: object, code: Literal["i", "f"]) -> bytes:
     if not isinstance(row, list):
-        return f"a list of numbers is wanted, not {_shown(row)}"
-    if isinstance(failure, OverflowError):
-        return "a number is too large"
-    wanted, name = (int, "an integer") if code == "i" else (int | float, "a number")
-    place = next(place for place, value in enumerate(row) if not isinstance(value, wanted))
-    return f"entry {place} is {_shown(row[place])}, not {name}"
+        raise BadRequest(f"{where}: a list of numbers is wanted, not {_shown(row)}")
+    try:
+        return struct.pack(f"{len(row)}{code}", *row)
+    except struct.error:
+        raise BadRequest(f"{where}: {_wrong(row, code)}") from None
+
+
+def _wrong(row: list[object], code: Literal["i", "f"]) -> str:
+    wanted, name = (Integral, "an integer") if code == "i" else (Real, "a number")
+    odd = next((place for place, value in enumerate(row) if not isinstance(value, wanted)), None)
+    return "a number is too large" if odd is None else f"entry {odd} is {_shown(row[odd])}, not {name}"
 
 
 def _shown(value: object) -> str:

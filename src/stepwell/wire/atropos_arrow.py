@@ -59,7 +59,7 @@ def groups_from_arrow(body: bytes) -> list[ScoredGroup]:
     """The groups of a stream. BadRequest says what is wrong with it."""
     pa = _pyarrow()
     try:
-        rows = _rows(pa.ipc.open_stream(body))
+        rows = _rows(pa.ipc.open_stream(body, options=pa.ipc.IpcReadOptions(use_threads=False)))
         rows.validate(full=True)
     except (pa.ArrowException, KeyError, OSError) as failure:
         raise BadRequest(f"this is no Arrow stream of scored groups: {failure}") from None
@@ -166,7 +166,8 @@ def _runs(numbers: "pyarrow.Array") -> Iterator[tuple[int, int]]:
     """From where to where the same number stands."""
     if numbers.null_count:
         raise BadRequest("group: a row without a group")
-    changes = (np.flatnonzero(np.diff(numbers.to_numpy())) + 1).tolist()
+    own = numbers.to_numpy()
+    changes = ((own[1:] != own[:-1]).nonzero()[0] + 1).tolist()
     return pairwise([0, *changes, len(numbers)])
 
 
@@ -186,11 +187,21 @@ def _lists_of(columns: "dict[str, pyarrow.Array]", name: str) -> tuple[NDArray[n
     lists = columns[name]
     if lists.null_count:
         raise BadRequest(f"{name}: a row is null")
-    places = lists.offsets.to_numpy()
-    values = lists.values[places[0] : places[-1]]
-    if values.null_count:
+    places, values = lists.offsets.to_numpy(), lists.values
+    first, end = places[0], places[-1]
+    if values.null_count and values[first:end].null_count:
         raise BadRequest(f"{name}: an entry is null")
-    return np.diff(places), values.to_numpy(zero_copy_only=False)
+    return places[1:] - places[:-1], _as_numpy(values)[first:end]
+
+
+def _as_numpy(values: "pyarrow.Array") -> NDArray[Any]:
+    """A view, but for flags, which Arrow keeps as bits; numpy unpacks them in a quarter of Arrow's time."""
+    if not len(values) or values.type.bit_width > 1:
+        plain: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+        return plain
+    bits = np.frombuffer(values.buffers()[1], np.uint8)
+    end = values.offset + len(values)
+    return np.unpackbits(bits, count=end, bitorder="little")[values.offset :].view(np.bool_)
 
 
 def _is_there(column: "pyarrow.Array") -> NDArray[np.bool_]:

@@ -83,24 +83,26 @@ def _response_logprobs(group: ScoredGroup, responses: Sequence[slice]) -> FloatA
 
 def _step_extras(group: ScoredGroup, starts: Sequence[int], middles: Sequence[int]) -> list[JsonObject]:
     extras: list[dict[str, Json]] = [dict(own) for own in group.extras_N]
-    for own, start, middle, end in zip(extras, starts, middles, starts[1:], strict=False):
+    for own, start in zip(extras, starts, strict=False):
         if group.trained[start]:
             own[FIRST_TRAINED] = True
-        if group.logprobs is not None and (known := _to_remember(group.logprobs[start:end], middle - start)):
-            own[PROMPT_LOGPROBS] = known
+    if group.logprobs is not None:
+        _remember_unusual(extras, group.logprobs, starts, middles)
     of_group = dict(group.extras) if group.env_id is None else {**group.extras, "env_id": group.env_id}
     if of_group:
         extras[0][GROUP] = of_group
     return list(extras)
 
 
-def _to_remember(logprobs: FloatArray, prompt: int) -> list[Json]:
-    """Log-probabilities of a sequence before its response, if there are any, and others than no policy's."""
-    has_response = prompt < len(logprobs)
-    if np.isnan(logprobs[0]) or (has_response and (logprobs[:prompt] == FILLER).all()):
-        return []
-    remembered: list[Json] = logprobs[:prompt].tolist()
-    return remembered
+def _remember_unusual(
+    extras: list[dict[str, Json]], logprobs: FloatArray, starts: Sequence[int], middles: Sequence[int]
+) -> None:
+    """Log-probabilities of sequences before their responses, where there are any, and others than no policy's."""
+    is_filler = logprobs == FILLER
+    for own, start, middle, end in zip(extras, starts, middles, starts[1:], strict=False):
+        is_usual = middle < end and is_filler[start:middle].all()
+        if not is_usual and not np.isnan(logprobs[start]):
+            own[PROMPT_LOGPROBS] = logprobs[start:middle].tolist()
 
 
 def _group(columns: Columns) -> ScoredGroup:

@@ -15,6 +15,7 @@ from stepwell.agents import flow as flow_module
 from stepwell.agents import link as link_module
 from stepwell.agents.blackbox import Agent, BlackBoxAgentFlow
 from stepwell.agents.rollout import Rollout, RolloutStatus
+from stepwell.core.intake import Ending
 from stepwell.errors import BadRequest
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port, serve_gateway
@@ -171,6 +172,32 @@ async def test_a_rollout_that_is_cancelled_is_aborted_in_the_pool(gateway: str, 
         with pytest.raises(asyncio.CancelledError):
             await rollout
     assert pool.rules.pacing("train").in_flight == 0
+
+
+class SilentAfterCompletions(MemoryPool):
+    """Completes a trajectory and does not answer for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_completed, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> Ending:
+        ending = await super().complete_trajectory(trajectory_uid, prompt_uid, reward)
+        self.has_completed.set()
+        await self.may_answer.wait()
+        return ending
+
+
+async def test_a_rollout_that_is_cancelled_while_it_is_completed_is_aborted_all_the_same(engine: FakeEngine) -> None:
+    pool = SilentAfterCompletions()
+    async with serve_gateway(pool, [engine.url]) as url, flow_of(url, scoring) as flow:
+        rollout = asyncio.create_task(flow.rollout({}, "p"))
+        await pool.has_completed.wait()
+        rollout.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await rollout
+        pool.may_answer.set()
+    assert pool.rules.stats().channels["train"].groups == 0
 
 
 async def test_an_agent_that_calls_nothing_is_an_empty_rollout(gateway: str) -> None:

@@ -168,6 +168,26 @@ async def test_a_group_that_fails_too_often_is_given_up_and_its_running_rollouts
     assert pool.rules.pacing("train").in_flight == 0
 
 
+async def test_a_group_that_is_given_up_leaves_nothing_in_the_pool(gateway: str, pool: MemoryPool) -> None:
+    begun = 0
+
+    async def agent(rollout: Rollout) -> float:
+        nonlocal begun
+        begun += 1
+        is_last = begun > 3
+        await ask(rollout)
+        if is_last:
+            await until(lambda: pool.rules.pacing("train").queued == 3, "the others to be complete")
+            raise ValueError("never")
+        return 1.0
+
+    tally = await rollouter_of(gateway, agent, retries=1).run(groups=1)
+    assert (tally.groups, tally.given_up, tally.rollouts) == (0, 1, Counter(completed=3, aborted=2))
+    assert pool.rules.pacing("train").queued == 0
+    stats = pool.rules.stats().channels["train"]
+    assert (stats.groups, stats.dropped["aborted"].steps) == (0, 5)
+
+
 async def test_a_group_over_its_deadline_is_filled_up_again(engine: FakeEngine) -> None:
     pool = MemoryPool(group_deadline=100.0, on_deadline=OnDeadline.REFILL)
     stuck: list[asyncio.Event] = []

@@ -139,7 +139,7 @@ class DeadlyShards(Shards):
     async def ask(
         self, shard: str, method: str, *args: Any, patience: float = PATIENCE, await_restart: bool = True
     ) -> Any:
-        if method == "take_offers" and shard not in self.killed:
+        if method in ("take_offers", "fill") and shard not in self.killed:
             self.killed.add(shard)
             if not self._before:
                 assert await super().ask(shard, method, *args) is not None
@@ -161,6 +161,23 @@ async def test_a_shard_that_is_killed_while_its_part_is_taken_gives_it_all_the_s
     assert filled.attempts == [0] * 24
     await client.ack(filled)
     assert (await client.stats()).channels["train"].shipped.steps == 96
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_single_shard_fills_a_batch_by_itself_also_when_it_is_killed_meanwhile(
+    tmp_path: Path, namespace: str, before: bool
+) -> None:
+    client = started(PoolPlan(shards=1, journal=str(tmp_path)), namespace)
+    await send(client, 6)
+    assert await fill(client, 28) is None
+    shards = DeadlyShards(namespace, before=before)
+    wanted = Fill(trajectories=12, channel="train", shares={"games": 0.9}, lease=60.0, gate=EVERYTHING)
+    filled = await fill_from(shards, wanted)
+    assert shards.killed == {"data_pool"}
+    assert filled is not None
+    assert (filled.sources, filled.attempts) == (["games"] * 3, [0] * 3)
+    await client.ack(filled)
+    assert (await client.backlog("train")).total_trajectories == 12
 
 
 async def test_a_shard_that_is_away_keeps_no_one_from_the_others(

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from stepwell.core.intake import Ending, Registration, Verdict
-from stepwell.core.lease import Wanted
+from stepwell.core.lease import Settlement, Wanted
 from stepwell.core.limits import Limits
 from stepwell.core.step import Step
 from stepwell.errors import BadRequest, Conflict, UnknownTrajectory
@@ -184,6 +184,39 @@ def test_an_aborted_trajectory_frees_its_place_in_the_group() -> None:
     rollout(p, "b", "p", size=2)
     assert uids(take(p)) == [["a", "b"]]
     assert p.stats().channels["train"].dropped["aborted"].steps == 1
+
+
+def test_an_abort_takes_back_a_completed_trajectory() -> None:
+    p = pool(batch_size=4)
+    rollout(p, "a", "p", size=2)
+    rollout(p, "b", "p", size=2)
+    assert p.abort("b", "p") is Ending.ABORTED
+    assert p.take(1, "train") is None
+    assert p.pacing("train").may_start == 3
+    assert p.stats().channels["train"].dropped["aborted"].steps == 1
+    assert p.complete("b", "p", 1.0) is Ending.LATE
+    rollout(p, "c", "p", size=2)
+    assert uids(take(p)) == [["a", "c"]]
+
+
+def test_a_group_taken_back_whole_is_gone() -> None:
+    p = pool(batch_size=4)
+    for uid in ("a", "b", "c"):
+        rollout(p, uid, "p", size=4)
+    assert {p.abort(uid, "p") for uid in ("a", "b", "c")} == {Ending.ABORTED}
+    stats = p.stats().channels["train"]
+    assert (stats.groups, stats.trajectories, stats.nbytes, p.pacing("train").may_start) == (0, 0, 0, 4)
+
+
+def test_an_abort_of_what_a_trainer_has_or_had_comes_too_late() -> None:
+    p = pool()
+    rollout(p, "t", "p")
+    leased = p.lease(1)
+    assert leased is not None
+    assert p.abort("t", "p") is Ending.LATE
+    assert p.handout.ack(leased[0]) is Settlement.DONE
+    assert p.abort("t", "p") is Ending.LATE
+    assert p.stats().channels["train"].shipped.steps == 1
 
 
 def test_an_aborted_lone_trajectory_leaves_no_group_behind() -> None:

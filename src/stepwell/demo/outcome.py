@@ -1,0 +1,40 @@
+"""What came of a run of the demo, in numbers and in words."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stepwell.trainers.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    task: str
+    seed: int
+    updates: int
+    start: float
+    """Mean reward on held-out samples, before training."""
+    end: float
+    """And after it."""
+    samples_per_second: float
+    """Rollouts that were trained, in the time from the first to the last update."""
+    seconds: float
+    """Of it all: the starting of vLLM and the warm-up included."""
+    largest_gap: float
+    """Between the engine's log-probabilities and the trainer's, over all syncs."""
+
+    def text(self) -> str:
+        return (
+            f"reward on held-out samples: {self.start:.3f} before, {self.end:.3f} after {self.updates} updates; "
+            f"{self.samples_per_second:.0f} rollouts a second; "
+            f"vLLM's log-probabilities are within {self.largest_gap:.0e} of the trainer's"
+        )
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+
+def largest_gap(updates: Sequence[Metrics]) -> float:
+    return max((metrics.logprob_gap for metrics in updates if not math.isnan(metrics.logprob_gap)), default=math.nan)

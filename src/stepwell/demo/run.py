@@ -1,0 +1,132 @@
+"""The whole loop on one machine, in the order that waits the least.
+
+vLLM takes the longest to start, so it starts first, with the untrained model; the warm-up's weights reach it by the
+first sync. What always holds: whatever fails, nothing that was started is left running. After every sync the engine's
+log-probabilities are compared with the trainer's, and the run ends with SyncFailed if they differ by more than 1e-3.
+"""
+
+import time
+from contextlib import ExitStack
+
+from stepwell.config import DemoSettings
+from stepwell.demo.agents import Agents, start_agents
+from stepwell.demo.chart import draw, write_picture
+from stepwell.demo.engine import find_vllm, start_engine
+from stepwell.demo.episodes import GROUP
+from stepwell.demo.model import make_model, write_model
+from stepwell.demo.orders import Orders
+from stepwell.demo.outcome import Outcome, largest_gap
+from stepwell.demo.pool import NAMESPACE, local_ray, make_pool
+from stepwell.demo.screen import Screen
+from stepwell.demo.tasks import TASKS, shown, split
+from stepwell.demo.warmup import warm_up
+from stepwell.trainers.lazy import needed
+from stepwell.trainers.metrics import Metrics
+from stepwell.trainers.reporting import Report, ToJsonl
+from stepwell.trainers.settings import Settings
+from stepwell.trainers.trainer import AsyncTrainer
+from stepwell.trainers.transfers import CheckpointTransfer
+from stepwell.trainers.weight_sync import WeightSync
+
+NEEDED = ("torch", "openai", "rich", "matplotlib")
+METRICS = "metrics.jsonl"
+RATE = 7e-4
+AHEAD = 1
+"""Batches that the agents may be ahead of the trainer."""
+
+
+def run_demo(settings: DemoSettings) -> None:
+    screen = Screen()
+    outcome, updates = Demo(settings, screen).run()
+    outcome.write(settings.out / "outcome.json")
+    if settings.plot:
+        rewards = [metrics.reward for metrics in updates]
+        title = f"{settings.task}, seed {settings.seed}"
+        evaluations = [(0, outcome.start), (outcome.updates, outcome.end)]
+        write_picture(rewards, evaluations, title, settings.out / "reward.png")
+        screen.say(f"the reward, update by update:\n{draw(rewards, len(rewards))}")
+    screen.say(outcome.text())
+    screen.say(f"all of it is in {settings.out}: " + ", ".join(sorted(path.name for path in settings.out.iterdir())))
+
+
+class Demo:
+    def __init__(self, settings: DemoSettings, screen: Screen) -> None:
+        for package in NEEDED:
+            needed(package, "demo")
+        self._python = find_vllm(settings.vllm_python)
+        self._settings = settings
+        self._screen = screen
+        self._task = TASKS[settings.task]
+        self._updates = settings.updates or self._task.updates
+        self._metrics: list[Metrics] = []
+        self._out = settings.out
+        self._out.mkdir(parents=True, exist_ok=True)
+        (self._out / METRICS).unlink(missing_ok=True)
+
+    def run(self) -> tuple[Outcome, list[Metrics]]:
+        with ExitStack() as stack:
+            trainer, agents = self._start(stack)
+            start = self._evaluate(agents, "before training")
+            seconds = self._train(trainer, agents)
+            end = self._evaluate(agents, "after training")
+        outcome = Outcome(
+            task=self._settings.task,
+            seed=self._settings.seed,
+            updates=self._updates,
+            start=start,
+            end=end,
+            samples_per_second=sum(metrics.rollouts for metrics in self._metrics) / seconds,
+            seconds=self._screen.seconds,
+            largest_gap=largest_gap(self._metrics),
+        )
+        return outcome, self._metrics
+
+    def _start(self, stack: ExitStack) -> tuple[AsyncTrainer, Agents]:
+        import torch
+
+        torch.set_num_threads(1)  # vLLM has the other core
+        seed, say = self._settings.seed, self._screen.say
+        model = make_model(seed)
+        like = write_model(model, self._out / "model")
+        engine = stack.enter_context(start_engine(like, python=self._python, log=self._out / "vllm.log"))
+        say("vLLM is starting; meanwhile the model learns the format from examples, right and wrong")
+        samples, _ = split(self._task, seed)
+        warm_up(model, shown(self._task, samples, seed))
+        say("pool, gateway and agents are starting")
+        settings = Settings(updates=self._updates, learning_rate=RATE)
+        address = stack.enter_context(local_ray())
+        pool = make_pool("data_pool", batch=settings.groups * GROUP, ahead=AHEAD)
+        orders = Orders(
+            task=self._settings.task,
+            seed=seed,
+            engine=engine.url,
+            tokenizer=str(like),
+            data_pool_name="data_pool",
+            ray_address=address,
+            ray_namespace=NAMESPACE,
+        )
+        agents = stack.enter_context(start_agents(orders, log=self._out / "agents.log"))
+        engine.wait()
+        agents.wait()
+        say(f"vLLM is up on {engine.url}")
+        sync = WeightSync([engine.url], transfer=CheckpointTransfer(self._out / "weights", like=like), pool=pool)
+        reports: list[Report] = [ToJsonl(self._out / METRICS), self._metrics.append]
+        trainer = AsyncTrainer(pool, model, settings=settings, sync=sync, reports=reports)
+        trainer.start()
+        return trainer, agents
+
+    def _evaluate(self, agents: Agents, when: str) -> float:
+        reward = agents.evaluate()
+        self._screen.say(f"reward on held-out samples, {when}: {reward:.3f}")
+        return reward
+
+    def _train(self, trainer: AsyncTrainer, agents: Agents) -> float:
+        """Gives the seconds that it took."""
+        agents.train()
+        began = time.monotonic()
+        with self._screen.rewards(self._updates, is_plotting=self._settings.plot) as rewards:
+            while trainer.update < self._updates:
+                rewards(trainer.step())
+        seconds = time.monotonic() - began
+        agents.stop()
+        return seconds

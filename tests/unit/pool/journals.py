@@ -1,0 +1,55 @@
+"""Pools with a journal, opened, killed and opened again."""
+
+from pathlib import Path
+
+from stepwell.core.intake import Registration, Reward
+from stepwell.core.limits import Limits
+from stepwell.core.step import Exactness
+from stepwell.pool.archive import ParquetArchive
+from stepwell.pool.journal import SqliteJournal
+from stepwell.pool.late_rewards import late
+from stepwell.pool.restoring import Restored, restore
+from tests.builders import EasyPool, make_step
+
+opened: list[SqliteJournal] = []
+
+
+def open_pool(path: Path, limits: Limits | None = None) -> tuple[EasyPool, SqliteJournal, Restored]:
+    limits = limits or Limits()
+    journal = SqliteJournal(path, closed_kept=limits.closed_kept)
+    opened.append(journal)
+    pool = EasyPool(limits, journal)
+    return pool, journal, restore(pool, journal)
+
+
+def save(pool: EasyPool, journal: SqliteJournal) -> None:
+    journal.commit(pool.books.snapshot())
+
+
+def kill(journal: SqliteJournal) -> None:
+    """The process is gone: nothing is closed in order, what was not committed is lost."""
+    journal.db.close()
+
+
+def rows(journal: SqliteJournal) -> dict[str, int]:
+    tables = ("groups", "trajectories", "steps", "leases")
+    return {table: journal.db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
+
+
+def mixed_rollout(pool: EasyPool) -> None:
+    """A step for every trainer, one that is marked, and one of a low grade."""
+    pool.register(Registration("t", "p"))
+    pool.submit(
+        [
+            make_step(uid="plain"),
+            make_step(uid="greedy", started_at=1, untrainable="greedy: temperature is 0"),
+            make_step(uid="again", started_at=2, exactness=Exactness.RETOKENIZED),
+        ]
+    )
+    pool.complete("t", "p", 1.0)
+
+
+def give_late(pool: EasyPool, archive: ParquetArchive, value: float) -> None:
+    reward = Reward(trajectory_uid="t", prompt_uid="p", value=value, source="human", notes="on second thoughts")
+    assert not pool.intake.reward(reward)
+    archive.add_late_reward(late(reward, pool.books.count_late_reward("t"), at=10.0))
