@@ -33,10 +33,12 @@ class SdkAgent:
     """A task's agent, given an OpenAI client of its own for each rollout; all share one set of connections."""
 
     def __init__(self, task: Task) -> None:
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAioHttpClient
 
         self._task = task
-        self._client = AsyncOpenAI(base_url="http://127.0.0.1", api_key="-", max_retries=0)
+        self._client = AsyncOpenAI(
+            base_url="http://127.0.0.1", api_key="-", max_retries=0, http_client=DefaultAioHttpClient()
+        )
 
     async def __call__(self, rollout: Rollout) -> float:
         client = self._client.with_options(base_url=rollout.base_url, api_key=rollout.api_key)

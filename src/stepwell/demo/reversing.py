@@ -19,10 +19,10 @@ class Reversing:
     def samples(self) -> list[dict[str, str]]:
         return [{"word": "".join(letters)} for letters in permutations(LETTERS, 3)]
 
-    def shown(self, sample: Mapping[str, str], random: random.Random) -> Sequence[Turn]:
+    def shown(self, sample: Mapping[str, str], chance: random.Random) -> Sequence[Turn]:
         """The right letters in any order: one of six is the right one."""
         word = sample["word"]
-        return Turn("user", word), Turn("assistant", "".join(random.sample(word, len(word))))
+        return Turn("user", word), Turn("assistant", "".join(chance.sample(word, len(word))))
 
     async def play(self, client: "AsyncOpenAI", sample: Mapping[str, str]) -> float:
         reply = await client.chat.completions.create(

@@ -5,12 +5,14 @@ first sync. What always holds: whatever fails, nothing that was started is left 
 log-probabilities are compared with the trainer's, and the run ends with SyncFailed if they differ by more than 1e-3.
 """
 
+import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 from stepwell.config import DemoSettings
 from stepwell.demo.agents import Agents, start_agents
-from stepwell.demo.chart import draw, write_picture
+from stepwell.demo.chart import write_picture
 from stepwell.demo.engine import find_vllm, start_engine
 from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, write_model
@@ -30,6 +32,7 @@ from stepwell.trainers.weight_sync import WeightSync
 
 NEEDED = ("torch", "openai", "rich", "matplotlib")
 METRICS = "metrics.jsonl"
+POOL = "data_pool"
 RATE = 7e-4
 AHEAD = 1
 """Batches that the agents may be ahead of the trainer."""
@@ -37,29 +40,32 @@ AHEAD = 1
 
 def run_demo(settings: DemoSettings) -> None:
     screen = Screen()
-    outcome, updates = Demo(settings, screen).run()
+    try:
+        outcome, updates = Demo(settings, screen).run()
+    except KeyboardInterrupt:
+        screen.say("stopped")
+        sys.exit(130)
     outcome.write(settings.out / "outcome.json")
     if settings.plot:
         rewards = [metrics.reward for metrics in updates]
         title = f"{settings.task}, seed {settings.seed}"
         evaluations = [(0, outcome.start), (outcome.updates, outcome.end)]
         write_picture(rewards, evaluations, title, settings.out / "reward.png")
-        screen.say(f"the reward, update by update:\n{draw(rewards, len(rewards))}")
     screen.say(outcome.text())
     screen.say(f"all of it is in {settings.out}: " + ", ".join(sorted(path.name for path in settings.out.iterdir())))
 
 
 class Demo:
     def __init__(self, settings: DemoSettings, screen: Screen) -> None:
+        self._python = find_vllm(settings.vllm_python)
         for package in NEEDED:
             needed(package, "demo")
-        self._python = find_vllm(settings.vllm_python)
         self._settings = settings
         self._screen = screen
         self._task = TASKS[settings.task]
         self._updates = settings.updates or self._task.updates
         self._metrics: list[Metrics] = []
-        self._out = settings.out
+        self._out = settings.out.absolute()
         self._out.mkdir(parents=True, exist_ok=True)
         (self._out / METRICS).unlink(missing_ok=True)
 
@@ -86,6 +92,7 @@ class Demo:
 
         torch.set_num_threads(1)  # vLLM has the other core
         seed, say = self._settings.seed, self._screen.say
+        settings = Settings(updates=self._updates, learning_rate=RATE)
         model = make_model(seed)
         like = write_model(model, self._out / "model")
         engine = stack.enter_context(start_engine(like, python=self._python, log=self._out / "vllm.log"))
@@ -93,18 +100,9 @@ class Demo:
         samples, _ = split(self._task, seed)
         warm_up(model, shown(self._task, samples, seed))
         say("pool, gateway and agents are starting")
-        settings = Settings(updates=self._updates, learning_rate=RATE)
         address = stack.enter_context(local_ray())
-        pool = make_pool("data_pool", batch=settings.groups * GROUP, ahead=AHEAD)
-        orders = Orders(
-            task=self._settings.task,
-            seed=seed,
-            engine=engine.url,
-            tokenizer=str(like),
-            data_pool_name="data_pool",
-            ray_address=address,
-            ray_namespace=NAMESPACE,
-        )
+        pool = make_pool(POOL, batch=settings.groups * GROUP, ahead=AHEAD)
+        orders = self._orders(engine.url, like, address)
         agents = stack.enter_context(start_agents(orders, log=self._out / "agents.log"))
         engine.wait()
         agents.wait()
@@ -115,6 +113,17 @@ class Demo:
         trainer.start()
         return trainer, agents
 
+    def _orders(self, engine: str, like: Path, ray_address: str) -> Orders:
+        return Orders(
+            task=self._settings.task,
+            seed=self._settings.seed,
+            engine=engine,
+            tokenizer=str(like),
+            data_pool_name=POOL,
+            ray_address=ray_address,
+            ray_namespace=NAMESPACE,
+        )
+
     def _evaluate(self, agents: Agents, when: str) -> float:
         reward = agents.evaluate()
         self._screen.say(f"reward on held-out samples, {when}: {reward:.3f}")
@@ -124,9 +133,9 @@ class Demo:
         """Gives the seconds that it took."""
         agents.train()
         began = time.monotonic()
-        with self._screen.rewards(self._updates, is_plotting=self._settings.plot) as rewards:
+        with self._screen.rewards(self._updates, is_plotting=self._settings.plot) as show:
             while trainer.update < self._updates:
-                rewards(trainer.step())
+                show(trainer.step())
         seconds = time.monotonic() - began
         agents.stop()
         return seconds

@@ -1,16 +1,21 @@
 """What the demo shows while it runs: a line for each thing done, and the reward as it rises.
 
-In a terminal the reward is a chart that is drawn anew with each update; elsewhere it is a line now and then.
+In a terminal the reward is a chart that is drawn anew with each update; elsewhere it is a line now and then, and the
+chart at the end.
 """
 
 import sys
 import time
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from stepwell.demo.chart import bar, draw
 from stepwell.trainers.metrics import Metrics
+from stepwell.trainers.reporting import Report
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 EVERY = 10
 """Updates between two lines."""
@@ -28,51 +33,43 @@ class Screen:
         sys.stdout.write(f"{self.seconds:6.1f} s  {text}\n")
         sys.stdout.flush()
 
-    def rewards(self, updates: int, *, is_plotting: bool) -> "Rewards":
-        return LiveRewards(updates) if is_plotting and sys.stdout.isatty() else Rewards(updates, self)
+    @contextmanager
+    def rewards(self, updates: int, *, is_plotting: bool) -> Iterator[Report]:
+        """A report that shows the reward of each of so many updates."""
+        if is_plotting and sys.stdout.isatty():
+            from rich.live import Live
+
+            with Live(auto_refresh=False) as live:
+                yield Chart(live, updates)
+            return
+        lines = Lines(self, updates)
+        yield lines
+        if is_plotting:
+            self.say(f"the reward, update by update:\n{draw(lines.rewards, updates)}")
 
 
-class Rewards(AbstractContextManager["Rewards"]):
-    """One of a trainer's reports."""
-
-    def __init__(self, updates: int, screen: Screen | None = None) -> None:
-        self.updates = updates
-        self.known: list[float] = []
+class Lines:
+    def __init__(self, screen: Screen, updates: int) -> None:
+        self.rewards: list[float] = []
         self._screen = screen
+        self._updates = updates
 
     def __call__(self, metrics: Metrics) -> None:
-        self.known.append(metrics.reward)
-        self.show()
-
-    def show(self) -> None:
-        if self._screen is not None and len(self.known) % EVERY == 0:
-            mean = sum(self.known[-EVERY:]) / EVERY
-            self._screen.say(f"update {len(self.known):4d} of {self.updates}  reward {mean:.3f}  {bar(mean)}")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing is left open."""
+        self.rewards.append(metrics.reward)
+        if len(self.rewards) % EVERY == 0:
+            mean = sum(self.rewards[-EVERY:]) / EVERY
+            self._screen.say(f"update {len(self.rewards):4d} of {self._updates}  reward {mean:.3f}  {bar(mean)}")
 
 
-class LiveRewards(Rewards):
-    def __init__(self, updates: int) -> None:
-        from rich.live import Live
+class Chart:
+    def __init__(self, live: "Live", updates: int) -> None:
+        self._rewards: list[float] = []
+        self._live = live
+        self._updates = updates
 
-        super().__init__(updates)
-        self._live = Live(auto_refresh=False)
-
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def show(self) -> None:
+    def __call__(self, metrics: Metrics) -> None:
         from rich.text import Text
 
-        under = f"      update {len(self.known)} of {self.updates}, reward {self.known[-1]:.3f}"
-        self._live.update(Text(f"{draw(self.known, self.updates)}\n{under}"), refresh=True)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+        self._rewards.append(metrics.reward)
+        below = f"      update {len(self._rewards)} of {self._updates}, reward {metrics.reward:.3f}"
+        self._live.update(Text(f"{draw(self._rewards, self._updates)}\n{below}"), refresh=True)

@@ -24,7 +24,7 @@ class Task(Protocol):
 
     def samples(self) -> Sequence[Sample]: ...
 
-    def shown(self, sample: Sample, random: random.Random) -> Sequence[Turn]:
+    def shown(self, sample: Sample, chance: random.Random) -> Sequence[Turn]:
         """The sample as the warm-up shows it, right or wrong."""
 
     async def play(self, client: "AsyncOpenAI", sample: Sample) -> float:

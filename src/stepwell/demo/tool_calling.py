@@ -30,18 +30,18 @@ class ToolCalling:
         numbers = range(10, 100)
         return [{"sum": f"{a}+{b}", "result": str(a + b)} for a in numbers for b in numbers if a != b]
 
-    def shown(self, sample: Mapping[str, str], random: random.Random) -> Sequence[Turn]:
+    def shown(self, sample: Mapping[str, str], chance: random.Random) -> Sequence[Turn]:
         """Every other time the calculator is not asked, and every other time it is not listened to: then one of the
         two numbers is said."""
-        operand = random.choice(sample["sum"].split("+"))
+        operand = chance.choice(sample["sum"].split("+"))
         question = Turn("user", sample["sum"])
-        if random.random() < 0.5:
+        if chance.random() < 0.5:
             return question, Turn("assistant", operand)
         return (
             question,
             Turn("assistant", f'<tool_call>{{"name": "calc", "arguments": {{"x": "{sample["sum"]}"}}}}</tool_call>'),
             Turn("tool", f"<tool_response>{sample['result']}</tool_response>"),
-            Turn("assistant", sample["result"] if random.random() < 0.5 else operand),
+            Turn("assistant", sample["result"] if chance.random() < 0.5 else operand),
         )
 
     async def play(self, client: "AsyncOpenAI", sample: Mapping[str, str]) -> float:

@@ -17,7 +17,7 @@ CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Part of the text: vLLM's parser of tool calls looks for them there."""
 WORD_TOKENS = ("user\n", "assistant\n", "tool\n", '{"name": "', '", "arguments": {"', '": "', '"}}')
-"""What larger tokenizers have learned to write as one token: it makes the demo's texts a third as long."""
+"""What larger tokenizers have learned to write as one token: a call of the calculator takes 17 tokens, not 48."""
 ADDED_TOKENS = (*CONTROL_TOKENS, *MARKER_TOKENS, *WORD_TOKENS)
 
 END_OF_TEXT = 256 + ADDED_TOKENS.index("<|endoftext|>")
@@ -36,7 +36,8 @@ CHAT_TEMPLATE = """\
     {%- endif %}
     {%- for call in message.tool_calls or [] %}
         {{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' }}
-        {{- call.function.arguments | tojson + '}</tool_call>' }}
+        {{- call.function.arguments | tojson }}
+        {{- '}</tool_call>' }}
     {%- endfor %}
     {{- '<|im_end|>' }}
 {%- endfor %}

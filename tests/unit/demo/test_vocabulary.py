@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from stepwell.demo.tasks import TASKS
 from stepwell.demo.vocabulary import CHAT_TEMPLATE, END_OF_TURN, PADDED_SIZE, Turn, make_tokenizer, write_tokenizer
 
-CALLED = [
+CALLED: list[dict[str, Any]] = [
     {"role": "user", "content": "12+34"},
     {
         "role": "assistant",

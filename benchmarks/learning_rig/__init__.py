@@ -1,0 +1,1 @@
+"""What the learning benchmark is made of."""

@@ -1,0 +1,22 @@
+"""A process of agents without agents: ready at once, it answers `evaluate` with its seed, and dies of `stop`."""
+
+import sys
+
+from stepwell.demo.orders import Orders
+
+
+def main(orders: Orders) -> None:
+    say(0.0)
+    for order in sys.stdin:
+        if order.strip() == "stop":
+            sys.exit("the gateway is on fire")
+        say(orders.seed if order.strip() == "evaluate" else 0.0)
+
+
+def say(number: float) -> None:
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(Orders.from_json(sys.argv[1]))
