@@ -16,7 +16,7 @@ from openai import AsyncOpenAI, DefaultAioHttpClient
 from stepwell.agents.dataset import Dataset, Prompt
 from stepwell.core.columns import pack
 from stepwell.core.step import Step, ids_array, logprobs_array
-from stepwell.demo.episodes import GROUP
+from stepwell.demo.episodes import GROUP, PATIENCE
 from stepwell.demo.tasks import Task
 from stepwell.pool.batch import make_batch
 from stepwell.trainers.learner import Learner
@@ -66,7 +66,7 @@ class BareLoop:
         """`ahead`: groups that may be untrained. A batch's worth and each batch is sampled after the update before it;
         two, and sampling goes on while the model is trained."""
         http = DefaultAioHttpClient()
-        self._sdk = AsyncOpenAI(base_url=f"{engine}/v1", api_key="-", max_retries=0, http_client=http)
+        self._sdk = AsyncOpenAI(base_url=f"{engine}/v1", api_key="-", timeout=PATIENCE, http_client=http)
         self._task = task
         self._prompts = iter(dataset)
         self._model = model
@@ -81,16 +81,15 @@ class BareLoop:
         ready: asyncio.Queue[list[Step]] = asyncio.Queue()
         ahead, slots = asyncio.Semaphore(self._ahead), asyncio.Semaphore(CONCURRENCY)
         began = time.monotonic()
-        sampling = asyncio.create_task(self._sample(ready, ahead, slots))
-        for update in range(updates):
-            steps = [await ready.get() for _ in range(self._settings.groups)]
-            await asyncio.to_thread(self._learn, steps, update)
-            for _ in steps:
-                ahead.release()
-        seconds = time.monotonic() - began
-        sampling.cancel()
-        await asyncio.gather(sampling, return_exceptions=True)
-        await self._sdk.close()
+        async with self._sdk, asyncio.TaskGroup() as tasks:
+            sampling = tasks.create_task(self._sample(ready, ahead, slots))
+            for update in range(updates):
+                steps = [await ready.get() for _ in range(self._settings.groups)]
+                await asyncio.to_thread(self._learn, steps, update)
+                for _ in steps:
+                    ahead.release()
+            seconds = time.monotonic() - began
+            sampling.cancel()
         return updates * self._settings.groups * GROUP / seconds
 
     async def _sample(

@@ -27,6 +27,8 @@ GROUP = 8
 TIMES = 4
 """How often each held-out sample is tried in an evaluation."""
 VALIDATION = "validation"
+PATIENCE = 60.0
+"""Seconds for a call, however busy the machine is."""
 
 
 class SdkAgent:
@@ -37,7 +39,11 @@ class SdkAgent:
 
         self._task = task
         self._client = AsyncOpenAI(
-            base_url="http://127.0.0.1", api_key="-", max_retries=0, http_client=DefaultAioHttpClient()
+            base_url="http://127.0.0.1",
+            api_key="-",
+            timeout=PATIENCE,
+            max_retries=0,
+            http_client=DefaultAioHttpClient(),
         )
 
     async def __call__(self, rollout: Rollout) -> float:

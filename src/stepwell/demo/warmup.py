@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from tokenizers import Tokenizer
 
-STEPS = 250
+STEPS = 400
 EXAMPLES = 64
 """In a step."""
 RATE = 2e-3

@@ -260,8 +260,9 @@ async def talk(agent: Agent, *, until_asked: FakeEngine, count: int) -> int:
     return said
 
 
-@pytest.mark.parametrize("address", [f"http://127.0.0.1:{free_port()}", f"http://{'a' * 70}", "http://h:99999"])
+@pytest.mark.parametrize("address", ["http://127.0.0.1:{free}", f"http://{'a' * 70}", "http://h:99999"])
 async def test_an_engine_that_cannot_be_reached_is_added_as_down_and_harms_no_call(agent: Agent, address: str) -> None:
+    address = address.format(free=free_port())
     async with agent.http.post("/engines", json={"address": address}) as added:
         _, unreachable = (await added.json())["engines"]
     assert unreachable["state"] == "down"
