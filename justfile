@@ -26,6 +26,12 @@ test *args:
 e2e *args:
     {{python}} -m pytest tests/e2e {{args}}
 
+# the documentation site, into site/; nothing in it needs the internet
+docs:
+    {{python}} scripts/reference.py
+    {{python}} scripts/api_docs.py
+    {{python}} -m mkdocs build --strict
+
 # every benchmark; each prints one JSON object last and fails if it misses a target
 bench:
     {{python}} -m benchmarks.pool_rules
@@ -34,6 +40,9 @@ bench:
     {{python}} -m benchmarks.streams
     {{python}} -m benchmarks.rewards
     {{python}} -m benchmarks.atropos
+    {{python}} -m benchmarks.learning
+    {{python}} -m benchmarks.dashboard
+    {{python}} -m benchmarks.exports
 
 # a pool whose shards are killed a hundred times under load; some four minutes
 chaos-pool:

@@ -7,6 +7,13 @@ from tests.rig.ray_cluster import RayCluster, start_ray
 from tests.rig.tiny_model import make_tiny_model
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In several processes (`-n 2 --dist loadgroup`): one has all that needs the engine, a file stays together."""
+    for item in items:
+        needs_engine = "vllm" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("engine" if needs_engine else item.path.as_posix()))
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder that vLLM can serve and whose tokenizer reads the fake engine's ids; not to be changed."""

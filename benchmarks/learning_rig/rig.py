@@ -12,7 +12,7 @@ from stepwell.demo.engine import find_vllm, start_engine
 from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, write_model
 from stepwell.demo.orders import Orders
-from stepwell.demo.pool import NAMESPACE, local_ray, make_pool
+from stepwell.demo.pool import NAMESPACE, demo_ray, make_pool
 from stepwell.demo.run import RATE
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.demo.warmup import warm_up
@@ -78,7 +78,7 @@ def open_rig(out: Path) -> Iterator[Rig]:
     torch.set_num_threads(1)
     task, model = TASKS[TASK], make_model(SEED)
     like = write_model(model, out / "model")
-    with start_engine(like, python=find_vllm(None), log=out / "vllm.log") as engine, local_ray() as address:
+    with start_engine(like, python=find_vllm(None), log=out / "vllm.log") as engine, demo_ray() as address:
         warm_up(model, shown(task, split(task, SEED)[0], SEED))
         engine.wait()
         yield Rig(engine.url, address, out, like, model)

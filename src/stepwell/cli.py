@@ -4,20 +4,28 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from stepwell import logs
 from stepwell.errors import StepwellError
 
 COMMANDS = {
-    "pool": ("create the DataPool on a running Ray cluster", "PoolSettings", "run_pool"),
-    "gateway": ("serve agents and record what they do", "GatewaySettings", "run_gateway"),
-    "atropos": ("serve environments and trainers written for Atropos", "AtroposSettings", "run_atropos"),
-    "rewards": ("start reward workers on a running Ray cluster", "RewardSettings", "run_rewards"),
-    "reward try": ("call a reward function on stored trajectories", "TrySettings", "run_try"),
-    "rescore": ("copy stored trajectories with new rewards", "RescoreSettings", "run_rescore"),
-    "demo": ("watch a tiny model learn, on a bare CPU", "DemoSettings", "demo.run.run_demo"),
+    "up": ("start everything on this machine, and keep it running", "up.UpSettings", "up.run.run_up"),
+    "down": ("end what `stepwell up` started in this folder", "up.DownSettings", "up.down.run_down"),
+    "status": ("show on one screen what happens", "up.StatusSettings", "up.status.run_status"),
+    "doctor": ("prove that an engine is token-exact, or say why not", "doctor.DoctorSettings", "doctor.run.run_doctor"),
+    "pool": ("create the DataPool on a running Ray cluster", "pool.PoolSettings", "run_pool"),
+    "gateway": ("serve agents and record what they do", "serving.GatewaySettings", "run_gateway"),
+    "atropos": ("serve environments and trainers written for Atropos", "serving.AtroposSettings", "run_atropos"),
+    "dashboard": ("serve a page that shows what happens", "dashboard.DashboardSettings", "run_dashboard"),
+    "rewards": ("start reward workers on a running Ray cluster", "rewards.RewardSettings", "run_rewards"),
+    "reward try": ("call a reward function on stored trajectories", "rewards.TrySettings", "run_try"),
+    "rescore": ("copy stored trajectories with new rewards", "rewards.RescoreSettings", "run_rescore"),
+    "export": ("write steps to Parquet, JSONL or a dataset", "exports.ExportSettings", "run_export"),
+    "import": ("send exported steps into a running pool", "exports.ImportSettings", "run_import"),
+    "demo": ("watch a tiny model learn, on a bare CPU", "demo.DemoSettings", "demo.run.run_demo"),
 }
-"""By name, of one or two words: what --help says, the settings in config.py, the function, in wiring.py if no module is
+"""By name, of one or two words: what --help says, the settings in config/, the function, in wiring.py if no module is
 named."""
 
 
@@ -54,15 +62,19 @@ def run(command: str, arguments: Sequence[str], program: str) -> None:
     logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")
     _, settings_name, function_name = COMMANDS[command]
     try:
-        config = import_module("stepwell.config")
-        settings = config.read_settings(getattr(config, settings_name), arguments, program)
+        sections = import_module("stepwell.config.sections")
+        settings = sections.read_settings(_named("config", settings_name), arguments, program)
     except StepwellError as failure:
         fail(program, str(failure), status=2)
     try:
-        module, _, name = function_name.rpartition(".")
-        getattr(import_module(f"stepwell.{module or 'wiring'}"), name)(settings)
+        _named("", function_name)(settings)
     except StepwellError as failure:
         fail(program, str(failure), status=1)
+
+
+def _named(room: str, path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(".".join(filter(None, ("stepwell", room, module or "wiring")))), name)
 
 
 def fail(program: str, text: str, *, status: int) -> None:

@@ -8,28 +8,32 @@ from functools import partial
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
-from stepwell.config import (
-    AtroposSettings,
-    FunctionSection,
-    GatewaySettings,
-    PoolSettings,
-    RescoreSettings,
-    RewardSettings,
-    TrySettings,
-)
+from stepwell.config.dashboard import DashboardSettings
+from stepwell.config.exports import ExportSettings, ImportSettings
+from stepwell.config.pool import PoolSettings
+from stepwell.config.rewards import FunctionSection, RescoreSettings, RewardSettings, TrySettings
+from stepwell.config.serving import AtroposSettings, GatewaySettings
 from stepwell.core.keys import Keys
+from stepwell.dashboard.app import create_dashboard
+from stepwell.dashboard.gateways import Gateways
+from stepwell.dashboard.status import About
 from stepwell.door.app import Door, create_door
+from stepwell.exports import commands as exporting
+from stepwell.exports.tables import Tables
 from stepwell.gateway.app import create_app
 from stepwell.gateway.engines import Engines
 from stepwell.gateway.front import Front
 from stepwell.gateway.spool import Spool
 from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
 from stepwell.pool.actor import PoolPlan, start_pool
-from stepwell.pool.arrow import columns_from_arrow
+from stepwell.pool.arrow import SCHEMA, columns_from_arrow
+from stepwell.pool.batch import make_batch
 from stepwell.pool.client import PoolClient
 from stepwell.pool.cluster import join_ray
 from stepwell.rewards.client import RewardClient
+from stepwell.rewards.decoding import load_decode
 from stepwell.rewards.job import Job
 from stepwell.rewards.offline import rescore, try_function
 from stepwell.rewards.stored import Store
@@ -74,7 +78,24 @@ def _door(settings: GatewaySettings | AtroposSettings, keys: Keys, state: str | 
     return create_door(pool=pool, keys=keys, state=Path(state) if state else None)
 
 
-def _serve(name: str, app: Front | Door, keys: Keys, host: str, port: int) -> None:
+def run_dashboard(settings: DashboardSettings) -> None:
+    """Serve until told to stop."""
+    keys = Keys(settings.control_keys)
+    join_ray(settings.ray_address, settings.ray_namespace)
+    plan = asyncio.run(PoolClient(settings.data_pool_name, settings.ray_namespace).shards.plan())
+    path = settings.tokenizer_path
+    app = create_dashboard(
+        pool=PoolClient(settings.data_pool_name, settings.ray_namespace),
+        keys=keys,
+        limits=plan.limits,
+        tokenizer=BackgroundTokenizer(path, load_tokenizer) if path else None,
+        gateways=Gateways(settings.gateways, settings.control_keys[0] if settings.control_keys else None),
+        about=About(name=plan.name, shards=plan.shards, journal=plan.journal, archive=plan.archive),
+    )
+    _serve("dashboard", app, keys, settings.host, settings.port)
+
+
+def _serve(name: str, app: Front | Door | FastAPI, keys: Keys, host: str, port: int) -> None:
     if keys.open and host not in LOOPBACK:
         log.warning("listening on %s without keys: everyone who can reach it can use it", host)
     log.info("%s on http://%s:%d", name, host, port)
@@ -120,6 +141,25 @@ def run_try(settings: TrySettings) -> None:
 def run_rescore(settings: RescoreSettings) -> None:
     job = _job(settings.function, settings)
     asyncio.run(rescore(job, Store(settings.from_), Store(settings.to), columns_from_arrow, say=_say))
+
+
+def run_export(settings: ExportSettings) -> None:
+    pool = None
+    if settings.from_ is None:
+        join_ray(settings.ray_address, settings.ray_namespace)
+        pool = PoolClient(settings.data_pool_name, settings.ray_namespace)
+    decode = None if settings.tokenizer_path is None else load_decode(settings.tokenizer_path)
+    asyncio.run(exporting.run_export(settings, pool, _tables(), decode, _say))
+
+
+def run_import(settings: ImportSettings) -> None:
+    join_ray(settings.ray_address, settings.ray_namespace)
+    pool = PoolClient(settings.data_pool_name, settings.ray_namespace)
+    asyncio.run(exporting.run_import(settings, pool, _tables(), _say))
+
+
+def _tables() -> Tables:
+    return Tables(SCHEMA, lambda steps, sizes, of: make_batch(steps, sizes, sources=of).to_arrow(), columns_from_arrow)
 
 
 def _job(function: str, settings: FunctionSection) -> Job:

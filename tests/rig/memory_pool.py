@@ -14,15 +14,23 @@ from stepwell.core.intake import Ending, Registration, Reward, Verdict
 from stepwell.core.lease import Leased, Settlement, Wanted
 from stepwell.core.limits import Limits
 from stepwell.core.pacing import Pacing
+from stepwell.core.series import as_series
+from stepwell.core.sight import AuditEntry, Changes, Curated, Curation, Cursor, Series
+from stepwell.core.sketch import as_summary
+from stepwell.core.stats import PoolStats
 from stepwell.core.step import Exactness, Step
 from stepwell.errors import LeaseExpired, PoolUnavailable
 from tests.builders import EasyPool
+
+SHARD = "memory"
 
 
 class MemoryPool:
     def __init__(self, **limits: Any) -> None:
         self.rules = EasyPool(Limits(**limits))
         self.away = False
+        self.epoch = "first"
+        """Another one makes watchers read anew, as a restart does."""
         self.loses_answers = 0
         """How many submissions still to take and then fail to answer for, as an actor does that dies too early."""
         self.messages: list[int] = []
@@ -72,7 +80,7 @@ class MemoryPool:
         await self.check()
         gate = make_gate(min_exactness, untrainable)
         leased = self.rules.fill(trajectories, channel, shares=shares, seconds=lease, gate=gate)
-        return None if leased is None else as_filled(leased[1], (("memory", leased[0]),))
+        return None if leased is None else as_filled(leased[1], ((SHARD, leased[0]),))
 
     async def ack(self, leased: Leased) -> None:
         await self.check()
@@ -115,6 +123,40 @@ class MemoryPool:
 
     async def follow(self) -> None:
         await asyncio.Event().wait()
+
+    # -- as a watcher sees it ------------------------------------------------------------------------------------------
+
+    async def stats(self) -> PoolStats:
+        await self.check()
+        return self.rules.stats()
+
+    async def series(self, *, seconds: float) -> Series:
+        await self.check()
+        return as_series([self.rules.watch.strip(seconds)])
+
+    async def changes(self, cursors: Mapping[str, Cursor], limit: int = 2_000) -> Changes:
+        await self.check()
+        cursor = cursors.get(SHARD, Cursor())
+        anew = cursor.epoch != self.epoch or self.rules.watch.misses(cursor.position)
+        page = self.rules.watch.page(0 if anew else cursor.position, limit)
+        return Changes(
+            summaries=[as_summary(sketch, SHARD) for sketch in page.sketches],
+            cursors={SHARD: Cursor(epoch=self.epoch, position=page.position)},
+            anew=[SHARD] if anew else [],
+            more=page.more,
+        )
+
+    async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
+        await self.check()
+        return self.rules.watch.read(uids)[0]
+
+    async def curate(self, curation: Curation) -> Curated:
+        await self.check()
+        return self.rules.curator.curate(curation)
+
+    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> list[AuditEntry]:
+        await self.check()
+        return self.rules.curator.audit(limit, trajectory_uid)
 
     def _answer(self) -> None:
         if self.loses_answers:

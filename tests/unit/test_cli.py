@@ -10,8 +10,8 @@ import pytest
 from stepwell import cli
 
 HEAVY = ("ray", "fastapi", "pydantic", "torch", "transformers", "aiohttp", "uvicorn")
-OFFLINE = ("reward try", "rescore", "demo")
-"""Commands that join no Ray cluster."""
+OFFLINE = ("down", "status", "doctor", "reward try", "rescore", "demo")
+"""Commands that are not told a Ray namespace."""
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -43,8 +43,8 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_is_refused_with_the_ones_there_are() -> None:
     done = run("-m", "stepwell", "puol")
     assert done.returncode == 2
-    known = "pool, gateway, atropos, rewards, reward try, rescore, demo"
-    assert done.stderr == f"stepwell: unknown command 'puol'; there are: {known}\n"
+    known = "up, down, status, doctor, pool, gateway, atropos, dashboard, rewards, reward try, rescore, export, import"
+    assert done.stderr == f"stepwell: unknown command 'puol'; there are: {known}, demo\n"
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)

@@ -1,14 +1,9 @@
 import pytest
 
-from stepwell.config import (
-    AtroposSettings,
-    GatewaySettings,
-    PoolSettings,
-    RescoreSettings,
-    RewardSettings,
-    TrySettings,
-    read_settings,
-)
+from stepwell.config.pool import PoolSettings
+from stepwell.config.rewards import RescoreSettings, RewardSettings, TrySettings
+from stepwell.config.sections import read_settings
+from stepwell.config.serving import AtroposSettings, GatewaySettings
 from stepwell.core.limits import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
 from stepwell.errors import BadRequest
 

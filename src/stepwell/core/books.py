@@ -10,14 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.core.channel import Channel
+from stepwell.core.chronicle import Chronicle
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
 from stepwell.core.journal import PoolJournal
 from stepwell.core.lease import Unit
 from stepwell.core.limits import Limits
+from stepwell.core.series import Timeline
+from stepwell.core.sight import State
+from stepwell.core.sketch import Sketch
 from stepwell.core.stats import Ledger, Tally
 from stepwell.core.step import Json
 from stepwell.errors import BadRequest
+
+REJECTED = "rejected"
+"""The cause under which is dropped what a person does not want."""
 
 
 @dataclass(slots=True)
@@ -51,6 +58,10 @@ class Books:
         self.channels: dict[str, Channel] = {}
         self.trajectories: dict[str, Trajectory] = {}
         """Open, complete or under lease."""
+        self.history: dict[str, Trajectory] = {}
+        """Trained, and kept for batches that mix new and old."""
+        self.chronicle = Chronicle(self.trajectories, limits.gone_kept)
+        self.timeline = Timeline(self.channels)
         self.closed: OrderedDict[str, int] = OrderedDict()
         """The last that are gone, each with the number of the last reward given to it."""
 
@@ -58,7 +69,7 @@ class Books:
         if name not in self.channels:
             if len(self.channels) >= self.limits.max_channels:
                 raise BadRequest(f"channel {name!r} would be one too many: the pool has {len(self.channels)} already")
-            self.channels[name] = Channel(name, self.limits)
+            self.channels[name] = Channel(name, self.limits, self.chronicle)
         return self.channels[name]
 
     def open_group(self, prompt_uid: str, channel: Channel, size: int, source: str = "") -> Group:
@@ -76,6 +87,7 @@ class Books:
         self.trajectories[trajectory.uid] = group.trajectories[trajectory.uid] = trajectory
         channel.trajectories += 1
         channel.place(group)
+        self.chronicle.touch(trajectory)
         self.journal.save_group(group)
         self.journal.save_trajectory(trajectory)
 
@@ -91,20 +103,34 @@ class Books:
         else:
             self.journal.remove_group(group)
 
-    def drop_trajectory(self, trajectory: Trajectory, cause: str) -> None:
+    def drop_trajectory(self, trajectory: Trajectory, cause: str, note: str = "") -> None:
         """It failed: its data is lost, its place in the group is free."""
         self.channels[trajectory.group.channel].ledger.drop(cause, trajectory.held_steps())
         self.take_out(trajectory)
         self.journal.remove_trajectory(trajectory)
-        self.close(trajectory.uid)
+        self.close(trajectory, State.DROPPED, cause, note)
 
-    def drop_group(self, group: Group, cause: str) -> None:
+    def drop_group(self, group: Group, cause: str, note: str = "") -> None:
         channel = self.channels[group.channel]
         channel.leave(group)
         channel.ledger.drop(cause, group.held_steps())
         self.journal.remove_group(group)
-        self.close_all(group)
+        for trajectory in group.trajectories.values():
+            self.close(trajectory, State.DROPPED, cause, note)
         group.dissolve()
+
+    def reject(self, trajectory: Trajectory, note: str) -> None:
+        """A person does not want it: it goes, and its place with it, so that the others wait for no other."""
+        group = trajectory.group
+        self.shrink(group)
+        self.drop_trajectory(trajectory, REJECTED, note)
+        if group.trajectories:
+            self.close_if_spent(group)
+
+    def shrink(self, group: Group) -> None:
+        """One of its rollouts goes and is not to be replaced."""
+        group.give_up(1)
+        self.journal.save_group(group)
 
     def clear(self, channel: Channel) -> int:
         """Drop every group that is not under lease; gives how many there were."""
@@ -119,8 +145,32 @@ class Books:
         if channel.unit is Unit.STEPS and group.completed == group.size and not any(True for _ in group.held_steps()):
             channel.leave(group)
             self.journal.remove_group(group)
-            self.close_all(group)
+            for trajectory in group.trajectories.values():
+                sketch = self.close(trajectory, State.TRAINED)
+                self.timeline.seen(channel.name).add(sketch, self.policy_version)
             group.dissolve()
+
+    def remember(self, channel: Channel, group: Group) -> None:
+        """A trained group stays as history, if any is kept. What has to make room for it may leave for the archive."""
+        leaving = channel.remember(group)
+        if leaving is not group:
+            self.history |= group.trajectories
+            self.journal.save_group(group)
+        if leaving is not None:
+            if leaving is not group:
+                for uid in leaving.trajectories:
+                    self.history.pop(uid, None)
+            self.journal.retire_group(leaving)
+
+    def forget(self, trajectory: Trajectory) -> None:
+        """Out of the history."""
+        group, channel = trajectory.group, self.channels[trajectory.group.channel]
+        self.history.pop(trajectory.uid, None)
+        del group.trajectories[trajectory.uid]
+        self.journal.remove_trajectory(trajectory)
+        if not group.trajectories and group in channel.history:
+            channel.history.remove(group)
+            self.journal.remove_group(group)
 
     def make_room(self, channel: Channel, more_groups: int = 0) -> None:
         """Drop the oldest until the channel keeps to its bounds, with room for so many more groups."""
@@ -132,11 +182,21 @@ class Books:
         trajectory.reward, trajectory.reward_source = value, source
         trajectory.reward_revision += 1
         trajectory.ticket = None
+        self.chronicle.touch(trajectory)
         self.journal.save_trajectory(trajectory)
+
+    def relabel(self, trajectory: Trajectory, value: float, source: str) -> None:
+        """The one reward it has from now on, in place of its own and its steps'."""
+        trajectory.reward_revision = trajectory.revision
+        for step in trajectory.scored_steps():
+            step.reward, step.reward_source = None, ""
+            self.journal.save_step(step)
+        self.reward(trajectory, value, source)
 
     def reward_step(self, trajectory: Trajectory, step: HeldStep, value: float, source: str) -> None:
         step.reward, step.reward_source = value, source
         step.reward_revision += 1
+        self.chronicle.touch(trajectory)
         self.count_rewards_again(trajectory)
         self.journal.save_step(step)
 
@@ -169,16 +229,16 @@ class Books:
         self.journal.add_closed(trajectory_uid, self.closed[trajectory_uid])
         return self.closed[trajectory_uid]
 
-    def close_all(self, group: Group) -> None:
-        for uid in group.trajectories:
-            self.close(uid)
-
-    def close(self, trajectory_uid: str) -> None:
-        gone = self.trajectories.pop(trajectory_uid, None)
-        self.closed[trajectory_uid] = revision = 0 if gone is None else gone.revision
-        self.journal.add_closed(trajectory_uid, revision)
+    def close(self, trajectory: Trajectory, state: State, cause: str = "", note: str = "") -> Sketch:
+        """It is gone; what is left of it is its sketch."""
+        uid = trajectory.uid
+        self.trajectories.pop(uid, None)
+        sketch = self.chronicle.end(trajectory, state, cause, note)
+        self.closed[uid] = sketch.revision
+        self.journal.add_closed(uid, sketch.revision)
         if len(self.closed) > self.limits.closed_kept:
             self.closed.popitem(last=False)
+        return sketch
 
     def snapshot(self) -> dict[str, Any]:
         """The numbers, in plain values; `recall` takes them back."""

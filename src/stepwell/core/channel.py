@@ -3,6 +3,7 @@
 import random
 from collections import Counter, deque
 
+from stepwell.core.chronicle import Chronicle
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
 from stepwell.core.lease import Unit
@@ -18,7 +19,7 @@ FULL_AT = 0.9
 class Channel:
     """Holds the groups that are not under lease. `place` after every change keeps the indexes true."""
 
-    def __init__(self, name: str, limits: Limits) -> None:
+    def __init__(self, name: str, limits: Limits, chronicle: Chronicle) -> None:
         self.name = name
         self.ledger = Ledger()
         self.unit: Unit | None = None
@@ -46,6 +47,7 @@ class Channel:
         self._steps: dict[int, tuple[Trajectory, HeldStep]] = {}
         self._joinable: dict[str, dict[int, Group]] = {}
         self._limits = limits
+        self._chronicle = chronicle
         self._random = random.Random(name)
 
     def __len__(self) -> int:
@@ -81,6 +83,7 @@ class Channel:
         self.trajectories += len(group.trajectories)
         self.completed += group.completed
         if group.trajectories:
+            self._chronicle.touch_all(group.trajectories.values())
             self.place(group)
         if self._limits.require_reward:
             for trajectory in group.trajectories.values():
@@ -111,13 +114,15 @@ class Channel:
             self._joinable.setdefault(group.prompt_uid, {})[group.seq] = group
         else:
             self._close_to_joining(group)
-        ready = group.is_ready(require_reward=self._limits.require_reward)
+        ready, was_ready = group.is_ready(require_reward=self._limits.require_reward), group.key in self.ready
         if ready:
             self.ready.add(group.key)
             self.shelves.put(group)
-        elif group.key in self.ready:
+        elif was_ready:
             self.ready.discard(group.key)
             self.shelves.remove(group)
+        if ready != was_ready:
+            self._chronicle.touch_all(group.trajectories.values())
         if group.deadline is not None:
             (self.deadlines.discard if ready else self.deadlines.add)((group.deadline, group.seq))
             if not group.can_join():
@@ -138,6 +143,7 @@ class Channel:
     def hold_back(self, trajectory: Trajectory) -> None:
         """It is not ready after all: the steps that have a reward are none that its consumer takes."""
         trajectory.reward_left_out = True
+        self._chronicle.touch(trajectory)
         self._hide(trajectory)
         self.place(trajectory.group)
         self.queue_unscored(trajectory)
@@ -156,6 +162,7 @@ class Channel:
         if unit is not Unit.GROUPS:
             for group in self.groups.values():
                 self.place(group)
+                self._chronicle.touch_all(group.trajectories.values())
 
     def show_step(self, trajectory: Trajectory, step: HeldStep) -> None:
         if self.unit is Unit.STEPS and step.is_held() and step.lease is None:

@@ -2,10 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from stepwell.core.held import HeldStep
 from stepwell.core.step import INDEX_BY_POOL, JsonObject
 from stepwell.core.tokens import TokenStore
+
+PLACE = attrgetter("step_index", "started_at", "number")
+"""What the steps of a trajectory are ordered by."""
+BY_A_PERSON = "curation:"
+"""How the source of a reward begins that a person gave by curation; the name follows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +37,11 @@ class Trajectory:
     """Why it is not offered to reward workers though it lacks a reward: the lease under which one has it, say."""
     failures: int = 0
     """How many attempts at scoring it have failed."""
+    rejected: str | None = None
+    """By whom and why, if a person rejected it while a trainer had it: it goes when it comes back."""
+    position: int = 0
+    """Of its last change in the chronicle, and when that was."""
+    changed_at: float = 0.0
 
     @property
     def step_count(self) -> int:
@@ -47,8 +58,9 @@ class Trajectory:
 
     def can_follow(self, step_index: int) -> bool:
         """All steps of a trajectory are indexed by their producer, or all by the pool."""
-        first = next(iter(self.steps.values()), None)
-        return first is None or (first.step_index == INDEX_BY_POOL) == (step_index == INDEX_BY_POOL)
+        for first in self.steps.values():
+            return (first.step_index == INDEX_BY_POOL) == (step_index == INDEX_BY_POOL)
+        return True
 
     def held_steps(self) -> list[HeldStep]:
         return [step for step in self.steps.values() if step.is_held()]
@@ -60,6 +72,11 @@ class Trajectory:
         """Those with a reward of their own, shipped ones too."""
         return (step for step in self.steps.values() if step.reward is not None and step.quarantine is None)
 
+    @property
+    def is_relabelled(self) -> bool:
+        """Did a person give it its reward? Then only a person may change it."""
+        return self.reward_source.startswith(BY_A_PERSON)
+
     def lacks_reward(self) -> bool:
         """Is it complete, with something to score, and no one has?"""
         return self.completed and not self.is_scored() and any(step.is_held() for step in self.steps.values())
@@ -68,7 +85,7 @@ class Trajectory:
         """All steps with their step_index, those that are not shipped included in the counting."""
         ordered = list(self.steps.values())
         if len(ordered) > 1:
-            ordered.sort(key=lambda step: (step.step_index, step.started_at, step.number))
+            ordered.sort(key=PLACE)
         return [(n if step.step_index == INDEX_BY_POOL else step.step_index, step) for n, step in enumerate(ordered)]
 
 
@@ -94,6 +111,8 @@ class Group:
     """Acknowledged, and kept as history."""
     source: str = ""
     """Where its rollouts come from: an environment's name; empty for agents."""
+    given_up: int = 0
+    """Places it had once and waits for no more: their rollouts were rejected, say, or taken by themselves."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -102,6 +121,15 @@ class Group:
     @property
     def completed(self) -> int:
         return sum([trajectory.completed for trajectory in self.trajectories.values()])
+
+    def is_of(self, size: int | None) -> bool:
+        """Is it what someone means who says how many rollouts it has, or does not say?"""
+        return size is None or size == self.size or size == self.size + self.given_up
+
+    def give_up(self, places: int) -> None:
+        """Wait for so many rollouts less."""
+        self.size -= places
+        self.given_up += places
 
     def can_join(self) -> bool:
         return len(self.trajectories) < self.size

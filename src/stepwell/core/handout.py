@@ -16,11 +16,13 @@ from stepwell.core.gate import Gate
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
 from stepwell.core.lease import Lease, Order, Settlement, Taken, Unit, Wanted
-from stepwell.core.limits import OnStale, Overflow
+from stepwell.core.limits import Overflow
 from stepwell.core.priority import PrioritySet
 from stepwell.core.shelves import Shelf
 from stepwell.core.shipping import group_rows, ship, trajectory_rows
-from stepwell.core.staleness import is_trained, oldest_version
+from stepwell.core.sight import State
+from stepwell.core.sketch import Sketch
+from stepwell.core.staleness import is_stale, oldest_trained, oldest_version
 from stepwell.errors import BadRequest, Conflict
 
 ENDED_KEPT = 10_000
@@ -120,7 +122,7 @@ class Handout:
         channel = self._books.channels[lease.channel]
         for group in lease.groups:
             channel.take_back(group)
-            self._to_history(channel, group, lease.gate)
+            self._to_history(channel, group, lease.gate, lease.version)
         for trajectory, step in lease.steps:
             self._settle_step(channel, trajectory, step, lease.gate)
         return Settlement.DONE
@@ -181,7 +183,7 @@ class Handout:
             self._leave_out(channel, group, gate)
             return True
         if self._is_stale(filter(gate.lets_through, group.held_steps())):
-            self._books.drop_group(group, "stale")
+            self._books.drop_group(group, "stale", self._how_stale(group.held_steps()))
             return True
         if not self._books.limits.require_reward or group.key not in channel.ready:
             return False
@@ -204,7 +206,8 @@ class Handout:
             self._leave_out(channel, self._alone(channel, trajectory), gate)
             return True
         if self._is_stale(filter(gate.lets_through, trajectory.held_steps())):
-            self._drop_stale_trajectory(trajectory)
+            self._books.shrink(trajectory.group)
+            self._books.drop_trajectory(trajectory, "stale", self._how_stale(trajectory.held_steps()))
             return True
         if self._would_go_unscored(trajectory, gate):
             self._books.hold_back(trajectory)
@@ -241,37 +244,24 @@ class Handout:
 
     def _leave_out(self, channel: Channel, group: Group, gate: Gate) -> None:
         channel.leave(group)
-        self._to_history(channel, group, gate)
+        self._to_history(channel, group, gate, self._books.policy_version)
 
     def _is_stale(self, steps: Iterable[HeldStep]) -> bool:
-        """Would nothing of it be trained under the pool's rule for old data?"""
-        limits = self._books.limits
-        if limits.max_staleness is None or limits.on_stale is OnStale.KEEP:
-            return False
-        held = list(steps)
-        oldest = oldest_version(held)
-        if oldest is None:
-            return False
-        if self._books.policy_version - oldest <= limits.max_staleness:
-            return False
-        return limits.on_stale is OnStale.DROP or not any(is_trained(step, self._oldest_trained()) for step in held)
+        return is_stale(steps, self._books.limits, self._books.policy_version)
+
+    def _how_stale(self, steps: Iterable[HeldStep]) -> str:
+        behind = self._books.policy_version - (oldest_version(steps) or 0)
+        return f"the oldest token was {behind} versions behind"
 
     def _oldest_trained(self) -> int | None:
-        limits = self._books.limits
-        if limits.max_staleness is None or limits.on_stale is not OnStale.MASK:
-            return None
-        return self._books.policy_version - limits.max_staleness
-
-    def _drop_stale_trajectory(self, trajectory: Trajectory) -> None:
-        self._shrink(trajectory.group)
-        self._books.drop_trajectory(trajectory, "stale")
+        return oldest_trained(self._books.limits, self._books.policy_version)
 
     def _alone(self, channel: Channel, trajectory: Trajectory) -> Group:
         """A complete trajectory as a group of its own, so that it can go while its group waits for the others."""
         group = trajectory.group
         if group.size == 1:
             return group
-        self._shrink(group)
+        self._books.shrink(group)
         self._books.take_out(trajectory)
         self._books.counters.opened += 1
         seq = self._books.counters.opened
@@ -282,10 +272,6 @@ class Handout:
         channel.completed += 1
         return alone
 
-    def _shrink(self, group: Group) -> None:
-        group.size -= 1
-        self._books.journal.save_group(group)
-
     # -- handing out and back ------------------------------------------------------------------------------------------
 
     def _begin(self, lease: Lease, channel: Channel) -> None:
@@ -293,11 +279,14 @@ class Handout:
             channel.leave(group)
             channel.lend(group)
             group.lease = lease.uid
+            self._books.chronicle.touch_all(group.trajectories.values())
             self._books.journal.save_group(group)
-        for _, step in lease.steps:
+        for trajectory, step in lease.steps:
             channel.hide_step(step)
             step.lease = lease.uid
+            self._books.chronicle.touch(trajectory)
             self._books.journal.save_step(step)
+        lease.version = self._books.policy_version
         channel.last_taken = sum(len(group.trajectories) for group in lease.groups) or len(lease.steps)
         self._books.journal.save_lease(lease)
         self.restore(lease)
@@ -347,23 +336,48 @@ class Handout:
             channel.take_back(group)
             channel.enter(group)
             self._books.journal.save_group(group)
+            self.carry_out(group)
         for trajectory, step in lease.steps:
             step.lease = None
             if self._has(trajectory):
+                self._books.chronicle.touch(trajectory)
                 self._books.journal.save_step(step)
                 channel.show_step(trajectory, step)
         if self._books.limits.overflow is Overflow.DROP_OLDEST:
             self._books.make_room(channel)
 
-    def _to_history(self, channel: Channel, group: Group, gate: Gate) -> None:
-        channel.ledger.settle(group.held_steps(), gate)
-        self._books.close_all(group)
+    def carry_out(self, group: Group) -> None:
+        """What was rejected while a trainer had it goes, now that it is back."""
+        for trajectory in [found for found in group.trajectories.values() if found.rejected is not None]:
+            self._books.reject(trajectory, trajectory.rejected or "")
+
+    def _to_history(self, channel: Channel, group: Group, gate: Gate, version: int) -> None:
+        books, seen = self._books, self._books.timeline.seen(channel.name)
+        rejected = []
+        for trajectory in group.trajectories.values():
+            sketch = books.close(trajectory, State.TRAINED, note=trajectory.rejected or "")
+            left_out = self._settle(channel, trajectory, sketch, gate)
+            if left_out:
+                books.chronicle.end(trajectory, State.TRAINED, left_out)
+            else:
+                seen.add(sketch, version)
+            if trajectory.rejected is not None:
+                rejected.append(trajectory)
         group.lease, group.trained = None, True
-        leaving = channel.remember(group)
-        if leaving is not group:
-            self._books.journal.save_group(group)
-        if leaving is not None:
-            self._books.journal.retire_group(leaving)
+        for trajectory in rejected:
+            books.forget(trajectory)
+        if group.trajectories:
+            books.remember(channel, group)
+        else:
+            books.journal.remove_group(group)
+
+    def _settle(self, channel: Channel, trajectory: Trajectory, sketch: Sketch, gate: Gate) -> str:
+        """Count what was trained. If all of it was left out, gives the kind. What passes as a whole counts as one."""
+        worst = sketch.exactness
+        if worst is not None and sketch.untrainable == 0 and worst.at_least(gate.min_exactness):
+            channel.ledger.shipped.add_many(sketch.steps - sketch.quarantined, sketch.tokens)
+            return ""
+        return channel.ledger.settle(trajectory.held_steps(), gate)
 
     def _settle_step(self, channel: Channel, trajectory: Trajectory, step: HeldStep, gate: Gate) -> None:
         step.lease = None
@@ -379,6 +393,7 @@ class Handout:
         """Nothing of a step is needed any more but its identity; with the last one its group goes too."""
         step.shipped = True
         channel.hide_step(step)
+        self._books.chronicle.touch(trajectory)
         self._books.journal.save_step(step)
         self._books.close_if_spent(trajectory.group)
 

@@ -92,7 +92,7 @@ class Intake:
             self._join(wanted)
         elif known.group.prompt_uid != wanted.prompt_uid:
             raise Conflict(f"trajectory {known.uid} belongs to prompt_uid {known.group.prompt_uid!r}")
-        elif wanted.group_size not in (None, known.group.size):
+        elif not known.group.is_of(wanted.group_size):
             raise Conflict(f"trajectory {known.uid} is in a group of {known.group.size}, not {wanted.group_size}")
         else:
             self._register_again(known, wanted)
@@ -126,10 +126,10 @@ class Intake:
         ]
 
     def reward(self, reward: Reward) -> bool:
-        """Whether it was in time to count."""
+        """Whether it counts: it was in time, and no person has given another by curation."""
         _check_is_number(reward.value)
         trajectory = self._find(reward.trajectory_uid, reward.prompt_uid)
-        if trajectory is None:
+        if trajectory is None or trajectory.is_relabelled:
             return False
         if reward.step_index is None:
             self._books.reward(trajectory, reward.value, reward.source)
@@ -148,7 +148,8 @@ class Intake:
             return Ending.LATE
         if reward is not None:
             _check_is_number(reward)
-            self._books.reward(trajectory, reward, "completion")
+            if trajectory.reward is None or not trajectory.is_relabelled:
+                self._books.reward(trajectory, reward, "completion")
         if not any(step.quarantine is None for step in trajectory.steps.values()):
             self._books.drop_trajectory(trajectory, Ending.EMPTY)
             return Ending.EMPTY
@@ -191,6 +192,8 @@ class Intake:
         step = message.held(i, books.counters.arrived)
         if step.quarantine is not None:
             return self._put_aside(trajectory, step, message, i)
+        if step.reward is not None and trajectory.is_relabelled:
+            step.reward, step.reward_source = None, ""
         placement = trajectory.tokens.place(message.tokens(i))
         books.counters.forks += placement.is_fork
         step.branch = placement.branch
@@ -201,6 +204,7 @@ class Intake:
         channel.ledger.accepted.add_one(step)
         channel.nbytes += step.nbytes
         trajectory.group.nbytes += step.nbytes
+        books.chronicle.touch(trajectory)
         books.journal.add_step(trajectory, step, placement)
         channel.show_step(trajectory, step)
         if message.is_last[i] or trajectory.completed:
@@ -214,6 +218,9 @@ class Intake:
         if not trajectory.completed:
             trajectory.completed = True
             channel.completed += 1
+            self._books.chronicle.touch(trajectory)
+            if self._books.limits.require_reward:  # the others of its group may wait for something else from now on
+                self._books.chronicle.touch_all(trajectory.group.trajectories.values())
             self._books.journal.save_trajectory(trajectory)
         channel.place(trajectory.group)
         channel.queue_unscored(trajectory)
@@ -225,6 +232,7 @@ class Intake:
         step.prompt_length = step.response_length = 0
         step.logprobs = step.mask = None
         trajectory.steps[step.identity] = step
+        self._books.chronicle.touch(trajectory)
         self._books.journal.add_step(trajectory, step, None)
         return Verdict.QUARANTINED
 
@@ -274,6 +282,7 @@ class Intake:
             self._books.take_out(known)
             self._books.join(group, known)
         known.metadata = metadata
+        self._books.chronicle.touch(known)
         self._books.journal.save_trajectory(known)
 
     def _join(self, wanted: Registration) -> Trajectory:
@@ -287,7 +296,7 @@ class Intake:
         """The group that is waiting for this trajectory, or a new one."""
         group = channel.joinable(wanted.prompt_uid)
         if group is not None:
-            if wanted.group_size not in (None, group.size):
+            if not group.is_of(wanted.group_size):
                 raise Conflict(
                     f"group {group.prompt_uid!r} is one of {group.size} trajectories, not {wanted.group_size}"
                 )
@@ -321,4 +330,5 @@ def _is_at_home(trajectory: Trajectory) -> bool:
 
 
 def _nbytes(step: HeldStep) -> int:
-    return sum(array.nbytes for array in (step.logprobs, step.mask) if array is not None)
+    nbytes = 0 if step.logprobs is None else step.logprobs.nbytes
+    return nbytes if step.mask is None else nbytes + step.mask.nbytes

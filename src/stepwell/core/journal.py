@@ -5,6 +5,7 @@ from typing import Protocol
 from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
 from stepwell.core.lease import Lease, Settlement
+from stepwell.core.sight import AuditEntry
 from stepwell.core.tokens import Placement
 
 
@@ -36,6 +37,9 @@ class PoolJournal(Protocol):
 
     def end_lease(self, lease: Lease, how: Settlement) -> None:
         """It is over. How is kept for a while: whoever ended it may not have got the answer, and asks again."""
+
+    def add_audit(self, entry: AuditEntry) -> None:
+        """A person's decision. These are kept for good."""
 
 
 class NoJournal:
@@ -69,4 +73,7 @@ class NoJournal:
         pass
 
     def end_lease(self, lease: Lease, how: Settlement) -> None:
+        pass
+
+    def add_audit(self, entry: AuditEntry) -> None:
         pass

@@ -58,6 +58,8 @@ class Lease:
     """What of it the consumer got to see."""
     groups: list[Group] = field(default_factory=list)
     steps: list[tuple[Trajectory, HeldStep]] = field(default_factory=list)
+    version: int = 0
+    """The pool's policy version when it was handed out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -70,5 +70,7 @@ class Limits:
     max_channels: int = 64
     closed_kept: int = 100_000
     """How many closed trajectories are remembered, so that a late step is told apart from an unknown one."""
+    gone_kept: int = 20_000
+    """How many of these are remembered with their summary, for whoever watches."""
     quarantine_kept: int = 256
     """How many quarantined steps are kept for inspection. All are counted."""

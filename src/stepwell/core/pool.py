@@ -10,6 +10,7 @@ from math import inf
 
 from stepwell.core.books import Books
 from stepwell.core.channel import Channel
+from stepwell.core.curation import Curator
 from stepwell.core.filling import Backlog
 from stepwell.core.group import Group
 from stepwell.core.handout import Handout
@@ -19,17 +20,22 @@ from stepwell.core.lease import Order, Unit, Wanted
 from stepwell.core.limits import Limits, OnDeadline
 from stepwell.core.pacing import Pacing, Refill
 from stepwell.core.scoring_desk import Scoring
+from stepwell.core.sight import State
 from stepwell.core.stats import PoolStats
+from stepwell.core.watching import Watch
 
 
 class Pool:
-    """Producers go through `intake`, consumers through `handout`, reward workers through `scoring`."""
+    """Producers go through `intake`, consumers through `handout`, reward workers through `scoring`, people through
+    `curator`, and whoever only looks through `watch`."""
 
     def __init__(self, limits: Limits, journal: PoolJournal | None = None) -> None:
         self.books = Books(limits, journal or NoJournal())
         self.intake = Intake(self.books)
         self.handout = Handout(self.books)
         self.scoring = Scoring(self.books)
+        self.curator = Curator(self.books)
+        self.watch = Watch(self.books, self.intake.quarantine)
 
     @property
     def policy_version(self) -> int:
@@ -41,7 +47,8 @@ class Pool:
 
     def advance(self, now: float) -> None:
         """Let time pass: leases and deadlines that are over take effect."""
-        self.books.now = now
+        self.books.now = self.books.chronicle.now = now
+        self.books.timeline.tick(now)
         self.handout.expire()
         self.scoring.expire()
         for channel in self.books.channels.values():
@@ -147,7 +154,8 @@ class Pool:
             channel.refills[group.seq] = group
         elif limits.on_deadline is OnDeadline.PARTIAL and len(finished) >= max(1, limits.min_group_size):
             self._drop_unfinished(channel, group, limits)
-            group.size, group.deadline = len(group.trajectories), None
+            group.give_up(group.size - len(group.trajectories))
+            group.deadline = None
             channel.enter(group)
         else:
             self.books.drop_group(group, "deadline")
@@ -163,4 +171,4 @@ class Pool:
                 del group.trajectories[trajectory.uid]
                 group.nbytes -= sum(step.nbytes for step in trajectory.steps.values())
                 self.books.journal.remove_trajectory(trajectory)
-                self.books.close(trajectory.uid)
+                self.books.close(trajectory, State.DROPPED, "deadline")

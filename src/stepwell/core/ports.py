@@ -10,6 +10,8 @@ from stepwell.core.intake import Ending, Registration, Reward, Verdict
 from stepwell.core.lease import Leased
 from stepwell.core.pacing import Pacing
 from stepwell.core.scoring import Judgement
+from stepwell.core.sight import AuditEntry, Changes, Curated, Curation, Cursor, Series
+from stepwell.core.stats import PoolStats
 from stepwell.core.step import JsonObject, Step
 
 
@@ -105,6 +107,29 @@ class DoorPort(Protocol):
     async def check(self) -> None: ...
 
     async def follow(self) -> None: ...
+
+
+class SightPort(Protocol):
+    """The DataPool, as a watcher sees it: the dashboard, an export. Every call raises PoolUnavailable rather than wait
+    without end. Looking changes nothing."""
+
+    async def stats(self) -> PoolStats: ...
+
+    async def series(self, *, seconds: float) -> Series:
+        """What happened in the last so many seconds; the interval is finer for a short time than for a long one."""
+
+    async def changes(self, cursors: Mapping[str, Cursor], limit: int = 2_000) -> Changes:
+        """About so many at most. Without cursors, from the beginning: all that is held and the last that are gone."""
+
+    async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
+        """The steps of those (trajectory_uid, prompt_uid), in order; nothing for what the pool no longer holds."""
+
+    async def curate(self, curation: Curation) -> Curated: ...
+
+    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> list[AuditEntry]:
+        """The last decisions, newest first."""
+
+    async def check(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

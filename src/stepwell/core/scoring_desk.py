@@ -27,6 +27,8 @@ REST, LONGEST_REST = 1.0, 60.0
 """Seconds from the first failure to the next attempt, doubled with each one, for a judge may be down for a while."""
 REWARD_FAILED = "reward_failed"
 """The cause under which is dropped what could not be scored."""
+WHY_KEPT = 300
+"""Characters of the last failure's reason that are told with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class Scoring:
         else:
             failure = Outcome.ERROR if judgement.outcome is Outcome.SCORE else judgement.outcome
             self._books.counters.failed_judgements[failure] += 1
-            self._fail(trajectory)
+            self._fail(trajectory, judgement.why)
 
     def _reward(self, trajectory: Trajectory, steps: Sequence[HeldStep], score: Score, source: str) -> None:
         self._books.reward(trajectory, score.rest, source)
@@ -154,7 +156,7 @@ class Scoring:
         self._books.explain_reward(trajectory, parts=dict(score.parts), notes=score.notes)
         self._channel(trajectory).place(trajectory.group)
 
-    def _fail(self, trajectory: Trajectory) -> None:
+    def _fail(self, trajectory: Trajectory, why: str) -> None:
         limits = self._books.limits
         trajectory.failures += 1
         if trajectory.failures < limits.reward_attempts:
@@ -164,9 +166,9 @@ class Scoring:
         elif limits.on_reward_failure is OnRewardFailure.KEEP:
             self._set_ticket(trajectory, GIVEN_UP)
         elif limits.on_reward_failure is OnRewardFailure.DROP:
-            self._books.drop_trajectory(trajectory, REWARD_FAILED)
+            self._books.drop_trajectory(trajectory, REWARD_FAILED, why[:WHY_KEPT])
         else:
-            self._books.drop_group(trajectory.group, REWARD_FAILED)
+            self._books.drop_group(trajectory.group, REWARD_FAILED, why[:WHY_KEPT])
 
 
 def _fits(score: Score, steps: int) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from stepwell.core.held import HeldStep
+from stepwell.core.limits import Limits, OnStale
 from stepwell.core.step import BoolArray
 
 
@@ -30,3 +31,22 @@ def is_trained(step: HeldStep, oldest_trained: int | None) -> bool:
     """Is anything of the step left to train?"""
     mask = trained_mask(step, oldest_trained)
     return mask is None or bool(mask.any())
+
+
+def is_stale(steps: Iterable[HeldStep], limits: Limits, policy_version: int) -> bool:
+    """Would nothing of it be trained under the pool's rule for old data?"""
+    if limits.max_staleness is None or limits.on_stale is OnStale.KEEP:
+        return False
+    held = list(steps)
+    oldest = oldest_version(held)
+    if oldest is None or policy_version - oldest <= limits.max_staleness:
+        return False
+    first = oldest_trained(limits, policy_version)
+    return limits.on_stale is OnStale.DROP or not any(is_trained(step, first) for step in held)
+
+
+def oldest_trained(limits: Limits, policy_version: int) -> int | None:
+    """The version before which tokens are masked; None if none are."""
+    if limits.max_staleness is None or limits.on_stale is not OnStale.MASK:
+        return None
+    return policy_version - limits.max_staleness

@@ -28,6 +28,10 @@ class Tally:
         self.steps += 1
         self.tokens += step.prompt_length + step.response_length
 
+    def add_many(self, steps: int, tokens: int) -> None:
+        self.steps += steps
+        self.tokens += tokens
+
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(self.steps + other.steps, self.tokens + other.tokens)
 
@@ -43,7 +47,8 @@ class Ledger:
     shipped: Tally = field(default_factory=Tally)
     """Taken by a trainer and acknowledged."""
     dropped: dict[str, Tally] = field(default_factory=dict)
-    """By cause: evicted (the queue was full), aborted (the rollout failed), deadline, stale, reward_failed, cleared."""
+    """By cause: evicted (the queue was full), aborted (the rollout failed), deadline, stale, reward_failed, cleared,
+    rejected (by a person)."""
     left_out: dict[str, Tally] = field(default_factory=dict)
     """Not wanted by the trainer whose turn they were, by kind: exactness, or what marks them untrainable."""
 
@@ -53,12 +58,18 @@ class Ledger:
         if tally.steps:
             self.dropped[cause] = self.dropped.get(cause, Tally()) + tally
 
-    def settle(self, steps: Iterable[HeldStep], gate: Gate) -> None:
-        """A consumer is done with them: it has trained those that pass its gate."""
+    def settle(self, steps: Iterable[HeldStep], gate: Gate) -> str:
+        """A consumer is done with them: it has trained those that pass its gate. If none does, gives a kind of why."""
+        left_out, trained = "", False
         for step in steps:
             kind = gate.leaves_out(step)
-            tally = self.shipped if kind is None else self.left_out.setdefault(kind, Tally())
-            tally.add_one(step)
+            if kind is None:
+                trained = True
+                self.shipped.add_one(step)
+            else:
+                left_out = kind
+                self.left_out.setdefault(kind, Tally()).add_one(step)
+        return "" if trained else left_out
 
     def held(self) -> Tally:
         gone = sum([*self.dropped.values(), *self.left_out.values()], self.shipped)

@@ -34,7 +34,7 @@ class Exactness(StrEnum):
     """The engine gave text only, and the gateway encoded it again."""
 
     def at_least(self, wanted: "Exactness") -> bool:
-        return GRADES[self] <= GRADES[wanted]
+        return self is wanted or GRADES[self] <= GRADES[wanted]
 
 
 GRADES = {grade: place for place, grade in enumerate(Exactness)}

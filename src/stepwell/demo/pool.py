@@ -1,11 +1,13 @@
 """The demo's DataPool: on a Ray of its own, on loopback, which ends with the demo."""
 
-import logging
-import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from stepwell.pool.local_ray import local_ray
 
 if TYPE_CHECKING:
     from stepwell.pool.client import DataPool
@@ -16,31 +18,14 @@ STORE = 128 * 2**20
 
 
 @contextmanager
-def local_ray() -> Iterator[str]:
-    """Gives its address. Ray reads its settings when it is imported: not before this. Child processes inherit them."""
-    settings = {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps every port on 127.0.0.1
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_BACKEND_LOG_LEVEL": "error",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DISABLE_IMPORT_WARNING": "1",
-    }
-    os.environ.update(settings)
-    import ray
-
-    ray.init(
-        num_cpus=2,
-        object_store_memory=STORE,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        namespace=NAMESPACE,
-    )
-    try:
-        yield ray.get_runtime_context().gcs_address
-    finally:
-        ray.shutdown()
+def demo_ray() -> Iterator[str]:
+    """Gives its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        token = Path(folder) / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        with local_ray(NAMESPACE, token=token, store=STORE) as joining:
+            yield joining["RAY_ADDRESS"]
 
 
 def make_pool(name: str, *, batch: int, ahead: int) -> "DataPool":

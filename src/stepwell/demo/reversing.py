@@ -14,7 +14,7 @@ LETTERS = "abcdefgh"
 
 
 class Reversing:
-    updates = 150
+    updates = 120
 
     def samples(self) -> list[dict[str, str]]:
         return [{"word": "".join(letters)} for letters in permutations(LETTERS, 3)]

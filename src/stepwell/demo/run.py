@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from stepwell.config import DemoSettings
+from stepwell.config.demo import DemoSettings
 from stepwell.demo.agents import Agents, start_agents
 from stepwell.demo.chart import write_picture
 from stepwell.demo.engine import find_vllm, start_engine
@@ -18,7 +18,7 @@ from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, write_model
 from stepwell.demo.orders import Orders
 from stepwell.demo.outcome import Outcome, largest_gap
-from stepwell.demo.pool import NAMESPACE, local_ray, make_pool
+from stepwell.demo.pool import NAMESPACE, demo_ray, make_pool
 from stepwell.demo.screen import Screen
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.demo.warmup import warm_up
@@ -100,7 +100,7 @@ class Demo:
         samples, _ = split(self._task, seed)
         warm_up(model, shown(self._task, samples, seed))
         say("pool, gateway and agents are starting")
-        address = stack.enter_context(local_ray())
+        address = stack.enter_context(demo_ray())
         pool = make_pool(POOL, batch=settings.groups * GROUP, ahead=AHEAD)
         orders = self._orders(engine.url, like, address)
         agents = stack.enter_context(start_agents(orders, log=self._out / "agents.log"))

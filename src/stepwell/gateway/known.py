@@ -2,13 +2,9 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Annotated
-
-from fastapi import Path
 
 from stepwell.core.ports import PoolPort
 from stepwell.errors import UnknownTrajectory
-from stepwell.wire.gateway import Uid
 
 KEPT = 100_000
 
@@ -17,8 +13,8 @@ KEPT = 100_000
 class TrajectoryRef:
     """A trajectory as its URL names it."""
 
-    trajectory_uid: Annotated[Uid, Path()]
-    prompt_uid: Annotated[Uid, Path()]
+    trajectory_uid: str
+    prompt_uid: str
 
 
 class KnownTrajectories:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import ray
@@ -24,18 +24,21 @@ from stepwell.core.columns import Columns
 from stepwell.core.filling import Backlog, Filled, as_filled
 from stepwell.core.gate import Gate
 from stepwell.core.intake import TRAIN, Ending, Registration, Reward, Verdict
-from stepwell.core.lease import Settlement, Taken, Wanted
+from stepwell.core.lease import Settlement, Wanted
 from stepwell.core.limits import Limits
 from stepwell.core.pacing import Pacing
 from stepwell.core.pool import Pool
 from stepwell.core.scoring import Judgement, Outcome
+from stepwell.core.series import Strip
+from stepwell.core.sight import Action, AuditEntry, Curated, Curation, Cursor
 from stepwell.core.stats import PoolStats
 from stepwell.core.step import Step
 from stepwell.errors import FetchTimeout, PoolUnavailable
+from stepwell.pool.answers import Glimpse, Peek
 from stepwell.pool.archive import ParquetArchive
-from stepwell.pool.batch import Batch, make_batch
+from stepwell.pool.batch import Batch, batch_of
 from stepwell.pool.journal import SqliteJournal
-from stepwell.pool.late_rewards import late
+from stepwell.pool.late_rewards import as_reward, late
 from stepwell.pool.restoring import restore
 
 log = logging.getLogger("stepwell.pool")
@@ -68,17 +71,6 @@ class PoolPlan:
         return (self.name, *(f"{self.name}-{n}" for n in range(1, self.shards)))
 
 
-class Peek(NamedTuple):
-    """What a shard could give now."""
-
-    state: int
-    """The state this is true of, to be given to `wait_change`."""
-    ages: list[float]
-    """When what is ready was opened, oldest first."""
-    nothing_after: float
-    """In strict order, what was opened later must wait."""
-
-
 class PoolShard:
     def __init__(self, plan: PoolPlan, name: str) -> None:
         gc.set_threshold(*GC_THRESHOLD)
@@ -93,6 +85,7 @@ class PoolShard:
         self._pool = Pool(plan.limits, self._journal)
         if self._journal is not None:
             log.info("shard %s restored %s", name, restore(self._pool, self._journal))
+        self._epoch = uuid4().hex
         self._changes = 0
         self._changed = asyncio.Condition()
         self._version_changed = asyncio.Condition()
@@ -128,10 +121,8 @@ class PoolShard:
         """Whether it is kept: to train with, or, once its trajectory was handed out, in the archive if there is one."""
         with self._changing():
             kept = self._pool.intake.reward(reward)
-            if not kept and self._archive is not None:
-                revision = self._pool.books.count_late_reward(reward.trajectory_uid)
-                self._archive.add_late_reward(late(reward, revision, time.time()))
-                kept = True
+            if not kept and not self._pool.curator.holds_reward_of(reward.trajectory_uid):
+                kept = self._keep_late(reward)
         await self._tell()
         return kept
 
@@ -259,6 +250,37 @@ class PoolShard:
         await self._tell()
         return counted
 
+    # -- people --------------------------------------------------------------------------------------------------------
+
+    async def curate(self, curation: Curation) -> Curated:
+        with self._changing():
+            repeated = self._pool.curator.repeats(curation)
+            outcome = self._pool.curator.curate(curation)
+            if outcome is Curated.LATE and curation.action is Action.RELABEL and not repeated:
+                self._keep_late(as_reward(curation))
+        await self._tell()
+        return outcome
+
+    async def audit(self, limit: int, trajectory_uid: str | None) -> list[AuditEntry]:
+        """The last decisions, newest first."""
+        return self._pool.curator.audit(limit, trajectory_uid)
+
+    async def changes(self, cursor: Cursor, limit: int) -> Glimpse:
+        """What has changed since the cursor; all there is if it was given by a shard that has restarted since."""
+        with self._changing():
+            anew = cursor.epoch != self._epoch or self._pool.watch.misses(cursor.position)
+            page = self._pool.watch.page(0 if anew else cursor.position, limit)
+        sketches = [tuple(sketch) for sketch in page.sketches]
+        return Glimpse(sketches, Cursor(epoch=self._epoch, position=page.position), anew, page.more)
+
+    async def series(self, seconds: float) -> Strip:
+        with self._changing():
+            return self._pool.watch.strip(seconds)
+
+    async def read(self, uids: Sequence[tuple[str, str]]) -> tuple[Columns, list[int]]:
+        """The steps of those (trajectory_uid, prompt_uid), and how many each has."""
+        return self._pool.watch.read(uids)
+
     # -- the policy, and sight -----------------------------------------------------------------------------------------
 
     async def set_policy_version(self, version: int) -> None:
@@ -288,13 +310,21 @@ class PoolShard:
 
     # -- how -----------------------------------------------------------------------------------------------------------
 
+    def _keep_late(self, reward: Reward) -> bool:
+        """Beside the archive's groups, if there is an archive."""
+        if self._archive is None:
+            return False
+        revision = self._pool.books.count_late_reward(reward.trajectory_uid)
+        self._archive.add_late_reward(late(reward, revision, time.time()))
+        return True
+
     def _take(self, wanted: Wanted, lease_uid: str, lease: float | None) -> Batch | None:
         with self._changing():
             uid = lease_uid or uuid4().hex
             taken = self._pool.handout.take(wanted, uid, time.time() + (lease or 0.0))
             if taken is not None and lease is None:
                 self._pool.handout.ack(uid)
-        return None if taken is None else _as_batch(taken, () if lease is None else ((self._name, uid),))
+        return None if taken is None else batch_of(taken, () if lease is None else ((self._name, uid),))
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -364,15 +394,3 @@ def start_pool(plan: PoolPlan, namespace: str) -> PoolPlan:
 
 def _last_line(text: str) -> str:
     return text.strip().splitlines()[-1].strip()
-
-
-def _as_batch(taken: Taken, leases: tuple[tuple[str, str], ...]) -> Batch:
-    return make_batch(
-        taken.columns,
-        taken.group_sizes,
-        opened_at=taken.opened_at,
-        attempts=taken.attempts,
-        from_history=taken.from_history,
-        sources=taken.sources,
-        leases=leases,
-    )

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell.core import layout
 from stepwell.core.columns import Columns, cut, stack, unpack
 from stepwell.core.layout import IndexArray
+from stepwell.core.lease import Taken
 from stepwell.core.merging import merge_steps
 from stepwell.core.padding import Overlong, pad_steps
 from stepwell.core.step import BoolArray, IntArray, Step, ids_array, mask_array
@@ -165,3 +166,15 @@ def concat(batches: Sequence[Batch]) -> Batch:
 
 def _divided(items: list[T], sizes: NDArray[np.intp]) -> list[list[T]]:
     return [items[start:end] for start, end in pairwise(layout.offsets(sizes).tolist())]
+
+
+def batch_of(taken: Taken, leases: tuple[tuple[str, str], ...]) -> Batch:
+    return make_batch(
+        taken.columns,
+        taken.group_sizes,
+        opened_at=taken.opened_at,
+        attempts=taken.attempts,
+        from_history=taken.from_history,
+        sources=taken.sources,
+        leases=leases,
+    )

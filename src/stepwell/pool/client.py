@@ -1,5 +1,5 @@
-"""The way to a DataPool: for gateways, reward workers and the Atropos door (`PoolClient`, async) and for trainers
-(`DataPool`, plain calls).
+"""The way to a DataPool: for gateways, reward workers, the Atropos door and watchers (`PoolClient`, async) and for
+trainers (`DataPool`, plain calls).
 
 What always holds: a call is routed by prompt_uid alone; a shard that is restarting is waited for, with a bound; what
 comes back wrong comes back as one of our own errors, with one line of text.
@@ -19,6 +19,7 @@ from stepwell.core.intake import TRAIN, Ending, Registration, Reward, Verdict
 from stepwell.core.lease import Leased, Settlement
 from stepwell.core.pacing import Pacing, merge_pacing
 from stepwell.core.scoring import Judgement
+from stepwell.core.sight import AuditEntry, Changes, Curated, Curation, Cursor, Series
 from stepwell.core.stats import PoolStats, merge_stats
 from stepwell.core.step import Step
 from stepwell.errors import LeaseExpired, PoolUnavailable
@@ -28,6 +29,7 @@ from stepwell.pool.fetching import fetch, settle
 from stepwell.pool.filling import Fill, fill
 from stepwell.pool.scoring_client import ScoringClient
 from stepwell.pool.shards import PATIENCE, Shards
+from stepwell.pool.sight_client import SightClient
 from stepwell.pool.terms import Terms, make_wanted
 
 T = TypeVar("T")
@@ -44,6 +46,7 @@ class PoolClient:
     def __init__(self, name: str, namespace: str) -> None:
         self.shards = Shards(name, namespace)
         self._scoring = ScoringClient(self.shards)
+        self._sight = SightClient(self.shards)
         self._version = 0
 
     @property
@@ -164,6 +167,26 @@ class PoolClient:
     async def stats(self) -> PoolStats:
         return merge_stats(await self.shards.ask_all("stats"))
 
+    async def series(self, *, seconds: float) -> Series:
+        """What happened in the last so many seconds; the interval is finer for a short time than for a long one."""
+        return await self._sight.series(seconds)
+
+    async def changes(self, cursors: Mapping[str, Cursor], limit: int = 2_000) -> Changes:
+        """Summaries of the trajectories that have changed, about so many at most; without cursors, of all."""
+        return await self._sight.changes(cursors, limit)
+
+    async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
+        """The steps of those (trajectory_uid, prompt_uid), in order; nothing for what the pool no longer holds."""
+        return await self._sight.read(uids)
+
+    async def curate(self, curation: Curation) -> Curated:
+        """What a person decides about a trajectory."""
+        return await self._sight.curate(curation)
+
+    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> list[AuditEntry]:
+        """The last decisions, newest first."""
+        return await self._sight.audit(limit, trajectory_uid)
+
     async def quarantined(self) -> list[Step]:
         return [step for answer in await self.shards.ask_all("quarantined") for step in answer]
 
@@ -246,6 +269,14 @@ class DataPool:
 
     def stats(self) -> PoolStats:
         return self._run(self._client.stats())
+
+    def curate(self, curation: Curation) -> Curated:
+        """Mark, reject or relabel a trajectory; what is decided holds for every later batch."""
+        return self._run(self._client.curate(curation))
+
+    def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> list[AuditEntry]:
+        """What people decided about trajectories, newest first."""
+        return self._run(self._client.audit(limit, trajectory_uid))
 
     def quarantined(self) -> list[Step]:
         """The last steps that were found unfit for training, each with its reason."""

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from stepwell.core.lease import Leased, Order, Settlement, Wanted
 from stepwell.errors import FetchTimeout, PoolUnavailable
-from stepwell.pool.actor import Peek
+from stepwell.pool.answers import Peek
 from stepwell.pool.batch import Batch, concat
 from stepwell.pool.shards import PATIENCE, Shards
 

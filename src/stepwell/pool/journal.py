@@ -20,6 +20,7 @@ from stepwell.core.group import Group, Trajectory
 from stepwell.core.handout import ENDED_KEPT
 from stepwell.core.held import HeldStep
 from stepwell.core.lease import Lease, Settlement
+from stepwell.core.sight import AuditEntry
 from stepwell.core.tokens import Placement
 from stepwell.errors import JournalRefused
 from stepwell.pool.late_rewards import LateReward
@@ -27,7 +28,7 @@ from stepwell.pool.wal import torn_frames
 
 log = logging.getLogger("stepwell.pool")
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised with every change to a table or to the names of fields below. What an older file lacks takes its default."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -42,17 +43,18 @@ CREATE TABLE IF NOT EXISTS leases (uid TEXT PRIMARY KEY, channel TEXT, expires_a
 CREATE TABLE IF NOT EXISTS ended (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, how TEXT);
 CREATE TABLE IF NOT EXISTS closed (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, revision INTEGER DEFAULT 0);
 CREATE TABLE IF NOT EXISTS late_rewards (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
+CREATE TABLE IF NOT EXISTS audit (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
 CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 PAGE_SIZE = 16_384
 CHECKPOINT_PAGES = 4_096
 GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
-    "source",  # what is new comes last, here and below
+    *("source", "given_up"),  # what is new comes last, here and below
 )
 TRAJECTORY_FIELDS = (
     *("uid", "metadata", "completed", "reward", "reward_source", "reward_revision", "step_count"),
-    "reward_left_out",  # what is new comes last
+    *("reward_left_out", "rejected"),
 )
 STEP_FIELDS = (
     *("identity", "uid", "step_index", "prompt_length", "response_length", "policy_version", "version_spans"),
@@ -178,6 +180,9 @@ class SqliteJournal:
         n = self.db.execute("INSERT INTO ended (uid, how) VALUES (?, ?)", (lease_uid, how.value)).lastrowid or 0
         if n % 1000 == 0:
             self.db.execute("DELETE FROM ended WHERE n <= ?", (n - ENDED_KEPT,))
+
+    def add_audit(self, entry: AuditEntry) -> None:
+        self.db.execute("INSERT INTO audit (info) VALUES (?)", (_dump(entry),))
 
     def meta(self, key: str) -> Any:
         row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()

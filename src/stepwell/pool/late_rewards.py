@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stepwell.core.group import BY_A_PERSON
 from stepwell.core.intake import Reward
+from stepwell.core.sight import Curation
 
 if TYPE_CHECKING:
     import pyarrow
@@ -42,6 +44,18 @@ def late(reward: Reward, revision: int, at: float) -> LateReward:
         notes=reward.notes,
         revision=revision,
         at=at,
+    )
+
+
+def as_reward(relabel: Curation) -> Reward:
+    """What a person gives to one that is gone."""
+    assert relabel.reward is not None, "a relabel has a reward"
+    return Reward(
+        trajectory_uid=relabel.trajectory_uid,
+        prompt_uid=relabel.prompt_uid,
+        value=relabel.reward,
+        source=BY_A_PERSON + relabel.by,
+        notes=relabel.why,
     )
 
 

@@ -14,6 +14,7 @@ from stepwell.core.group import Group, Trajectory
 from stepwell.core.held import HeldStep
 from stepwell.core.lease import Lease, Settlement
 from stepwell.core.pool import Pool
+from stepwell.core.sight import Action, AuditEntry, Curated, State
 from stepwell.core.stats import Tally
 from stepwell.core.step import Exactness, VersionSpan
 from stepwell.core.tokens import TokenStore
@@ -52,6 +53,8 @@ def restore(pool: Pool, journal: SqliteJournal) -> Restored:
     leases = {lease.uid: lease for lease in reader.leases()}
     pool.books.closed.update(reader.closed())
     pool.handout.ended.update(reader.ended())
+    audit = list(reader.audit())
+    pool.curator.trail.extend(audit)
     for group in groups.values():
         _put(pool, group, leases)
     for trajectory in trajectories.values():
@@ -59,11 +62,12 @@ def restore(pool: Pool, journal: SqliteJournal) -> Restored:
             if step.lease is not None and step.lease in leases:
                 leases[step.lease].steps.append((trajectory, step))
     for lease in leases.values():
+        lease.version = pool.policy_version
         pool.handout.restore(lease)
     if reader.damaged:
         _count_lost(pool)
         late_rewards = list(reader.late_rewards())
-        _write_anew(pool, journal, list(groups.values()), list(leases.values()), late_rewards)
+        _write_anew(pool, journal, list(groups.values()), list(leases.values()), late_rewards, audit)
     return Restored(
         groups=len(groups),
         trajectories=len(trajectories),
@@ -100,9 +104,9 @@ def _put(pool: Pool, group: Group, leases: Mapping[str, Lease]) -> None:
     channel = pool.books.channel(group.channel)
     group.nbytes = sum(step.nbytes for trajectory in group.trajectories.values() for step in trajectory.steps.values())
     if group.trained:
-        leaving = channel.remember(group)
-        if leaving is not None:
-            pool.books.journal.retire_group(leaving)
+        for trajectory in group.trajectories.values():
+            pool.books.chronicle.end(trajectory, State.TRAINED)
+        pool.books.remember(channel, group)
         return
     for trajectory in group.trajectories.values():
         pool.books.trajectories[trajectory.uid] = trajectory
@@ -110,9 +114,11 @@ def _put(pool: Pool, group: Group, leases: Mapping[str, Lease]) -> None:
     if lease is None:
         group.lease = None
         channel.enter(group)
+        pool.handout.carry_out(group)
     else:
         lease.groups.append(group)
         channel.lend(group)
+        pool.books.chronicle.touch_all(group.trajectories.values())
 
 
 def _write_anew(
@@ -121,6 +127,7 @@ def _write_anew(
     groups: Iterable[Group],
     leases: Iterable[Lease],
     late_rewards: Iterable[LateReward],
+    audit: Iterable[AuditEntry],
 ) -> None:
     aside = journal.start_anew()
     log.error("journal %s was damaged; what could be read is kept, the old file is %s", journal.path, aside)
@@ -137,6 +144,8 @@ def _write_anew(
         journal.add_ended(uid, how)
     for late in late_rewards:
         journal.add_late_reward(late)
+    for entry in audit:
+        journal.add_audit(entry)
     journal.commit(pool.books.snapshot())
 
 
@@ -166,12 +175,12 @@ class JournalReader:
 
     def groups(self) -> Iterator[Group]:
         for seq, info in self._rows("SELECT seq, info FROM groups ORDER BY seq"):
-            if (fields := self._named(GROUP_FIELDS, info, new=1)) is not None:
+            if (fields := self._named(GROUP_FIELDS, info, new=2)) is not None:
                 yield Group(seq, **fields)
 
     def trajectories(self, groups: Mapping[int, Group]) -> Iterator[Trajectory]:
         for number, seq, info in self._rows("SELECT number, group_seq, info FROM trajectories ORDER BY number"):
-            fields = self._named(TRAJECTORY_FIELDS, info, new=1)
+            fields = self._named(TRAJECTORY_FIELDS, info, new=2)
             if seq not in groups or fields is None:
                 self.damaged = True
                 continue
@@ -214,6 +223,12 @@ class JournalReader:
         for (info,) in self._rows("SELECT info FROM late_rewards ORDER BY n"):
             if isinstance(fields := self._parsed(info), dict):
                 yield LateReward(**fields)
+
+    def audit(self) -> Iterator[AuditEntry]:
+        for (info,) in self._rows("SELECT info FROM audit ORDER BY n"):
+            if isinstance(fields := self._parsed(info), dict):
+                known = {"action": Action(fields["action"]), "outcome": Curated(fields["outcome"])}
+                yield AuditEntry(**fields | known)
 
     def _named(self, names: Sequence[str], info: bytes, *, new: int = 0) -> dict[str, Any] | None:
         """The values under their names. An older file may lack the last, `new` ones."""

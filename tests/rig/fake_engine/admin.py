@@ -11,6 +11,7 @@ from aiohttp.typedefs import Handler
 from tests.rig.fake_engine.asking import Json, PauseMode, RefusedError, required
 from tests.rig.fake_engine.faults import Faults
 from tests.rig.fake_engine.plain import as_plain
+from tests.rig.vocabulary import pieces, token_name
 
 if TYPE_CHECKING:
     from tests.rig.fake_engine.engine import FakeEngine
@@ -123,6 +124,13 @@ def _collective_rpc(engine: "FakeEngine", request: web.Request) -> Json:
     return {"results": [None]}
 
 
+def _detokenize(engine: "FakeEngine", request: web.Request) -> Json:
+    """Control tokens are spelled too."""
+    body: Json = request[BODY]
+    ids = required(body, "tokens")
+    return {"prompt": "".join(token_name(*token) for token in zip(ids, pieces(ids), strict=True))}
+
+
 def _reset_prefix_cache(engine: "FakeEngine", request: web.Request) -> Json:
     return {"success": True}
 
@@ -145,6 +153,7 @@ def _state(engine: "FakeEngine", request: web.Request) -> Json:
 
 
 POSTS: dict[str, Answer] = {
+    "/detokenize": _detokenize,
     "/resume": _resume,
     "/update_weight_version": _update_weight_version,
     "/collective_rpc": _collective_rpc,

@@ -15,6 +15,7 @@ from tests.rig.fake_engine.asking import Ask, Json, RefusedError, fit
 from tests.rig.fake_engine.chat import Chat
 from tests.rig.fake_engine.completions import Completions
 from tests.rig.fake_engine.derender import derender_chat
+from tests.rig.fake_engine.faulty import faulty_asked
 from tests.rig.fake_engine.generate import Generate
 from tests.rig.fake_engine.generation import Generation, Shape
 from tests.rig.fake_engine.plain import as_plain, refuse_unknown_fields
@@ -30,7 +31,7 @@ LARGEST_BODY = 256 * 1024 * 1024
 
 def create_app(engine: "FakeEngine") -> web.Application:
     app = web.Application(middlewares=[_watch(engine)], client_max_size=LARGEST_BODY)
-    shapes: dict[str, Shape] = {"/v1/chat/completions": Chat(), "/v1/completions": Completions()}
+    shapes: dict[str, Shape] = {"/v1/chat/completions": Chat(), "/v1/completions": Completions(engine.model)}
     if engine.is_plain:
         add_plain_routes(app, engine)
     else:
@@ -81,6 +82,7 @@ def _generation(engine: "FakeEngine", shape: Shape) -> Handler:
             refuse_unknown_fields(request.path, request[BODY])
         ask = fit(_parse(shape, request[BODY]), model=engine.model, max_model_len=engine.max_model_len)
         faults = engine.deal_faults()
+        ask = faulty_asked(ask, faults)
         with _in_flight(engine):
             await asyncio.sleep(faults.delay_s)
             if faults.hang_up:

@@ -27,9 +27,20 @@ class Ask:
     return_ids: bool
     stream: bool
     include_usage: bool
+    temperature: float = 1.0
+    stop: tuple[str, ...] = ()
+    choice: str | None = None
+    """The text that `structured_outputs` holds the reply to."""
+
+    prompt_logprobs: int | None = None
+    """Not None: tell the log-probabilities of the prompt's tokens too."""
+
     include_reasoning: bool = True
     tool_choice: ToolChoice = "none"
     """"none" also where no tools were given: calls then stay part of the text."""
+
+    demanded: Mapping[str, Any] | None = None
+    """The function that must be called."""
 
 
 class RefusedError(Exception):
@@ -48,11 +59,18 @@ def common_fields(body: Mapping[str, Any], sampling: Mapping[str, Any]) -> Json:
     return {
         "n": whole(sampling, "n") or 1,
         "seed": whole(sampling, "seed") or 0,
+        "temperature": float(1.0 if sampling.get("temperature") is None else sampling["temperature"]),
+        "stop": _stop(sampling.get("stop")),
+        "choice": (body.get("structured_outputs") or {}).get("choice", [None])[0],
         "ignore_eos": bool(sampling.get("ignore_eos")),
         "return_ids": bool(body.get("return_token_ids")),
         "stream": bool(body.get("stream")),
         "include_usage": bool((body.get("stream_options") or {}).get("include_usage")),
     }
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 def whole(body: Mapping[str, Any], name: str) -> int | None:

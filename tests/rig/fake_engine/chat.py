@@ -20,6 +20,7 @@ class Chat:
             top_logprobs=(whole(body, "top_logprobs") or 0) if body.get("logprobs") else None,
             include_reasoning=body.get("include_reasoning") is not False,
             tool_choice=_tool_choice(body) if tools else "none",
+            demanded=tools[0]["function"] if tools and _tool_choice(body) in ("required", "named") else None,
             **common_fields(body, body),
         )
 
@@ -67,7 +68,7 @@ class Chat:
             }
             chunk = _chunk(generation, choice)
             if finish_reason:
-                choice["stop_reason"] = None
+                choice["stop_reason"] = output.stop_reason
                 chunk |= {} if ask.include_usage else {"system_fingerprint": FINGERPRINT}
             yield chunk
 
@@ -96,7 +97,7 @@ def _choice(generation: Generation, output: Output) -> Json:
         "message": _message(generation, output),
         "logprobs": _logprobs(generation.ask, output, 0, len(output.ids)),
         "finish_reason": _finish_reason(generation, output),
-        "stop_reason": None,
+        "stop_reason": output.stop_reason,
         "token_ids": _shown_ids(generation.ask, output, 0, len(output.ids)),
         "routed_experts": None,
     }

@@ -6,16 +6,22 @@ from itertools import accumulate
 from tests.rig.fake_engine.asking import Ask, Json, RefusedError, common_fields, required, whole
 from tests.rig.fake_engine.generation import FINGERPRINT, Generation, others
 from tests.rig.fake_engine.sampling import Output
+from tests.rig.fake_engine.scoring import prompt_logprobs
 from tests.rig.vocabulary import encode, token_name
 
 
 class Completions:
+    def __init__(self, model: str) -> None:
+        self._model = model
+        """The one served: a request need not name it."""
+
     def parse(self, body: Json) -> Ask:
         return Ask(
-            model=required(body, "model"),
+            model=body.get("model") or self._model,
             prompt_ids=_prompt_ids(required(body, "prompt")),
             max_tokens=whole(body, "max_tokens"),
             top_logprobs=whole(body, "logprobs"),
+            prompt_logprobs=whole(body, "prompt_logprobs"),
             **common_fields(body, body),
         )
 
@@ -42,7 +48,7 @@ class Completions:
                 "text": "".join(output.pieces[k : k + 1]),
                 "logprobs": _logprobs(ask, output, names, k, k + 1),
                 "finish_reason": finish_reason,
-                "stop_reason": None,
+                "stop_reason": output.stop_reason if finish_reason else None,
                 "prompt_token_ids": ask.prompt_ids if ask.return_ids and k == 0 else None,
                 "token_ids": output.shown_ids[k : k + 1] if ask.return_ids and output.shown_ids is not None else None,
             }
@@ -84,9 +90,9 @@ def _choice(ask: Ask, output: Output) -> Json:
         "text": "".join(output.pieces),
         "logprobs": _logprobs(ask, output, _names(output), 0, len(output.ids)),
         "finish_reason": output.finish_reason,
-        "stop_reason": None,
+        "stop_reason": output.stop_reason,
         "token_ids": output.shown_ids if ask.return_ids else None,
-        "prompt_logprobs": None,
+        "prompt_logprobs": None if ask.prompt_logprobs is None else prompt_logprobs(ask.prompt_ids),
         "prompt_token_ids": ask.prompt_ids if ask.return_ids else None,
         "routed_experts": None,
     }

@@ -67,6 +67,24 @@ class Faults:
     invalid_utf8: bool = False
     """Put bytes that are no UTF-8 into the text of the body (streamed: of each chunk)."""
 
+    wrong_id: bool = False
+    """Send another id in place of the middle token's."""
+
+    raw_logprobs: bool = False
+    """Log-probabilities are those before temperature, as in a vLLM without --logprobs-mode processed_logprobs."""
+
+    ignore_seed: bool = False
+    """The same request is sampled otherwise each time."""
+
+    ignore_stop: bool = False
+    """Go on past a stop string."""
+
+    forget_history: bool = False
+    """The template leaves out the first token of the assistant's earlier turns."""
+
+    no_tool_parser: bool = False
+    """Refuse requests with tools, as a vLLM without --enable-auto-tool-choice."""
+
     times: int | None = None
     """How many generation requests are hit before all is well again; None for every one."""
 

@@ -78,7 +78,7 @@ def _choice(ask: Ask, output: Output, start: int, end: int, finish_reason: str |
     return {
         "index": output.index,
         "finish_reason": finish_reason,
-        "stop_reason": None,
+        "stop_reason": output.stop_reason if finish_reason else None,
         "token_ids": output.shown_ids[start:end] if output.shown_ids is not None else None,
         "routed_experts": None,
         "sampling_mask": None,

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import secrets
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 from tests.rig.chatml import render_call
 from tests.rig.fake_engine.asking import Ask
 from tests.rig.fake_engine.faults import Faults
+from tests.rig.fake_engine.scoring import logprobs_of
 from tests.rig.vocabulary import END_OF_TURN, encode, pieces
 
 DEFAULT_MAX_TOKENS = 16
@@ -66,6 +68,9 @@ class Output:
     pieces: list[str]
     """The text that each token adds."""
 
+    stop_reason: str | None = None
+    """The stop string that ended it."""
+
     thought: int = 0
     """How many tokens at the start are reasoning, its two marks among them."""
 
@@ -95,13 +100,17 @@ def sample(ask: Ask, faults: Faults, replies: Sequence[Reply | None]) -> list[Ou
 
 
 def _sample_one(ask: Ask, faults: Faults, index: int, reply: Reply | None) -> Output:
-    noise = _noise(ask, index)
-    ids = reply.ids()[: ask.max_tokens] if reply else _letters(ask, noise)
+    reply = reply or _demanded(ask)
+    ids = reply.ids()[: ask.max_tokens] if reply else _unscripted(ask, index, faults)
     finish_reason = "stop" if ids[-1] == END_OF_TURN else "length"
     for reason, at in (("abort", faults.abort_at_token), ("error", faults.error_at_token)):
         if at is not None and at < len(ids):
             ids, finish_reason = ids[:at], reason
-    logprobs = [-(1 + noise[-1 - i % len(noise)]) / 64 for i in range(len(ids))]
+    shown, stop = pieces(ids), None
+    if not faults.ignore_stop and (stop := _first_stop("".join(shown), ask.stop)) is not None:
+        ids, shown = _stopped(ids, shown, stop)
+        finish_reason = "stop"
+    logprobs = logprobs_of(ids, len(ask.prompt_ids), 1.0 if faults.raw_logprobs else ask.temperature)
     if faults.logprob_value is not None and logprobs:
         logprobs[len(logprobs) // 2] = faults.logprob_value
     return Output(
@@ -109,16 +118,56 @@ def _sample_one(ask: Ask, faults: Faults, index: int, reply: Reply | None) -> Ou
         ids=ids,
         logprobs=logprobs,
         finish_reason=finish_reason,
-        shown_ids=None if faults.drop_ids else ids[:-1] if faults.short_ids else ids,
-        reply=reply if finish_reason == "stop" else None,
-        pieces=pieces(ids),
+        shown_ids=_shown_ids(ids, faults),
+        reply=reply if finish_reason == "stop" and stop is None else None,
+        pieces=shown,
+        stop_reason=stop,
         thought=len(encode(reply.thought())) if reply else 0,
     )
 
 
-def _noise(ask: Ask, index: int) -> bytes:
+def _unscripted(ask: Ask, index: int, faults: Faults) -> list[int]:
+    """What the request holds it to, byte for byte; else what the hash chooses."""
+    if ask.choice is not None:
+        return [*ask.choice.encode(), END_OF_TURN][: ask.max_tokens]
+    return _letters(ask, _noise(ask, index, faults))
+
+
+def _demanded(ask: Ask) -> Reply | None:
+    """A call that must be made, with the simplest arguments."""
+    if ask.demanded is None:
+        return None
+    wanted = (ask.demanded.get("parameters") or {}).get("properties") or {}
+    return Reply("", (ToolCall(ask.demanded["name"], dict.fromkeys(wanted, True)),))
+
+
+def _shown_ids(ids: list[int], faults: Faults) -> list[int] | None:
+    if faults.drop_ids:
+        return None
+    if faults.wrong_id:
+        middle = len(ids) // 2
+        ids = [*ids[:middle], ord("#"), *ids[middle + 1 :]]
+    return ids[:-1] if faults.short_ids else ids
+
+
+def _first_stop(text: str, stops: Sequence[str]) -> str | None:
+    found = [(text.index(stop) + len(stop), stop) for stop in stops if stop in text]
+    return min(found)[1] if found else None
+
+
+def _stopped(ids: list[int], shown: list[str], stop: str) -> tuple[list[int], list[str]]:
+    """As in vLLM: the tokens that spell the stop string are there, its text is not."""
+    kept, end = "".join(shown).index(stop), 0
+    while len("".join(shown[:end])) < kept + len(stop):
+        end += 1
+    before = next(k for k in range(end + 1) if len("".join(shown[:k])) >= kept)
+    return ids[:end], [*shown[:before], *[""] * (end - before)]
+
+
+def _noise(ask: Ask, index: int, faults: Faults) -> bytes:
     """Bytes that depend on the prompt, the seed and the choice, and on nothing else."""
-    seeded = array("q", [ask.seed, index, *ask.prompt_ids])
+    seed = secrets.randbits(32) if faults.ignore_seed else ask.seed
+    seeded = array("q", [seed, index, *ask.prompt_ids])
     return hashlib.shake_128(seeded.tobytes()).digest(1 + max(ask.max_tokens or 0, LONGEST))
 
 

@@ -78,7 +78,7 @@ def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
     journal.db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
     journal.close()
     before = path.read_bytes()
-    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 4"):
+    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 5"):
         open_pool(path)
     assert path.read_bytes() == before
 
@@ -184,10 +184,27 @@ def make_it_old(journal: SqliteJournal) -> None:
 
 def forget_sources(journal: SqliteJournal) -> None:
     """Turn it into what schema version 3 wrote."""
-    for seq, info in journal.db.execute("SELECT seq, info FROM groups").fetchall():
-        journal.db.execute("UPDATE groups SET info = ? WHERE seq = ?", (orjson.dumps(orjson.loads(info)[:-1]), seq))
+    forget_curation(journal)
+    shorten(journal, "groups", "seq")
+    shorten(journal, "trajectories", "number")
     journal.db.execute("UPDATE meta SET value = '3' WHERE key = 'schema_version'")
     journal.commit_again()
+
+
+def forget_curation(journal: SqliteJournal) -> None:
+    """Turn it into what schema version 4 wrote."""
+    shorten(journal, "groups", "seq")
+    shorten(journal, "trajectories", "number")
+    journal.db.execute("DROP TABLE audit")
+    journal.db.execute("UPDATE meta SET value = '4' WHERE key = 'schema_version'")
+    journal.commit_again()
+
+
+def shorten(journal: SqliteJournal, table: str, key: str) -> None:
+    """Take away the field that was added last."""
+    for number, info in journal.db.execute(f"SELECT {key}, info FROM {table}").fetchall():
+        shorter = orjson.dumps(orjson.loads(info)[:-1])
+        journal.db.execute(f"UPDATE {table} SET info = ? WHERE {key} = ?", (shorter, number))
 
 
 def test_where_groups_come_from_survives_and_so_do_the_shelves(path: Path) -> None:
@@ -229,7 +246,19 @@ def test_a_journal_from_before_there_were_sources_is_read(path: Path) -> None:
     pool, journal, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (3, False)
     assert pool.backlog("train").groups == {"": {2: 1, 1: 1}}
-    assert journal.meta("schema_version") == 4
+    assert journal.meta("schema_version") == 5
+
+
+def test_a_journal_from_before_there_was_curation_is_read(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.send_group("a", 2, "maths")
+    save(pool, journal)
+    forget_curation(journal)
+    kill(journal)
+    pool, journal, restored = open_pool(path)
+    assert (restored.steps, restored.damaged) == (2, False)
+    assert pool.curator.audit(10) == []
+    assert pool.backlog("train").groups == {"maths": {2: 1}}
 
 
 def test_what_was_unscored_at_the_kill_is_offered_again_and_judgements_from_before_it_do_not_count(path: Path) -> None:

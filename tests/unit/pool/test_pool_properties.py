@@ -16,6 +16,8 @@ from stepwell.core.gate import Gate
 from stepwell.core.intake import Registration, Reward, Verdict
 from stepwell.core.lease import Order, Settlement, Taken, Unit
 from stepwell.core.limits import Limits, OnDeadline, OnStale, Overflow
+from stepwell.core.sight import Action, Curated, Curation
+from stepwell.core.sketch import Sketch
 from stepwell.core.step import Exactness, Step
 from stepwell.errors import Conflict, PoolFull
 from stepwell.pool.journal import SqliteJournal
@@ -55,6 +57,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.contexts: dict[str, list[int]] = {}
         self.calls = self.quarantined = self.submitted = 0
         self.clock = 0.0
+        self.rejected: set[str] = set()
+        self.rejected_prompts: set[str] = set()
+        self.labels: dict[str, float] = {}
+        self.marked: dict[str, str] = {}
+        self.position = 0
+        self.seen: dict[str, Sketch] = {}
 
     def open(self) -> EasyPool:
         self.journal = SqliteJournal(self.folder / "pool.sqlite", closed_kept=self.limits.closed_kept)
@@ -175,6 +183,49 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.abort(uid, prompt)
         self.commit()
 
+    # -- people --------------------------------------------------------------------------------------------------------
+
+    def curate(self, pick: int, action: Action, **fields: Any) -> tuple[str, Curated]:
+        uid, prompt, _ = self.any_trajectory(pick)
+        curation = Curation(action=action, trajectory_uid=uid, prompt_uid=prompt, by="ana", **fields)
+        outcome = self.pool.curator.curate(curation)
+        assert outcome is not Curated.UNKNOWN
+        assert self.pool.curator.curate(curation) is (Curated.UNCHANGED if outcome is Curated.DONE else outcome)
+        self.commit()
+        return uid, outcome
+
+    @precondition(lambda self: self.registered)
+    @rule(pick=pick)
+    def reject(self, pick: int) -> None:
+        uid, outcome = self.curate(pick, Action.REJECT)
+        if outcome is Curated.DONE:
+            self.rejected.add(uid)
+            self.rejected_prompts.add(self.any_trajectory(pick)[1])
+
+    @precondition(lambda self: self.registered)
+    @rule(pick=pick, value=st.floats(-1, 1))
+    def relabel(self, pick: int, value: float) -> None:
+        uid, outcome = self.curate(pick, Action.RELABEL, reward=value)
+        if outcome in (Curated.DONE, Curated.UNCHANGED):
+            self.labels[uid] = value
+
+    @precondition(lambda self: self.registered)
+    @rule(pick=pick, mark=st.sampled_from(("good", "odd")))
+    def mark(self, pick: int, mark: str) -> None:
+        uid, outcome = self.curate(pick, Action.MARK, mark=mark)
+        if outcome is Curated.DONE:
+            self.marked[uid] = mark
+
+    @rule(pages=st.integers(1, 5))
+    def watch(self, pages: int) -> None:
+        """Whoever follows what changes knows what whoever reads all of it sees."""
+        more = True
+        while more:
+            page = self.pool.watch.page(self.position, pages)
+            self.position, more = page.position, page.more
+            self.seen |= {sketch.trajectory_uid: sketch for sketch in page.sketches}
+        assert self.seen == {sketch.trajectory_uid: sketch for sketch in self.pool.watch.page(0, 10**6).sketches}
+
     # -- consumers -----------------------------------------------------------------------------------------------------
 
     @rule(
@@ -229,7 +280,9 @@ class PoolMachine(RuleBasedStateMachine):
         trajectories = {step.trajectory_uid for step in group}
         assert {(uid, group[0].prompt_uid, channel) for uid in trajectories} <= set(self.registered)
         assert len(trajectories) <= SIZE
-        assert not whole or self.unit is not Unit.GROUPS or self.limits.group_deadline or len(trajectories) == SIZE
+        may_be_partial = self.limits.group_deadline or group[0].prompt_uid in self.rejected_prompts
+        assert not whole or self.unit is not Unit.GROUPS or may_be_partial or len(trajectories) == SIZE
+        assert not trajectories & self.rejected, "it was rejected"
         for uid in trajectories:
             steps = [step for step in group if step.trajectory_uid == uid]
             indexes = [step.step_index for step in steps]
@@ -237,6 +290,8 @@ class PoolMachine(RuleBasedStateMachine):
             if self.unit is not Unit.STEPS:
                 assert [step.is_last for step in steps] == [False] * (len(steps) - 1) + [True]
                 assert not self.limits.require_reward or any(step.reward is not None for step in steps)
+                assert uid not in self.labels or sum(step.reward or 0.0 for step in steps) == self.labels[uid]
+            assert uid not in self.marked or self.marked[uid] in str(steps[0].metadata["marks"])
         for step in group:
             assert step.uid in self.accepted, "a step came out that never went in"
             assert step.uid not in self.acked, "a step came out after it was acknowledged"
@@ -299,7 +354,7 @@ class PoolMachine(RuleBasedStateMachine):
     def killed_and_restarted(self) -> None:
         self.pool.advance(self.clock)  # a group past its deadline that lost a rollout waits for the next call only
         self.commit()
-        before, leases = self.pool.stats(), self.pool.leases
+        before, leases, held, trail = self.pool.stats(), self.pool.leases, self.held(), self.pool.curator.trail
         backlogs = [self.pool.backlog(channel) for channel in CHANNELS]
         self.journal.db.close()
         self.pool = self.open()
@@ -307,6 +362,19 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.advance(self.clock)
         assert self.pool.stats() == before
         assert [self.pool.backlog(channel) for channel in CHANNELS] == backlogs
+        assert self.held() == held
+        assert self.pool.curator.trail == trail
+        self.position, self.seen = 0, {}
+
+    def held(self) -> dict[str, Sketch]:
+        """How everything stands that is not gone; when it last changed is not known after a restart."""
+        sketches = self.pool.watch.page(0, 10**6).sketches
+        known = self.pool.books.trajectories
+        return {
+            found.trajectory_uid: found._replace(changed_at=0, position=0)
+            for found in sketches
+            if found.trajectory_uid in known
+        }
 
     # -- what always holds ---------------------------------------------------------------------------------------------
 

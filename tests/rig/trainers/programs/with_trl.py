@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset  # type: ignore[import-not-found]
+from datasets import Dataset
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing  # type: ignore[import-not-found]
 from trl.experimental.async_grpo import async_rollout_worker as theirs
 

@@ -1,0 +1,260 @@
+"""The dashboard over a pool on Ray that holds 100,000 trajectories: how soon it shows them, how fast it filters, and
+what it costs the pool.
+
+The pool, of one shard, is under a light load throughout: groups come in and are trained. What watching costs is the CPU
+time of the shard's process, taken in turns with the dashboard's process halted and going, while a page polls it as a
+browser does; so what else the machine does falls on both alike.
+
+    python -m benchmarks.dashboard
+"""
+
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
+
+import numpy as np
+import ray
+
+from benchmarks.gateway_rig.processes import Server, cpu_seconds, memory_bytes, serving
+from benchmarks.report import report
+from stepwell.core.columns import Columns, pack
+from stepwell.core.intake import Registration
+from stepwell.core.lease import Wanted
+from stepwell.core.limits import Limits
+from stepwell.core.sight import Changes
+from stepwell.core.step import Exactness, Step, ids_array, logprobs_array
+from stepwell.dashboard.index import Index
+from stepwell.dashboard.search import Search
+from stepwell.dashboard.texts import Texts
+from stepwell.pool.actor import PoolPlan, start_pool
+from stepwell.pool.batch import Batch
+from tests.rig.sight_rollouts import summary_of
+from tests.rig.tiny_model import make_tiny_model
+from tests.rig.vocabulary import encode
+from tests.rig.waiting import wait_until
+
+HELD = 100_000
+GROUP, A_MESSAGE = 8, 400
+LOAD_GROUPS = 20
+"""A second: 160 steps."""
+ROUNDS, ROUND_SECONDS, CATCH_UP = 4, 10.0, 5.0
+ASKED = 9
+"""How often each filter is asked; the median counts."""
+TEXTS_SECONDS = 45.0
+TEXT = 1_500
+"""Characters of a conversation, where 100,000 of them are searched."""
+NAMESPACE = "benchmark"
+FILTERS = {
+    "none": "",
+    "channel": "channel=train",
+    "state": "state=ready",
+    "reward": "reward_min=0.25&reward_max=0.75",
+    "version": "version_min=3&version_max=5",
+    "exactness": "exactness=engine",
+    "source": "source=sums",
+    "uid": "uid=7a",
+    "sorted": "sort=-reward",
+    "deep": "sort=tokens&offset=90000",
+    "all": "channel=train&state=ready&reward_min=0.25&version_min=2&exactness=engine&sort=-tokens",
+}
+
+numbers = count()
+
+
+class Pool:
+    """One shard, called as gateways and trainers do."""
+
+    def __init__(self) -> None:
+        start_pool(PoolPlan(limits=Limits(max_queue_size=10**6)), NAMESPACE)
+        self._shard: Any = ray.get_actor("data_pool", NAMESPACE)
+        self._luck = np.random.default_rng(0)
+        self.pid = self._pid()
+
+    def submit(self, trajectories: int) -> None:
+        steps, registrations = self._groups(trajectories)
+        assert set(ray.get(self._shard.submit_groups.remote(steps, registrations))) == {"accepted"}
+
+    def train(self, groups: int) -> None:
+        batch: Batch = ray.get(self._shard.fetch_batch.remote(Wanted(count=groups, channel="train"), lease=60.0))
+        ray.get(self._shard.ack.remote(batch.leases[0][1]))
+
+    @contextmanager
+    def load(self) -> Iterator[None]:
+        """As many come in as go, until the block ends."""
+        stop = threading.Event()
+
+        def run() -> None:
+            while not stop.wait(1.0):
+                self.submit(LOAD_GROUPS * GROUP)
+                self.train(LOAD_GROUPS)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def _pid(self) -> int:
+        return int(ray.get(self._shard.__ray_call__.remote(lambda _: os.getpid())))
+
+    def _groups(self, trajectories: int) -> tuple[Columns, list[Registration]]:
+        names = [next(numbers) for _ in range(trajectories)]
+        steps = [self._step(number) for number in names]
+        return pack(steps), [
+            Registration(step.trajectory_uid, step.prompt_uid, "train", GROUP, source="sums") for step in steps
+        ]
+
+    def _step(self, number: int) -> Step:
+        a, b = number // GROUP % 997, number // GROUP % 89
+        response = encode(f"The sum of {a} and {b} is {a + b}, which I have worked out by adding them.<|im_end|>")
+        asked = f"<|im_start|>user\nHow much is {a} plus {b}? Take your time.<|im_end|>\n<|im_start|>assistant\n"
+        return Step(
+            prompt_ids=ids_array(encode("<|im_start|>system\nYou add numbers.<|im_end|>\n" + asked)),
+            response_ids=ids_array(response),
+            response_logprobs=logprobs_array(-self._luck.random(len(response))),
+            trajectory_uid=f"{number:032x}",
+            prompt_uid=f"p-{number // GROUP:08x}",
+            step_index=0,
+            uid=f"{number:x}",
+            policy_version=number // GROUP % 8,
+            reward=float(self._luck.random()),
+            is_last=True,
+            exactness=Exactness.ENGINE if number % 3 else Exactness.SUBMITTED,
+        )
+
+
+def timed(server: Server, query: str) -> tuple[float, Any]:
+    """Milliseconds, and the answer."""
+    begun = time.perf_counter()
+    answer = server.ask(f"/api/trajectories?limit=100&{query}")
+    return (time.perf_counter() - begun) * 1e3, answer
+
+
+def measure_arrival(server: Server) -> dict[str, float]:
+    """From the moment at which the process answers at all."""
+    begun = time.perf_counter()
+    wait_until(lambda: len(timed(server, "")[1]["rows"]) == 100, "the first page")
+    first = time.perf_counter() - begun
+    wait_until(lambda: timed(server, "")[1]["total"] >= HELD, "all trajectories", 120)
+    return {"first_page_s": round(first, 2), "all_known_s": round(time.perf_counter() - begun, 2)}
+
+
+def measure_filters(server: Server, filters: dict[str, str]) -> dict[str, float]:
+    figures = {}
+    for name, query in filters.items():
+        took = [timed(server, query) for _ in range(ASKED)]
+        figures[f"filter_{name}_ms"] = round(statistics.median(milliseconds for milliseconds, _ in took), 1)
+        print(f"{name:>14} {figures[f'filter_{name}_ms']:>8,.1f} ms  {took[0][1]['matched']:>8,} matched", flush=True)
+    return figures
+
+
+@contextmanager
+def polling(server: Server) -> Iterator[None]:
+    """As an open page does: the overview every two seconds, the list every five."""
+    stop = threading.Event()
+
+    def run() -> None:
+        for tick in count():
+            if stop.wait(1.0):
+                return
+            for path, every in (("status", 2), ("series?seconds=900", 2), ("trajectories", 5)):
+                if tick % every == 0:
+                    server.ask(f"/api/{path}")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def measure_watching(pool: Pool, server: Server) -> dict[str, float]:
+    """The share of a second that the shard works more because it is watched, and while texts are read."""
+    extra, alone = [], []
+    for number in range(ROUNDS):
+        os.kill(server.pid, signal.SIGSTOP)
+        without = shard_share(pool)
+        os.kill(server.pid, signal.SIGCONT)
+        with polling(server):
+            time.sleep(CATCH_UP)
+            watched = shard_share(pool)
+        alone.append(without)
+        extra.append(watched - without)
+        print(f"watching {number + 1}/{ROUNDS}: alone {without:.4f}, watched {watched:.4f}", flush=True)
+    return {"pool_share": round(statistics.median(extra), 4), "pool_share_alone": round(statistics.median(alone), 4)}
+
+
+def shard_share(pool: Pool) -> float:
+    begun, before = time.perf_counter(), cpu_seconds(pool.pid)
+    time.sleep(ROUND_SECONDS)
+    return (cpu_seconds(pool.pid) - before) / (time.perf_counter() - begun)
+
+
+def measure_indexing(server: Server) -> dict[str, float]:
+    """How fast conversations are read, without load: the newest come first, so a load would take its part."""
+    begun, before = time.perf_counter(), server.ask("/api/status")["index"]["texts"]
+    time.sleep(TEXTS_SECONDS)
+    added = server.ask("/api/status")["index"]["texts"] - before
+    return {"texts_a_second": round(added / (time.perf_counter() - begun))}
+
+
+def measure_text_search() -> dict[str, float]:
+    """All texts known, in this process: what the search itself takes, for words that hardly any of them has."""
+    index, texts = Index(), Texts()
+    words = ["reasoning", "therefore", "number", "tool", "answer", "please", "equals", "carry"]
+    for start in range(0, HELD, A_MESSAGE):
+        rows = [summary_of(number) for number in range(start, start + A_MESSAGE)]
+        index.apply(Changes(summaries=rows, cursors={}))
+        for number, row in enumerate(rows, start):
+            said = " ".join(words[(number * 7 + place) % 8] for place in range(TEXT // 7))
+            texts.put(row, f"{said} {number}")
+    took = []
+    for _ in range(ASKED):
+        begun = time.perf_counter()
+        found = index.find(Search(), lambda key: texts.contains(key, "number 99"))
+        took.append((time.perf_counter() - begun) * 1e3)
+    print(f"{len(texts):,} texts searched, {found.matched:,} matched", flush=True)
+    return {"texts_searched": len(texts), "filter_100k_texts_ms": round(statistics.median(took), 1)}
+
+
+def main() -> None:
+    figures = measure_text_search()
+    with tempfile.TemporaryDirectory() as folder, start_ray(object_store_memory=2**30) as cluster:
+        model, pool = make_tiny_model(Path(folder, "model")), Pool()
+        for _ in range(HELD // A_MESSAGE):
+            pool.submit(A_MESSAGE)
+        command = ["-m", "stepwell", "dashboard", "--port", "{port}", "--ray-address", cluster.address]
+        command += ["--ray-namespace", NAMESPACE, "--tokenizer-path", str(model)]
+        with serving([sys.executable, *command], Path(folder, "log")) as server:
+            with pool.load():
+                figures |= measure_arrival(server) | measure_filters(server, FILTERS)
+                figures |= measure_watching(pool, server)
+            figures |= measure_indexing(server) | measure_filters(server, {"text": "text=The+sum+of+77"})
+            figures["dashboard_mb"] = round(memory_bytes(server.pid) / 1e6)
+    for name, value in figures.items():
+        print(f"{name:>24} {value:>12,}")
+    slowest = max(value for name, value in figures.items() if name.startswith("filter_"))
+    report(
+        figures | {"slowest_filter_ms": slowest},
+        at_most={"first_page_s": 2.0, "slowest_filter_ms": 1_000.0, "pool_share": 0.02},
+        at_least={"texts_searched": 0.9 * HELD},
+    )
+
+
+if __name__ == "__main__":
+    main()

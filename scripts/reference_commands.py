@@ -1,0 +1,84 @@
+"""docs/reference/commands.md: every command with its flags, from the settings in config/."""
+
+import argparse
+import inspect
+import types
+from importlib import import_module
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from pydantic_settings import BaseSettings
+from pydantic_settings.sources.types import _CliPositionalArg
+
+from stepwell.cli import COMMANDS
+
+HEAD = """# Commands and settings
+
+Written by `scripts/reference.py` from the code; `stepwell COMMAND --help` says the same.
+
+Every setting is a flag, and can come from the environment: `stepwell pool --max-staleness 4` is also
+`STEPWELL_POOL_MAX_STALENESS=4`. Flags win over the environment, and that wins over defaults. `stepwell up` reads
+`./stepwell.toml` too, between defaults and environment. An unknown flag or key is an error. Logs are JSON with
+`STEPWELL_LOG=json`.
+
+| command | |
+|---|---|
+"""
+
+
+def page() -> str:
+    listed = "".join(f"| [`stepwell {name}`](#{_anchor(name)}) | {text} |\n" for name, (text, *_) in COMMANDS.items())
+    return HEAD + listed + "".join(_section(name) for name in COMMANDS)
+
+
+def _anchor(command: str) -> str:
+    return f"stepwell {command}".replace(" ", "-")
+
+
+def _section(command: str) -> str:
+    settings = settings_of(command)
+    parts = [f"\n## stepwell {command}", inspect.cleandoc(settings.__doc__ or "")]
+    if rows := [_row(name, field) for name, field in settings.model_fields.items() if _is_shown(field)]:
+        parts += [
+            f"Environment: `{settings.model_config['env_prefix']}` and the flag's name.",
+            "\n".join(("| flag | default | |", "|---|---|---|", *rows)),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def settings_of(command: str) -> type[BaseSettings]:
+    module, _, name = COMMANDS[command][1].rpartition(".")
+    found: type[BaseSettings] = getattr(import_module(f"stepwell.config.{module}"), name)
+    return found
+
+
+def _is_shown(field: FieldInfo) -> bool:
+    return argparse.SUPPRESS not in field.metadata
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    words = " ".join((field.description or "").split())
+    return f"| {_flag(field.alias or name, field)} | {_default(field)} | {words}{_choices(field)} |"
+
+
+def _flag(name: str, field: FieldInfo) -> str:
+    return f"`{name.upper()}`" if _CliPositionalArg in field.metadata else f"`--{name.replace('_', '-')}`"
+
+
+def _default(field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if default is PydanticUndefined:
+        return "**needed**"
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"`{default}`" if default not in (None, "", (), {}) else "–"
+
+
+def _choices(field: FieldInfo) -> str:
+    literals = [value for kind in _kinds(field.annotation) if get_origin(kind) is Literal for value in get_args(kind)]
+    return f" ({', '.join(f'`{value}`' for value in literals)})" if literals else ""
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)

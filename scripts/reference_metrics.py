@@ -1,0 +1,49 @@
+"""docs/reference/metrics.md: every metric with its labels, from the collectors themselves."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from stepwell.door.sight import Sight as DoorSight
+from stepwell.gateway.operating import show
+from stepwell.gateway.sight import Sight as GatewaySight
+
+HEAD = """# Metrics
+
+Written by `scripts/reference.py` from the code. `GET /metrics`, with a control key where there are keys; [how to use
+them](../operations/metrics.md). Beside these there is what `prometheus_client` tells of every process:
+`process_cpu_seconds_total`, `process_resident_memory_bytes`, …
+"""
+
+
+def page() -> str:
+    return HEAD + _table("The gateway", gateway_collectors()) + _table("The Atropos door", door_collectors())
+
+
+def gateway_collectors() -> Iterator[Any]:
+    sight = GatewaySight()
+    nothing = cast("Any", None)
+    show(sight, nothing, nothing, nothing, cast("Any", object()))
+    yield from _stepwells(sight)
+
+
+def door_collectors() -> Iterator[Any]:
+    yield from _stepwells(DoorSight(lambda: (), lambda: ()))
+
+
+def _stepwells(sight: Any) -> Iterator[Any]:
+    """The registry's collectors; those that are read at the scrape give families without values."""
+    for collector in sight._registry._collector_to_names:
+        families = collector.describe() if hasattr(collector, "describe") else collector.collect()
+        for family in families:
+            if family.name.startswith("stepwell_"):
+                family.label_names = getattr(collector, "_labelnames", getattr(family, "_labelnames", ()))
+                yield family
+
+
+def _table(title: str, families: Iterator[Any]) -> str:
+    lines = [f"\n## {title}\n", "| metric | type | labels | |", "|---|---|---|---|"]
+    for family in sorted(families, key=lambda family: str(family.name)):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = ", ".join(f"`{label}`" for label in family.label_names)
+        lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    return "\n".join(lines) + "\n"

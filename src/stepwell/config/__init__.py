@@ -1,0 +1,1 @@
+"""The settings, a module for each subject."""

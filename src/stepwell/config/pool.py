@@ -1,0 +1,69 @@
+"""The settings of `stepwell pool`."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from stepwell.config.sections import RaySection
+from stepwell.core.limits import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
+
+
+class PoolSettings(RaySection):
+    """Create the DataPool on a running Ray cluster, and leave it there. Finding it there already is fine."""
+
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_POOL_")
+
+    name: str = "data_pool"
+    """Name of the DataPool's Ray actor."""
+    shards: int = Field(default=1, ge=1, le=256)
+    """Actors the pool is made of."""
+    journal: str | None = None
+    """Folder of the journals; with one, a pool that is killed comes back with all it had acknowledged."""
+    archive: str | None = None
+    """Folder or fsspec URL that trained groups leave for, as Parquet; needs a journal."""
+    max_queue_size: int = Field(default=10_000, ge=1)
+    """Groups held per channel and shard."""
+    max_bytes: int | None = Field(default=None, ge=1)
+    """Bytes held per channel and shard."""
+    overflow: Literal["drop_oldest", "refuse"] = "drop_oldest"
+    """What a full channel does: drop_oldest, or refuse new trajectories."""
+    group_size: int = Field(default=1, ge=1)
+    """Trajectories in a group, where whoever registers them does not say."""
+    group_deadline: float | None = Field(default=None, gt=0)
+    """Seconds a group may take to complete."""
+    on_deadline: Literal["partial", "drop", "refill"] = "partial"
+    """What happens then: ship it partial, drop it, or refill it."""
+    min_group_size: int = Field(default=1, ge=1)
+    """The fewest trajectories a partial group is shipped with."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Policy versions the oldest token may be behind when it is shipped."""
+    on_stale: Literal["drop", "keep", "mask"] = "drop"
+    """What happens to older data: drop, keep, or mask its tokens."""
+    require_reward: bool = False
+    """Hold a group back until each of its trajectories has a reward; offer those without to reward workers."""
+    reward_attempts: int = Field(default=3, ge=1)
+    """How often reward workers may fail to score a trajectory."""
+    on_reward_failure: Literal["drop", "drop_group", "keep"] = "drop"
+    """What happens then: drop the trajectory, drop its group, or keep it, without a reward."""
+    history_size: int = Field(default=0, ge=0)
+    """Trained groups kept per channel and shard, for batches that mix in history."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Trajectories a training step takes, for pacing; without it, what the last fetch took."""
+
+    def limits(self) -> Limits:
+        return Limits(
+            **self.model_dump(
+                include=set(Limits.__slots__) - {"overflow", "on_deadline", "on_stale", "on_reward_failure"}
+            ),
+            overflow=Overflow(self.overflow),
+            on_deadline=OnDeadline(self.on_deadline),
+            on_stale=OnStale(self.on_stale),
+            on_reward_failure=OnRewardFailure(self.on_reward_failure),
+        )
+
+    @model_validator(mode="after")
+    def _archive_needs_a_journal(self) -> Self:
+        if self.archive is not None and self.journal is None:
+            raise ValueError("--archive needs --journal: groups wait there until their file is written")
+        return self

@@ -1,0 +1,78 @@
+"""The settings of the commands that score: `stepwell rewards`, `stepwell reward try` and `stepwell rescore`."""
+
+import json
+from typing import Annotated
+
+from pydantic import Field, JsonValue, field_validator
+from pydantic_settings import CliPositionalArg, NoDecode, SettingsConfigDict
+
+from stepwell.config.sections import RaySection, Section
+
+
+class FunctionSection(Section):
+    """How a reward function is called, wherever that is."""
+
+    options: Annotated[dict[str, JsonValue], NoDecode] = Field(default_factory=dict)
+    """A JSON object: the options of a built-in function."""
+    tokenizer_path: str | None = None
+    """Folder or name of the Hugging Face tokenizer, for functions that read texts."""
+    timeout: float = Field(default=30.0, gt=0)
+    """Seconds one call may take."""
+    memory_mb: int = Field(default=2_048, ge=64)
+    """Megabytes that a process of the function's may take."""
+    children: int = Field(default=2, ge=1, le=1_024)
+    """Processes in which the function is called; in each, one call at a time, or many of an async function."""
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _is_object(cls, value: object) -> object:
+        try:
+            read = json.loads(value) if isinstance(value, str) else value
+        except ValueError as failure:
+            raise ValueError(f"{value!r} is no JSON: {failure}") from None
+        if not isinstance(read, dict):
+            raise ValueError(f'{value!r} is no JSON object; write {{"answer_key": "solution"}}')
+        return read
+
+
+class RewardSettings(RaySection, FunctionSection):
+    """Start reward workers on a running Ray cluster, and leave them there. Finding them there already is fine.
+
+    They score what the DataPool holds that no one has rewarded, and answer the gateways' /compute_reward.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_REWARDS_")
+
+    function: str
+    """The reward function: module:function, path/to/file.py:function, or the name of a built-in."""
+    data_pool_name: str = "data_pool"
+    """Name of the DataPool's Ray actor; the pool must have been created with --require-reward."""
+    name: str = "reward_loop_worker"
+    """Name of the first worker's Ray actor, which is the one a gateway is told; the others are NAME-1 and so on."""
+    workers: int = Field(default=1, ge=1, le=1_024)
+    """Actors, spread over the cluster."""
+
+
+class OfflineSection(FunctionSection):
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_REWARD_")
+
+    function: CliPositionalArg[str]
+    """The reward function: module:function, path/to/file.py:function, or the name of a built-in."""
+
+
+class TrySettings(OfflineSection):
+    """Call a reward function on stored trajectories and print what it gives. Nothing is written; no Ray is needed."""
+
+    on: str
+    """Parquet file, or folder or fsspec URL of Parquet files, from a pool's archive or Batch.to_arrow()."""
+    limit: int = Field(default=20, ge=1)
+    """Trajectories at most."""
+
+
+class RescoreSettings(OfflineSection):
+    """Copy stored trajectories with the rewards of another function, as the next revision. No Ray is needed."""
+
+    from_: str = Field(alias="from")
+    """Parquet file, or folder or fsspec URL of Parquet files: a pool's archive."""
+    to: str
+    """Folder or fsspec URL for the copies, without any Parquet file yet."""

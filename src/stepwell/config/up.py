@@ -1,0 +1,188 @@
+"""The settings of `stepwell up`, `stepwell down` and `stepwell status`.
+
+`up` reads ./stepwell.toml too: defaults < file < environment < flags. The tables of that file are the settings of the
+commands that `up` stands for, under their own names; there is no second list of them.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Self, TypeVar
+
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliSuppress,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from stepwell.config.dashboard import DashboardSettings
+from stepwell.config.pool import PoolSettings
+from stepwell.config.rewards import RewardSettings
+from stepwell.config.sections import Section, split
+from stepwell.config.serving import GatewaySettings
+from stepwell.errors import BadRequest
+
+S = TypeVar("S", bound=Section)
+
+FILE = "stepwell.toml"
+OWN = ("ray_address", "ray_namespace", "data_pool_name", "control_keys")
+"""Settings that bind the parts together: `up` gives them itself."""
+
+
+class UpSettings(Section):
+    """Start everything on this machine: Ray, the DataPool, the gateway and the dashboard, and keep it running.
+
+    What it needs to know stands in flags, in the environment or in ./stepwell.toml, whose tables [pool], [gateway],
+    [dashboard] and [rewards] take all settings of the commands of these names. Ctrl-C, or `stepwell down` in the same
+    folder, ends all of it. The key, the journal and the logs are in ./.stepwell.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_UP_")
+
+    engine: Annotated[tuple[str, ...], NoDecode]
+    """Addresses of the running vLLM servers, separated by commas: http://host:port."""
+    tokenizer_path: str | None = None
+    """Folder or name of the Hugging Face tokenizer; without it, the engine is asked."""
+    prompt_length: int | None = Field(default=None, ge=1)
+    """Longest prompt, in tokens, that a trainer will take; without it, the engine's window."""
+    response_length: int | None = Field(default=None, ge=1)
+    """Longest response, in tokens; without it, the engine's window."""
+    group_size: int | None = Field(default=None, ge=1)
+    """Trajectories in a group, where whoever registers them does not say: 1."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Policy versions the oldest token may be behind when it is shipped; without it, any."""
+    reward: str | None = None
+    """Score what no one has rewarded with this function: module:function, path/to/file.py:function, or a built-in."""
+    atropos: bool = False
+    """Serve the Atropos door too, below /atropos of the gateway."""
+    host: str | None = None
+    """Address to listen on: 127.0.0.1."""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the gateway: 8100."""
+    dashboard_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the dashboard: 8200."""
+    ray_address: str | None = None
+    """Join this Ray cluster, host:port or auto, instead of starting one; the DataPool then outlives this command."""
+    ray_namespace: str = "default"
+    """Ray namespace the DataPool lives in."""
+    detach: bool = False
+    """Go to the background once everything is ready."""
+    pool: CliSuppress[dict[str, JsonValue]] = Field(default_factory=dict)
+    gateway: CliSuppress[dict[str, JsonValue]] = Field(default_factory=dict)
+    dashboard: CliSuppress[dict[str, JsonValue]] = Field(default_factory=dict)
+    rewards: CliSuppress[dict[str, JsonValue]] = Field(default_factory=dict)
+
+    TABLES: ClassVar[Mapping[str, tuple[type[Section], tuple[str, ...]]]] = {
+        "pool": (PoolSettings, OWN),
+        "gateway": (GatewaySettings, (*OWN, "vllm_addresses", "reward_worker_name")),
+        "dashboard": (DashboardSettings, (*OWN, "gateways")),
+        "rewards": (RewardSettings, (*OWN, "function")),
+    }
+    """By name: the settings, and those of them that are not for the file."""
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return split(value)
+
+    @field_validator("engine")
+    @classmethod
+    def _are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or not all(address.startswith(("http://", "https://")) for address in value):
+            raise ValueError("write the address of a running engine: http://host:port")
+        return tuple(address.rstrip("/").removesuffix("/v1") for address in value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_every_key(cls, given: dict[str, object]) -> dict[str, object]:
+        for name in given:
+            if name not in cls.model_fields:
+                raise ValueError(f"{FILE}: there is no setting {name!r}; there are: {', '.join(cls.model_fields)}")
+        return given
+
+    @model_validator(mode="after")
+    def _knows_every_key_of_the_tables(self) -> Self:
+        for table, (settings, own) in self.TABLES.items():
+            known = [name for name in settings.model_fields if name not in own]
+            for name in getattr(self, table):
+                if name not in known:
+                    raise ValueError(f"{FILE}: [{table}] takes no {name!r}; it takes: {', '.join(known)}")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, _from_file(settings_cls)
+
+
+class DownSettings(Section):
+    """End what `stepwell up` started in this folder: the gateway delivers what it holds, and all of it stops."""
+
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_DOWN_")
+
+
+class StatusSettings(Section):
+    """One screen: the pool, its channels, the gateways and the engines, and what is lost and why.
+
+    Of what `stepwell up` started in this folder, or of any dashboard, asked over HTTP.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_STATUS_")
+
+    url: str | None = None
+    """Address of the dashboard; without it, that of this folder's `stepwell up`."""
+    key: str | None = None
+    """Its control key. Better given by STEPWELL_STATUS_KEY than on the command line, where others can read it."""
+    as_json: bool = Field(default=False, alias="json")
+    """Print all of it as JSON, as the dashboard answers."""
+
+
+def layered(
+    settings: type[S],
+    table: str,
+    *,
+    given: Mapping[str, object],
+    file: Mapping[str, object],
+    otherwise: Mapping[str, object],
+) -> S:
+    """A command's settings, from what `up` was given, the environment, the file's table, and what `up` takes otherwise,
+    the first of these that has it. BadRequest names what is wrong."""
+
+    class Layered(settings):  # type: ignore[misc, valid-type]
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            lower = (InitSettingsSource(settings_cls, dict(layer)) for layer in (file, otherwise))
+            return init_settings, env_settings, *lower
+
+    try:
+        made: S = Layered(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as wrong:
+        raise BadRequest("\n".join(_explained(table, error["loc"], error["msg"]) for error in wrong.errors())) from None
+    return made
+
+
+def _from_file(settings: type[BaseSettings]) -> PydanticBaseSettingsSource:
+    try:
+        return TomlConfigSettingsSource(settings, FILE)
+    except (OSError, ValueError) as failure:
+        raise BadRequest(f"{FILE} cannot be read: {failure}") from None
+
+
+def _explained(table: str, where: tuple[int | str, ...], message: str) -> str:
+    return f"[{table}] {where[0] if where else ''}: {message.removeprefix('Value error, ')}"

@@ -1,0 +1,86 @@
+"""The dashboard's ASGI application, put together from what it is handed."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from functools import partial
+
+from fastapi import FastAPI
+
+from stepwell.core.keys import Keys
+from stepwell.core.limits import Limits
+from stepwell.core.ports import SightPort
+from stepwell.core.sight import Series
+from stepwell.dashboard import answers
+from stepwell.dashboard.api import LONGEST, api_router
+from stepwell.dashboard.asking import Shared
+from stepwell.dashboard.decoding import Decoder, Tokenizer
+from stepwell.dashboard.desk import Desk
+from stepwell.dashboard.following import Following
+from stepwell.dashboard.gateways import Gateways
+from stepwell.dashboard.index import Index
+from stepwell.dashboard.indexing import Indexing
+from stepwell.dashboard.page import page_router
+from stepwell.dashboard.repeating import repeating
+from stepwell.dashboard.status import About, Status
+from stepwell.dashboard.texts import Texts
+
+SPANS = (60.0, 300.0, 900.0, 3600.0, 6 * 3600.0, LONGEST)
+
+
+def create_dashboard(
+    *,
+    pool: SightPort,
+    keys: Keys,
+    limits: Limits,
+    tokenizer: Tokenizer | None,
+    gateways: Gateways,
+    about: About,
+) -> FastAPI:
+    index, texts, decoder = Index(), Texts(), Decoder(tokenizer)
+    following, indexing = Following(pool, index, texts), Indexing(pool, texts, decoder)
+    stats, series = Shared(pool.stats), SharedSeries(pool)
+    status = Status(about, stats, gateways, index, texts, following)
+    desk = Desk(pool, limits, stats, index, texts, following, decoder)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        decoder.start()
+        try:
+            async with gateways.watching(), repeating(following.look, indexing.look):
+                yield
+        finally:
+            await stats.close()
+            await series.close()
+
+    app = FastAPI(
+        title="Stepwell dashboard",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    answers.install(app, keys)
+    app.include_router(api_router(pool, desk, status, series.of, gateways, index, texts))
+    app.include_router(page_router())
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Answers while the process lives."""
+        return {"status": "ok"}
+
+    return app
+
+
+class SharedSeries:
+    """The last minutes and hours, each span shared by all who ask for it or for a little less."""
+
+    def __init__(self, pool: SightPort) -> None:
+        self._spans = {span: Shared(partial(pool.series, seconds=span)) for span in SPANS}
+
+    def of(self, seconds: float) -> Shared[Series]:
+        return self._spans[min(span for span in SPANS if span >= seconds)]
+
+    async def close(self) -> None:
+        for shared in self._spans.values():
+            await shared.close()

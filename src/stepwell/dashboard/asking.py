@@ -1,0 +1,51 @@
+"""Answers of the pool's that all who watch share: however many they are, the pool is asked as if there were one."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from stepwell.errors import PoolUnavailable
+
+T = TypeVar("T")
+
+FRESH = 1.0
+"""Seconds for which an answer is passed on; longer, if it took the pool long."""
+STALEST = 10.0
+SHARE = 0.002
+"""Of the pool's time, for each question."""
+PATIENCE = 2.0
+
+
+class Shared(Generic[T]):
+    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
+        self._ask = ask
+        self._asking: asyncio.Task[T] | None = None
+        self._begun = 0.0
+        self._good_until = 0.0
+
+    async def get(self) -> T:
+        """The answer, perhaps a little old. PoolUnavailable, soon, if there is none; the question goes on meanwhile."""
+        if self._asking is None or (self._asking.done() and time.monotonic() >= self._good_until):
+            self._begun = time.monotonic()
+            self._asking = asyncio.create_task(self._asked())
+        left = max(0.05, self._begun + PATIENCE - time.monotonic())
+        done, _ = await asyncio.wait({self._asking}, timeout=left)
+        if not done:
+            raise PoolUnavailable(f"the pool has not answered for {time.monotonic() - self._begun:.0f} s")
+        return self._asking.result()
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    async def _asked(self) -> T:
+        try:
+            answer = await self._ask()
+        except PoolUnavailable:
+            self._good_until = time.monotonic() + FRESH
+            raise
+        now = time.monotonic()
+        self._good_until = now + min(STALEST, max(FRESH, (now - self._begun) / SHARE))
+        return answer

@@ -1,0 +1,24 @@
+// The control key: from the address (#key=…, as `stepwell up` prints it) or typed in. It is kept for this tab alone
+// and leaves the address at once, so that it is not bookmarked or sent on with a link.
+
+const PLACE = "stepwell.key";
+
+export function takeFromAddress() {
+  const found = /^#key=([^&]+)(.*)$/.exec(location.hash);
+  if (!found) return;
+  keep(decodeURIComponent(found[1]));
+  history.replaceState(history.state, "", `#/${found[2].replace(/^&?\/?/, "")}`);
+}
+
+export function keep(key) {
+  sessionStorage.setItem(PLACE, key);
+}
+
+export function hasKey() {
+  return sessionStorage.getItem(PLACE) !== null;
+}
+
+export function headers() {
+  const key = sessionStorage.getItem(PLACE);
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}

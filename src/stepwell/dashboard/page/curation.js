@@ -1,0 +1,76 @@
+// What a person decides about trajectories: a dialog that asks who and why, and the line that says what became of it.
+
+import { curate } from "./api.js";
+import { el, field } from "./dom.js";
+import { plural } from "./format.js";
+
+const WHO = "stepwell.who";
+const ACTIONS = {
+  mark: { title: "Mark", says: "A short word that stays with it, for trainers and exports to see." },
+  unmark: { title: "Unmark", says: "" },
+  reject: { title: "Reject", says: "It will be in no later batch. What was trained before cannot be taken back." },
+  relabel: { title: "Relabel", says: "Later batches have this reward instead of the one it has." },
+};
+const WORDS = {
+  done: "done", unchanged: "as it was already", unknown: "no longer known to the pool",
+  late: "too late: trained or dropped before",
+};
+
+export const CURATION_KEYS = [["m", "mark"], ["u", "unmark"], ["r", "reject"], ["l", "relabel"]];
+
+/** Keys that decide about what `targets()` gives; `after` is called once something was decided. */
+export function curationKeys(targets, shell, after) {
+  const ask = (action) => () => { if (targets().length) askFor(action, targets(), shell, after); };
+  return { m: ask("mark"), u: ask("unmark"), r: ask("reject"), l: ask("relabel") };
+}
+
+function askFor(action, trajectories, shell, after) {
+  const { title, says } = ACTIONS[action];
+  const own = ownField(action, trajectories);
+  const known = localStorage.getItem(WHO) ?? "";
+  const by = el("input", { required: true, maxlength: 80, autocomplete: "name", value: known });
+  const why = el("input", { maxlength: 500, autocomplete: "off" });
+  const failure = el("p", { class: "failure", role: "alert" });
+  const form = el("form", {},
+    el("h2", {}, `${title} ${plural(trajectories.length, "trajectory")}`),
+    says && el("p", {}, says), own && field(own.label, own.input), field("Who", by), field("Why", why), failure,
+    buttons(title, () => dialog.close()));
+  const dialog = el("dialog", { "aria-label": title, onclose: () => dialog.remove() }, form);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    localStorage.setItem(WHO, by.value);
+    try {
+      const outcomes = await curate({ action, by: by.value, why: why.value, ...own?.value() }, trajectories);
+      dialog.close();
+      shell.notice.done(`${title}: ${summed(outcomes)}`);
+      after();
+    } catch (error) {
+      failure.textContent = error.message;
+    }
+  });
+  document.body.append(dialog);
+  dialog.showModal();
+  (own?.input ?? (by.value ? why : by)).focus();
+}
+
+function buttons(title, close) {
+  const submit = el("button", { type: "submit", class: "main" }, title);
+  return el("p", { class: "buttons" }, submit, el("button", { type: "button", onclick: close }, "Cancel"));
+}
+
+function ownField(action, trajectories) {
+  if (action === "reject") return null;
+  if (action === "relabel") {
+    const input = el("input", { type: "number", step: "any", required: true });
+    return { label: "Reward", input, value: () => ({ reward: Number(input.value) }) };
+  }
+  const first = action === "unmark" ? trajectories.flatMap((t) => t.marks)[0] ?? "" : "";
+  const input = el("input", { required: true, maxlength: 40, autocomplete: "off", value: first });
+  return { label: "Mark", input, value: () => ({ mark: input.value.trim() }) };
+}
+
+function summed(outcomes) {
+  const counts = new Map();
+  for (const outcome of Object.values(outcomes)) counts.set(outcome, (counts.get(outcome) ?? 0) + 1);
+  return [...counts].map(([outcome, n]) => `${n} ${WORDS[outcome] ?? outcome}`).join(", ");
+}

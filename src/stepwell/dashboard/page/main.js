@@ -1,0 +1,114 @@
+// The shell: which view is shown, how often it is brought up to date, and the line at the top.
+//
+// A view is what its module's `open(shell, params)` gives: {node, every, refresh(status), keys, legend, title} and, if
+// it wants them, update(params), leave() and redraw(). What always holds: at most one refresh is under way, none while
+// the page is out of sight, and the answer to an old question never overwrites a newer one.
+
+import * as audit from "./audit.js";
+import * as group from "./group.js";
+import * as overview from "./overview.js";
+import * as trajectories from "./trajectories.js";
+import * as trajectory from "./trajectory.js";
+import { Refusal, get, isCancelled } from "./api.js";
+import { takeFromAddress } from "./access.js";
+import { fill } from "./dom.js";
+import { count, moment } from "./format.js";
+import { Notice } from "./notice.js";
+import { depth, go, here } from "./routes.js";
+import { Shortcuts, showKeys } from "./shortcuts.js";
+import * as theme from "./theme.js";
+
+/** Views that have no place of their own in the bar at the top. */
+const WITHIN = { trajectory: "trajectories", group: "trajectories" };
+const VIEWS = { overview, trajectories, trajectory, group, audit };
+
+class Shell {
+  constructor() {
+    this.notice = new Notice(document.getElementById("notice"), () => this.tick());
+    this.main = document.getElementById("main");
+    this.view = null;
+    this.isBusy = false;
+    this.heardAt = null;
+    this.depth = -1;
+  }
+
+  start() {
+    takeFromAddress();
+    theme.start(document.getElementById("theme"), () => this.view.redraw?.());
+    const help = () => showKeys(this.view.legend);
+    document.getElementById("help").addEventListener("click", help);
+    new Shortcuts({ keys: () => this.view.keys, go, leave: () => this.back(), help });
+    addEventListener("hashchange", () => this.route());
+    document.addEventListener("visibilitychange", () => this.tick());
+    this.route();
+  }
+
+  route() {
+    takeFromAddress();
+    this.depth = depth(this.depth);
+    const { view, params } = here();
+    const name = Object.hasOwn(VIEWS, view) ? view : "overview";
+    if (this.name === name && this.view.update) this.view.update(params);
+    else this.open(name, params);
+    this.tick();
+  }
+
+  open(name, params) {
+    this.view?.leave?.();
+    this.name = name;
+    this.view = VIEWS[name].open(this, params);
+    document.title = `${this.view.title} · Stepwell`;
+    for (const a of document.querySelectorAll("#nav a")) {
+      if (a.dataset.view === (WITHIN[name] ?? name)) a.setAttribute("aria-current", "page");
+      else a.removeAttribute("aria-current");
+    }
+    fill(this.main, this.view.node);
+    this.main.focus({ preventScroll: true });
+    scrollTo(0, 0);
+  }
+
+  back() {
+    if (this.depth > 0) history.back();
+    else go("overview");
+  }
+
+  async tick() {
+    clearTimeout(this.timer);
+    if (document.visibilityState !== "visible") return;
+    if (this.isBusy) {
+      this.isAsked = true;
+      return;
+    }
+    this.isBusy = true;
+    await this.refresh();
+    this.isBusy = false;
+    this.timer = setTimeout(() => this.tick(), this.isAsked ? 0 : this.view.every);
+    this.isAsked = false;
+  }
+
+  async refresh() {
+    const asked = get("status");
+    const [status, shown] = await Promise.allSettled([asked, this.view.refresh(asked)]);
+    if (status.value) fill(document.getElementById("pool"), about(status.value));
+    const trouble = status.reason ?? this.poolTrouble(status.value) ?? shown.reason;
+    if (!trouble) this.notice.well();
+    else if (!isCancelled(trouble)) this.notice.failed(trouble);
+  }
+
+  poolTrouble(status) {
+    if (!status.pool_error) {
+      this.heardAt = status.now;
+      return undefined;
+    }
+    const since = this.heardAt ? ` What is shown is of ${moment(this.heardAt)}.` : "";
+    return new Refusal(503, `The pool cannot be reached: ${status.pool_error}.${since} It is tried again.`);
+  }
+}
+
+function about({ pool, index, version }) {
+  if (!pool?.name) return `stepwell ${version}`;
+  const behind = index.behind ? ", catching up" : "";
+  return `${pool.name} · policy version ${pool.policy_version} · ${count(index.trajectories)} trajectories${behind}`;
+}
+
+new Shell().start();

@@ -1,0 +1,58 @@
+// The one line at the top: what is wrong and what to do, or what has just been done.
+
+import { el, fill } from "./dom.js";
+import { hasKey, keep } from "./access.js";
+
+const LASTS = 6000;
+
+export class Notice {
+  constructor(node, again) {
+    this.node = node;
+    this.again = again;
+    this.kind = "";
+  }
+
+  done(text) {
+    this.show("done", text);
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.kind === "done" && this.clear(), LASTS);
+  }
+
+  failed(error) {
+    if (error.status === 401) this.askForKey();
+    else this.show("failed", error.message);
+  }
+
+  /** All went well: what was wrong is so no more. */
+  well() {
+    if (this.kind !== "done") this.clear();
+  }
+
+  clear() {
+    this.kind = this.text = "";
+    fill(this.node).className = "notice";
+  }
+
+  show(kind, text) {
+    if (this.kind === kind && this.text === text) return;
+    this.kind = kind;
+    this.text = text;
+    fill(this.node, el("span", {}, text)).className = `notice ${kind}`;
+  }
+
+  askForKey() {
+    if (this.kind === "key") return;
+    this.kind = "key";
+    const input = el("input", { type: "password", "aria-label": "Control key", autocomplete: "off", required: true });
+    const use = (event) => {
+      event.preventDefault();
+      keep(input.value);
+      this.clear();
+      this.again();
+    };
+    const form = el("form", { onsubmit: use }, input, el("button", { type: "submit" }, "Use this key"));
+    const what = hasKey() ? "That is not one of the control keys." : "This needs a control key; `stepwell up` prints it.";
+    fill(this.node, el("span", {}, what), form).className = "notice failed";
+    input.focus();
+  }
+}

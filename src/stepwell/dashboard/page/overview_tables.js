@@ -1,0 +1,117 @@
+// The tables under the charts.
+
+import { el, fill } from "./dom.js";
+import { bytes, count, plural, short, span, tally } from "./format.js";
+import { link } from "./routes.js";
+import { table } from "./table.js";
+
+/** What is known of the pool stays while it cannot be reached; a table that has the focus is left as it is. */
+export class Tables {
+  constructor() {
+    this.channels = el("div");
+    this.gateways = el("div");
+    this.engines = el("div");
+    this.losses = el("div");
+    const serving = el("div", {}, this.gateways, this.engines);
+    this.node = el("div", { class: "tables" }, this.channels, serving, this.losses);
+  }
+
+  show(status) {
+    if (this.node.contains(document.activeElement)) return;
+    fill(this.gateways, gatewaysTable(status));
+    fill(this.engines, enginesTable(status));
+    if (!status.pool) return;
+    fill(this.channels, channelsTable(status));
+    fill(this.losses, lossesTable(status));
+  }
+}
+
+export function poolFacts({ pool, version }) {
+  const facts = [
+    `${plural(pool.submitted, "step")} came`,
+    plural(pool.leases, "lease"),
+    plural(pool.shards, "shard"),
+    pool.journal ? "journal kept" : "no journal: a restart loses what is held",
+    rewards(pool.scoring),
+    `stepwell ${version}`,
+  ];
+  return facts.filter(Boolean).join(" · ");
+}
+
+function rewards({ waiting, under_way: going, resting }) {
+  if (!waiting && !going && !resting) return null;
+  return `rewards: ${count(waiting)} wait, ${count(going)} under way, ${count(resting)} rest`;
+}
+
+function channelsTable({ channels }) {
+  const columns = [
+    ["Channel", (c) => el("a", { href: link("trajectories", { channel: c.name }) }, c.name)],
+    ["Groups", (c) => count(c.groups), "n"],
+    ["Ready", (c) => count(c.ready_groups), "n"],
+    ["Trajectories", (c) => count(c.trajectories), "n"],
+    ["Oldest", (c) => (c.groups ? span(c.oldest_age) : "–"), "n"],
+    ["Held", (c) => `${short(c.held.tokens)} tok`, "n"],
+    ["Memory", (c) => bytes(c.nbytes), "n"],
+    ["Trained", (c) => `${short(c.shipped.steps)} steps`, "n"],
+    ["Dropped", (c) => share(c.dropped, c.accepted), "n"],
+    ["History", (c) => count(c.history_groups), "n"],
+  ];
+  return table("Channels", columns, channels, "Nothing has come yet.");
+}
+
+function gatewaysTable({ gateways }) {
+  const columns = [
+    ["Gateway", (g) => g.url],
+    ["State", (g) => g.error ?? (g.ready ? "ready" : `not ready: ${g.missing.join(", ")}`), "wide"],
+    ["In flight", (g) => count(g.in_flight), "n"],
+    ["Waiting steps", (g) => count(g.waiting_steps), "n"],
+    ["Calls", (g) => count(g.calls), "n"],
+    ["p50", (g) => span(g.p50), "n"],
+    ["p95", (g) => span(g.p95), "n"],
+    ["Lost", (g) => tally(g.lost) || "none"],
+  ];
+  return table("Gateways", columns, gateways, "None was named: start the dashboard with --gateways.");
+}
+
+function enginesTable({ engines }) {
+  const columns = [
+    ["Engine", (e) => e.address],
+    ["State", (e) => [el("i", { class: `dot engine-${e.state}` }), e.why ? `${e.state}: ${e.why}` : e.state], "wide"],
+    ["Weights", (e) => e.weight_version ?? "–", "n"],
+    ["In flight", (e) => count(e.in_flight), "n"],
+    ["Server", (e) => e.server ?? ""],
+    ["Through", (e) => e.gateway],
+  ];
+  return table("Engines", columns, engines, "No gateway has told of one.");
+}
+
+/** Everything that came and will not be trained, by cause. */
+function lossesTable({ channels, pool }) {
+  const rows = [
+    ...channels.flatMap((c) => losses(c.name, "dropped", c.dropped)),
+    ...channels.flatMap((c) => losses(c.name, "left out", c.left_out)),
+    ...Object.entries(pool.quarantined).map(([cause, steps]) => ({ fate: "quarantined", cause, steps })),
+    ...Object.entries(pool.refused).map(([cause, steps]) => ({ fate: "refused", cause, steps })),
+  ].filter((row) => row.steps);
+  const columns = [
+    ["Fate", (r) => r.fate],
+    ["Cause", (r) => (r.fate === "dropped" ? el("a", { href: toDropped(r) }, r.cause) : r.cause), "wide"],
+    ["Channel", (r) => r.channel ?? ""],
+    ["Steps", (r) => count(r.steps), "n"],
+    ["Tokens", (r) => (r.tokens === undefined ? "" : short(r.tokens)), "n"],
+  ];
+  return table("Not trained", columns, rows, "Nothing was lost.");
+}
+
+function losses(channel, fate, causes) {
+  return Object.entries(causes).map(([cause, { steps, tokens }]) => ({ channel, fate, cause, steps, tokens }));
+}
+
+function toDropped({ channel, cause }) {
+  return link("trajectories", { channel, state: "dropped", cause });
+}
+
+function share(dropped, accepted) {
+  const lost = Object.values(dropped).reduce((sum, { tokens }) => sum + tokens, 0);
+  return accepted.tokens ? `${((100 * lost) / accepted.tokens).toFixed(1)} % tok` : "–";
+}

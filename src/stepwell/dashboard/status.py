@@ -1,0 +1,148 @@
+"""One look at everything: the pool, its channels, the gateways, the engines."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from stepwell.core.stats import ChannelStats, PoolStats, ScoringStats, Tally
+from stepwell.dashboard.asking import Shared
+from stepwell.dashboard.following import Following
+from stepwell.dashboard.gateways import EngineNow, GatewayNow, Gateways
+from stepwell.dashboard.index import Index
+from stepwell.dashboard.texts import Texts
+from stepwell.errors import PoolUnavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What the pool was created as."""
+
+    name: str
+    shards: int
+    journal: str | None
+    archive: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolNow:
+    name: str
+    shards: int
+    journal: str | None
+    archive: str | None
+    policy_version: int
+    submitted: int
+    leases: int
+    forks: int
+    refused: Mapping[str, int]
+    quarantined: Mapping[str, int]
+    scoring: ScoringStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelNow:
+    name: str
+    groups: int
+    ready_groups: int
+    trajectories: int
+    nbytes: int
+    history_groups: int
+    held: Tally
+    accepted: Tally
+    shipped: Tally
+    dropped: Mapping[str, Tally]
+    left_out: Mapping[str, Tally]
+    oldest_age: float
+    """Seconds since its oldest group was opened; 0 without any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexNow:
+    trajectories: int
+    texts: int
+    behind: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusNow:
+    now: float
+    version: str
+    pool: PoolNow | None
+    channels: Sequence[ChannelNow]
+    gateways: Sequence[GatewayNow]
+    engines: Sequence[EngineNow]
+    index: IndexNow
+    pool_error: str | None
+
+
+class Status:
+    def __init__(
+        self,
+        about: About,
+        stats: Shared[PoolStats],
+        gateways: Gateways,
+        index: Index,
+        texts: Texts,
+        following: Following,
+    ) -> None:
+        self._about = about
+        self._stats = stats
+        self._gateways = gateways
+        self._index = index
+        self._texts = texts
+        self._following = following
+
+    async def look(self) -> StatusNow:
+        stats, error = None, self._following.error
+        try:
+            stats = await self._stats.get()
+        except PoolUnavailable as failure:
+            error = str(failure)
+        now = time.time()
+        return StatusNow(
+            now=now,
+            version=version("stepwell"),
+            pool=None if stats is None else _pool(self._about, stats),
+            channels=[] if stats is None else _channels(stats, self._index.oldest_held(), now),
+            gateways=[watched.now for watched in self._gateways.watched],
+            engines=self._gateways.engines(),
+            index=IndexNow(trajectories=len(self._index), texts=len(self._texts), behind=self._following.behind),
+            pool_error=error,
+        )
+
+
+def _pool(about: About, stats: PoolStats) -> PoolNow:
+    return PoolNow(
+        name=about.name,
+        shards=about.shards,
+        journal=about.journal,
+        archive=about.archive,
+        policy_version=stats.policy_version,
+        submitted=stats.submitted,
+        leases=stats.leases,
+        forks=stats.forks,
+        refused=stats.refused,
+        quarantined=stats.quarantined,
+        scoring=stats.scoring,
+    )
+
+
+def _channels(stats: PoolStats, oldest: Mapping[str, float], now: float) -> list[ChannelNow]:
+    return [_channel(name, found, max(0.0, now - oldest.get(name, now))) for name, found in stats.channels.items()]
+
+
+def _channel(name: str, stats: ChannelStats, oldest_age: float) -> ChannelNow:
+    return ChannelNow(
+        name=name,
+        groups=stats.groups,
+        ready_groups=stats.ready_groups,
+        trajectories=stats.trajectories,
+        nbytes=stats.nbytes,
+        history_groups=stats.history_groups,
+        held=stats.held,
+        accepted=stats.accepted,
+        shipped=stats.shipped,
+        dropped=stats.dropped,
+        left_out=stats.left_out,
+        oldest_age=oldest_age,
+    )

@@ -1,0 +1,158 @@
+"""A trajectory and a group as a person reads them, made from steps. Pure, and not quick: to be called in a thread."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from stepwell.core.sight import State, Summary
+from stepwell.core.step import IntArray, JsonObject, Step, VersionSpan
+from stepwell.dashboard.decoding import Decoder
+from stepwell.dashboard.index import Key, key_of
+from stepwell.dashboard.turns import Turn, conversation, shared_length
+
+PROMPT_TOKENS = 4_000
+LAST_CHARACTERS = 2_000
+FLOOR = 1e-4
+"""Keeps an advantage finite where all rewards are equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseTokens:
+    ids: Sequence[int]
+    texts: Sequence[str]
+    """Empty without a tokenizer."""
+    logprobs: Sequence[float | None]
+    trained: Sequence[bool]
+    versions: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTokens:
+    ids: Sequence[int]
+    texts: Sequence[str]
+    cut: int
+    """How many were left away before these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    step_index: int
+    uid: str
+    policy_version: int
+    version_spans: Sequence[VersionSpan]
+    reward: float | None
+    reward_source: str
+    reward_revision: int
+    exactness: str
+    finish_reason: str | None
+    quarantine: str | None
+    untrainable: str | None
+    sampling: JsonObject
+    started_at: float
+    prompt_length: int
+    new_from: int
+    """The prompt's tokens before this one are as in the step before."""
+    turns: Sequence[Turn]
+    """Of what is new in the prompt, then of the response."""
+    tokens: ResponseTokens
+    prompt_tokens: PromptTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One place of a group."""
+
+    summary: Summary
+    advantage: float | None
+    last: str
+    """The end of its last response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    prompt_uid: str
+    group: int
+    shard: str
+    size: int
+    mean: float | None
+    std: float | None
+    rows: Sequence[Rollout]
+
+
+def step_views(steps: Sequence[Step], decoder: Decoder) -> list[StepView]:
+    pairs = pairwise([None, *steps])
+    return [_step_view(step, shared_length(before, step.prompt_ids), decoder) for before, step in pairs if step]
+
+
+def group_view(rows: Sequence[Summary], last: Mapping[Key, str]) -> GroupView:
+    """A rollout that was dropped is trained with no one: it has no advantage, and no part in the mean."""
+    rewards = {key_of(row): row.reward for row in rows if row.reward is not None and row.state is not State.DROPPED}
+    mean = statistics.fmean(rewards.values()) if rewards else None
+    std = statistics.pstdev(rewards.values()) if rewards else None
+
+    def advantage(key: Key) -> float | None:
+        return None if mean is None or std is None or key not in rewards else (rewards[key] - mean) / (std + FLOOR)
+
+    return GroupView(
+        prompt_uid=rows[0].prompt_uid,
+        group=rows[0].group,
+        shard=rows[0].shard,
+        size=rows[0].group_size,
+        mean=mean,
+        std=std,
+        rows=[Rollout(summary=row, advantage=advantage(key_of(row)), last=last.get(key_of(row), "")) for row in rows],
+    )
+
+
+def last_text(steps: Sequence[Step], decoder: Decoder) -> str:
+    return decoder.text(steps[-1].response_ids.tolist())[-LAST_CHARACTERS:]
+
+
+def _step_view(step: Step, new_from: int, decoder: Decoder) -> StepView:
+    new = step.prompt_ids[new_from:]
+    readable = not decoder.why_not()
+    prompt_texts = decoder.texts(new.tolist()) if readable else []
+    response_texts = decoder.texts(step.response_ids.tolist()) if readable else []
+    return StepView(
+        step_index=step.step_index,
+        uid=step.uid,
+        policy_version=step.policy_version,
+        version_spans=step.version_spans,
+        reward=step.reward,
+        reward_source=step.reward_source,
+        reward_revision=step.reward_revision,
+        exactness=step.exactness,
+        finish_reason=step.finish_reason,
+        quarantine=step.quarantine,
+        untrainable=step.untrainable,
+        sampling=step.sampling,
+        started_at=step.started_at,
+        prompt_length=len(step.prompt_ids),
+        new_from=new_from,
+        turns=conversation(prompt_texts, response_texts) if readable else (),
+        tokens=_response_tokens(step, response_texts),
+        prompt_tokens=_prompt_tokens(new, prompt_texts),
+    )
+
+
+def _response_tokens(step: Step, texts: Sequence[str]) -> ResponseTokens:
+    length = len(step.response_ids)
+    logprobs = [None] * length if step.response_logprobs is None else step.response_logprobs.tolist()
+    versions = [step.policy_version] * length
+    for span in step.version_spans:
+        versions[span.start : span.end] = [span.version] * (min(span.end, length) - span.start)
+    return ResponseTokens(
+        ids=step.response_ids.tolist(),
+        texts=texts,
+        logprobs=[value if value is not None and math.isfinite(value) else None for value in logprobs],
+        trained=[True] * length if step.response_mask is None else step.response_mask.tolist(),
+        versions=versions,
+    )
+
+
+def _prompt_tokens(new: IntArray, texts: Sequence[str]) -> PromptTokens:
+    return PromptTokens(
+        ids=new[-PROMPT_TOKENS:].tolist(), texts=texts[-PROMPT_TOKENS:], cut=max(0, len(new) - PROMPT_TOKENS)
+    )

@@ -1,0 +1,33 @@
+"""The Ray cluster under `up`: one of its own, which ends with it, or one that is joined."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stepwell.pool.local_ray import local_ray
+
+STORE = 512 * 2**20
+"""Bytes of Ray's object store, through which large batches go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    address: str
+    joining: Mapping[str, str] = field(default_factory=dict)
+    """What another process needs in its environment to join it."""
+
+
+@contextmanager
+def own_cluster(namespace: str, token: Path) -> Iterator[Cluster]:
+    """Started here; ends with the block."""
+    with local_ray(namespace, token=token, store=STORE) as joining:
+        yield Cluster(address=joining["RAY_ADDRESS"], joining=joining)
+
+
+@contextmanager
+def joined_cluster(address: str, namespace: str) -> Iterator[Cluster]:
+    from stepwell.pool.cluster import join_ray
+
+    join_ray(address, namespace)
+    yield Cluster(address=address)

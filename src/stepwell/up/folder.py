@@ -1,0 +1,140 @@
+"""./.stepwell: what `stepwell up` keeps between two runs, and how `down` and `status` find the one that runs.
+
+What always holds: only its owner can read it; whoever runs holds its lock, which the kernel frees however he ends, so
+the record of one that was killed fools no one; no process is told to end but the one that wrote the record.
+"""
+
+import fcntl
+import os
+import secrets
+import shlex
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+
+from stepwell.errors import Conflict
+
+NAME = ".stepwell"
+KEY_BYTES, TOKEN_BYTES = 24, 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Who runs, and where to reach it."""
+
+    pid: int
+    started: int | None
+    """When the kernel started the process, in its own ticks: a pid alone may be another's by now."""
+    started_at: float
+    """Wall-clock seconds."""
+    gateway: str = ""
+    dashboard: str = ""
+    ray_address: str = ""
+    ray_namespace: str = ""
+    is_ready: bool = False
+
+
+class StateFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.logs = path / "logs"
+        self.journal = path / "journal"
+        self.spool = path / "spool"
+        self.atropos = path / "atropos.json"
+        self.environment = path / "env"
+        self._record = path / "up.json"
+        self._lock = path / "lock"
+        self._key = path / "key"
+        self._ray_token = path / "ray_token"
+
+    def make(self) -> None:
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        self.logs.mkdir(exist_ok=True)
+        (self.path / ".gitignore").write_text("*\n")
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """While the block runs, nobody else may. Conflict if someone does."""
+        with self._lock.open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Conflict(_already(self.record())) from None
+            try:
+                yield
+            finally:
+                self._record.unlink(missing_ok=True)
+                self.environment.unlink(missing_ok=True)
+
+    def is_occupied(self) -> bool:
+        with suppress(FileNotFoundError), self._lock.open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def record(self) -> Record | None:
+        """What the one that runs, or was killed, wrote last."""
+        with suppress(FileNotFoundError, ValueError, TypeError):
+            return Record(**orjson.loads(self._record.read_bytes()))
+        return None
+
+    def write_record(self, record: Record) -> None:
+        new = self._record.with_suffix(".new")
+        new.write_bytes(orjson.dumps(asdict(record), option=orjson.OPT_INDENT_2))
+        new.rename(self._record)
+
+    def write_environment(self, env: Mapping[str, str]) -> None:
+        """A file for a shell to read, with `. .stepwell/env`."""
+        lines = (f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
+        self.environment.unlink(missing_ok=True)
+        _write_privately(self.environment, "".join(lines))
+
+    def key(self) -> str:
+        """The control key: made once, then kept. Write another into its file to change it."""
+        if not self._key.exists():
+            _write_privately(self._key, secrets.token_urlsafe(KEY_BYTES))
+        return self._key.read_text().strip()
+
+    def ray_token(self) -> Path:
+        """The file of the token that lets a process join our Ray: made once, then kept."""
+        if not self._ray_token.exists():
+            _write_privately(self._ray_token, secrets.token_hex(TOKEN_BYTES))
+        return self._ray_token
+
+
+def this_folder() -> StateFolder:
+    return StateFolder(Path.cwd() / NAME)
+
+
+def started(pid: int) -> int | None:
+    """When a process was started, in the kernel's ticks; None of one that is gone, or where there is no /proc."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+
+
+def send(record: Record, signal_: signal.Signals) -> bool:
+    """Whether the process of that record was there to be told."""
+    if started(record.pid) != record.started:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(record.pid, signal_)
+        return True
+    return False
+
+
+def _write_privately(path: Path, text: str) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def _already(record: Record | None) -> str:
+    who = f" (pid {record.pid})" if record else ""
+    return f"it is running in this folder already{who}: `stepwell status` shows it, `stepwell down` ends it"

@@ -1,0 +1,96 @@
+"""The real command, over a real pool on Ray."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stepwell.pool.actor import PoolPlan, start_pool
+from stepwell.pool.client import PoolClient
+from tests.builders import make_group
+from tests.integration.dashboard.looking import BEARER, KEY, curate, eventually, get, known
+from tests.rig.gateways import free_port
+from tests.rig.ray_cluster import RayCluster
+from tests.rig.vocabulary import encode
+from tests.rig.waiting import answers, wait_until
+
+
+@contextmanager
+def dashboard_process(log: Path, **flags: object) -> Iterator[str]:
+    """`stepwell dashboard` with those flags, once it answers /health; gives its URL."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, "-m", "stepwell", "dashboard", "--port", str(port)]
+    for name, value in flags.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    with log.open("ab") as output:
+        env = {**os.environ, "STEPWELL_DASHBOARD_CONTROL_KEYS": KEY}
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=env)
+    try:
+        wait_until(lambda: process.poll() is not None or answers(f"{url}/health"), "the dashboard's /health", 60)
+        assert process.poll() is None, f"the dashboard ended:\n{log.read_text()}"
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def url(ray_cluster: RayCluster, namespace: str, tiny_model: Path, tmp_path: Path) -> Iterator[str]:
+    """Of a dashboard beside a pool of two shards."""
+    start_pool(PoolPlan(shards=2), namespace)
+    flags = {"ray_address": ray_cluster.address, "ray_namespace": namespace, "tokenizer_path": tiny_model}
+    with dashboard_process(tmp_path / "dashboard.log", **flags) as url:
+        yield url
+
+
+async def test_a_real_pool_is_shown_and_obeys(url: str, namespace: str) -> None:
+    client, keyed = PoolClient("data_pool", namespace), httpx.AsyncClient(base_url=url, headers=BEARER, timeout=30)
+    for number in range(6):
+        said = f"<|im_start|>user\nThis is number {number}<|im_end|>\n<|im_start|>assistant\n"
+        steps, registrations = make_group(
+            f"p{number}", 2, "sums", prompt_ids=encode(said), response_ids=encode("Hi!<|im_end|>")
+        )
+        await client.submit_groups(steps, registrations)
+    async with keyed as page:
+        await known(page, trajectories=12, texts=12)
+        found = await get(page, "trajectories", text="number 3", source="sums", state="ready")
+        assert sorted(row["trajectory_uid"] for row in found["rows"]) == ["p3-0", "p3-1"]
+        view = await get(page, "trajectory", trajectory_uid="p3-0", prompt_uid="p3")
+        assert [turn["text"] for turn in view["steps"][0]["turns"]] == ["This is number 3", "Hi!"]
+        status = await get(page, "status")
+        assert (status["pool"]["shards"], status["pool"]["submitted"], status["pool_error"]) == (2, 12, None)
+        group = found["rows"][0]
+        beside = await get(page, "group", prompt_uid="p3", group=group["group"], shard=group["shard"])
+        assert [row["last"] for row in beside["rows"]] == ["Hi!<|im_end|>"] * 2
+        assert "train" in (await get(page, "series"))["channels"]
+
+        assert await curate(page, "reject", ("p3-0", "p3"), why="it cheats") == {"p3-0": "done"}
+        assert await curate(page, "relabel", ("p3-1", "p3"), reward=-1) == {"p3-1": "done"}
+        batch = await client.fetch_batch(6, lease=60)
+        shipped = {step.trajectory_uid: step.reward for g in batch.groups() for t in g for step in t}
+        assert "p3-0" not in shipped
+        assert shipped["p3-1"] == -1.0
+        await client.ack(batch)
+
+        async def is_trained() -> bool:
+            return bool((await get(page, "trajectories", state="trained"))["matched"] == 11)
+
+        await eventually(is_trained, "what was trained to be seen")
+        entries = (await get(page, "audit"))["entries"]
+        assert {(entry["by"], entry["action"]) for entry in entries} == {("ada", "reject"), ("ada", "relabel")}
+
+
+def test_a_pool_that_is_not_there_is_said_in_one_line(ray_cluster: RayCluster, namespace: str) -> None:
+    command = [sys.executable, "-m", "stepwell", "dashboard", "--ray-address", ray_cluster.address]
+    ended = subprocess.run([*command, "--ray-namespace", namespace], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "no DataPool named 'data_pool'" in ended.stderr

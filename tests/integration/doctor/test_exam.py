@@ -1,0 +1,72 @@
+"""The doctor against a fake engine that is well, is another, or is not there."""
+
+from pathlib import Path
+
+from stepwell.doctor.exam import Patient, examine
+from stepwell.doctor.findings import Column, Mark
+from stepwell.doctor.printing import plain
+from tests.integration.doctor.test_faults import examined, found
+from tests.rig.fake_engine import FakeEngine
+from tests.rig.gateways import free_port
+
+COLUMNS = (Column.IDS, Column.LOGPROBS, Column.TEXT, Column.STREAM)
+
+
+async def test_a_sound_engine_is_exact_in_every_case(tiny_model: Path) -> None:
+    async with FakeEngine() as engine:
+        report = await examined(engine, tiny_model)
+    assert report.is_exact, plain(report)
+    assert {row.cell(column).mark for row in report.rows for column in COLUMNS} == {Mark.EXACT}, plain(report)
+    kept = {row.case for row in report.rows if row.cell(Column.PREFIX).mark is Mark.EXACT}
+    assert kept == {"multi-turn", "tools"}, plain(report)
+    rescored = {row.case for row in report.rows if row.cell(Column.RESCORED).mark is Mark.EXACT}
+    assert rescored == {row.case for row in report.rows} - {"tools", "unicode"}
+    assert found(report, "chat template").mark is Mark.EXACT
+    assert found(report, "log-probabilities").what.startswith("processed")
+    assert found(report, "tool parser").mark is Mark.OK
+
+
+async def test_without_a_tokenizer_the_engine_says_what_its_tokens_spell() -> None:
+    async with FakeEngine() as engine:
+        report = await examine(Patient(engine=engine.url))
+    assert {row.cell(Column.TEXT).mark for row in report.rows} == {Mark.EXACT}, plain(report)
+    assert found(report, "chat template").mark is Mark.UNTOLD
+
+
+async def test_a_plain_openai_server_is_not_exact(tiny_model: Path) -> None:
+    async with FakeEngine(plain=True) as engine:
+        report = await examined(engine, tiny_model)
+    assert not report.is_exact
+    assert "it gives no token ids" in found(report, "engine").what
+    assert "encoded again from text" in found(report, "single turn, ids").what
+
+
+async def test_closed_routes_are_warnings_that_say_which_flag() -> None:
+    async with FakeEngine(scale_out=False, version="0.31.0") as engine:
+        report = await examine(Patient(engine=engine.url))
+    assert "--enable-scale-out" in found(report, "generate").remedy
+    assert "not tested" in found(report, "engine").what
+    assert report.is_exact, plain(report)
+
+
+async def test_a_paused_engine_is_not_asked_anything() -> None:
+    async with FakeEngine() as engine:
+        engine.pause()
+        report = await examine(Patient(engine=engine.url))
+    assert "is paused" in found(report, "pause").what
+    assert not report.rows
+    assert not report.is_exact
+
+
+async def test_an_engine_that_is_not_there_is_one_fault() -> None:
+    report = await examine(Patient(engine=f"http://127.0.0.1:{free_port()}"))
+    assert found(report, "engine").mark is Mark.FAULT
+    assert "is it up" in found(report, "engine").remedy
+    assert not report.rows
+
+
+async def test_a_tokenizer_that_is_not_there_is_said(tmp_path: Path) -> None:
+    async with FakeEngine() as engine:
+        report = await examine(Patient(engine=engine.url, tokenizer_path=str(tmp_path / "none")))
+    assert "no tokenizer could be loaded" in found(report, "chat template").what
+    assert found(report, "single turn, text").mark is Mark.EXACT

@@ -1,0 +1,29 @@
+"""The two commands in the test's own process, on a real pool."""
+
+from pathlib import Path
+from typing import Any
+
+from stepwell.config.exports import ExportSettings, ImportSettings
+from stepwell.core.limits import Limits
+from stepwell.exports.commands import run_export, run_import
+from stepwell.pool.actor import PoolPlan, start_pool
+from stepwell.pool.client import PoolClient
+from tests.unit.exports.stored import TABLES
+
+
+def new_pool(name: str, namespace: str, shards: int = 2, **limits: Any) -> PoolClient:
+    start_pool(PoolPlan(name=name, shards=shards, limits=Limits(**limits)), namespace)
+    return PoolClient(name, namespace)
+
+
+async def export(pool: PoolClient | None, to: Path, **settings: Any) -> list[str]:
+    """What it said."""
+    said: list[str] = []
+    await run_export(ExportSettings(to=str(to), **settings), pool, TABLES, None, said.append)
+    return said
+
+
+async def import_into(pool: PoolClient, path: Path, **settings: Any) -> list[str]:
+    said: list[str] = []
+    await run_import(ImportSettings(path=str(path), **settings), pool, TABLES, said.append)
+    return said

@@ -1,0 +1,187 @@
+"""A real pool of two shards, watched and curated: what people decide holds for every later batch, over kills too."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from stepwell.core.columns import unpack
+from stepwell.core.intake import Ending, Registration, Reward, Verdict
+from stepwell.core.limits import Limits
+from stepwell.core.ports import SightPort
+from stepwell.core.routing import shard_of
+from stepwell.core.sight import Action, Curated, Curation, Cursor, Summary
+from stepwell.errors import FetchTimeout, PoolUnavailable
+from stepwell.pool.actor import PoolPlan
+from stepwell.pool.client import DataPool, PoolClient
+from tests.builders import make_step
+from tests.integration.pool.conftest import pid_of, started
+from tests.rig.ray_cluster import RayCluster
+
+GROUPS = [f"p{n}" for n in range(6)]
+"""On both shards."""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> PoolPlan:
+    return PoolPlan(shards=2, limits=Limits(group_size=2, history_size=20), journal=str(tmp_path))
+
+
+@pytest.fixture
+def client(plan: PoolPlan, namespace: str) -> PoolClient:
+    assert {shard_of(prompt, 2) for prompt in GROUPS} == {0, 1}
+    return started(plan, namespace)
+
+
+async def fill(client: PoolClient, prompts: list[str] = GROUPS) -> None:
+    """Groups of two, `a-PROMPT` and `b-PROMPT`."""
+    for uid, prompt in ((f"{side}-{prompt}", prompt) for prompt in prompts for side in "ab"):
+        await client.register_trajectory(Registration(uid, prompt))
+        assert await client.submit_steps([make_step(uid, prompt, uid=uid)]) == [Verdict.ACCEPTED]
+        assert await client.complete_trajectory(uid, prompt, 1.0) is Ending.COMPLETED
+
+
+async def reject(client: PoolClient, uid: str) -> Curated:
+    prompt = uid.split("-")[1]
+    return await client.curate(
+        Curation(action=Action.REJECT, trajectory_uid=uid, prompt_uid=prompt, by="ana", why="wrong")
+    )
+
+
+async def relabel(client: PoolClient, uid: str, reward: float, by: str = "ana") -> Curated:
+    prompt = uid.split("-")[1]
+    curation = Curation(action=Action.RELABEL, trajectory_uid=uid, prompt_uid=prompt, by=by, reward=reward)
+    return await client.curate(curation)
+
+
+async def all_of_it(client: SightPort, limit: int = 4) -> dict[str, Summary]:
+    """As a watcher reads it, page by page."""
+    cursors: dict[str, Cursor] = {}
+    found: dict[str, Summary] = {}
+    more = True
+    while more:
+        changes = await client.changes(cursors, limit)
+        cursors, more = dict(changes.cursors), changes.more
+        found |= {summary.trajectory_uid: summary for summary in changes.summaries}
+    return found
+
+
+async def test_a_rejected_trajectory_is_in_no_later_batch_and_a_relabelled_reward_is(client: PoolClient) -> None:
+    await fill(client)
+    assert await reject(client, "a-p0") is Curated.DONE
+    assert await relabel(client, "b-p1", -0.5) is Curated.DONE
+    leased = await client.fetch_batch(6, lease=60.0)
+    assert "a-p0" not in leased.columns.trajectory_uids
+    assert await reject(client, "a-p2") is Curated.DONE
+    assert await relabel(client, "b-p3", -0.25) is Curated.DONE
+    await client.nack(leased)
+    again = await client.fetch_batch(6)
+    rewards = {step.trajectory_uid: step.reward for step in unpack(again.columns, copy=False)}
+    assert rewards.keys() == {f"{side}-{prompt}" for side in "ab" for prompt in GROUPS} - {"a-p0", "a-p2"}
+    assert (rewards["b-p1"], rewards["b-p3"]) == (-0.5, -0.25)
+    assert await reject(client, "a-p4") is Curated.DONE
+    assert await relabel(client, "b-p5", 0.125) is Curated.DONE
+    await fill(client, [f"q{n}" for n in range(12)])
+    mixed = await client.fetch_batch(12, history=0.9)
+    assert mixed.from_history_G.sum() == 6
+    rewards = {step.trajectory_uid: step.reward for step in unpack(mixed.columns, copy=False)}
+    assert not rewards.keys() & {"a-p0", "a-p2", "a-p4"}
+    assert rewards["b-p5"] == 0.125
+    assert (await client.stats()).channels["train"].dropped["rejected"].steps == 2
+
+
+@pytest.mark.parametrize("unit", ["trajectories", "steps"])
+async def test_it_holds_for_trajectories_and_for_steps(client: PoolClient, unit: str) -> None:
+    await fill(client)
+    await reject(client, "a-p0")
+    leased = await client.fetch_batch(11, unit=unit, lease=60.0)
+    await reject(client, "b-p1")
+    await client.nack(leased)
+    batch = await client.fetch_batch(10, unit=unit)
+    assert not {"a-p0", "b-p1"} & set(batch.columns.trajectory_uids)
+    with pytest.raises(FetchTimeout):
+        await client.fetch_batch(1, unit=unit, timeout=0.2)
+
+
+async def test_what_was_decided_survives_the_shards_being_killed(
+    client: PoolClient, plan: PoolPlan, namespace: str
+) -> None:
+    began = time.time()
+    await fill(client)
+    leased = await client.fetch_batch(2, lease=300.0)
+    under_lease = leased.columns.trajectory_uids[0]
+    queued = next(f"a-{prompt}" for prompt in GROUPS if prompt not in leased.columns.prompt_uids)
+    assert [await reject(client, uid) for uid in (under_lease, queued)] == [Curated.DONE] * 2
+    known = await client.changes({})
+    for shard in plan.shard_names():
+        os.kill(pid_of(shard, namespace), signal.SIGKILL)
+    assert [await reject(client, uid) for uid in (under_lease, queued)] == [Curated.UNCHANGED] * 2
+    changes = await client.changes(known.cursors)
+    assert sorted(changes.anew) == sorted(plan.shard_names()), "a watcher is told that the shards began anew"
+    await client.nack(leased)
+    batch = await client.fetch_batch(6)
+    assert len(batch.columns) == 10
+    assert not {under_lease, queued} & set(batch.columns.trajectory_uids)
+    trail = await client.audit()
+    assert [(entry.by, entry.why, entry.outcome) for entry in trail[-2:]] == [("ana", "wrong", Curated.DONE)] * 2
+    assert all(began <= entry.at <= time.time() for entry in trail)
+    assert [entry.outcome for entry in await client.audit(1, queued)] == [Curated.UNCHANGED]
+
+
+async def test_a_watcher_follows_all_shards_and_reads_what_it_wants(client: PoolClient) -> None:
+    await fill(client)
+    found = await all_of_it(client)
+    assert {summary.state.value for summary in found.values()} == {"ready"}
+    assert {summary.shard for summary in found.values()} == {"data_pool", "data_pool-1"}
+    first = await client.changes({})
+    assert (sorted(first.anew), len(first.summaries)) == (["data_pool", "data_pool-1"], 12)
+    quiet = await client.changes(first.cursors)
+    assert (quiet.summaries, quiet.anew, quiet.more) == ([], [], False)
+    await client.give_reward(Reward(trajectory_uid="a-p3", prompt_uid="p3", value=0.5))
+    changed = await client.changes(quiet.cursors)
+    assert [(summary.trajectory_uid, summary.reward) for summary in changed.summaries] == [("a-p3", 0.5)]
+    uids = [("b-p4", "p4"), ("a-p0", "p0"), ("nobody", "p0"), ("a-p5", "p5"), ("b-p0", "p0")]
+    assert (await client.read(uids)).trajectory_uids == ["b-p4", "a-p0", "a-p5", "b-p0"]
+    assert len(await client.read([])) == 0
+
+
+async def test_the_series_of_all_shards_come_as_one(client: PoolClient) -> None:
+    await fill(client)
+    await client.fetch_batch(6)
+    series = await client.series(seconds=900)
+    train = series.channels["train"]
+    assert series.interval == 5.0
+    assert abs(series.ends[-1] - time.time()) <= 10
+    assert (sum(train.steps), sum(train.trained_steps), sum(train.rewards)) == (12, 12, 12)
+    assert sum(sum(interval.values()) for interval in train.staleness) == 12
+
+
+async def test_a_reward_for_what_was_trained_long_ago_goes_to_the_archive_once(namespace: str, tmp_path: Path) -> None:
+    limits = Limits(group_size=2)
+    plan = PoolPlan(limits=limits, journal=str(tmp_path / "journal"), archive=str(tmp_path / "archive"))
+    client = started(plan, namespace)
+    await fill(client, ["p0"])
+    await client.fetch_batch(1)
+    assert [await relabel(client, "a-p0", 0.5) for _ in range(2)] == [Curated.LATE] * 2
+    assert await relabel(client, "a-p0", 0.75, by="bo") is Curated.LATE
+    with closing(sqlite3.connect(tmp_path / "journal" / "data_pool.sqlite")) as journal:
+        assert journal.execute("SELECT count(*) FROM late_rewards").fetchone() == (2,)
+
+
+async def test_the_snippet_of_the_page_rejects_a_trajectory(client: PoolClient) -> None:
+    await client.register_trajectory(Registration("t-17", "p-4"))
+    page = (Path(__file__).parents[3] / "docs" / "pool.md").read_text()
+    snippet = page.split("## Curation")[1].split("```python")[1].split("```")[0]
+    await asyncio.to_thread(exec, snippet, {"pool": DataPool(client)})
+    assert [(entry.by, entry.outcome) for entry in await client.audit(1, "t-17")] == [("ana", Curated.DONE)]
+
+
+async def test_whoever_watches_a_pool_that_is_missing_is_told_so(ray_cluster: RayCluster) -> None:
+    nowhere = PoolClient("nowhere", "empty")
+    with pytest.raises(PoolUnavailable, match="no DataPool named 'nowhere'"):
+        await nowhere.changes({})

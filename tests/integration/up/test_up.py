@@ -1,0 +1,194 @@
+"""`stepwell up`, the command itself, with real Ray and a fake engine: what it starts, keeps up and leaves behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stepwell.pool.client import DataPool, PoolClient
+from tests.rig.fake_engine import FakeEngine
+from tests.rig.gateways import free_port
+from tests.rig.ray_cluster import SETTINGS, RayCluster
+from tests.rig.shells import Shell, fresh_shell
+from tests.rig.threads import in_thread
+from tests.rig.waiting import answers, wait_until
+
+REWARD = "def score(sample):\n    return 0.5\n"
+
+
+@dataclass(frozen=True)
+class Up:
+    """A `stepwell up` that runs in the background."""
+
+    shell: Shell
+    printed: str
+
+    @property
+    def gateway(self) -> str:
+        return self.place("base_url")
+
+    def place(self, name: str) -> str:
+        found = re.search(rf"^  {name} +(\S+)", self.printed, re.M)
+        assert found, self.printed
+        return found[1]
+
+    def call(self) -> None:
+        """What is printed to be pasted, run as it was printed."""
+        self.shell.run("python", "-c", self.printed[self.printed.index("import stepwell") :].split("\n\n")[0])
+
+    def submitted(self) -> int:
+        return int(json.loads(self.shell.run("stepwell", "status", "--json"))["pool"]["submitted"])
+
+    def pid_of(self, part: str) -> int | None:
+        return next((pid for pid in self.shell.pids() if f"-m stepwell {part} " in _command_line(pid)), None)
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[FakeEngine]:
+    with in_thread(FakeEngine()) as engine:
+        yield engine
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    with fresh_shell(tmp_path) as shell:
+        yield shell
+
+
+@pytest.fixture(scope="module")
+def flags(engine: FakeEngine, tiny_model: Path) -> list[str]:
+    ports = ("--port", str(free_port()), "--dashboard-port", str(free_port()))
+    return ["--engine", engine.url, "--tokenizer-path", str(tiny_model), *ports]
+
+
+@pytest.fixture(scope="module")
+def up(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with fresh_shell(tmp_path_factory.mktemp("up")) as shell:
+        yield Up(shell, shell.run("stepwell", "up", *flags, "--detach"))
+
+
+def test_each_call_of_the_snippet_is_a_step_that_status_shows(up: Up) -> None:
+    before = up.submitted()
+    up.call()
+    wait_until(lambda: up.submitted() == before + 1, "the step to be seen")
+    shown = up.shell.run("stepwell", "status")
+    assert f"{up.gateway} · ready" in shown
+    assert re.search(r"^lost +nothing$", shown, re.M)
+
+
+def test_every_door_wants_the_key(up: Up) -> None:
+    for url in (f"{up.gateway}/pacing", f"{up.place('dashboard').split('/#')[0]}/api/status"):
+        assert not answers(url)
+    url = up.place("dashboard").split("/#")[0]
+    assert "asks for its control key" in up.shell.run("stepwell", "status", "--url", url, status=1)
+    assert "pool" in up.shell.run("stepwell", "status", "--url", url, "--key", up.place("key"))
+
+
+def test_the_key_is_on_no_command_line(up: Up) -> None:
+    assert not [line for pid in up.shell.pids() if up.place("key") in (line := _command_line(pid))]
+
+
+def test_a_second_one_in_the_same_folder_is_refused(up: Up, flags: list[str]) -> None:
+    refused = up.shell.run("stepwell", "up", *flags, status=1)
+    assert re.search(r"^stepwell up: it is running in this folder already \(pid \d+\)", refused, re.M)
+    assert up.submitted() >= 0, "the first goes on"
+
+
+@pytest.mark.parametrize("part", ["gateway", "dashboard"])
+def test_a_part_that_is_killed_comes_back_and_steps_flow(up: Up, part: str) -> None:
+    killed, before = up.pid_of(part), up.submitted()
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: up.pid_of(part) not in (None, killed), f"the {part} to be started again", timeout=60)
+    up.call()
+    wait_until(lambda: answers(f"{up.place('dashboard').split('/#')[0]}/"), "the dashboard")
+    wait_until(lambda: up.submitted() == before + 1, "the step to be seen")
+    assert (
+        f"the {part} ended with SIGKILL; starting it again" in (up.shell.folder / ".stepwell/logs/up.log").read_text()
+    )
+
+
+def test_a_trainer_joins_from_a_shell_that_has_read_the_environment(up: Up) -> None:
+    up.call()
+    fetch = "from stepwell.pool.client import connect; print(len(connect('data_pool').fetch_batch(1, timeout=20)))"
+    assert up.shell.run("bash", "-ec", f'. .stepwell/env; python -c "{fetch}"') == "1\n"
+
+
+def test_down_leaves_no_process_and_the_next_up_goes_on_with_key_and_journal(up: Up, flags: list[str]) -> None:
+    """The last in this module: it ends what the others use."""
+    up.call()
+    wait_until(lambda: up.submitted() > 0, "the step to be seen")
+    assert "ended" in up.shell.run("stepwell", "down")
+    wait_until(lambda: not up.shell.pids(), "every process to be gone", timeout=15)
+    assert "nothing is running" in up.shell.run("stepwell", "down")
+    assert "nothing is running in this folder" in up.shell.run("stepwell", "status", status=1)
+    again = up.shell.start("stepwell", "up", *flags)
+    printed = _read_until(again, "Ctrl-C ends it")
+    assert up.place("key") in printed
+    channels = json.loads(up.shell.run("stepwell", "status", "--json"))["channels"]
+    assert channels[0]["held"]["steps"] > 0, "the journal was found"
+    os.killpg(again.pid, signal.SIGINT)  # as a terminal's Ctrl-C reaches all of the group
+    rest, _ = again.communicate(timeout=60)
+    assert again.returncode == 0, rest
+    assert "ending: the gateway delivers what it holds" in rest
+    wait_until(lambda: not up.shell.pids(), "every process to be gone", timeout=15)
+
+
+def test_while_no_engine_answers_it_says_so_and_what_to_do_and_can_be_stopped(shell: Shell) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    waiting = shell.start("stepwell", "up", "--engine", url)
+    said = _read_until(waiting, "waiting for")
+    assert f"waiting for the engine at {url}: Connection refused; if none runs, start one: vllm serve" in said
+    os.killpg(waiting.pid, signal.SIGINT)
+    rest, _ = waiting.communicate(timeout=20)
+    assert (waiting.returncode, "stopped before it was ready" in rest) == (130, True)
+    assert not shell.pids()
+
+
+def test_in_the_background_it_fails_as_loudly(shell: Shell, engine: FakeEngine) -> None:
+    said = shell.run(
+        "stepwell", "up", "--engine", engine.url, "--detach", "--port", engine.url[-5:].strip(":"), status=1
+    )
+    assert "cannot be listened on" in said
+    assert "with --port" in said
+    wait_until(lambda: not shell.pids(), "every process to be gone")
+
+
+def test_a_ray_that_is_joined_keeps_the_pool_and_reward_workers_score(
+    ray_cluster: RayCluster, namespace: str, flags: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(REWARD)
+    (tmp_path / "stepwell.toml").write_text("[rewards]\nchildren = 1\n")
+    joining = ("--ray-address", ray_cluster.address, "--ray-namespace", namespace, "--reward", "mine.py:score")
+    with fresh_shell(tmp_path, **SETTINGS) as shell:
+        up = Up(shell, shell.run("stepwell", "up", *flags, *joining, "--atropos", "--detach"))
+        up.call()
+        pool = DataPool(PoolClient("data_pool", namespace))
+        (step,) = pool.fetch_batch(1, timeout=60).steps()
+        assert step.reward == 0.5
+        assert "atropos" in up.place("Atropos")
+        shell.run("stepwell", "down")
+        assert pool.stats().submitted == 1, "the pool stays"
+
+
+def _read_until(process: "subprocess.Popen[str]", text: str) -> str:
+    read = ""
+    assert process.stdout is not None
+    while text not in read:
+        line = process.stdout.readline()
+        assert line, read
+        read += line
+    return read

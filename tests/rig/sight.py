@@ -1,0 +1,278 @@
+"""A pool to look at, in the test's own process: made-up rollouts, curation that is obeyed, and a switch that takes it
+away.
+
+    python -m tests.rig.sight --port 8200 --trajectories 100000
+
+serves the dashboard over it; new rollouts come every second.
+"""
+
+import argparse
+import asyncio
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from stepwell.core.columns import Columns
+from stepwell.core.keys import Keys
+from stepwell.core.limits import Limits
+from stepwell.core.sight import (
+    Action,
+    AuditEntry,
+    Changes,
+    Curated,
+    Curation,
+    Cursor,
+    Series,
+    State,
+    Summary,
+    Window,
+)
+from stepwell.core.stats import ChannelStats, PoolStats, ScoringStats, Tally
+from stepwell.dashboard.app import create_dashboard
+from stepwell.dashboard.gateways import Gateways
+from stepwell.dashboard.status import About
+from stepwell.errors import PoolUnavailable
+from tests.rig.sight_rollouts import SHARD, VERSIONS, RigTokenizer, columns_of, number_of, summary_of
+from tests.rig.waiting import until
+
+GONE = (State.TRAINED, State.DROPPED)
+HELD = tuple(state for state in State if state not in GONE)
+
+
+class MemorySight:
+    """A SightPort. Rollout number n is what tests/rig/sight_rollouts.py makes of it, as changed by curation."""
+
+    def __init__(self, trajectories: int = 200) -> None:
+        self.away = False
+        self.calls: Counter[str] = Counter()
+        """How often it was asked what."""
+        self.rows: dict[str, Summary] = {}
+        self.entries: list[AuditEntry] = []
+        self._epoch = 0
+        self._told: list[str] = []
+        self._last_told: dict[str, int] = {}
+        began = time.time() - trajectories / 4
+        for number in range(trajectories):
+            self.put(summary_of(number, began))
+
+    def put(self, row: Summary) -> None:
+        self.rows[row.trajectory_uid] = row
+        self._last_told[row.trajectory_uid] = len(self._told)
+        self._told.append(row.trajectory_uid)
+
+    def grow(self, count: int = 4) -> None:
+        """More rollouts, begun now."""
+        for number in range(len(self.rows), len(self.rows) + count):
+            self.put(replace(summary_of(number), started_at=time.time(), changed_at=time.time()))
+
+    def restart(self, *, keeping: int) -> None:
+        """As a shard does that comes back, with its first so many rollouts only."""
+        kept = list(self.rows.values())[:keeping]
+        self._epoch += 1
+        self.rows, self._told, self._last_told = {}, [], {}
+        for row in kept:
+            self.put(row)
+
+    async def check(self) -> None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise PoolUnavailable("the pool is away")
+
+    async def stats(self) -> PoolStats:
+        await self._asked("stats")
+        channels = sorted({row.channel for row in self.rows.values()})
+        return PoolStats(
+            policy_version=VERSIONS,
+            channels={name: self._channel(name) for name in channels},
+            submitted=len(self.rows) + 7,
+            refused=Counter({"duplicate": 4, "late": 1}),
+            quarantined=Counter({"logprob_count": 2}),
+            leases=1,
+            forks=3,
+            scoring=ScoringStats(waiting=2, under_way=1, resting=0, scored=11, failed=Counter({"timeout": 1}), late=0),
+        )
+
+    async def series(self, *, seconds: float) -> Series:
+        await self._asked("series")
+        interval = 5.0 if seconds <= 3600 else 60.0
+        count = int(seconds // interval)
+        last = time.time() // interval * interval
+        ends = [last - interval * (count - 1 - n) for n in range(count)]
+        return Series(
+            interval=interval, ends=ends, channels={name: _window(ends, name) for name in ("train", "validation")}
+        )
+
+    async def changes(self, cursors: Mapping[str, Cursor], limit: int = 2_000) -> Changes:
+        await self._asked("changes")
+        cursor, epoch = cursors.get(SHARD, Cursor()), str(self._epoch)
+        start = cursor.position if cursor.epoch == epoch else 0
+        fresh = (at for at in range(start, len(self._told)) if self._last_told[self._told[at]] == at)
+        places = list(itertools.islice(fresh, limit))
+        end = places[-1] + 1 if len(places) == limit else len(self._told)
+        return Changes(
+            summaries=[self.rows[self._told[at]] for at in places],
+            cursors={SHARD: Cursor(epoch=epoch, position=end)},
+            anew=() if cursor.epoch == epoch else (SHARD,),
+            more=end < len(self._told),
+        )
+
+    async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
+        await self._asked("read")
+        held = [uid for uid, _ in uids if uid in self.rows and self.rows[uid].state is not State.DROPPED]
+        return columns_of([number_of(uid) for uid in held])
+
+    async def curate(self, curation: Curation) -> Curated:
+        await self._asked("curate")
+        row = self.rows.get(curation.trajectory_uid)
+        outcome, changed = (Curated.UNKNOWN, None) if row is None else _decided(row, curation)
+        if changed is not None:
+            self.put(replace(changed, changed_at=time.time()))
+        entry = AuditEntry(
+            at=time.time(),
+            by=curation.by,
+            action=curation.action,
+            trajectory_uid=curation.trajectory_uid,
+            prompt_uid=curation.prompt_uid,
+            outcome=outcome,
+            before="" if row is None else _described(row, curation.action),
+            after="" if changed is None else _described(changed, curation.action),
+            why=curation.why,
+        )
+        self.entries.insert(0, entry)
+        return outcome
+
+    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> list[AuditEntry]:
+        await self._asked("audit")
+        return [entry for entry in self.entries if trajectory_uid in (None, entry.trajectory_uid)][:limit]
+
+    async def _asked(self, what: str) -> None:
+        self.calls[what] += 1
+        await self.check()
+
+    def _channel(self, name: str) -> ChannelStats:
+        rows = [row for row in self.rows.values() if row.channel == name]
+
+        def tally(*states: State) -> Tally:
+            of = [row for row in rows if row.state in states]
+            return Tally(sum(row.steps for row in of), sum(row.tokens for row in of))
+
+        held = [row for row in rows if row.state in HELD]
+        ready = {row.group for row in rows if row.state is State.READY}
+        return ChannelStats(
+            groups=len({row.group for row in held}),
+            ready_groups=len(ready),
+            ready_by_source=Counter(),
+            trajectories=len(held),
+            nbytes=sum(row.tokens for row in held) * 8,
+            history_groups=0,
+            held=tally(*HELD),
+            accepted=tally(*State),
+            shipped=tally(State.TRAINED),
+            dropped={"stale": tally(State.DROPPED)},
+            left_out={"greedy": Tally(3, 450)},
+        )
+
+
+def _decided(row: Summary, wanted: Curation) -> tuple[Curated, Summary | None]:
+    """What becomes of it, and the row as it is then."""
+    if wanted.action in (Action.MARK, Action.UNMARK):
+        others = tuple(mark for mark in row.marks if mark != wanted.mark)
+        changed = replace(row, marks=(*others, wanted.mark) if wanted.action is Action.MARK else others)
+    elif row.state in GONE:
+        return Curated.LATE, None
+    elif wanted.action is Action.REJECT:
+        changed = replace(row, state=State.DROPPED, cause="rejected", note=f"by {wanted.by}: {wanted.why}")
+    else:
+        changed = replace(row, reward=wanted.reward, reward_source=f"curation:{wanted.by}")
+    return (Curated.UNCHANGED, None) if changed == row else (Curated.DONE, changed)
+
+
+def _described(row: Summary, action: Action) -> str:
+    if action is Action.REJECT:
+        return row.state
+    return str(row.reward) if action is Action.RELABEL else ", ".join(row.marks)
+
+
+def _window(ends: Sequence[float], name: str) -> Window:
+    waves = [math.sin(end / 120) for end in ends]
+    scale = 1.0 if name == "train" else 0.2
+    mean = [round(0.5 + 0.2 * wave, 3) for wave in waves]
+    return Window(
+        steps=[int(scale * (60 + 30 * wave)) for wave in waves],
+        tokens=[int(scale * (9000 + 4000 * wave)) for wave in waves],
+        trained_steps=[int(scale * (50 + 20 * wave)) for wave in waves],
+        trained_tokens=[int(scale * (8000 + 3000 * wave)) for wave in waves],
+        rewards=[20 for _ in waves],
+        reward_mean=mean,
+        reward_low=[value - 0.3 for value in mean],
+        reward_high=[value + 0.3 for value in mean],
+        staleness=[{0: 10, 1: 6, 2: 3, 5: 1} for _ in waves],
+        groups=[int(scale * (200 + 50 * wave)) for wave in waves],
+        ready_groups=[int(scale * (100 + 40 * wave)) for wave in waves],
+        oldest_age=[30 + 10 * wave for wave in waves],
+        dropped_tokens={
+            "stale": [int(300 + 200 * wave) for wave in waves],
+            "aborted": [100 for _ in waves],
+            "left out: greedy": [50 for _ in waves],
+        },
+    )
+
+
+def make_dashboard(
+    sight: Any, *, control_keys: Sequence[str] = (), tokenizer: Any = None, gateways: Sequence[str] = ()
+) -> FastAPI:
+    return create_dashboard(
+        pool=sight,
+        keys=Keys(control_keys),
+        limits=Limits(group_size=4, max_staleness=2),
+        tokenizer=tokenizer,
+        gateways=Gateways(gateways, control_keys[0] if control_keys else None),
+        about=About(name="data_pool", shards=1, journal="/journal", archive=None),
+    )
+
+
+@asynccontextmanager
+async def serve_dashboard(sight: Any, **how: Any) -> AsyncIterator[str]:
+    """A dashboard on a free loopback port; gives its URL. With the rig's tokenizer, unless told otherwise."""
+    app = make_dashboard(sight, **{"tokenizer": RigTokenizer(), **how})
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
+    serving = asyncio.create_task(server.serve())
+    try:
+        await until(lambda: server.started or serving.done(), "the dashboard to start")
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def _serve(port: int, trajectories: int, keys: Sequence[str], gateways: Sequence[str]) -> None:
+    sight = MemorySight(trajectories)
+    app = make_dashboard(sight, control_keys=keys, tokenizer=RigTokenizer(), gateways=gateways)
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", access_log=False))
+
+    async def grow() -> None:
+        while True:
+            await asyncio.sleep(1)
+            sight.grow()
+
+    growing = asyncio.create_task(grow())
+    await server.serve()
+    growing.cancel()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=8200)
+    parser.add_argument("--trajectories", type=int, default=2_000)
+    parser.add_argument("--key", action="append", default=[])
+    parser.add_argument("--gateway", action="append", default=[])
+    given = parser.parse_args()
+    asyncio.run(_serve(given.port, given.trajectories, given.key, given.gateway))

@@ -1,0 +1,84 @@
+"""The demo with a dashboard beside it, in one process tree: both know the demo's Ray, which nobody else may join.
+
+    python -m tests.rig.watched_demo PORT FOLDER UPDATES
+
+Interrupted (SIGINT), it ends with everything that it started.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from stepwell.config.demo import DemoSettings
+from stepwell.demo.agents import Agents
+from stepwell.demo.pool import NAMESPACE
+from stepwell.demo.run import POOL, Demo
+from stepwell.demo.screen import Screen
+from stepwell.trainers.trainer import AsyncTrainer
+from tests.rig.vllm_server import vllm_python
+from tests.rig.waiting import answers, wait_until
+
+
+class WatchedDemo(Demo):
+    def __init__(self, settings: DemoSettings, port: int) -> None:
+        super().__init__(settings, Screen())
+        self._port = port
+
+    def _start(self, stack: ExitStack) -> tuple[AsyncTrainer, Agents]:
+        started = super()._start(stack)
+        import ray  # not before: it reads the demo's settings when it is imported
+
+        address = ray.get_runtime_context().gcs_address
+        stack.enter_context(dashboard(self._out, self._port, address, gateway_of(address)))
+        return started
+
+
+def gateway_of(ray_address: str) -> str:
+    """The demo's gateway is a child of its agents' process: its port is on its command line."""
+    for folder in Path("/proc").iterdir():
+        words = _words(folder) if folder.name.isdecimal() else []
+        if "stepwell.gateway" in words and ray_address in words and "--port" in words:
+            return f"http://127.0.0.1:{words[words.index('--port') + 1]}"
+    raise AssertionError("the demo has no gateway")
+
+
+def _words(folder: Path) -> list[str]:
+    try:
+        return (folder / "cmdline").read_text().split("\0")
+    except OSError:  # it has just ended
+        return []
+
+
+@contextmanager
+def dashboard(out: Path, port: int, ray_address: str, gateway: str) -> Iterator[None]:
+    flags = {
+        "data-pool-name": POOL,
+        "ray-address": ray_address,
+        "ray-namespace": NAMESPACE,
+        "gateways": gateway,
+        "tokenizer-path": out / "model",
+        "port": port,
+    }
+    given = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    with (out / "dashboard.log").open("wb") as output:
+        command = [sys.executable, "-m", "stepwell", "dashboard", *given]
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ)
+    try:
+        url = f"http://127.0.0.1:{port}/health"
+        wait_until(lambda: process.poll() is not None or answers(url), "the dashboard", timeout=60.0)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+if __name__ == "__main__":
+    port, folder, updates = sys.argv[1:]
+    settings = DemoSettings(seed=1, updates=int(updates), out=Path(folder), plot=False, vllm_python=str(vllm_python()))
+    try:
+        WatchedDemo(settings, int(port)).run()
+    except KeyboardInterrupt:
+        sys.exit(130)

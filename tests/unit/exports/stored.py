@@ -1,0 +1,81 @@
+"""Stored groups for tests, and a pool that shows what it was given."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepwell.core.columns import Columns, pack
+from stepwell.core.sight import AuditEntry, Changes, Curated, Curation, Cursor, Series, State, Summary
+from stepwell.core.stats import PoolStats
+from stepwell.core.step import Step
+from stepwell.errors import PoolUnavailable
+from stepwell.exports.groups import StoredGroup
+from stepwell.exports.tables import Tables
+from stepwell.pool.arrow import SCHEMA, columns_from_arrow
+from stepwell.pool.batch import make_batch
+from tests.builders import make_step
+
+TABLES = Tables(
+    SCHEMA, lambda steps, sizes, sources: make_batch(steps, sizes, sources=sources).to_arrow(), columns_from_arrow
+)
+"""As wiring.py hands them in."""
+
+
+def turns(uid: str, count: int = 1, prompt_uid: str = "p", **fields: Any) -> list[Step]:
+    return [
+        make_step(uid, prompt_uid, step_index=turn, uid=f"{uid}-{turn}", is_last=turn == count - 1, **fields)
+        for turn in range(count)
+    ]
+
+
+def stored(*trajectories: list[Step], source: str = "", channel: str = "train") -> StoredGroup:
+    return StoredGroup(pack([step for steps in trajectories for step in steps]), source, channel)
+
+
+def summary(uid: str, prompt_uid: str = "p", **fields: Any) -> Summary:
+    common: dict[str, Any] = {"channel": "train", "source": "", "shard": "s", "group": 1, "group_size": 1}
+    common |= {"state": State.READY, "steps": 1, "tokens": 4}
+    return Summary(trajectory_uid=uid, prompt_uid=prompt_uid, **{**common, **fields})
+
+
+class ShownPool:
+    """Tells of changes in the pages it was given, and holds the steps it was given."""
+
+    def __init__(self, pages: Sequence[Sequence[Summary]], steps: Sequence[Step]) -> None:
+        self._pages, self._steps = pages, steps
+        self.anew: Mapping[int, Sequence[str]] = {}
+        """By page: which shards begin anew with it."""
+        self.asked: list[list[str]] = []
+        self.away = 0
+        """How many reads still to fail."""
+
+    async def changes(self, cursors: Mapping[str, Cursor], limit: int = 2_000) -> Changes:
+        page = cursors["s"].position if cursors else 0
+        return Changes(
+            summaries=self._pages[page],
+            cursors={"s": Cursor(epoch="e", position=page + 1)},
+            anew=self.anew.get(page, ()),
+            more=page + 1 < len(self._pages),
+        )
+
+    async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
+        if self.away:
+            self.away -= 1
+            raise PoolUnavailable("the shard is restarting")
+        self.asked.append([uid for uid, _ in uids])
+        return pack(
+            [s for uid, prompt in uids for s in self._steps if (s.trajectory_uid, s.prompt_uid) == (uid, prompt)]
+        )
+
+    async def stats(self) -> PoolStats:
+        raise NotImplementedError
+
+    async def series(self, *, seconds: float) -> Series:
+        raise NotImplementedError
+
+    async def curate(self, curation: Curation) -> Curated:
+        raise NotImplementedError
+
+    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> list[AuditEntry]:
+        raise NotImplementedError
+
+    async def check(self) -> None: ...

@@ -1,0 +1,352 @@
+"""deploy/ held against the code: settings that the commands take, ports and names that agree, metrics that exist."""
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import kubernetes_validate
+import pytest
+import yaml
+from pydantic_settings import BaseSettings
+
+from stepwell.cli import COMMANDS
+from stepwell.config.sections import read_settings
+from stepwell.core.keys import Keys
+from stepwell.core.ports import DoorPort, PoolPort
+from stepwell.demo import engine
+from stepwell.door.app import create_door
+from stepwell.gateway.app import create_app
+from stepwell.gateway.engines import Engines
+from stepwell.gateway.keys import ACCESS
+from stepwell.gateway.spool import Spool
+from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
+from tests.rig import vllm_server
+from tests.unit.docs_pages import CHECKOUT, DOCS, commands
+
+Manifest = Mapping[str, Any]
+
+DEPLOY = CHECKOUT / "deploy"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+PORTS = {"gateway": 8100, "dashboard": 8200}
+SECRETS = {"control-keys", "ray-token"}
+
+
+def compose() -> Manifest:
+    return cast("Manifest", yaml.safe_load((DEPLOY / "compose.yaml").read_text()))
+
+
+@cache
+def manifests() -> list[Manifest]:
+    files = sorted((DEPLOY / "kuberay").glob("*.yaml"))
+    documents = [document for file in files for document in yaml.safe_load_all(file.read_text())]
+    return [document for document in documents if document["kind"] != "Kustomization"]
+
+
+def manifest(kind: str, name: str) -> Manifest:
+    (found,) = [made for made in manifests() if made["kind"] == kind and made["metadata"]["name"] == name]
+    return found
+
+
+def pods() -> Iterator[tuple[str, Manifest]]:
+    """Every pod template, by the name of what makes it."""
+    for made in manifests():
+        if made["kind"] in ("Deployment", "StatefulSet"):
+            yield made["metadata"]["name"], made["spec"]["template"]
+        if made["kind"] == "RayCluster":
+            yield "head", made["spec"]["headGroupSpec"]["template"]
+            for group in made["spec"]["workerGroupSpecs"]:
+                yield group["groupName"], group["template"]
+
+
+def containers() -> Iterator[tuple[str, Manifest]]:
+    for name, pod in pods():
+        (container,) = pod["spec"]["containers"]
+        yield name, container
+
+
+def container(name: str) -> Manifest:
+    return dict(containers())[name]
+
+
+def kube_settings() -> dict[str, str]:
+    lines = (DEPLOY / "kuberay" / "stepwell.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+
+
+def filled(value: object) -> str:
+    return re.sub(r"\$\{\w+[^}]*\}", "given", str(value))
+
+
+def settings_of(command: str, env: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> BaseSettings:
+    """What the command makes of that environment. Every setting of its own in there must be one that it takes."""
+    module, _, name = COMMANDS[command][1].rpartition(".")
+    settings: type[BaseSettings] = getattr(import_module(f"stepwell.config.{module}"), name)
+    prefix = str(settings.model_config["env_prefix"])
+    with monkeypatch.context() as patch:
+        for variable, value in env.items():
+            if variable.startswith(prefix):
+                assert variable.removeprefix(prefix).lower() in settings.model_fields, variable
+                patch.setenv(variable, value)
+        return read_settings(settings, [], command)
+
+
+def started(words: list[str]) -> list[str]:
+    """The stepwell commands that a container's command comes to."""
+    if words[:1] == ["join-ray"]:
+        words = words[1:]
+    shell = words[2] if words[:2] == ["sh", "-c"] else " ".join(words)
+    return [" ".join(command.words).replace("exec ", "") for command in commands(shell)]
+
+
+def test_compose_starts_commands_with_settings_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    services = compose()["services"]
+    for name, expected in (("gateway", ["pool", "gateway"]), ("dashboard", ["dashboard"])):
+        env = {key: filled(value) for key, value in services[name]["environment"].items()}
+        assert started(services[name]["command"]) == [f"stepwell {command}" for command in expected]
+        made = {command: settings_of(command, env, monkeypatch).model_dump() for command in expected}
+        assert made[expected[-1]]["port"] == PORTS[name]
+        assert made[expected[-1]]["control_keys"] == ("given",)
+        assert services[name]["ports"] == [f"127.0.0.1:{PORTS[name]}:{PORTS[name]}"]
+        assert made[expected[-1]]["host"] == "0.0.0.0"
+
+
+def test_compose_names_what_it_has() -> None:
+    made = compose()
+    services = made["services"]
+    env = services["gateway"]["environment"]
+    assert env["STEPWELL_GATEWAY_VLLM_ADDRESSES"] == "http://vllm:8001"
+    assert "--port=8001" in services["vllm"]["command"]
+    assert services["dashboard"]["environment"]["STEPWELL_DASHBOARD_GATEWAYS"] == "http://gateway:8100"
+    assert env["RAY_HEAD"] == "ray:6379"
+    assert "--port=6379" in services["ray"]["command"]
+    mounted = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", ())}
+    assert mounted == made["volumes"].keys()
+    for name, service in services.items():
+        assert set(service.get("depends_on", ())) <= services.keys(), name
+        if "build" in service:
+            assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+
+
+def test_only_what_is_meant_to_be_reached_is_published() -> None:
+    published = {name for name, service in compose()["services"].items() if "ports" in service}
+    assert published == {"gateway", "dashboard"}
+
+
+def test_journals_are_on_a_volume_of_every_ray_node() -> None:
+    paths = [compose()["services"]["gateway"]["environment"], kube_settings()]
+    for env in paths:
+        assert env["STEPWELL_POOL_JOURNAL"].startswith("/var/lib/stepwell/")
+        assert env["STEPWELL_POOL_ARCHIVE"].startswith("/var/lib/stepwell/")
+    for name in ("ray", "gateway", "dashboard"):
+        assert "pool:/var/lib/stepwell" in compose()["services"][name]["volumes"]
+    for name, made in containers():
+        if name != "vllm":
+            assert {"name": "pool", "mountPath": "/var/lib/stepwell"} in made["volumeMounts"], name
+
+
+def test_kubernetes_starts_commands_with_settings_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, expected in (("gateway", ["pool", "gateway"]), ("dashboard", ["dashboard"])):
+        made = container(name)
+        env = kube_settings() | {variable["name"]: variable.get("value", "given") for variable in made["env"]}
+        assert started(made["args"]) == [f"stepwell {command}" for command in expected]
+        read = {command: settings_of(command, env, monkeypatch).model_dump() for command in expected}
+        assert read[expected[-1]]["port"] == PORTS[name] == made["ports"][0]["containerPort"]
+        assert read[expected[-1]]["control_keys"] == ("given",)
+        assert read[expected[-1]]["host"] == "0.0.0.0"
+        assert made["envFrom"] == [{"configMapRef": {"name": "stepwell"}}]
+
+
+def test_every_setting_is_of_a_command_that_is_started() -> None:
+    assert {re.match(r"STEPWELL_([A-Z]+)_", name)[1] for name in kube_settings()} == {"POOL", "GATEWAY", "DASHBOARD"}  # type: ignore[index]
+
+
+def test_replicas_are_named_as_many_times_as_there_are() -> None:
+    env = kube_settings()
+    engines, gateways = manifest("StatefulSet", "vllm")["spec"], manifest("StatefulSet", "gateway")["spec"]
+    assert env["STEPWELL_GATEWAY_VLLM_ADDRESSES"] == _names("vllm", engines, 8001)
+    assert env["STEPWELL_DASHBOARD_GATEWAYS"] == _names("gateway", gateways, 8100)
+
+
+def _names(name: str, spec: Manifest, port: int) -> str:
+    return ",".join(f"http://{name}-{n}.{spec['serviceName']}:{port}" for n in range(spec["replicas"]))
+
+
+def test_services_and_budgets_select_pods_that_there_are() -> None:
+    labels = [pod.get("metadata", {}).get("labels", {}) for _, pod in pods()]
+    rays = {"ray.io/cluster": manifest("RayCluster", "ray")["metadata"]["name"], "ray.io/group": "pool"}
+    for made in manifests():
+        if made["kind"] in ("Service", "PodDisruptionBudget", "StatefulSet", "Deployment"):
+            wanted = made["spec"]["selector"].get("matchLabels", made["spec"]["selector"])
+            assert any(wanted.items() <= have.items() for have in [*labels, rays]), made["metadata"]
+    names = {made["metadata"]["name"]: made["spec"] for made in manifests() if made["kind"] == "Service"}
+    for made in manifests():
+        if made["kind"] == "StatefulSet":
+            assert names[made["spec"]["serviceName"]]["clusterIP"] == "None"
+
+
+def test_only_gateways_and_trainers_reach_the_engines() -> None:
+    (rule,) = manifest("NetworkPolicy", "vllm")["spec"]["ingress"]
+    (source,) = rule["from"]
+    let_in = [name for name, pod in pods() if _has(pod, source["podSelector"]["matchLabels"])]
+    assert let_in == ["gateway"]
+
+
+def _has(pod: Manifest, wanted: Mapping[str, str]) -> bool:
+    labels: Mapping[str, str] = pod.get("metadata", {}).get("labels", {})
+    return wanted.items() <= labels.items()
+
+
+def test_volumes_and_secrets_that_are_used_are_there() -> None:
+    claims = {made["metadata"]["name"] for made in manifests() if made["kind"] == "PersistentVolumeClaim"}
+    for name, pod in pods():
+        volumes = pod["spec"].get("volumes", ())
+        used = {v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v}
+        assert used <= claims, name
+        own = [made for made in manifests() if made["metadata"].get("name") == name and "spec" in made]
+        templates = {t["metadata"]["name"] for made in own for t in made["spec"].get("volumeClaimTemplates", ())}
+        mounted = {mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in volumes} | templates, name
+    wanted = {
+        variable["valueFrom"]["secretKeyRef"]["key"]
+        for _, made in containers()
+        for variable in made["env"]
+        if "valueFrom" in variable
+    }
+    assert wanted == SECRETS
+    written = re.findall(r"(?:'|\\n)([a-z-]+)=%s", (DOCS / "operations" / "deploy.md").read_text())
+    assert set(written) == SECRETS
+
+
+def test_probes_ask_what_answers_without_a_key() -> None:
+    ways = {"gateway": {"/ready", "/health"}, "dashboard": {"/health"}, "vllm": {"/health"}}
+    for name, paths in ways.items():
+        probes = [probe for key, probe in container(name).items() if key.endswith("Probe")]
+        assert {probe["httpGet"]["path"] for probe in probes} == paths
+        assert len(probes) == 3
+    assert {ACCESS[path].value for path in ways["gateway"]} == {"open"}
+
+
+def test_vllm_is_started_with_flags_that_the_tests_start_it_with() -> None:
+    known = {*engine.FLAGS, *vllm_server.FLAGS, "--model", "--port"}
+    for given in (compose()["services"]["vllm"]["command"], container("vllm")["args"]):
+        flags = [flag.partition("=")[0] for flag in given]
+        assert set(flags) <= known
+        assert {"--logprobs-mode", "--enable-scale-out", "--generation-config"} <= set(flags)
+
+
+def test_kustomize_lists_every_manifest() -> None:
+    made = yaml.safe_load((DEPLOY / "kuberay" / "kustomization.yaml").read_text())
+    files = {file.name for file in (DEPLOY / "kuberay").glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(made["resources"]) == files
+    assert made["configMapGenerator"] == [{"name": "stepwell", "envs": ["stepwell.env"]}]
+    assert "keys.env" in (DEPLOY / "kuberay" / ".gitignore").read_text()
+
+
+def test_manifests_fit_kubernetes_schemas() -> None:
+    for made in manifests():
+        if made["kind"] != "RayCluster":
+            kubernetes_validate.validate(made, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_the_image_runs_as_no_one_special_and_is_watched() -> None:
+    assert re.search(r"^USER 10001$", DOCKERFILE, re.M)
+    assert "HEALTHCHECK" in DOCKERFILE
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    for sources in re.findall(r"^COPY (?!--from)(?:--\S+ )?(.+) \S+$", DOCKERFILE, re.M):
+        for source in sources.split():
+            assert (CHECKOUT / source).exists()
+            assert f"!{source}" in ignored
+    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", DOCKERFILE)
+    for extra in extras.split(","):
+        assert f"\n{extra} = [" in (CHECKOUT / "pyproject.toml").read_text()
+
+
+def test_ray_has_one_version() -> None:
+    (version,) = re.findall(r"^ARG RAY_VERSION=(\S+)$", DOCKERFILE, re.M)
+    assert manifest("RayCluster", "ray")["spec"]["rayVersion"] == version
+
+
+async def exposed() -> set[str]:
+    """The names at /metrics of a gateway with a spool, and of a door."""
+    with tempfile.TemporaryDirectory() as folder:
+        gateway = create_app(
+            pool=cast("PoolPort", None),
+            engines=Engines([]),
+            tokenizer=BackgroundTokenizer("", load_tokenizer),
+            rewards=None,
+            prompt_length=1,
+            response_length=1,
+            keys=Keys(()),
+            spool=Spool(Path(folder) / "spool"),
+        )
+        door = create_door(pool=cast("DoorPort", None), keys=Keys(()), state=None)
+        shown = [await _metrics(app) for app in (gateway, door)]
+    names = re.findall(r"^# TYPE (\w+) (\w+)$", "\n".join(shown), re.M)
+    return {f"{name}{part}" for name, kind in names for part in PARTS.get(kind, ("",))}
+
+
+PARTS = {"histogram": ("_bucket", "_sum", "_count")}
+
+
+async def _metrics(app: Any) -> str:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
+        answer = await client.get("/metrics")
+    assert answer.status_code == 200
+    return answer.text
+
+
+def grafana() -> Manifest:
+    return cast("Manifest", json.loads((DEPLOY / "grafana" / "dashboard.json").read_text()))
+
+
+def rules() -> list[Manifest]:
+    (group,) = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]
+    return list(group["rules"])
+
+
+def expressions() -> list[str]:
+    drawn = [target["expr"] for panel in grafana()["panels"] for target in panel.get("targets", ())]
+    return [*drawn, *(rule["expr"] for rule in rules())]
+
+
+async def test_every_metric_in_grafana_and_alerts_exists() -> None:
+    there = await exposed()
+    named = {name for text in expressions() for name in re.findall(r"\b(?:stepwell|process)_\w+", text)}
+    assert len(named) > 20
+    assert named <= there
+
+
+def test_every_label_in_grafana_and_alerts_exists() -> None:
+    reference = (DOCS / "reference" / "metrics.md").read_text()
+    labels = dict(re.findall(r"^\| `(\w+)` \| \w+ \| (.*?) \|", reference, re.M))
+    for text in expressions():
+        (name, *_) = re.findall(r"stepwell_\w+|process_\w+|\bup\b", text)
+        known = {*re.findall(r"\w+", labels.get(name.removesuffix("_bucket"), "")), "instance", "job", "le"}
+        used = set(re.findall(r"(\w+)\s*(?:=~|!=|=)\s*\"", text))
+        for grouped in re.findall(r"(?:by|ignoring) \(([^)]*)\)", text):
+            used |= set(re.findall(r"\w+", grouped))
+        assert used <= known, text
+
+
+def test_the_grafana_dashboard_is_whole() -> None:
+    made = grafana()
+    ids = [panel["id"] for panel in made["panels"]]
+    assert len(set(ids)) == len(ids)
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in made["panels"]]
+    assert len(set(places)) == len(places)
+    assert {variable["name"] for variable in made["templating"]["list"]} == {"datasource", "instance"}
+
+
+def test_every_alert_says_what_to_do_and_is_on_the_page() -> None:
+    page = (DOCS / "operations" / "metrics.md").read_text()
+    listed = re.findall(r"^\| `(Stepwell\w+)` \|", page, re.M)
+    assert listed == [rule["alert"] for rule in rules()]
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"].keys() == {"summary", "description"}

@@ -1,0 +1,32 @@
+"""docs/start.md: its commands are run by tests/e2e/test_new_user.py; here is what else it says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stepwell.config.sections import read_settings
+from stepwell.config.up import UpSettings
+from stepwell.up.engine import Model
+from stepwell.up.folder import StateFolder
+from stepwell.up.plan import make_plan
+
+CHECKOUT = Path(__file__).parents[3]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (CHECKOUT / page).read_text(), re.S)
+
+
+def test_its_programs_are_those_of_the_readme_which_are_run() -> None:
+    assert blocks("docs/start.md", "python") == blocks("README.md", "python")
+
+
+def test_its_file_is_read_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (text,) = blocks("docs/start.md", "toml")
+    (tmp_path / "stepwell.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    settings = read_settings(UpSettings, [], "stepwell up")
+    plan = make_plan(settings, Model(name="m", root="m", window=8), StateFolder(tmp_path), "k" * 32)
+    assert (plan.pool.group_size, plan.pool.max_staleness) == (8, 4)
+    assert (plan.pool.shards, plan.pool.group_deadline, plan.gateway.routing) == (2, 600.0, "least_busy")

@@ -1,0 +1,128 @@
+"""What is seen: the one screen of `stepwell status`, and the lines of `stepwell up`."""
+
+import io
+
+from stepwell.up.screen import Screen
+from stepwell.up.shapes import Status
+from stepwell.up.showing import screen_of
+
+STATUS = {
+    "now": 1.0,
+    "version": "0.1.0",
+    "pool": {
+        "name": "data_pool",
+        "shards": 1,
+        "journal": "/j",
+        "archive": None,
+        "policy_version": 3,
+        "submitted": 1234,
+        "leases": 1,
+        "forks": 0,
+        "refused": {"late": 2},
+        "quarantined": {"no_logprobs": 1},
+        "scoring": {"waiting": 1, "under_way": 1, "resting": 0, "scored": 5, "failed": {"error": 1}, "late": 0},
+    },
+    "channels": [
+        {
+            "name": "train",
+            "groups": 2,
+            "ready_groups": 1,
+            "trajectories": 8,
+            "nbytes": 10,
+            "history_groups": 0,
+            "held": {"steps": 16, "tokens": 4096},
+            "accepted": {"steps": 20, "tokens": 5000},
+            "shipped": {"steps": 3, "tokens": 700},
+            "dropped": {"stale": {"steps": 1, "tokens": 204}, "evicted": {"steps": 0, "tokens": 0}},
+            "left_out": {"greedy": {"steps": 1, "tokens": 9}},
+            "oldest_age": 90.0,
+        }
+    ],
+    "gateways": [
+        {
+            "url": "http://127.0.0.1:8100",
+            "ready": True,
+            "missing": [],
+            "in_flight": 0,
+            "waiting_steps": 2,
+            "calls": 1,
+            "p50": 0.25,
+            "p95": 0.5,
+            "lost": {"pool_refused": 4},
+            "error": None,
+        },
+        {"url": "http://127.0.0.1:8101", "ready": False, "missing": [], "error": "no answer", "lost": {}},
+    ],
+    "engines": [
+        {
+            "address": "http://e:1",
+            "state": "up",
+            "why": "",
+            "in_flight": 0,
+            "weight_version": "3",
+            "server": "0.32.0",
+            "gateway": "http://127.0.0.1:8100",
+        }
+    ],
+    "index": {"trajectories": 8, "texts": 8, "behind": False},
+    "pool_error": None,
+}
+
+
+def test_one_screen_says_what_happens_what_is_lost_and_why() -> None:
+    assert screen_of(Status.model_validate(STATUS)) == (
+        "stepwell 0.1.0\n"
+        "pool      data_pool · 1 shard · policy version 3 · journal /j\n"
+        "          1,234 steps submitted · 1 lease\n"
+        "          5 scored · 2 wait to be scored · 1 could not be scored\n"
+        "channels         groups  ready  trajectories  steps  tokens  trained   oldest\n"
+        "          train       2      1             8     16   4,096        3  1.5 min\n"
+        "gateways  http://127.0.0.1:8100 · ready · 1 call · 0 in flight · p50 0.25 s, p95 0.5 s · "
+        "2 steps not delivered yet\n"
+        "          http://127.0.0.1:8101 · not ready: no answer\n"
+        "engines   http://e:1 · up · version 3 · server 0.32.0\n"
+        "lost      train: dropped, stale: 1 step, 204 tokens\n"
+        "          train: left out, greedy: 1 step, 9 tokens\n"
+        "          pool: refused, late: 2 steps\n"
+        "          pool: quarantined, no_logprobs: 1 step\n"
+        "          http://127.0.0.1:8100: lost, pool_refused: 4 steps\n"
+        "errors    http://127.0.0.1:8101: no answer"
+    )
+
+
+def test_a_pool_that_cannot_be_reached_is_the_error() -> None:
+    shown = screen_of(Status.model_validate({"version": "1", "pool": None, "pool_error": "it is away"}))
+    assert "pool      not reached\n" in shown
+    assert "lost      nothing\nerrors    pool: it is away" in shown
+
+
+def test_where_no_one_watches_a_waiting_is_a_line_when_it_changes() -> None:
+    out = io.StringIO()
+    screen = Screen(out)
+    for why in ("loading", "loading", "an engine"):
+        screen.wait("the gateway", why)
+    screen.wait("the dashboard", "it is starting")
+    screen.say("the gateway is ready", instead_of="the gateway")
+    screen.wait("the dashboard", "it is starting")
+    assert [line[10:] for line in out.getvalue().splitlines()] == [
+        "waiting for the gateway: loading",
+        "waiting for the gateway: an engine",
+        "waiting for the gateway: an engine · the dashboard: it is starting",
+        "the gateway is ready",
+        "waiting for the dashboard: it is starting",
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_in_a_terminal_a_waiting_is_the_last_line_until_it_is_over() -> None:
+    out = Terminal()
+    screen = Screen(out)
+    screen.wait("the gateway", "loading")
+    screen.wait("the gateway", "loading")
+    screen.say("ready", instead_of="the gateway")
+    assert out.getvalue().count("\n") == 1
+    assert out.getvalue().endswith("s  ready\n")
