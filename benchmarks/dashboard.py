@@ -36,7 +36,7 @@ from stepwell.core.sight import Changes
 from stepwell.core.step import Exactness, Step, ids_array, logprobs_array
 from stepwell.dashboard.index import Index
 from stepwell.dashboard.search import Search
-from stepwell.dashboard.texts import Texts
+from stepwell.dashboard.texts import Texts, having
 from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.batch import Batch
 from tests.rig.sight_rollouts import summary_of
@@ -226,7 +226,7 @@ def measure_text_search() -> dict[str, float]:
     took = []
     for _ in range(ASKED):
         begun = time.perf_counter()
-        found = index.find(Search(), lambda key: texts.contains(key, "number 99"))
+        found = index.find(Search(), having(texts.snapshot(), "number 99"))
         took.append((time.perf_counter() - begun) * 1e3)
     print(f"{len(texts):,} texts searched, {found.matched:,} matched", flush=True)
     return {"texts_searched": len(texts), "filter_100k_texts_ms": round(statistics.median(took), 1)}

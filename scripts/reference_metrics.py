@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, cast
 
+from stepwell.dashboard.metrics import families
 from stepwell.door.sight import Sight as DoorSight
 from stepwell.gateway.operating import show
 from stepwell.gateway.sight import Sight as GatewaySight
@@ -16,7 +17,12 @@ them](../operations/metrics.md). Beside these there is what `prometheus_client` 
 
 
 def page() -> str:
-    return HEAD + _table("The gateway", gateway_collectors()) + _table("The Atropos door", door_collectors())
+    tables = (
+        _table("The gateway", gateway_collectors()),
+        _table("The Atropos door", door_collectors()),
+        _table("The dashboard, of the pool", dashboard_families()),
+    )
+    return HEAD + "".join(tables)
 
 
 def gateway_collectors() -> Iterator[Any]:
@@ -28,6 +34,12 @@ def gateway_collectors() -> Iterator[Any]:
 
 def door_collectors() -> Iterator[Any]:
     yield from _stepwells(DoorSight(lambda: (), lambda: ()))
+
+
+def dashboard_families() -> Iterator[Any]:
+    for family in cast("Iterator[Any]", families(None, {})):
+        family.label_names = family._labelnames
+        yield family
 
 
 def _stepwells(sight: Any) -> Iterator[Any]:

@@ -1,17 +1,24 @@
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.rig.ray_cluster import RayCluster, start_ray
 from tests.rig.tiny_model import make_tiny_model
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In several processes (`-n 2 --dist loadgroup`): one has all that needs the engine, a file stays together."""
-    for item in items:
-        needs_engine = "vllm" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("engine" if needs_engine else item.path.as_posix()))
+class TwoSides(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no types
+    """For `-n 2`: one process has all of e2e, and with it the only engine; of the rest, a file stays together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, _ = nodeid.partition("::")
+        return "e2e" if "tests/e2e/" in file else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TwoSides:
+    return TwoSides(config, log)
 
 
 @pytest.fixture(scope="session")

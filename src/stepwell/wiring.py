@@ -113,6 +113,7 @@ def run_pool(settings: PoolSettings) -> None:
         limits=settings.limits(),
         journal=settings.journal and str(Path(settings.journal).resolve()),
         archive=settings.archive,
+        resource=settings.resource,
     )
     in_force = start_pool(plan, settings.ray_namespace)
     if in_force != plan:

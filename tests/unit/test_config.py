@@ -1,9 +1,12 @@
 import pytest
 
+from stepwell.config.doctor import DoctorSettings
+from stepwell.config.exports import ExportSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import RescoreSettings, RewardSettings, TrySettings
 from stepwell.config.sections import read_settings
 from stepwell.config.serving import AtroposSettings, GatewaySettings
+from stepwell.config.up import StatusSettings
 from stepwell.core.limits import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
 from stepwell.errors import BadRequest
 
@@ -93,6 +96,12 @@ def test_an_archive_needs_a_journal() -> None:
         read_settings(PoolSettings, ["--archive", "somewhere"], "pool")
 
 
+def test_a_resource_that_ray_counts_itself_places_nothing() -> None:
+    assert read_settings(PoolSettings, ["--resource", "journals"], "pool").resource == "journals"
+    with pytest.raises(BadRequest, match="--resource: CPU is Ray's own"):
+        read_settings(PoolSettings, ["--resource", "CPU"], "pool")
+
+
 def test_reward_workers_are_named_as_a_gateway_looks_for_them() -> None:
     flags = '--function exact_match --workers 4 --options {"answer_key":"gold"} --tokenizer-path model --timeout 5'
     settings = read_settings(RewardSettings, flags.split(), "rewards")
@@ -120,6 +129,28 @@ def test_offline_commands_take_the_function_first() -> None:
     assert (rescoring.from_, rescoring.to) == ("old", "new")
     with pytest.raises(BadRequest, match="--from: Field required"):
         read_settings(RescoreSettings, ["mine.py:score", "--to", "new"], "rescore")
+
+
+def test_flags_named_by_an_alias_are_set_by_their_own_variable_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    doctor = ["--engine", "http://host:8001"]
+    monkeypatch.setenv("FROM", "elsewhere")
+    monkeypatch.setenv("JSON", "1")
+    assert read_settings(ExportSettings, ["--to", "x"], "export").from_ is None
+    with pytest.raises(BadRequest, match="--from: Field required"):
+        read_settings(RescoreSettings, ["mine.py:score", "--to", "new"], "rescore")
+    assert not read_settings(StatusSettings, [], "status").as_json
+    assert not read_settings(DoctorSettings, doctor, "doctor").as_json
+
+    monkeypatch.setenv("STEPWELL_EXPORT_FROM", "here")
+    monkeypatch.setenv("STEPWELL_REWARD_FROM", "here")
+    monkeypatch.setenv("STEPWELL_STATUS_JSON", "1")
+    monkeypatch.setenv("STEPWELL_DOCTOR_JSON", "1")
+    assert read_settings(ExportSettings, ["--to", "x"], "export").from_ == "here"
+    assert read_settings(RescoreSettings, ["mine.py:score", "--to", "new"], "rescore").from_ == "here"
+    assert read_settings(StatusSettings, [], "status").as_json
+    assert read_settings(DoctorSettings, doctor, "doctor").as_json
+    assert read_settings(ExportSettings, ["--to", "x", "--from", "flag"], "export").from_ == "flag"
+    assert not read_settings(StatusSettings, ["--no-json"], "status").as_json
 
 
 def test_the_door_has_a_pool_a_port_and_no_key_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:

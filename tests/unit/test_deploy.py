@@ -27,6 +27,7 @@ from stepwell.gateway.keys import ACCESS
 from stepwell.gateway.spool import Spool
 from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
 from tests.rig import vllm_server
+from tests.rig.sight import MemorySight, make_dashboard
 from tests.unit.docs_pages import CHECKOUT, DOCS, commands
 
 Manifest = Mapping[str, Any]
@@ -138,16 +139,24 @@ def test_only_what_is_meant_to_be_reached_is_published() -> None:
     assert published == {"gateway", "dashboard"}
 
 
-def test_journals_are_on_a_volume_of_every_ray_node() -> None:
-    paths = [compose()["services"]["gateway"]["environment"], kube_settings()]
-    for env in paths:
+def test_journals_are_on_a_volume_of_the_one_node_that_offers_the_pools_resource() -> None:
+    services = compose()["services"]
+    for env in (services["gateway"]["environment"], kube_settings()):
+        assert env["STEPWELL_POOL_RESOURCE"] == "pool"
         assert env["STEPWELL_POOL_JOURNAL"].startswith("/var/lib/stepwell/")
         assert env["STEPWELL_POOL_ARCHIVE"].startswith("/var/lib/stepwell/")
-    for name in ("ray", "gateway", "dashboard"):
-        assert "pool:/var/lib/stepwell" in compose()["services"][name]["volumes"]
-    for name, made in containers():
-        if name != "vllm":
-            assert {"name": "pool", "mountPath": "/var/lib/stepwell"} in made["volumeMounts"], name
+    assert '--resources={"pool": 1}' in services["ray"]["command"]
+    assert "pool:/var/lib/stepwell" in services["ray"]["volumes"]
+    (group,) = manifest("RayCluster", "ray")["spec"]["workerGroupSpecs"]
+    assert json.loads(json.loads(group["rayStartParams"]["resources"])) == {"pool": 1}
+    assert group["replicas"] == group["maxReplicas"] == 1
+    mount = {"name": "pool", "mountPath": "/var/lib/stepwell"}
+    assert [name for name, made in containers() if mount in made["volumeMounts"]] == ["pool"]
+    assert manifest("PersistentVolumeClaim", "pool")["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def test_no_volume_is_one_that_many_nodes_write() -> None:
+    assert not [file for file in (DEPLOY / "kuberay").glob("*.yaml") if "ReadWriteMany" in file.read_text()]
 
 
 def test_kubernetes_starts_commands_with_settings_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +282,7 @@ def test_ray_has_one_version() -> None:
 
 
 async def exposed() -> set[str]:
-    """The names at /metrics of a gateway with a spool, and of a door."""
+    """The names at /metrics of a gateway with a spool, of a door, and of a dashboard."""
     with tempfile.TemporaryDirectory() as folder:
         gateway = create_app(
             pool=cast("PoolPort", None),
@@ -286,7 +295,7 @@ async def exposed() -> set[str]:
             spool=Spool(Path(folder) / "spool"),
         )
         door = create_door(pool=cast("DoorPort", None), keys=Keys(()), state=None)
-        shown = [await _metrics(app) for app in (gateway, door)]
+        shown = [await _metrics(app) for app in (gateway, door, make_dashboard(MemorySight(8)))]
     names = re.findall(r"^# TYPE (\w+) (\w+)$", "\n".join(shown), re.M)
     return {f"{name}{part}" for name, kind in names for part in PARTS.get(kind, ("",))}
 
@@ -328,7 +337,7 @@ def test_every_label_in_grafana_and_alerts_exists() -> None:
     for text in expressions():
         (name, *_) = re.findall(r"stepwell_\w+|process_\w+|\bup\b", text)
         known = {*re.findall(r"\w+", labels.get(name.removesuffix("_bucket"), "")), "instance", "job", "le"}
-        used = set(re.findall(r"(\w+)\s*(?:=~|!=|=)\s*\"", text))
+        used = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", text))
         for grouped in re.findall(r"(?:by|ignoring) \(([^)]*)\)", text):
             used |= set(re.findall(r"\w+", grouped))
         assert used <= known, text

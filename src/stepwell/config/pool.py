@@ -2,11 +2,14 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from stepwell.config.sections import RaySection
 from stepwell.core.limits import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
+
+RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
+"""Resources that Ray counts itself, on every node."""
 
 
 class PoolSettings(RaySection):
@@ -20,6 +23,8 @@ class PoolSettings(RaySection):
     """Actors the pool is made of."""
     journal: str | None = None
     """Folder of the journals; with one, a pool that is killed comes back with all it had acknowledged."""
+    resource: str | None = Field(default=None, min_length=1)
+    """Place the actors only on nodes that offer this custom Ray resource: those that have the journals' volume."""
     archive: str | None = None
     """Folder or fsspec URL that trained groups leave for, as Parquet; needs a journal."""
     max_queue_size: int = Field(default=10_000, ge=1)
@@ -61,6 +66,13 @@ class PoolSettings(RaySection):
             on_stale=OnStale(self.on_stale),
             on_reward_failure=OnRewardFailure(self.on_reward_failure),
         )
+
+    @field_validator("resource")
+    @classmethod
+    def _is_a_custom_one(cls, value: str | None) -> str | None:
+        if value in RAYS_OWN:
+            raise ValueError(f"{value} is Ray's own, and every node has it; choose another name")
+        return value
 
     @model_validator(mode="after")
     def _archive_needs_a_journal(self) -> Self:

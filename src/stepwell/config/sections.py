@@ -19,6 +19,7 @@ class Section(BaseSettings):
         extra="forbid",
         frozen=True,
         use_attribute_docstrings=True,
+        env_prefix_target="all",  # a setting named by an alias, --from or --json, has the prefix too
         cli_kebab_case=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,

@@ -1,7 +1,7 @@
 """How the dashboard answers: JSON, failures turned into answers in this one place, and the headers on all of them.
 
-What always holds: where there are control keys, nothing below /api is answered without one; a page that comes from here
-runs no script and loads nothing from anywhere else.
+What always holds: where there are control keys, neither /metrics nor anything below /api is answered without one; a
+page that comes from here runs no script and loads nothing from anywhere else.
 """
 
 import json
@@ -94,7 +94,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_data = scope["path"].startswith("/api")
+        is_data = scope["path"].startswith(("/api", "/metrics"))
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":

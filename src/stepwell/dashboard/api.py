@@ -57,7 +57,7 @@ def api_router(
     @router.get("/trajectories")
     async def trajectories(asked: Annotated[TrajectoriesAsked, Query()]) -> Response:
         """A page of those that match every filter."""
-        found = desk.find(asked.search(), asked.text)
+        found = await desk.find(asked.search(), asked.text)
         return json_answer(
             {
                 "total": found.total,

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 
 from stepwell.core.keys import Keys
 from stepwell.core.limits import Limits
@@ -19,6 +19,7 @@ from stepwell.dashboard.following import Following
 from stepwell.dashboard.gateways import Gateways
 from stepwell.dashboard.index import Index
 from stepwell.dashboard.indexing import Indexing
+from stepwell.dashboard.metrics import Metrics
 from stepwell.dashboard.page import page_router
 from stepwell.dashboard.repeating import repeating
 from stepwell.dashboard.status import About, Status
@@ -41,6 +42,7 @@ def create_dashboard(
     stats, series = Shared(pool.stats), SharedSeries(pool)
     status = Status(about, stats, gateways, index, texts, following)
     desk = Desk(pool, limits, stats, index, texts, following, decoder)
+    metrics = Metrics(stats, index, following)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -68,6 +70,12 @@ def create_dashboard(
     async def health() -> dict[str, str]:
         """Answers while the process lives."""
         return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics_now() -> Response:
+        """The pool's figures, for Prometheus."""
+        body, content_type = await metrics.exposition()
+        return Response(body, media_type=content_type)
 
     return app
 

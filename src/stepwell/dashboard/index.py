@@ -166,13 +166,13 @@ class Index:
 
     # -- what is asked -------------------------------------------------------------------------------------------------
 
-    def find(self, search: Search, contains: Callable[[Key], bool] | None = None) -> Found:
-        """One page of what matches. `contains` tells whether a trajectory's text has what is looked for."""
+    def find(self, search: Search, among: Iterable[Key] | None = None) -> Found:
+        """One page of what matches; `among` those trajectories, if they are given."""
         failed, by_filter = self._failed(search)
         close = matching(self._table, search) & (failed <= 1)
         close = self._named(close, search)
-        if contains is not None:
-            close = self._read(close, contains)
+        if among is not None:
+            close &= self._at(place for key in among if (place := self._places.get(key)) is not None)
         matched = np.flatnonzero(close & (failed == 0))
         page = ordered(self._table, matched, search.sort)[search.offset : search.offset + search.limit]
         facets = {

@@ -1,0 +1,141 @@
+"""The pool's figures for Prometheus, from the answers and the lists that the dashboard has anyway.
+
+What always holds: a scrape costs the pool no more than a page that looks; if the pool is away, stepwell_pool_up is 0
+and no other figure of it is told. Of each channel, accepted = held + trained + wasted, in steps and in tokens.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from stepwell.core.stats import ChannelStats, PoolStats, Tally
+from stepwell.dashboard.asking import Shared
+from stepwell.dashboard.following import Following
+from stepwell.dashboard.index import Index
+from stepwell.errors import PoolUnavailable
+
+Readings = Iterable[tuple[tuple[str, ...], float]]
+"""By the labels' values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    read: Callable[[PoolStats], Readings]
+
+    def family(self, readings: Readings) -> Metric:
+        family = self.kind(f"stepwell_pool_{self.name}", self.text, labels=self.labels)
+        for labels, value in readings:
+            family.add_metric(labels, value)
+        return family
+
+
+def _one(name: str, text: str, read: Callable[[PoolStats], float]) -> Shown:
+    return Shown(GaugeMetricFamily, name, text, (), lambda stats: [((), read(stats))])
+
+
+def _by_channel(name: str, text: str, read: Callable[[ChannelStats], float], *, counts: bool = False) -> Shown:
+    def readings(stats: PoolStats) -> Readings:
+        return (((channel,), read(found)) for channel, found in stats.channels.items())
+
+    return Shown(CounterMetricFamily if counts else GaugeMetricFamily, name, text, ("channel",), readings)
+
+
+def _counted(name: str, text: str, label: str, read: Callable[[PoolStats], Mapping[str, int]]) -> Shown:
+    def readings(stats: PoolStats) -> Readings:
+        return (((value,), count) for value, count in read(stats).items())
+
+    return Shown(CounterMetricFamily, name, text, (label,), readings)
+
+
+def _wasted(name: str, text: str, read: Callable[[Tally], float]) -> Shown:
+    def readings(stats: PoolStats) -> Readings:
+        for channel, found in stats.channels.items():
+            for cause, tally in found.dropped.items():
+                yield (channel, cause), read(tally)
+            for kind, tally in found.left_out.items():
+                yield (channel, f"left out: {kind}"), read(tally)
+
+    return Shown(CounterMetricFamily, name, text, ("channel", "cause"), readings)
+
+
+SHOWN = (
+    _one("policy_version", "The policy version that engines serve.", lambda stats: stats.policy_version),
+    _one("leases", "Leases that trainers hold.", lambda stats: stats.leases),
+    _by_channel("groups", "Groups held and not under lease.", lambda channel: channel.groups),
+    _by_channel("ready_groups", "Groups that a trainer could take.", lambda channel: channel.ready_groups),
+    _by_channel("trajectories", "Trajectories neither taken nor dropped.", lambda channel: channel.trajectories),
+    _by_channel("bytes", "Of tokens, log-probabilities and masks, as stored.", lambda channel: channel.nbytes),
+    _by_channel("accepted_steps", "Steps taken in.", lambda channel: channel.accepted.steps, counts=True),
+    _by_channel("accepted_tokens", "Their tokens.", lambda channel: channel.accepted.tokens, counts=True),
+    _by_channel(
+        "trained_steps", "Steps that a trainer acknowledged.", lambda channel: channel.shipped.steps, counts=True
+    ),
+    _by_channel("trained_tokens", "Their tokens.", lambda channel: channel.shipped.tokens, counts=True),
+    _wasted("wasted_steps", "Accepted steps never to be trained: dropped, or left out.", lambda tally: tally.steps),
+    _wasted("wasted_tokens", "Their tokens.", lambda tally: tally.tokens),
+    _counted("refused_steps", "Steps not taken in.", "cause", lambda stats: stats.refused),
+    _counted("quarantined_steps", "Steps that do not add up.", "kind", lambda stats: stats.quarantined),
+    _one("scoring_waiting", "Trajectories that lack a reward.", lambda stats: stats.scoring.waiting),
+    _counted("scoring_failed", "Judgements that gave no reward.", "outcome", lambda stats: stats.scoring.failed),
+)
+
+
+def families(stats: PoolStats | None, ages: Mapping[str, float]) -> Iterator[Metric]:
+    """All of them, without values where there are none. `ages` are those of the oldest groups, by channel."""
+    up = _one("up", "1 if the pool answers the dashboard, otherwise 0.", lambda _: 1.0)
+    yield up.family([((), float(stats is not None))])
+    for shown in SHOWN:
+        yield shown.family(() if stats is None else shown.read(stats))
+    text = "Since the oldest group that is neither trained nor dropped was opened; 0 without any."
+    oldest = GaugeMetricFamily("stepwell_pool_oldest_group_age_seconds", text, labels=("channel",))
+    for channel, age in ages.items():
+        oldest.add_metric((channel,), age)
+    yield oldest
+
+
+def ages_of(stats: PoolStats, opened: Mapping[str, float], now: float) -> dict[str, float]:
+    """A channel that holds groups of which none is listed yet has no age rather than a wrong one."""
+    known = {
+        name: opened.get(name, now) for name, found in stats.channels.items() if name in opened or not found.groups
+    }
+    return {name: max(0.0, now - at) for name, at in known.items()}
+
+
+class Metrics:
+    def __init__(self, stats: Shared[PoolStats], index: Index, following: Following) -> None:
+        self._stats = stats
+        self._index = index
+        self._following = following
+
+    async def exposition(self) -> tuple[bytes, str]:
+        """All of it as text, and the text's content type."""
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        registry.register(_Collected(list(await self._families())))
+        encode, content_type = choose_encoder("")
+        return encode(registry), content_type
+
+    async def _families(self) -> Iterator[Metric]:
+        try:
+            stats = await self._stats.get()
+        except PoolUnavailable:
+            return families(None, {})
+        is_followed = self._following.error is None
+        return families(stats, ages_of(stats, self._index.oldest_held(), time.time()) if is_followed else {})
+
+
+class _Collected(Collector):
+    def __init__(self, found: Iterable[Metric]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterable[Metric]:
+        return self._found
