@@ -11,7 +11,7 @@ Ray's shared memory that it looked at included.
 import argparse
 import asyncio
 import filecmp
-import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -39,6 +39,7 @@ FIRST_PROMPT, ADDED, RESPONSE = 400, 100, 100
 SHARDS = 2
 MOST_MB = 500.0
 STORE = 2**28
+LOOK_EVERY = 0.02
 
 
 class Run(NamedTuple):
@@ -86,12 +87,22 @@ def measure(cluster: RayCluster, namespace: str, folder: Path, steps: int) -> di
 def timed(line: list[str]) -> Run:
     """Runs to its end, and fails if it does."""
     start = time.perf_counter()
-    process = subprocess.Popen(line)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+    process, peak = subprocess.Popen(line), 0.0
+    while process.poll() is None:
+        peak = max(peak, most_memory(process.pid))
+        time.sleep(LOOK_EVERY)
     if process.returncode:
         raise SystemExit(f"{' '.join(line)} failed with {process.returncode}")
-    return Run(time.perf_counter() - start, used.ru_maxrss / 1024)
+    return Run(time.perf_counter() - start, peak)
+
+
+def most_memory(pid: int) -> float:
+    """Megabytes so far. Not from getrusage, which counts what the parent had when the process was started."""
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        return 0.0
+    return int(found[1]) / 1024 if found else 0.0
 
 
 async def fill(pool: PoolClient, steps: int) -> None:

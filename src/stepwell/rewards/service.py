@@ -138,9 +138,11 @@ class Service:
             culprit = running if self._window.is_async and running in self._under_way else self._overdue
             why = with_printed(f"it took longer than {self._timeout:g} s and was killed", printed)
             self._tell([culprit], Outcome.TIMEOUT, why)
+        elif self._is_leaving:
+            pass  # it was ended from here, whatever was running then
         elif running in self._under_way:
             self._tell([running], Outcome.ERROR, with_printed(f"it died: {how_it_ended}", printed))
-        elif not self._is_leaving:
+        else:
             self._tell(self._unlucky(), Outcome.ERROR, with_printed(f"its process died: {how_it_ended}", printed))
         self._backlog.put_first(self._under_way.values())
 

@@ -70,7 +70,10 @@ def common_fields(body: Mapping[str, Any], sampling: Mapping[str, Any]) -> Json:
 
 
 def _stop(value: Any) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value or ())
+    stops = (value,) if isinstance(value, str) else tuple(value or ())
+    if not all(isinstance(stop, str) for stop in stops):
+        raise RefusedError(400, "Bad Request", "Input should be a valid string: body.stop", "body.stop")
+    return stops
 
 
 def whole(body: Mapping[str, Any], name: str) -> int | None:
@@ -94,6 +97,11 @@ def fit(ask: Ask, *, model: str, max_model_len: int) -> Ask:
     if ask.model != model:
         message = f"The model `{ask.model}` does not exist. Valid aliases: {model}."
         raise RefusedError(404, "NotFoundError", message, "model")
+    if not ask.temperature >= 0:
+        message = f"temperature must be non-negative, got {ask.temperature}."
+        raise RefusedError(400, "BadRequestError", message, "temperature")
+    if "" in ask.stop:
+        raise RefusedError(400, "BadRequestError", "stop cannot contain an empty string.", "stop")
     if ask.max_tokens is not None and ask.max_tokens > max_model_len:
         message = f"max_tokens={ask.max_tokens} cannot be greater than max_model_len={max_model_len}."
         raise RefusedError(400, "BadRequestError", message, "max_tokens")

@@ -102,10 +102,17 @@ def waits_for_notes(sample: Sample) -> float:
     return 1.0
 
 
+def naps(_: Sample) -> float:
+    """Without letting anyone else run."""
+    time.sleep(0.3)
+    return 1.0
+
+
 WAYS: dict[str, Callable[[Sample], Any]] = {
     "fine": lambda sample: 1.0,
     "loop": loops,
     "backtrack": backtracks,
+    "nap": naps,
     "allocate": lambda sample: float(len(bytearray(10 * 2**30))),
     "leak": leaks,
     "segfault": lambda sample: ctypes.string_at(0),

@@ -67,6 +67,13 @@ async def test_every_failure_is_an_error_in_words_and_costs_no_other_sample_its_
     assert [a.score for a in attempts[len(FAILURES) :]] == [Score(1.0)] * 40
 
 
+async def test_a_call_that_runs_when_its_process_must_leave_is_not_blamed_for_that() -> None:
+    async with Runner(job("graded_async", children=1)) as runner:
+        starved, bystander = await asyncio.gather(runner.run(sample("allocate")), runner.run(sample("nap")))
+    assert starved.outcome is Outcome.ERROR
+    assert bystander.score == Score(1.0), bystander.why
+
+
 @pytest.mark.parametrize("way", ["loop", "backtrack"])
 async def test_a_call_without_end_times_out_and_no_other_score_waits_for_it(way: str) -> None:
     order: list[Outcome] = []
