@@ -14,7 +14,7 @@ LETTERS = "abcdefgh"
 
 
 class Reversing:
-    updates = 120
+    updates = 150
 
     def samples(self) -> list[dict[str, str]]:
         return [{"word": "".join(letters)} for letters in permutations(LETTERS, 3)]
