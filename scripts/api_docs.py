@@ -53,25 +53,25 @@ def page(document: Schema) -> str:
 def _section(method: str, path: str, operation: Schema, schemas: Schema) -> str:
     parts = [f"\n## {method} {path}", f"{operation['description'].rstrip('.')}. Key: {ACCESS[path].value}."]
     if named := [p for p in operation.get("parameters", ()) if p["in"] != "path"]:
-        parts.append(_table("parameter", [(p["name"], p["schema"], p.get("description", "")) for p in named], schemas))
+        parts.append(table("parameter", [(p["name"], p["schema"], p.get("description", "")) for p in named], schemas))
     if body := operation.get("requestBody"):
-        parts.append(_fields("field", body, schemas))
-    if answer := _fields("answer", operation["responses"]["200"], schemas):
+        parts.append(fields_table("field", body, schemas))
+    if answer := fields_table("answer", operation["responses"]["200"], schemas):
         parts.append(answer)
     return "\n\n".join(parts) + "\n"
 
 
-def _fields(title: str, holder: Schema, schemas: Schema) -> str:
+def fields_table(title: str, holder: Schema, schemas: Schema) -> str:
     schema = _resolved(holder.get("content", {}).get("application/json", {}).get("schema", {}), schemas)
     needed = schema.get("required", ()) if title == "field" else ()
     rows = [
         (f"**{name}**" if name in needed else name, value, value.get("description", ""))
         for name, value in schema.get("properties", {}).items()
     ]
-    return _table(title, rows, schemas) if rows else ""
+    return table(title, rows, schemas) if rows else ""
 
 
-def _table(title: str, rows: list[tuple[str, Schema, str]], schemas: Schema) -> str:
+def table(title: str, rows: list[tuple[str, Schema, str]], schemas: Schema) -> str:
     lines = [f"| {title} | type | |", "|---|---|---|"]
     lines += [f"| {name} | {_kind(schema, schemas)} | {' '.join(text.split())} |" for name, schema, text in rows]
     return "\n".join(lines)

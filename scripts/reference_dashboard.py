@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from api_docs import Schema, _fields, _table
+from api_docs import Schema, fields_table, table
 from fastapi import FastAPI
 
 from stepwell.dashboard.api import api_router
@@ -46,9 +46,9 @@ def _section(method: str, path: str, operation: Schema, schemas: Schema) -> str:
     parts = [f"\n## {method} {path}", str(operation["description"])]
     if named := operation.get("parameters"):
         rows = [(_name(p), p["schema"], p.get("description", p["schema"].get("description", ""))) for p in named]
-        parts.append(_table("parameter", rows, schemas))
+        parts.append(table("parameter", rows, schemas))
     if body := operation.get("requestBody"):
-        parts.append(_fields("field", body, schemas))
+        parts.append(fields_table("field", body, schemas))
     return "\n\n".join(parts) + "\n"
 
 

@@ -4,14 +4,30 @@ An unknown key is an error. A field's docstring is its line in --help.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from stepwell.errors import BadRequest
 
 S = TypeVar("S", bound=BaseSettings)
+
+
+def split(value: object) -> object:
+    return value.split(",") if isinstance(value, str) and value else value or ()
+
+
+def _are_addresses(value: tuple[str, ...]) -> tuple[str, ...]:
+    for address in value:
+        if not address.startswith(("http://", "https://")):
+            raise ValueError(f"{address!r} is no address; write http://host:port,http://host:port")
+    return tuple(address.rstrip("/") for address in value)
+
+
+Listed = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)]
+"""Values separated by commas."""
+Addresses = Annotated[Listed, AfterValidator(_are_addresses)]
 
 
 class Section(BaseSettings):
@@ -40,10 +56,6 @@ def read_settings(settings: type[S], argv: Sequence[str], command: str) -> S:
         return settings(_cli_parse_args=list(argv), _cli_prog_name=command)
     except ValidationError as wrong:
         raise BadRequest("\n".join(_explained(error["loc"], error["msg"]) for error in wrong.errors())) from None
-
-
-def split(value: object) -> object:
-    return value.split(",") if isinstance(value, str) and value else value or ()
 
 
 def _explained(where: tuple[int | str, ...], message: str) -> str:

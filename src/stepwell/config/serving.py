@@ -1,11 +1,11 @@
 """The settings of what agents and environments call: `stepwell gateway` and `stepwell atropos`."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator
-from pydantic_settings import NoDecode, SettingsConfigDict
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
-from stepwell.config.sections import RaySection, split
+from stepwell.config.sections import Addresses, Listed, RaySection
 
 
 class GatewaySettings(RaySection):
@@ -15,7 +15,7 @@ class GatewaySettings(RaySection):
 
     data_pool_name: str
     """Name of the DataPool's Ray actor."""
-    vllm_addresses: Annotated[tuple[str, ...], NoDecode]
+    vllm_addresses: Addresses
     """Addresses of the vLLM servers, separated by commas; calls go to them in turn."""
     tokenizer_path: str
     """Folder or name of the Hugging Face tokenizer. It decodes text for rewards; recording never uses it."""
@@ -25,7 +25,7 @@ class GatewaySettings(RaySection):
     """Longest response, in tokens; no engine is asked for more."""
     reward_worker_name: str | None = None
     """Name of the reward worker's Ray actor, if there is one."""
-    control_keys: Annotated[tuple[str, ...], NoDecode] = ()
+    control_keys: Listed = ()
     """Keys that may do everything, separated by commas: the current one first, then older ones. Without any, all is
     open. Better given by STEPWELL_GATEWAY_CONTROL_KEYS than on the command line, where others can read it."""
     engine_key: str | None = None
@@ -45,19 +45,6 @@ class GatewaySettings(RaySection):
     port: int = Field(default=8100, ge=0, le=65535)
     """Port to listen on."""
 
-    @field_validator("vllm_addresses", "control_keys", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return split(value)
-
-    @field_validator("vllm_addresses")
-    @classmethod
-    def _are_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for address in value:
-            if not address.startswith(("http://", "https://")):
-                raise ValueError(f"{address!r} is no address; write http://host:port,http://host:port")
-        return tuple(address.rstrip("/") for address in value)
-
 
 class AtroposSettings(RaySection):
     """The Atropos door: environments and trainers written for Atropos use it as their server, with the DataPool behind.
@@ -69,7 +56,7 @@ class AtroposSettings(RaySection):
 
     data_pool_name: str = "data_pool"
     """Name of the DataPool's Ray actor."""
-    control_keys: Annotated[tuple[str, ...], NoDecode] = ()
+    control_keys: Listed = ()
     """Keys that may do everything, separated by commas: the current one first, then older ones. Without any, all is
     open. Better given by STEPWELL_ATROPOS_CONTROL_KEYS than on the command line, where others can read it."""
     state: str | None = None
@@ -78,8 +65,3 @@ class AtroposSettings(RaySection):
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on."""
-
-    @field_validator("control_keys", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return split(value)

@@ -5,14 +5,13 @@ commands that `up` stands for, under their own names; there is no second list of
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSuppress,
     InitSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -21,7 +20,7 @@ from pydantic_settings import (
 from stepwell.config.dashboard import DashboardSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import RewardSettings
-from stepwell.config.sections import Section, split
+from stepwell.config.sections import Listed, Section
 from stepwell.config.serving import GatewaySettings
 from stepwell.errors import BadRequest
 
@@ -42,7 +41,7 @@ class UpSettings(Section):
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_UP_")
 
-    engine: Annotated[tuple[str, ...], NoDecode]
+    engine: Listed
     """Addresses of the running vLLM servers, separated by commas: http://host:port."""
     tokenizer_path: str | None = None
     """Folder or name of the Hugging Face tokenizer; without it, the engine is asked."""
@@ -82,11 +81,6 @@ class UpSettings(Section):
         "rewards": (RewardSettings, (*OWN, "function")),
     }
     """By name: the settings, and those of them that are not for the file."""
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return split(value)
 
     @field_validator("engine")
     @classmethod

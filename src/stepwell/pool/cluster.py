@@ -23,6 +23,7 @@ PROBE_TIMEOUT = 3.0
 JOIN_TIMEOUT = 45.0
 """Ray itself waits for minutes for a cluster that is gone."""
 LOOK_EVERY = 0.1
+OF_UP = "one that `stepwell up` started is joined after: . .stepwell/env"
 WRONG_TOKEN = b"InvalidAuthToken"
 
 
@@ -39,7 +40,9 @@ def join_ray(address: str, namespace: str) -> None:
     except AuthenticationError:
         raise RayUnreachable(_token_text(address)) from None
     except ConnectionError:
-        raise RayUnreachable(f"no Ray cluster found at {address!r}; start one with: ray start --head") from None
+        raise RayUnreachable(
+            f"no Ray cluster found at {address!r}; start one with: ray start --head; {OF_UP}"
+        ) from None
 
 
 def _join(address: str, namespace: str, complaints: Callable[[], bytes]) -> None:
@@ -62,7 +65,7 @@ def _join(address: str, namespace: str, complaints: Callable[[], bytes]) -> None
                 raise RayUnreachable(_token_text(address)) from None
     raise RayUnreachable(
         f"the Ray cluster at {address} did not answer within {JOIN_TIMEOUT:g} s; is it gone? "
-        "Start one with: ray start --head"
+        f"Start one with: ray start --head; {OF_UP}"
     )
 
 
