@@ -30,9 +30,10 @@ from stepwell.core.lease import Settlement
 from stepwell.core.limits import Limits
 from stepwell.core.step import IntArray, Step, logprobs_array, mask_array
 from stepwell.errors import FetchTimeout, PoolUnavailable
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.batch import Batch
 from stepwell.pool.client import PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 
 POOL, SHARDS = "chaos", 4
 PRODUCERS, CONSUMERS = 12, 8

@@ -37,8 +37,9 @@ from stepwell.core.step import Exactness, Step, ids_array, logprobs_array
 from stepwell.dashboard.index import Index
 from stepwell.dashboard.search import Search
 from stepwell.dashboard.texts import Texts, having
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.batch import Batch
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from tests.rig.sight_rollouts import summary_of
 from tests.rig.tiny_model import make_tiny_model
 from tests.rig.vocabulary import encode

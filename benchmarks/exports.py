@@ -30,8 +30,9 @@ from stepwell.core.columns import pack
 from stepwell.core.intake import Registration
 from stepwell.core.limits import Limits
 from stepwell.core.step import Exactness, Step, logprobs_array
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 
 STEPS = 100_000
 TURNS, GROUP = 4, 8

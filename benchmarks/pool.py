@@ -30,8 +30,10 @@ from stepwell.core.columns import Columns, pack
 from stepwell.core.lease import Wanted
 from stepwell.core.limits import Limits
 from stepwell.core.step import Step, logprobs_array
-from stepwell.pool.actor import WAITERS, PoolPlan, PoolShard
+from stepwell.pool.actor import PoolShard
 from stepwell.pool.batch import Batch
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import WAITERS
 
 PROMPT, RESPONSE = 2_048, 256
 STEP_MB = 4 * (PROMPT + RESPONSE) / 1e6

@@ -35,8 +35,9 @@ from benchmarks.gateway_rig.rounds import UNSTREAMED, Course
 from benchmarks.report import report
 from stepwell.core.limits import Limits
 from stepwell.core.step import Step, logprobs_array
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from stepwell.rewards.job import Job
 from stepwell.rewards.loading import load
 from stepwell.rewards.sample import Sample, sample_of

@@ -27,11 +27,12 @@ from stepwell.gateway.engines import Engines
 from stepwell.gateway.front import Front
 from stepwell.gateway.spool import Spool
 from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.arrow import SCHEMA, columns_from_arrow
 from stepwell.pool.batch import make_batch
 from stepwell.pool.client import PoolClient
 from stepwell.pool.cluster import join_ray
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from stepwell.rewards.client import RewardClient
 from stepwell.rewards.decoding import load_decode
 from stepwell.rewards.job import Job

@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from stepwell.core.limits import Limits
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from tests.rig.doors import TRAINER, door_process
 from tests.rig.gateways import gateway_process
 from tests.rig.ray_cluster import RayCluster

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from stepwell.core.intake import Registration
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from tests.rig.calls import get
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.vllm_server import VllmServer

@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from stepwell.core.step import Step
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from tests.rig.agents import AGENTS, Access, Agent, ReadingEngine
 from tests.rig.agents.engine import ANSWER, CONTEXT, NOTE, PROMPT
 from tests.rig.chatml import render_chat

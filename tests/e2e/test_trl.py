@@ -14,8 +14,9 @@ from stepwell.demo.model import make_model, write_model
 from stepwell.demo.orders import Orders
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.demo.warmup import warm_up
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.trainers.process import answer_of, start_program
 from tests.rig.vllm_server import vllm_python

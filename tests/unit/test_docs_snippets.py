@@ -28,9 +28,9 @@ from stepwell.config.up import UpSettings
 from stepwell.core.limits import Limits
 from stepwell.demo import engine
 from stepwell.pool import client
-from stepwell.pool.actor import PoolPlan
 from stepwell.pool.client import DataPool
 from stepwell.pool.journal import SqliteJournal
+from stepwell.pool.plan import PoolPlan
 from tests.rig import vllm_server
 from tests.unit.docs_pages import CHECKOUT, DOCS, Block, Command, blocks, commands, pages, prose
 

@@ -34,8 +34,9 @@ def make_pool(name: str, *, batch: int, ahead: int) -> "DataPool":
     Nothing is dropped for its age: the trainer counts with it.
     """
     from stepwell.core.limits import Limits, OnStale
-    from stepwell.pool.actor import PoolPlan, start_pool
     from stepwell.pool.client import DataPool, PoolClient
+    from stepwell.pool.plan import PoolPlan
+    from stepwell.pool.starting import start_pool
 
     limits = Limits(batch_size=batch, max_staleness=ahead, on_stale=OnStale.KEEP)
     start_pool(PoolPlan(name=name, limits=limits), NAMESPACE)

@@ -11,14 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
-
-import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
-from ray.util import list_named_actors
 
 from stepwell.core.choosing import Offer
 from stepwell.core.columns import Columns
@@ -26,7 +21,6 @@ from stepwell.core.filling import Backlog, Filled, as_filled
 from stepwell.core.gate import Gate
 from stepwell.core.intake import TRAIN, Ending, Registration, Reward, Verdict
 from stepwell.core.lease import Settlement, Wanted
-from stepwell.core.limits import Limits
 from stepwell.core.pacing import Pacing
 from stepwell.core.pool import Pool
 from stepwell.core.scoring import Judgement, Outcome
@@ -34,46 +28,23 @@ from stepwell.core.series import Strip
 from stepwell.core.sight import Action, AuditEntry, Curated, Curation, Cursor
 from stepwell.core.stats import PoolStats
 from stepwell.core.step import Step
-from stepwell.errors import FetchTimeout, PoolUnavailable
+from stepwell.errors import FetchTimeout
 from stepwell.pool.answers import Glimpse, Peek
 from stepwell.pool.archive import ParquetArchive
 from stepwell.pool.batch import Batch, batch_of
 from stepwell.pool.journal import SqliteJournal
 from stepwell.pool.late_rewards import as_reward, late
+from stepwell.pool.plan import PoolPlan
 from stepwell.pool.restoring import restore
 
 log = logging.getLogger("stepwell.pool")
 
 T = TypeVar("T")
 
-WAITERS = 10_000
-"""Calls served at once. A waiting fetch occupies one, so there must be far more than consumers."""
-START_TIMEOUT = 120.0
-SHARE = 0.001
-"""Of the resource that places a shard: so little that any number of shards fits on one node."""
 GC_THRESHOLD = (100_000, 50, 100)
 """What a pool holds is many objects without cycles: looking for cycles among them is work for nothing."""
 LOOK_AGAIN = 1.0
 """Seconds after which a waiting call looks again though nothing was told: leases and deadlines end by themselves."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolPlan:
-    """What a DataPool is made of. Every shard knows all of it, so that any of them can tell a client."""
-
-    name: str = "data_pool"
-    shards: int = 1
-    limits: Limits = field(default_factory=Limits)
-    journal: str | None = None
-    """Folder of the shards' journals; None keeps the pool in memory alone."""
-    archive: str | None = None
-    """Folder or fsspec URL that trained groups leave for, as Parquet."""
-    resource: str | None = None
-    """Custom Ray resource of the nodes that shards may run on; None is any node."""
-
-    def shard_names(self) -> tuple[str, ...]:
-        """The first has the pool's own name, so that whoever knows that finds the rest."""
-        return (self.name, *(f"{self.name}-{n}" for n in range(1, self.shards)))
 
 
 class PoolShard:
@@ -365,67 +336,3 @@ class PoolShard:
                 except TimeoutError:
                     continue
             return found
-
-
-def start_pool(plan: PoolPlan, namespace: str, *, timeout: float = START_TIMEOUT) -> PoolPlan:
-    """Create the pool's actors, or find them if they are there; gives the plan they follow.
-
-    They outlive whoever started them, and restart by themselves. A start that cannot succeed ends what it made, and
-    nothing that was there.
-    """
-    found = {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == namespace}
-    shards = {name: _shard(plan, name, namespace) for name in plan.shard_names()}
-    made = [shard for name, shard in shards.items() if name not in found]
-    try:
-        return _plans(list(shards.values()), timeout)[0]
-    except GetTimeoutError:
-        text = f"DataPool {plan.name!r} did not start within {timeout:g} s"
-        if plan.resource is None or plan.resource in ray.cluster_resources():  # type: ignore[no-untyped-call]
-            raise PoolUnavailable(text) from None
-        _end(made)
-        raise PoolUnavailable(f"{text}: {_nowhere(plan.resource)}") from None
-    except RayActorError as failure:
-        _end(made)
-        raise PoolUnavailable(f"DataPool {plan.name!r} could not start: {_last_line(str(failure))}") from None
-
-
-def _shard(plan: PoolPlan, name: str, namespace: str) -> Any:
-    options = ray.remote(PoolShard).options(
-        name=name,
-        namespace=namespace,
-        lifetime="detached",
-        get_if_exists=True,
-        max_restarts=-1,
-        max_concurrency=WAITERS,
-        num_cpus=0,
-        resources={plan.resource: SHARE} if plan.resource else None,
-    )
-    return options.remote(plan, name)
-
-
-def _plans(shards: Sequence[Any], timeout: float) -> list[PoolPlan]:
-    """What each follows. One that is restarting is asked again."""
-    deadline = time.monotonic() + timeout
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            plans: list[PoolPlan] = ray.get([shard.plan.remote() for shard in shards], timeout=left)
-            return plans
-        except ActorUnavailableError:
-            time.sleep(min(left, LOOK_AGAIN))
-    raise GetTimeoutError
-
-
-def _end(shards: Sequence[Any]) -> None:
-    for shard in shards:
-        ray.kill(shard)
-
-
-def _nowhere(resource: str) -> str:
-    return (
-        f"no Ray node offers the resource {resource!r}. Start the node that has the journals' volume with: "
-        f"ray start --resources='{{\"{resource}\": 1}}'"
-    )
-
-
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1].strip()

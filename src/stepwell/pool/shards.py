@@ -9,7 +9,7 @@ from ray.exceptions import RayActorError
 
 from stepwell.core.routing import shard_of
 from stepwell.errors import PoolUnavailable, StepwellError
-from stepwell.pool.actor import PoolPlan
+from stepwell.pool.plan import PoolPlan
 
 PATIENCE = 30.0
 """Seconds a call waits for a shard that is away; a killed one is back after some three."""

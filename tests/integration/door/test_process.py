@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from stepwell.wire.atropos import group_from_json
 from stepwell.wire.atropos_arrow import MEDIA_TYPE, groups_from_arrow, groups_to_arrow
 from tests.rig.doors import ENVIRONMENT, TRAINER, door_process, firsts, scored_group

@@ -19,7 +19,8 @@ from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataIte
 from stepwell.envs.pages import group_html
 from stepwell.envs.progress import Progress
 from stepwell.envs.servers import ServerManager
-from stepwell.pool.actor import PoolPlan, start_pool
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from stepwell.wire.atropos_calls import EnvRegistration
 from tests.rig.atropos.calling import Door, Group, calling, make_group
 from tests.rig.doors import door_process, serve_door

@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from stepwell.gateway.spool import Spool
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from tests.integration.gateway.conftest import StartGateway
 from tests.integration.pool.conftest import pid_of
 from tests.rig.fake_engine import FakeEngine

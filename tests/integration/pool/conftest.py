@@ -3,8 +3,9 @@ from typing import Any
 
 import ray
 
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 
 
 def started(plan: PoolPlan, namespace: str) -> PoolClient:

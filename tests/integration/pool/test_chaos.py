@@ -11,8 +11,9 @@ import pytest
 from benchmarks.chaos_pool import run_chaos
 from stepwell.core.intake import Registration, Verdict
 from stepwell.errors import FetchTimeout
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from tests.builders import make_step
 from tests.rig.ray_cluster import RayCluster
 

@@ -13,8 +13,9 @@ from stepwell.core.intake import Ending, Registration, Verdict
 from stepwell.core.lease import Wanted
 from stepwell.core.limits import Limits
 from stepwell.errors import BadRequest, Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from tests.builders import make_step, same_step
 from tests.integration.pool.conftest import pid_of, started
 from tests.rig.ray_cluster import RayCluster

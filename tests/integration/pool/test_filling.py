@@ -14,10 +14,10 @@ from stepwell.core.filling import Filled
 from stepwell.core.intake import Registration, Verdict
 from stepwell.core.step import Exactness, Step
 from stepwell.errors import BadRequest, LeaseExpired
-from stepwell.pool.actor import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.filling import Fill
 from stepwell.pool.filling import fill as fill_from
+from stepwell.pool.plan import PoolPlan
 from stepwell.pool.shards import PATIENCE, Shards
 from tests.builders import EVERYTHING, make_group
 from tests.integration.pool.conftest import actor, pid_of, started

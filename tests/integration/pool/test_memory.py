@@ -15,7 +15,7 @@ from stepwell.core.columns import Columns, pack
 from stepwell.core.lease import Wanted
 from stepwell.core.limits import Limits
 from stepwell.core.step import IntArray, Step, logprobs_array
-from stepwell.pool.actor import PoolPlan
+from stepwell.pool.plan import PoolPlan
 from tests.integration.pool.conftest import actor, pid_of, started
 
 GROUPS, GROUP = 1_000, 16

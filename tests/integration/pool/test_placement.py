@@ -10,8 +10,9 @@ from ray.cluster_utils import Cluster
 
 from stepwell.core.intake import Registration
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from tests.integration.pool.conftest import actor
 
 SOON = 2.0

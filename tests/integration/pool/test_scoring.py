@@ -16,8 +16,8 @@ from stepwell.core.routing import shard_of
 from stepwell.core.scoring import Judgement, Outcome, Score
 from stepwell.core.step import Step
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.actor import PoolPlan
 from stepwell.pool.client import PoolClient
+from stepwell.pool.plan import PoolPlan
 from tests.builders import make_step
 from tests.integration.pool.conftest import actor, pid_of, started
 

@@ -17,8 +17,9 @@ from stepwell.core.routing import shard_of
 from stepwell.core.stats import PoolStats
 from stepwell.core.step import Exactness
 from stepwell.errors import FetchTimeout, LeaseExpired, PoolUnavailable
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from tests.builders import make_step
 from tests.integration.pool.conftest import actor, pid_of, started
 from tests.rig.waiting import wait_until

@@ -17,8 +17,8 @@ from stepwell.core.ports import SightPort
 from stepwell.core.routing import shard_of
 from stepwell.core.sight import Action, Curated, Curation, Cursor, Summary
 from stepwell.errors import FetchTimeout, PoolUnavailable
-from stepwell.pool.actor import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
 from tests.builders import make_step
 from tests.integration.pool.conftest import pid_of, started
 from tests.rig.ray_cluster import RayCluster

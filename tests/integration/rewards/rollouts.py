@@ -13,8 +13,9 @@ from stepwell.core.intake import Ending, Registration, Verdict
 from stepwell.core.limits import Limits
 from stepwell.core.stats import ScoringStats
 from stepwell.core.step import Json
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from stepwell.rewards.job import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from tests.builders import make_step

@@ -12,8 +12,9 @@ from openai import OpenAI
 import stepwell
 from stepwell.core.limits import Limits
 from stepwell.errors import BadRequest, Conflict, Forbidden, UnknownTrajectory
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.memory_pool import MemoryPool

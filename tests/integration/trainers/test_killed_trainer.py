@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from stepwell.core.intake import Ending, Registration, Verdict
-from stepwell.pool.actor import PoolPlan, start_pool
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.plan import PoolPlan
+from stepwell.pool.starting import start_pool
 from stepwell.trainers.checkpoint import read_checkpoint
 from tests.builders import make_step
 from tests.integration.trainers.dying_trainer import GROUPS, UPDATES
