@@ -1,9 +1,6 @@
 """Doors for tests: one in the test's own event loop, and the real command as a process that can be killed."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -15,8 +12,8 @@ import uvicorn
 from stepwell.core.keys import Keys
 from stepwell.core.ports import DoorPort
 from stepwell.door.app import create_door
-from tests.rig.gateways import GatewayProcess, free_port
-from tests.rig.waiting import answers, until, wait_until
+from tests.rig.gateways import GatewayProcess, served_process
+from tests.rig.waiting import until
 
 TRAINER: dict[str, Any] = {
     "wandb_group": "group",
@@ -88,21 +85,5 @@ async def status_of(client: httpx.AsyncClient, env_id: int) -> dict[str, Any]:
 @contextmanager
 def door_process(log: Path, *, port: int | None = None, **flags: object) -> Iterator[GatewayProcess]:
     """`stepwell atropos` with those flags, once it answers /health."""
-    port = port or free_port()
-    command = [sys.executable, "-m", "stepwell", "atropos", "--host", "127.0.0.1", "--port", str(port)]
-    for name, value in flags.items():
-        command += [f"--{name.replace('_', '-')}", str(value)]
-    with log.open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=dict(os.environ))
-    door = GatewayProcess(f"http://127.0.0.1:{port}", process, log)
-    try:
-        wait_until(lambda: process.poll() is not None or answers(f"{door.url}/health"), "the door's /health")
-        assert process.poll() is None, f"the door ended:\n{log.read_text()}"
+    with served_process("stepwell", "atropos", flags=flags, log=log, port=port) as door:
         yield door
-    finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        finally:
-            process.kill()
-            process.wait()

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,18 +88,33 @@ def gateway_process(
     log: Path, *, port: int | None = None, env: dict[str, str] | None = None, **flags: object
 ) -> Iterator[GatewayProcess]:
     """`python -m stepwell.gateway` with those flags, once it answers /health."""
-    port = port or free_port()
-    given = {"host": "127.0.0.1", "port": port, "prompt_length": 2048, "response_length": 64, **flags}
-    command = [sys.executable, "-m", "stepwell.gateway"]
-    for name, value in given.items():
-        command += [f"--{name.replace('_', '-')}", str(value)]
-    with log.open("ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **(env or {})})
-    gateway = GatewayProcess(f"http://127.0.0.1:{port}", process, log)
-    try:
-        wait_until(lambda: process.poll() is not None or answers(f"{gateway.url}/health"), "the gateway's /health")
-        assert process.poll() is None, f"the gateway ended:\n{log.read_text()}"
+    given = {"prompt_length": 2048, "response_length": 64, **flags}
+    with served_process("stepwell.gateway", flags=given, log=log, port=port, env=env) as gateway:
         yield gateway
+
+
+@contextmanager
+def served_process(
+    *command: str,
+    flags: Mapping[str, object],
+    log: Path,
+    port: int | None = None,
+    env: dict[str, str] | None = None,
+    within: float = 30.0,
+) -> Iterator[GatewayProcess]:
+    """`python -m` a server of ours with those flags, on loopback, once it answers /health."""
+    port = port or free_port()
+    given = {"host": "127.0.0.1", "port": port, **flags}
+    url = f"http://127.0.0.1:{port}"
+    line = [sys.executable, "-m", *command]
+    for name, value in given.items():
+        line += [f"--{name.replace('_', '-')}", str(value)]
+    with log.open("ab") as output:
+        process = subprocess.Popen(line, stdout=output, stderr=output, env={**os.environ, **(env or {})})
+    try:
+        wait_until(lambda: process.poll() is not None or answers(f"{url}/health"), f"{url}/health", within)
+        assert process.poll() is None, f"{' '.join(command)} ended:\n{log.read_text()}"
+        yield GatewayProcess(url, process, log)
     finally:
         process.terminate()
         try:

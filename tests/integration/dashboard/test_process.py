@@ -1,10 +1,8 @@
 """The real command, over a real pool on Ray."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -15,33 +13,9 @@ from stepwell.pool.plan import PoolPlan
 from stepwell.pool.starting import start_pool
 from tests.builders import make_group
 from tests.integration.dashboard.looking import BEARER, KEY, curate, eventually, get, known
-from tests.rig.gateways import free_port
+from tests.rig.gateways import served_process
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.vocabulary import encode
-from tests.rig.waiting import answers, wait_until
-
-
-@contextmanager
-def dashboard_process(log: Path, **flags: object) -> Iterator[str]:
-    """`stepwell dashboard` with those flags, once it answers /health; gives its URL."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", "stepwell", "dashboard", "--port", str(port)]
-    for name, value in flags.items():
-        command += [f"--{name.replace('_', '-')}", str(value)]
-    with log.open("ab") as output:
-        env = {**os.environ, "STEPWELL_DASHBOARD_CONTROL_KEYS": KEY}
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=env)
-    try:
-        wait_until(lambda: process.poll() is not None or answers(f"{url}/health"), "the dashboard's /health", 60)
-        assert process.poll() is None, f"the dashboard ended:\n{log.read_text()}"
-        yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        finally:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture
@@ -49,8 +23,10 @@ def url(ray_cluster: RayCluster, namespace: str, tiny_model: Path, tmp_path: Pat
     """Of a dashboard beside a pool of two shards."""
     start_pool(PoolPlan(shards=2), namespace)
     flags = {"ray_address": ray_cluster.address, "ray_namespace": namespace, "tokenizer_path": tiny_model}
-    with dashboard_process(tmp_path / "dashboard.log", **flags) as url:
-        yield url
+    keys = {"STEPWELL_DASHBOARD_CONTROL_KEYS": KEY}
+    log = tmp_path / "dashboard.log"
+    with served_process("stepwell", "dashboard", flags=flags, log=log, env=keys, within=60) as dashboard:
+        yield dashboard.url
 
 
 async def test_a_real_pool_is_shown_and_obeys(url: str, namespace: str) -> None:
