@@ -48,12 +48,18 @@ def explained(failure: errors.StepwellError) -> tuple[int, bytes, Mapping[str, s
     return status, error_body(status, str(failure), failure.code()), headers
 
 
+def refused(method: str, path: str, failure: errors.StepwellError) -> tuple[int, bytes, Mapping[str, str]]:
+    """The same; what is no fault of the client's is logged."""
+    status, body, headers = explained(failure)
+    if status >= 500:
+        log.warning("%s %s: %s", method, path, failure)
+    return status, body, headers
+
+
 def install(app: FastAPI) -> None:
     @app.exception_handler(errors.StepwellError)
     async def known(request: Request, failure: errors.StepwellError) -> Response:
-        status, body, headers = explained(failure)
-        if status >= 500:
-            log.warning("%s %s: %s", request.method, request.url.path, failure)
+        status, body, headers = refused(request.method, request.url.path, failure)
         return Response(body, status, headers, JSON)
 
     @app.exception_handler(RequestValidationError)

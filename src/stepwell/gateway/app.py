@@ -18,9 +18,11 @@ from stepwell.gateway.front import Front, MountedDoor
 from stepwell.gateway.keys import BELOW_A_TRAJECTORY
 from stepwell.gateway.known import KnownTrajectories
 from stepwell.gateway.operating import operating_router, show
+from stepwell.gateway.quick import QuickCalls
 from stepwell.gateway.readiness import ReadinessCheck
 from stepwell.gateway.recorder import Recorder
 from stepwell.gateway.recording import Recording
+from stepwell.gateway.rollouts import Rollouts
 from stepwell.gateway.sight import Sight
 from stepwell.gateway.spool import Spool
 from stepwell.gateway.tokenizer import BackgroundTokenizer
@@ -87,13 +89,15 @@ def create_app(
     app.include_router(operating_router(engines, readiness, sight))
     chat = WhiteboxChat(pool, engines, recording, versions, sight, response_length=response_length)
     app.include_router(whitebox_chat_router(chat))
-    app.include_router(opening_router(pool, known, keys))
+    rollouts = Rollouts(pool, recorder, known, keys)
+    app.add_middleware(QuickCalls, rollouts)
+    app.include_router(opening_router(rollouts, pool))
     app.include_router(
         whitebox_router(
             pool, engines, tokenizer, rewards, sight, prompt_length=prompt_length, response_length=response_length
         )
     )
-    below = trajectory_router(pool, engines, recorder, known)
+    below = trajectory_router(rollouts, pool, engines, recorder, known)
     for prefix in BELOW_A_TRAJECTORY:
         app.include_router(below, prefix="/{trajectory_uid}/{prompt_uid}" + prefix, include_in_schema=prefix == "/v1")
 

@@ -1,23 +1,22 @@
 """Black-box agents: how a trajectory gets its base_url, and how whoever runs the agent steers it.
 
-The agent's own calls are in calls.py. The trajectory is named by the URL, its state lives in the pool's shard: any
-gateway serves any call.
+The agent's own calls are in calls.py. The two calls of every rollout, init and complete, seldom get as far as here:
+quick.py is faster.
 """
 
 import logging
 from typing import Annotated
-from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from stepwell.core.intake import TRAIN, Registration, Reward
-from stepwell.core.keys import Keys
 from stepwell.core.ports import PoolPort
 from stepwell.errors import BadRequest
 from stepwell.gateway.answers import relayed
 from stepwell.gateway.engines import Engines
 from stepwell.gateway.known import KnownTrajectories, TrajectoryRef
 from stepwell.gateway.recorder import Recorder
+from stepwell.gateway.rollouts import Rollouts
 from stepwell.wire import gateway as shapes
 
 log = logging.getLogger("stepwell.gateway")
@@ -33,25 +32,14 @@ async def ref_from_path(
 Ref = Annotated[TrajectoryRef, Depends(ref_from_path)]
 
 
-def opening_router(pool: PoolPort, known: KnownTrajectories, keys: Keys) -> APIRouter:
+def opening_router(rollouts: Rollouts, pool: PoolPort) -> APIRouter:
     """How a trajectory gets its base_url, and what those are told who have none."""
     router = APIRouter()
 
     @router.post("/init_trajectory")
     async def init_trajectory(request: Request, wanted: shapes.InitTrajectory | None = None) -> shapes.TrajectoryOpened:
         """Open a trajectory, and get the base_url and key to give to its agent."""
-        wanted = wanted or shapes.InitTrajectory()
-        ref = TrajectoryRef(wanted.trajectory_uid or uuid4().hex, wanted.prompt_uid or uuid4().hex)
-        await pool.register_trajectory(
-            Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, wanted.group_size, wanted.metadata)
-        )
-        known.add(ref)
-        return shapes.TrajectoryOpened(
-            trajectory_uid=ref.trajectory_uid,
-            prompt_uid=ref.prompt_uid,
-            base_url=f"{request.base_url}{ref.trajectory_uid}/{ref.prompt_uid}",
-            api_key=keys.trajectory_key(ref.trajectory_uid, ref.prompt_uid),
-        )
+        return await rollouts.open(wanted or shapes.InitTrajectory(), str(request.base_url))
 
     @router.get("/pacing")
     async def pacing(channel: Annotated[shapes.ChannelName, Query()] = TRAIN) -> shapes.PacingNow:
@@ -71,7 +59,9 @@ def opening_router(pool: PoolPort, known: KnownTrajectories, keys: Keys) -> APIR
     return router
 
 
-def trajectory_router(pool: PoolPort, engines: Engines, recorder: Recorder, known: KnownTrajectories) -> APIRouter:
+def trajectory_router(
+    rollouts: Rollouts, pool: PoolPort, engines: Engines, recorder: Recorder, known: KnownTrajectories
+) -> APIRouter:
     """What stands below a trajectory's base_url, beside the agent's own calls."""
     router = APIRouter()
 
@@ -87,13 +77,7 @@ def trajectory_router(pool: PoolPort, engines: Engines, recorder: Recorder, know
     @router.post("/complete_trajectory")
     async def complete_trajectory(ref: Ref, wanted: shapes.CompleteTrajectory | None = None) -> shapes.TrajectoryEnded:
         """The rollout is over; its reward, if it has one already."""
-        wanted = wanted or shapes.CompleteTrajectory()
-        await recorder.settle(ref.trajectory_uid)
-        if wanted.channel is not None:
-            await pool.register_trajectory(Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel))
-        ending = await pool.complete_trajectory(ref.trajectory_uid, ref.prompt_uid, wanted.reward)
-        known.forget(ref.trajectory_uid)
-        return shapes.TrajectoryEnded(status=ending)
+        return await rollouts.complete(ref, wanted or shapes.CompleteTrajectory())
 
     @router.post("/abort_trajectory")
     async def abort_trajectory(ref: Ref, wanted: shapes.AbortTrajectory | None = None) -> shapes.TrajectoryEnded:

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from stepwell.core.choosing import Offer
 from stepwell.core.columns import Columns
 from stepwell.core.filling import Backlog, Filled, as_filled
 from stepwell.core.gate import Gate
-from stepwell.core.intake import TRAIN, Ending, Registration, Reward, Verdict
+from stepwell.core.intake import TRAIN, Registration, Reward, Verdict
 from stepwell.core.lease import Settlement, Wanted
 from stepwell.core.pacing import Pacing
 from stepwell.core.pool import Pool
@@ -28,7 +28,7 @@ from stepwell.core.series import Strip
 from stepwell.core.sight import Action, AuditEntry, Curated, Curation, Cursor
 from stepwell.core.stats import PoolStats
 from stepwell.core.step import Step
-from stepwell.errors import FetchTimeout
+from stepwell.errors import FetchTimeout, StepwellError
 from stepwell.pool.answers import Glimpse, Peek
 from stepwell.pool.archive import ParquetArchive
 from stepwell.pool.batch import Batch, batch_of
@@ -72,12 +72,13 @@ class PoolShard:
 
     # -- producers -----------------------------------------------------------------------------------------------------
 
-    async def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
-        return self._pool.intake.knows(trajectory_uid, prompt_uid)
-
-    async def register_trajectory(self, wanted: Registration) -> None:
+    async def answer(self, questions: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+        """What the intake says to each, or the error by which it refuses."""
         with self._changing():
-            self._pool.intake.register(wanted)
+            answers = [self._answer(method, args) for method, args in questions]
+        if any(method == "complete" for method, _ in questions):
+            await self._tell()
+        return answers
 
     async def submit_steps(
         self, steps: Columns, channel: str | None = None, group_size: int | None = None
@@ -101,16 +102,6 @@ class PoolShard:
                 kept = self._keep_late(reward)
         await self._tell()
         return kept
-
-    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None = None) -> Ending:
-        with self._changing():
-            ending = self._pool.intake.complete(trajectory_uid, prompt_uid, reward)
-        await self._tell()
-        return ending
-
-    async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> Ending:
-        with self._changing():
-            return self._pool.intake.abort(trajectory_uid, prompt_uid)
 
     async def pacing(self, channel: str = TRAIN) -> Pacing:
         with self._changing():
@@ -285,6 +276,15 @@ class PoolShard:
         return list(self._pool.intake.quarantine)
 
     # -- how -----------------------------------------------------------------------------------------------------------
+
+    def _answer(self, method: str, args: tuple[Any, ...]) -> Any:
+        try:
+            return getattr(self._pool.intake, method)(*args)
+        except StepwellError as refusal:
+            return refusal
+        except Exception as failure:
+            log.exception("shard %s failed to %s", self._name, method)
+            return failure
 
     def _keep_late(self, reward: Reward) -> bool:
         """Beside the archive's groups, if there is an archive."""

@@ -27,6 +27,7 @@ from stepwell.pool.batch import Batch
 from stepwell.pool.cluster import join_ray
 from stepwell.pool.fetching import fetch, settle
 from stepwell.pool.filling import Fill, fill
+from stepwell.pool.gathering import Gathering
 from stepwell.pool.scoring_client import ScoringClient
 from stepwell.pool.shards import PATIENCE, Shards
 from stepwell.pool.sight_client import SightClient
@@ -45,6 +46,7 @@ class PoolClient:
 
     def __init__(self, name: str, namespace: str) -> None:
         self.shards = Shards(name, namespace)
+        self._gathering = Gathering(self.shards)
         self._scoring = ScoringClient(self.shards)
         self._sight = SightClient(self.shards)
         self._version = 0
@@ -54,11 +56,11 @@ class PoolClient:
         return self._version
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
-        known: bool = await self._ask_owner(prompt_uid, "knows", trajectory_uid, prompt_uid)
+        known: bool = await self._gather(prompt_uid, "knows", trajectory_uid, prompt_uid)
         return known
 
     async def register_trajectory(self, wanted: Registration) -> None:
-        await self._ask_owner(wanted.prompt_uid, "register_trajectory", wanted)
+        await self._gather(wanted.prompt_uid, "register", wanted)
 
     async def submit_steps(
         self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
@@ -106,12 +108,11 @@ class PoolClient:
         return await self._scoring.give(judgements)
 
     async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> Ending:
-        args = (trajectory_uid, prompt_uid, reward)
-        ending: Ending = await self._ask_owner(prompt_uid, "complete_trajectory", *args)
+        ending: Ending = await self._gather(prompt_uid, "complete", trajectory_uid, prompt_uid, reward)
         return ending
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> Ending:
-        ending: Ending = await self._ask_owner(prompt_uid, "abort_trajectory", trajectory_uid, prompt_uid)
+        ending: Ending = await self._gather(prompt_uid, "abort", trajectory_uid, prompt_uid)
         return ending
 
     async def pacing(self, channel: str) -> Pacing:
@@ -206,6 +207,9 @@ class PoolClient:
                 self._version = known or 0
             except PoolUnavailable:
                 await asyncio.sleep(1.0)
+
+    async def _gather(self, prompt_uid: str, method: str, *args: Any) -> Any:
+        return await self._gathering.ask(await self.shards.owner(prompt_uid), method, *args)
 
     async def _ask_owner(self, prompt_uid: str, method: str, *args: Any) -> Any:
         return await self.shards.ask(await self.shards.owner(prompt_uid), method, *args)

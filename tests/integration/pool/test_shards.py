@@ -16,7 +16,7 @@ from stepwell.core.limits import Limits
 from stepwell.core.routing import shard_of
 from stepwell.core.stats import PoolStats
 from stepwell.core.step import Exactness
-from stepwell.errors import FetchTimeout, LeaseExpired, PoolUnavailable
+from stepwell.errors import FetchTimeout, LeaseExpired, PoolUnavailable, UnknownTrajectory
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.plan import PoolPlan
 from stepwell.pool.starting import start_pool
@@ -151,6 +151,18 @@ def test_a_killed_shard_comes_back_with_all_it_had_acknowledged(
     with pytest.raises(FetchTimeout):
         pool.fetch_batch(1, timeout=0.2)
     assert pool.stats().channels["train"].shipped.steps == 12
+
+
+def test_rollouts_that_begin_and_end_at_once_are_answered_each_for_itself(client: PoolClient, pool: DataPool) -> None:
+    async def stranger(n: int) -> None:
+        with pytest.raises(UnknownTrajectory, match=f"no trajectory stranger{n} "):
+            await client.complete_trajectory(f"stranger{n}", f"p{n}", None)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(rollout(client, f"p{n}") for n in range(100)), *(stranger(n) for n in range(100)))
+
+    asyncio.run(all_of_them())
+    assert {step.prompt_uid for step in pool.fetch_batch(100, timeout=10).steps()} == {f"p{n}" for n in range(100)}
 
 
 def test_trained_groups_can_be_mixed_into_later_batches(client: PoolClient, pool: DataPool) -> None:
