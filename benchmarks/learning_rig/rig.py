@@ -50,7 +50,13 @@ class Rig:
 
     @contextmanager
     def run(
-        self, name: str, settings: Settings, *, ahead: int, module: str = "stepwell.demo.episodes"
+        self,
+        name: str,
+        settings: Settings,
+        *,
+        ahead: int,
+        concurrency: int = 64,
+        module: str = "stepwell.demo.episodes",
     ) -> Iterator[Run]:
         """Agents that may be `ahead` batches ahead of the trainer, and start from a copy of the warmed-up model."""
         pool = make_pool(name, batch=settings.groups * GROUP, ahead=ahead)
@@ -62,6 +68,7 @@ class Rig:
             data_pool_name=name,
             ray_address=self.ray_address,
             ray_namespace=NAMESPACE,
+            concurrency=concurrency,
         )
         with start_agents(orders, log=self.out / f"{name}.log", module=module) as agents:
             agents.wait()

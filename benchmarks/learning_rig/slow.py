@@ -10,15 +10,19 @@ import time
 
 from benchmarks.learning_rig.rig import Rig, settings
 from stepwell import logs
-from stepwell.demo.episodes import Episodes, serve
+from stepwell.demo.episodes import GROUP, Episodes, serve
 from stepwell.demo.orders import Orders
 from stepwell.demo.tool_calling import ToolCalling
 
 FASTEST, SLOWEST = 0.1, 1.0
 """Seconds that the calculator takes."""
 GROUPS = 8
-"""In a batch: as many rollouts as run at a time, so that no batch waits for a place."""
-AHEAD = 1
+"""In a batch."""
+CONCURRENCY = 2 * GROUPS * GROUP
+"""Rollouts that may run at a time, in either form: no batch waits for a place, and one that waits for its tool keeps no
+other from the model. Trained synchronously, no more than a batch's can."""
+AHEAD = 2
+"""Batches, where training is asynchronous."""
 
 
 class SlowToolCalling(ToolCalling):
@@ -40,8 +44,8 @@ class BatchedEpisodes(Episodes):
 def train_slowly(rig: Rig, updates: int, *, is_async: bool) -> tuple[float, float]:
     """Gives the seconds that training took, and the reward on held-out samples after it."""
     name = "slow_async" if is_async else "slow_sync"
-    ahead = AHEAD if is_async else 0
-    with rig.run(name, settings(updates, GROUPS), ahead=ahead, module="benchmarks.learning_rig.slow") as run:
+    ahead, module = AHEAD if is_async else 0, "benchmarks.learning_rig.slow"
+    with rig.run(name, settings(updates, GROUPS), ahead=ahead, concurrency=CONCURRENCY, module=module) as run:
         began = time.monotonic()
         if is_async:
             run.agents.train()
