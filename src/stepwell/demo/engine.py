@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,7 +37,7 @@ FLAGS = (
     *("--enable-scale-out", "--worker-extension-cls", "stepwell_cpu_reload.CpuReload"),
     *("--distributed-executor-backend", "uni", "--uvicorn-log-level", "warning", "--disable-log-stats"),
 )
-SETTINGS = {
+ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # /pause, /collective_rpc and their kin
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else a CPU gets a worker process of its own, which waits by spinning
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -85,15 +85,26 @@ def find_vllm(python: str | None) -> Path:
 
 
 @contextlib.contextmanager
-def start_engine(model: Path, *, python: Path, log: Path) -> Iterator[StartingEngine]:
+def start_engine(
+    model: Path,
+    *,
+    python: Path,
+    log: Path,
+    flags: Sequence[str] = FLAGS,
+    environment: Mapping[str, str] = ENVIRONMENT,
+) -> Iterator[StartingEngine]:
     """Begin to serve a model folder; it is ended when the block is left."""
     port = _free_port()
     served = ("--model", str(model), "--host", "127.0.0.1", "--port", str(port))
-    command = (str(python), "-m", "vllm.entrypoints.openai.api_server", *served, *FLAGS)
+    command = (str(python), "-m", "vllm.entrypoints.openai.api_server", *served, *flags)
     tethered = (sys.executable, "-m", "stepwell.agents.tether", str(os.getpid()), *command)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            tethered, env=_environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            tethered,
+            env={**_of_a_fresh_shell(), **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         yield StartingEngine(f"http://127.0.0.1:{port}", log, process)
@@ -107,10 +118,9 @@ def _existing(python: Path) -> Path:
     return python
 
 
-def _environment() -> dict[str, str]:
-    """Only what a fresh shell has: settings of Python, Ray or vLLM that are meant for others do not leak in."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
-    return kept | SETTINGS
+def _of_a_fresh_shell() -> dict[str, str]:
+    """Settings of Python, Ray or vLLM that are meant for others do not leak in."""
+    return {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
 
 
 def _free_port() -> int:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from stepwell.demo.engine import FLAGS, SETTINGS
+from stepwell.demo.engine import ENVIRONMENT, FLAGS
 from stepwell.trainers.metrics import Metrics
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.weight_sync import PROBE, probe_logprobs
@@ -98,7 +98,7 @@ def test_vllm_is_started_with_flags_that_the_tests_start_it_with() -> None:
     for command in commands:
         setting, *_, module = command.split()[:4]
         name, _, value = setting.partition("=")
-        assert SETTINGS[name] == vllm_server.SETTINGS[name] == value
+        assert ENVIRONMENT[name] == vllm_server.ENVIRONMENT[name] == value
         assert module == "vllm.entrypoints.openai.api_server"
         assert [word for word in command.split()[4:] if word not in ours] == []
 
