@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from stepwell import logs
-from stepwell.errors import StepwellError
+from stepwell.errors import RayUnreachable, StepwellError
 
 COMMANDS = {
     "up": ("start everything on this machine, and keep it running", "up.UpSettings", "up.run.run_up"),
@@ -68,6 +68,9 @@ def run(command: str, arguments: Sequence[str], program: str) -> None:
         fail(program, str(failure), status=2)
     try:
         _named("", function_name)(settings)
+    except RayUnreachable as failure:
+        tell(program, str(failure))
+        os._exit(1)  # Ray may still be trying, and would write on for as long as this process takes to end
     except StepwellError as failure:
         fail(program, str(failure), status=1)
 
@@ -78,6 +81,10 @@ def _named(room: str, path: str) -> Any:
 
 
 def fail(program: str, text: str, *, status: int) -> None:
-    for line in text.splitlines():
-        print(f"{program}: {line}", file=sys.stderr)
+    tell(program, text)
     sys.exit(status)
+
+
+def tell(program: str, text: str) -> None:
+    for line in text.splitlines():
+        print(f"{program}: {line}", file=sys.stderr, flush=True)

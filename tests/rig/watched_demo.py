@@ -6,6 +6,7 @@ Interrupted (SIGINT), it ends with everything that it started.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,6 +77,7 @@ def dashboard(out: Path, port: int, ray_address: str, gateway: str) -> Iterator[
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
     port, folder, updates = sys.argv[1:]
     settings = DemoSettings(seed=1, updates=int(updates), out=Path(folder), plot=False, vllm_python=str(vllm_python()))
     try:

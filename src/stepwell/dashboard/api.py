@@ -40,9 +40,9 @@ def api_router(
     router = APIRouter(prefix="/api")
 
     @router.get("/status")
-    async def status_now() -> Response:
-        """The pool, its channels, the gateways and engines, now."""
-        return json_answer(await status.look())
+    async def status_now(fresh: bool = False) -> Response:
+        """The pool, its channels, the gateways and engines, as they were some seconds ago; with fresh=true, now."""
+        return json_answer(await status.look(fresh=fresh))
 
     @router.get("/series")
     async def series_of(seconds: Annotated[float, Query(ge=5, le=LONGEST)] = 900.0) -> Response:

@@ -24,21 +24,32 @@ class Shared(Generic[T]):
         self._begun = 0.0
         self._good_until = 0.0
 
-    async def get(self) -> T:
-        """The answer, perhaps a little old. PoolUnavailable, soon, if there is none; the question goes on meanwhile."""
-        if self._asking is None or (self._asking.done() and time.monotonic() >= self._good_until):
-            self._begun = time.monotonic()
-            self._asking = asyncio.create_task(self._asked())
-        left = max(0.05, self._begun + PATIENCE - time.monotonic())
-        done, _ = await asyncio.wait({self._asking}, timeout=left)
-        if not done:
-            raise PoolUnavailable(f"the pool has not answered for {time.monotonic() - self._begun:.0f} s")
-        return self._asking.result()
+    async def get(self, *, fresh: bool = False) -> T:
+        """The answer, perhaps a little old, unless it is to be fresh: asked for from now on. PoolUnavailable, soon, if
+        there is none; the question goes on meanwhile."""
+        since = time.monotonic() if fresh else 0.0
+        while True:
+            asking = self._question(since)
+            begun = self._begun
+            left = max(0.05, begun + PATIENCE - time.monotonic())
+            done, _ = await asyncio.wait({asking}, timeout=left)
+            if not done:
+                raise PoolUnavailable(f"the pool has not answered for {time.monotonic() - begun:.0f} s")
+            if begun >= since:
+                return asking.result()
 
     async def close(self) -> None:
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
+
+    def _question(self, since: float) -> asyncio.Task[T]:
+        """The one under way, or the last if its answer still counts, or a new one."""
+        now = time.monotonic()
+        if self._asking is None or (self._asking.done() and (now >= self._good_until or self._begun < since)):
+            self._begun = now
+            self._asking = asyncio.create_task(self._asked())
+        return self._asking
 
     async def _asked(self) -> T:
         try:

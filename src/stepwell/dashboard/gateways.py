@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -16,7 +17,7 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
 from stepwell.dashboard.latency import Histogram, cumulated, together
-from stepwell.dashboard.repeating import repeating
+from stepwell.dashboard.repeating import Look, repeating
 
 INTERVAL = 5.0
 TIMEOUT = 3.0
@@ -75,17 +76,19 @@ class Gateways:
     def __init__(self, urls: Sequence[str], key: str | None) -> None:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.watched = [Watched(url) for url in urls]
+        self._looks: list[Look] = []
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT)
         async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
-
-            def look_of(watched: Watched) -> Any:
-                return lambda: watched.look(session)
-
-            async with repeating(*map(look_of, self.watched)):
+            self._looks = [partial(watched.look, session) for watched in self.watched]
+            async with repeating(*self._looks):
                 yield
+
+    async def look(self) -> None:
+        """Ask them all now."""
+        await asyncio.gather(*(look() for look in self._looks))
 
     def engines(self) -> list[EngineNow]:
         return [engine for watched in self.watched for engine in watched.engines]
@@ -100,8 +103,14 @@ class Watched:
         self.engines: Sequence[EngineNow] = ()
         self._before: Histogram | None = None
         self._added: deque[tuple[float, Histogram]] = deque(maxlen=KEPT)
+        self._looking = asyncio.Lock()
 
     async def look(self, session: aiohttp.ClientSession) -> float:
+        async with self._looking:  # counts are differences: one look after the other
+            await self._look(session)
+        return INTERVAL
+
+    async def _look(self, session: aiohttp.ClientSession) -> None:
         paths = ("/metrics", "/ready", "/engines")
         try:
             metrics, ready, engines = await asyncio.gather(*(_get(session, self.url + path) for path in paths))
@@ -109,7 +118,6 @@ class Watched:
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as failure:
             self.now = GatewayNow(url=self.url, error=_explained(failure))
             self.engines = ()
-        return INTERVAL
 
     def series(self, since: float) -> LatencySeries:
         found = [(end, calls) for end, calls in self._added if end > since]

@@ -92,10 +92,13 @@ class Status:
         self._texts = texts
         self._following = following
 
-    async def look(self) -> StatusNow:
+    async def look(self, *, fresh: bool = False) -> StatusNow:
+        """As it was some seconds ago; fresh, as it is now."""
         stats, error = None, self._following.error
+        if fresh:
+            await self._gateways.look()
         try:
-            stats = await self._stats.get()
+            stats = await self._stats.get(fresh=fresh)
         except PoolUnavailable as failure:
             error = str(failure)
         now = time.time()

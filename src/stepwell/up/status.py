@@ -12,10 +12,13 @@ from stepwell.up.http import Answer, get, message
 from stepwell.up.shapes import Status
 from stepwell.up.showing import screen_of
 
+TIMEOUT = 15.0
+"""Seconds: the dashboard itself gives the gateways three, and the pool two."""
+
 
 def run_status(settings: StatusSettings) -> None:
     url, key = (settings.url.rstrip("/"), settings.key) if settings.url else _of_this_folder()
-    answer = get(f"{url}/api/status", key)
+    answer = get(f"{url}/api/status?fresh=true", key, TIMEOUT)
     status = _read(url, answer)
     shown = json.dumps(answer.body, indent=2) if settings.as_json else screen_of(status)
     sys.stdout.write(f"{shown}\n")

@@ -56,6 +56,21 @@ async def test_calls_latencies_and_engines_are_seen() -> None:
         assert len(latency["ends"]) == len(latency["p50"]) == len(latency["p95"])
 
 
+async def test_a_fresh_status_has_what_happened_a_moment_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateways, "INTERVAL", 3600.0)
+    async with (
+        FakeEngine() as engine,
+        serve_gateway(MemoryPool(), [engine.url]) as gateway,
+        serve_dashboard(MemorySight(8), gateways=[gateway]) as url,
+        httpx.AsyncClient(base_url=url) as client,
+        httpx.AsyncClient(base_url=gateway) as agent,
+    ):
+        opened = (await agent.post("/init_trajectory", json={})).json()
+        for calls in (1, 2):
+            assert (await agent.post(f"{opened['base_url']}/chat/completions", json=HELLO)).status_code == 200
+            assert (await get(client, "status", fresh=True))["gateways"][0]["calls"] == calls
+
+
 async def test_a_gateway_that_is_down_or_refuses_the_key_is_told_and_holds_up_nothing() -> None:
     async with (
         FakeEngine() as engine,

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,17 @@ sys.meta_path.insert(0, Hold())
 """A slow disk: the library that reads the tokenizer loads only once a file appears."""
 
 
+get, post = partial(httpx.get, timeout=30.0), partial(httpx.post, timeout=30.0)
+"""A busy machine takes its time, which is not what these tests are about."""
+
+
 def say(base_url: str, text: str = "hello") -> httpx.Response:
     body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
-    return httpx.post(f"{base_url}/v1/chat/completions", json=body)
+    return post(f"{base_url}/v1/chat/completions", json=body)
 
 
 def is_ready(url: str) -> bool:
-    return httpx.get(f"{url}/ready").status_code == httpx.codes.OK
+    return get(f"{url}/ready").status_code == httpx.codes.OK
 
 
 def test_it_serves_while_the_tokenizer_loads_and_ready_names_what_is_missing(
@@ -58,8 +63,8 @@ def test_it_serves_while_the_tokenizer_loads_and_ready_names_what_is_missing(
     go_on = tmp_path / "go_on"
     env = {"PYTHONPATH": str(tmp_path), "GO_ON": str(go_on)}
     with start_gateway(env=env) as gateway:
-        assert httpx.get(f"{gateway.url}/health").json() == {"status": "ok"}
-        answer = httpx.get(f"{gateway.url}/ready")
+        assert get(f"{gateway.url}/health").json() == {"status": "ok"}
+        answer = get(f"{gateway.url}/ready")
         assert answer.status_code == 503
         assert answer.json()["ready"] is False
         assert list(answer.json()["missing"]) == ["tokenizer"]
@@ -69,7 +74,7 @@ def test_it_serves_while_the_tokenizer_loads_and_ready_names_what_is_missing(
         assert len(data_pool.fetch_batch(1, timeout=10)) == 1
         go_on.touch()
         wait_until(lambda: is_ready(gateway.url), "the gateway to be ready")
-        assert httpx.get(f"{gateway.url}/ready").json() == {"ready": True, "missing": {}}
+        assert get(f"{gateway.url}/ready").json() == {"ready": True, "missing": {}}
 
 
 def test_a_missing_pool_engine_tokenizer_or_reward_worker_gives_one_clear_line_each(
@@ -80,7 +85,7 @@ def test_a_missing_pool_engine_tokenizer_or_reward_worker_gives_one_clear_line_e
         data_pool_name="nothing", vllm_addresses=nowhere, tokenizer_path="./none", reward_worker_name="nobody"
     ) as gateway:
         wait_until(lambda: "loaded from" in gateway.log.read_text(), "the tokenizer to fail")
-        missing = httpx.get(f"{gateway.url}/ready").json()["missing"]
+        missing = get(f"{gateway.url}/ready").json()["missing"]
         lines = [line for line in gateway.log.read_text().splitlines() if "waiting for" in line]
     assert missing["data_pool"] == (
         f"no DataPool named 'nothing' in Ray namespace '{namespace}'; create it with: "
@@ -139,14 +144,14 @@ def test_a_gateway_killed_in_mid_trajectory_and_started_again_goes_on_where_it_w
     port = free_port()
     with start_gateway(port=port) as gateway:
         body = {"channel": "validation", "metadata": {"task": 7}}
-        base_url = httpx.post(f"{gateway.url}/init_trajectory", json=body).json()["base_url"]
+        base_url = post(f"{gateway.url}/init_trajectory", json=body).json()["base_url"]
         for turn in ("first", "second"):
             assert say(base_url, turn).status_code == 200
         wait_until(lambda: data_pool.stats().channels["validation"].accepted.steps == 2, "two steps in the pool")
         gateway.kill()
     with start_gateway(port=port):
         assert say(base_url, "third").status_code == 200
-        assert httpx.post(f"{base_url}/v1/complete_trajectory", json={"reward": 1.0}).json() == {"status": "completed"}
+        assert post(f"{base_url}/v1/complete_trajectory", json={"reward": 1.0}).json() == {"status": "completed"}
     ((trajectory,),) = data_pool.fetch_batch(1, channel="validation", timeout=10).groups()
     assert [(step.step_index, step.is_last) for step in trajectory] == [(0, False), (1, False), (2, True)]
     assert all(step.metadata == {"task": 7} for step in trajectory)
@@ -157,12 +162,12 @@ def test_two_gateways_serving_one_trajectory_by_turns_leave_no_gap_and_no_repeat
     start_gateway: StartGateway, data_pool: DataPool, engine_thread: FakeEngine
 ) -> None:
     with start_gateway() as one, start_gateway() as other:
-        base_url = httpx.post(f"{one.url}/init_trajectory", json={}).json()["base_url"]
+        base_url = post(f"{one.url}/init_trajectory", json={}).json()["base_url"]
         elsewhere = base_url.replace(one.url, other.url)
         for turn in range(20):
             assert say((base_url, elsewhere)[turn % 2], "x" * turn).status_code == 200
         wait_until(lambda: data_pool.stats().channels["train"].accepted.steps == 20, "all steps in the pool")
-        assert httpx.post(f"{elsewhere}/v1/complete_trajectory", json={}).json() == {"status": "completed"}
+        assert post(f"{elsewhere}/v1/complete_trajectory", json={}).json() == {"status": "completed"}
     ((trajectory,),) = data_pool.fetch_batch(1, timeout=10).groups()
     assert [step.step_index for step in trajectory] == list(range(20))
     lengths = [len(step.prompt_ids) for step in trajectory]
@@ -182,7 +187,7 @@ def test_a_reward_worker_is_called_by_its_actors_name(
     with start_gateway(reward_worker_name="reward_loop_worker") as gateway:
         wait_until(lambda: is_ready(gateway.url), "the gateway to be ready")
         ids = list(b"hello")
-        answer = httpx.post(f"{gateway.url}/compute_reward", json={"prompt_ids": ids, "response_ids": ids})
+        answer = post(f"{gateway.url}/compute_reward", json={"prompt_ids": ids, "response_ids": ids})
         assert answer.json()["reward_score"] == 0.5
         assert len(answer.json()["reward_extra_info"]["text"]) == 5
     del worker

@@ -27,6 +27,21 @@ async def test_all_who_ask_at_once_share_one_question() -> None:
     assert await shared.get() == 1
 
 
+async def test_who_wants_it_fresh_gets_what_was_asked_for_afterwards() -> None:
+    pool = Pool()
+    shared = Shared(pool.stats)
+    assert await shared.get() == 1
+    assert await shared.get(fresh=True) == 2
+    assert await shared.get() == 2
+    pool.answers.clear()
+    under_way = asyncio.create_task(shared.get(fresh=True))
+    await until(lambda: pool.asked == 3, "a question under way")
+    later = [asyncio.create_task(shared.get(fresh=True)) for _ in range(3)]
+    await asyncio.sleep(0)
+    pool.answers.set()
+    assert [await under_way, *[await one for one in later]] == [3, 4, 4, 4]
+
+
 async def test_a_pool_that_does_not_answer_is_told_soon_and_asked_no_second_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
