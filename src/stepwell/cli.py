@@ -69,6 +69,7 @@ def run(command: str, arguments: Sequence[str], program: str) -> None:
     try:
         _named("", function_name)(settings)
     except RayUnreachable as failure:
+        sys.stdout.flush()
         tell(program, str(failure))
         os._exit(1)  # Ray may still be trying, and would write on for as long as this process takes to end
     except StepwellError as failure:

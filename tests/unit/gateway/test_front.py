@@ -12,6 +12,7 @@ from stepwell.gateway.front import LARGEST_HEADERS, Front
 from stepwell.gateway.known import TrajectoryRef
 from stepwell.gateway.outgoing import Headers, Message, Send
 from stepwell.wire.requests import Kind
+from tests.unit.gateway.asgi import exchange
 
 CONTROL = "control-key-of-the-test"
 AGENT = (b"authorization", f"Bearer {Keys([CONTROL]).trajectory_key('t', 'p')}".encode())
@@ -48,18 +49,8 @@ async def ask(
     parts: tuple[bytes, ...] = (b"",),
 ) -> tuple[int, Any]:
     """The front's own answer: status and error; (0, None) where it passed the request on."""
-    sent: list[Message] = []
-    coming = list(parts)
-
-    async def receive() -> Message:
-        body = coming.pop(0)
-        return {"type": "http.request", "body": body, "more_body": bool(coming)}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
     front = Front(cast("FastAPI", behind), cast("AgentCalls", behind), Keys(keys))
-    await front({"type": "http", "path": path, "method": method, "headers": headers or []}, receive, send)
+    sent = await exchange(front, method, path, headers or [], parts)
     return (sent[0]["status"], json.loads(sent[1]["body"])["error"]) if sent else (0, None)
 
 

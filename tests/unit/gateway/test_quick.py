@@ -9,6 +9,7 @@ from stepwell.gateway.quick import QuickCalls
 from stepwell.gateway.recorder import Recorder
 from stepwell.gateway.rollouts import Rollouts
 from tests.rig.memory_pool import MemoryPool
+from tests.unit.gateway.asgi import exchange
 
 JSON = (b"content-type", b"application/json")
 
@@ -33,18 +34,7 @@ async def ask(behind: Routed, path: str, *parts: bytes, method: str = "POST") ->
     pool = MemoryPool()
     known = KnownTrajectories(pool)
     rollouts = Rollouts(pool, Recorder(pool, known.forget), known, Keys([]))
-    sent: list[Message] = []
-    coming = list(parts)
-
-    async def receive() -> Message:
-        body = coming.pop(0)
-        return {"type": "http.request", "body": body, "more_body": bool(coming)}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "path": path, "method": method, "headers": [JSON], "server": ("gateway", 80)}
-    await QuickCalls(cast("Any", behind), rollouts)(scope, receive, send)
+    sent = await exchange(QuickCalls(cast("Any", behind), rollouts), method, path, [JSON], parts)
     return sent[0]["status"] if sent else 0
 
 
