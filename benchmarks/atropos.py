@@ -27,8 +27,8 @@ from benchmarks.atropos_rig.clients import ARROW, JSON, Client, Probe, post_all
 from benchmarks.atropos_rig.groups import SEQUENCES, Group, Templates, make_group, rescored
 from benchmarks.atropos_rig.servers import BATCH_SIZE, Subject, our_door, their_server
 from benchmarks.report import report
-from stepwell.wire.atropos import group_from_json
-from stepwell.wire.atropos_arrow import groups_from_arrow, groups_to_arrow
+from stepwell.wire.scored_groups import group_from_json
+from stepwell.wire.scored_groups_arrow import groups_from_arrow, groups_to_arrow
 
 LENGTH, SMALL = 2_048, 32
 CLIENTS = 8

@@ -25,15 +25,15 @@ from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environm
 import numpy as np
 
 from benchmarks.report import report
-from stepwell.core.intake import Registration, Verdict
-from stepwell.core.lease import Settlement
-from stepwell.core.limits import Limits
-from stepwell.core.step import IntArray, Step, logprobs_array, mask_array
 from stepwell.errors import FetchTimeout, PoolUnavailable
-from stepwell.pool.batch import Batch
+from stepwell.pool.api.leasing import Settlement
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.client.batch import Batch
+from stepwell.pool.rules.ingest import Registration, Verdict
+from stepwell.pool.shard.actor import start_pool
+from stepwell.steps.step import IntArray, Step, logprobs_array, mask_array
 
 POOL, SHARDS = "chaos", 4
 PRODUCERS, CONSUMERS = 12, 8

@@ -28,18 +28,18 @@ import ray
 
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, memory_bytes, serving
 from benchmarks.report import report
-from stepwell.core.columns import Columns, pack
-from stepwell.core.intake import Registration
-from stepwell.core.lease import Wanted
-from stepwell.core.limits import Limits
-from stepwell.core.sight import Changes
-from stepwell.core.step import Exactness, Step, ids_array, logprobs_array
-from stepwell.dashboard.index import Index
-from stepwell.dashboard.search import Search
-from stepwell.dashboard.texts import Texts, having
-from stepwell.pool.batch import Batch
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.dashboard.index.search import Search
+from stepwell.dashboard.index.texts import Texts, having
+from stepwell.dashboard.index.trajectories import Index
+from stepwell.pool.api.leasing import Wanted
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.watching import Changes
+from stepwell.pool.client.batch import Batch
+from stepwell.pool.rules.ingest import Registration
+from stepwell.pool.shard.actor import start_pool
+from stepwell.steps.columns import Columns, pack
+from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
 from tests.rig.sight_rollouts import summary_of
 from tests.rig.tiny_model import make_tiny_model
 from tests.rig.vocabulary import encode

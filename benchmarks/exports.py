@@ -26,13 +26,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.report import report
-from stepwell.core.columns import pack
-from stepwell.core.intake import Registration
-from stepwell.core.limits import Limits
-from stepwell.core.step import Exactness, Step, logprobs_array
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.rules.ingest import Registration
+from stepwell.pool.shard.actor import start_pool
+from stepwell.steps.columns import pack
+from stepwell.steps.step import Exactness, Step, logprobs_array
 
 STEPS = 100_000
 TURNS, GROUP = 4, 8

@@ -26,14 +26,14 @@ import ray
 
 from benchmarks.pool_rules import measure_depths
 from benchmarks.report import report
-from stepwell.core.columns import Columns, pack
-from stepwell.core.lease import Wanted
-from stepwell.core.limits import Limits
-from stepwell.core.step import Step, logprobs_array
-from stepwell.pool.actor import PoolShard
-from stepwell.pool.batch import Batch
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import WAITERS
+from stepwell.pool.api.leasing import Wanted
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.client.batch import Batch
+from stepwell.pool.shard.actor import WAITERS
+from stepwell.pool.shard.service import PoolShard
+from stepwell.steps.columns import Columns, pack
+from stepwell.steps.step import Step, logprobs_array
 
 PROMPT, RESPONSE = 2_048, 256
 STEP_MB = 4 * (PROMPT + RESPONSE) / 1e6

@@ -15,12 +15,12 @@ from itertools import count
 from multiprocessing.connection import Connection
 
 from benchmarks.report import report
-from stepwell.core.columns import pack
-from stepwell.core.intake import Registration
-from stepwell.core.lease import Wanted
-from stepwell.core.limits import Limits
-from stepwell.core.pool import Pool
-from stepwell.core.step import Step, ids_array, logprobs_array
+from stepwell.pool.api.leasing import Wanted
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.rules.ingest import Registration
+from stepwell.pool.rules.pool import Pool
+from stepwell.steps.columns import pack
+from stepwell.steps.step import Step, ids_array, logprobs_array
 
 SHALLOW, DEEP = 1_000, 1_000_000
 GROUP, STEPS = 8, 2

@@ -33,15 +33,15 @@ from benchmarks.gateway_rig.ours import POOL, our_gateway
 from benchmarks.gateway_rig.processes import LoadProcess, module, serving
 from benchmarks.gateway_rig.rounds import UNSTREAMED, Course
 from benchmarks.report import report
-from stepwell.core.limits import Limits
-from stepwell.core.step import Step, logprobs_array
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
-from stepwell.rewards.job import Job
+from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.loading import load
 from stepwell.rewards.sample import Sample, sample_of
+from stepwell.rewards.sandbox.job import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
+from stepwell.steps.step import Step, logprobs_array
 from tests.rig.waiting import wait_until
 
 PROMPT, RESPONSE = 2_048, 256

@@ -5,13 +5,13 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
-from stepwell.core.keys import Keys
-from stepwell.core.ports import PoolPort
+from stepwell.common.access_keys import Keys
+from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
+from stepwell.engines.fleet import Engines
 from stepwell.gateway.app import create_app
-from stepwell.gateway.engines import Engines
-from stepwell.gateway.keys import ACCESS
-from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
-from stepwell.wire.openapi import documented
+from stepwell.gateway.routes.access import ACCESS
+from stepwell.gateway.routes.openapi import documented
+from stepwell.pool.api.ports import PoolPort
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# The gateway's API

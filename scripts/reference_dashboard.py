@@ -5,7 +5,7 @@ from typing import Any, cast
 from api_docs import Schema, fields_table, table
 from fastapi import FastAPI
 
-from stepwell.dashboard.api import api_router
+from stepwell.dashboard.routes import api_router
 
 HEAD = """# The dashboard's HTTP API
 

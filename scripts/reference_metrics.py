@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any, cast
 
+from stepwell.atropos.metrics import Sight as DoorSight
 from stepwell.dashboard.metrics import families
-from stepwell.door.sight import Sight as DoorSight
-from stepwell.gateway.operating import show
-from stepwell.gateway.sight import Sight as GatewaySight
+from stepwell.gateway.http.metrics import Sight as GatewaySight
+from stepwell.gateway.routes.operator_routes import show
 
 HEAD = """# Metrics
 

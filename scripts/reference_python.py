@@ -36,12 +36,12 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.envs": ("BaseEnv", "BaseEnvConfig", "APIServerConfig", "EvalHandling", "ScoredDataGroup", "gather"),
     },
     "For rewards": {
-        "stepwell.core.scoring": ("Score",),
+        "stepwell.pool.api.scoring": ("Score",),
     },
     "For trainers": {
         "stepwell.pool.client": ("connect", "DataPool"),
-        "stepwell.pool.batch": ("Batch",),
-        "stepwell.core.step": ("Step",),
+        "stepwell.pool.client.batch": ("Batch",),
+        "stepwell.steps.step": ("Step",),
         "stepwell.trainers.trainer": ("AsyncTrainer",),
         "stepwell.trainers.settings": ("Settings",),
         "stepwell.trainers.reporting": ("ToConsole", "ToJsonl", "ToWandb"),
@@ -53,11 +53,11 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.trainers.trl": ("StepwellRolloutWorker", "StepwellWeightTransfer"),
     },
     "For those who watch and curate": {
-        "stepwell.core.sight": ("Action", "Curation"),
+        "stepwell.pool.api.watching": ("Action", "Curation"),
     },
     "For other languages' tables": {
-        "stepwell.wire.atropos": ("group_from_json",),
-        "stepwell.wire.atropos_arrow": ("groups_to_arrow", "groups_from_arrow"),
+        "stepwell.wire.scored_groups": ("group_from_json",),
+        "stepwell.wire.scored_groups_arrow": ("groups_to_arrow", "groups_from_arrow"),
     },
 }
 """By who needs them: modules, and their names."""

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from stepwell.core.choosing import choose
-from stepwell.core.columns import pack, unpack
-from stepwell.core.gate import Gate
-from stepwell.core.intake import Ending, Registration, Verdict
-from stepwell.core.lease import Settlement, Taken, Wanted
-from stepwell.core.pool import Pool
-from stepwell.core.scoring import Judgement, Outcome, Score
-from stepwell.core.step import Exactness, Step, ids_array, logprobs_array
+from stepwell.pool.api.leasing import Settlement, Taken, Wanted
+from stepwell.pool.api.scoring import Judgement, Outcome, Score
+from stepwell.pool.rules.exact_batch import choose
+from stepwell.pool.rules.ingest import Ending, Registration, Verdict
+from stepwell.pool.rules.pool import Pool
+from stepwell.steps.columns import pack, unpack
+from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
+from stepwell.steps.step_filter import Gate
 
 EVERYTHING = Gate(Exactness.RETOKENIZED, untrainable=True)
 """The gate of a consumer that takes all there is."""

@@ -17,11 +17,11 @@ import ray
 from benchmarks.gateway_rig import canned
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, serving
 from benchmarks.gateway_rig.subjects import Door
-from stepwell.core.limits import Limits
-from stepwell.core.stats import Tally
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.stats import Tally
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.shard.actor import start_pool
 from tests.rig.tiny_model import make_tiny_model
 from tests.rig.waiting import wait_until
 

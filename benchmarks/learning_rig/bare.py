@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from stepwell.agents.dataset import Dataset, Prompt
-from stepwell.core.columns import pack
-from stepwell.core.step import Step, ids_array, logprobs_array
 from stepwell.demo.episodes import GROUP, PATIENCE
 from stepwell.demo.tasks import Task
-from stepwell.pool.batch import make_batch
+from stepwell.pool.client.batch import make_batch
+from stepwell.steps.columns import pack
+from stepwell.steps.step import Step, ids_array, logprobs_array
 from stepwell.trainers.learner import Learner
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import Settings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepwell.demo.agents import Agents, start_agents
+from stepwell.demo.agent_process import Agents, start_agents
 from stepwell.demo.engine import find_vllm, start_engine
 from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, write_model

@@ -1,7 +1,7 @@
 """Failures, named by the boundary they cross.
 
 A message is written for the person who reads it: what happened, and what to do. The gateway turns each class into an
-HTTP answer in one place (gateway/answers.py); nothing else catches them blindly.
+HTTP answer in one place (gateway/http/error_responses.py); nothing else catches them blindly.
 """
 
 import re

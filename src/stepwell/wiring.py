@@ -10,35 +10,35 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
+from stepwell.atropos.app import Door, create_door
+from stepwell.common.access_keys import Keys
+from stepwell.common.reward_decoding import load_decode
+from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.config.dashboard import DashboardSettings
 from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import FunctionSection, RescoreSettings, RewardSettings, TrySettings
 from stepwell.config.serving import AtroposSettings, GatewaySettings
-from stepwell.core.keys import Keys
 from stepwell.dashboard.app import create_dashboard
-from stepwell.dashboard.gateways import Gateways
+from stepwell.dashboard.gateway_monitor import Gateways
 from stepwell.dashboard.status import About
-from stepwell.door.app import Door, create_door
+from stepwell.engines.fleet import Engines
 from stepwell.exports import commands as exporting
-from stepwell.exports.tables import Tables
 from stepwell.gateway.app import create_app
-from stepwell.gateway.engines import Engines
-from stepwell.gateway.front import Front
-from stepwell.gateway.spool import Spool
-from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
-from stepwell.pool.arrow import SCHEMA, columns_from_arrow
-from stepwell.pool.batch import make_batch
+from stepwell.gateway.recording.spool import Spool
+from stepwell.gateway.routes.asgi import Front
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.cluster import join_ray
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.client.batch import make_batch
+from stepwell.pool.client.ray_cluster import join_ray
+from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.client import RewardClient
-from stepwell.rewards.decoding import load_decode
-from stepwell.rewards.job import Job
 from stepwell.rewards.offline import rescore, try_function
-from stepwell.rewards.stored import Store
+from stepwell.rewards.sandbox.job import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
+from stepwell.steps.arrow import SCHEMA, columns_from_arrow
+from stepwell.steps.parquet import Store
+from stepwell.steps.tables import Tables
 
 log = logging.getLogger("stepwell")
 

@@ -17,8 +17,8 @@ from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
 
 import stepwell
 from stepwell.client import Trajectory
-from stepwell.core.step import Step
 from stepwell.pool.client import DataPool
+from stepwell.steps.step import Step
 
 FETCH_TIMEOUT = 20.0
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.shard.actor import start_pool
 from tests.rig.atropos import GROUPS, QUEUE_LIMIT, Consumed, atropos_server, consume
 from tests.rig.doors import door_process
 from tests.rig.ray_cluster import RayCluster

@@ -15,8 +15,8 @@ import sys
 import numpy as np
 sys.modules["ray"] = None  # importing it fails, as where it is not installed
 sys.modules["pyarrow"] = None
-from stepwell.core.columns import pack
-from stepwell.pool.batch import make_batch
+from stepwell.steps.columns import pack
+from stepwell.pool.client.batch import make_batch
 from tests.builders import make_step
 steps = [
     make_step("a", step_index=0, response_ids=[3], reward=0.5),

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from openai.types.chat import ChatCompletionChunk
 
-from stepwell.core.step import ids_array, logprobs_array
-from stepwell.wire import continued
-from stepwell.wire.reading import Sampled
-from stepwell.wire.requests import Call, Kind, read_call
-from stepwell.wire.streams import StreamReader
+from stepwell.gateway import continued
+from stepwell.gateway.dialects.dialect import Call, Kind, read_call
+from stepwell.gateway.dialects.sse import StreamReader
+from stepwell.steps.step import ids_array, logprobs_array
+from stepwell.wire.openai import Sampled
 from tests.e2e.episodes import heard_streamed
 from tests.rig.calls import post
 from tests.rig.vllm_server import VllmServer

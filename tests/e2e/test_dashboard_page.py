@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from stepwell.core.sight import Series, State
+from stepwell.pool.api.watching import Series, State
 from tests.rig.browser import Faults, in_thread, open_browser, open_page
 from tests.rig.page_checks import faint_texts, unnamed_controls
 from tests.rig.sight import MemorySight, make_dashboard

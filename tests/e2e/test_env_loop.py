@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.core.limits import Limits
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.shard.actor import start_pool
 from tests.rig.doors import TRAINER, door_process
 from tests.rig.gateways import gateway_process
 from tests.rig.ray_cluster import RayCluster

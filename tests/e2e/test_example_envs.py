@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.envs.writing import read_lines, read_table
+from stepwell.envs.output.group_files import read_lines, read_table
 from tests.rig.doors import TRAINER, door_process
 from tests.rig.gateways import GatewayProcess
 from tests.rig.ray_cluster import RayCluster

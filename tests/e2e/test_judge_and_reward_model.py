@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from stepwell.core.scoring import Outcome, Score
 from stepwell.errors import RewardFailed
-from stepwell.rewards.job import Job
+from stepwell.pool.api.scoring import Outcome, Score
 from stepwell.rewards.loading import load
-from stepwell.rewards.running import Runner
 from stepwell.rewards.sample import Sample
+from stepwell.rewards.sandbox.job import Job
+from stepwell.rewards.sandbox.runner import Runner
 from tests.rig.tiny_model import make_tiny_classifier
 from tests.rig.vllm_server import VllmServer, start_vllm, vllm_python
 from tests.unit.rewards.texts import answered, step, trajectory

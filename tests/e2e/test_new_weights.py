@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from stepwell.core.step import Step, VersionSpan
+from stepwell.steps.step import Step, VersionSpan
 from tests.e2e.episodes import Episode, Heard
 from tests.e2e.weights import NEW_LETTER, Weights, metric, paused, take_time, until
 from tests.rig.calls import get

@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stepwell.core.step import Step
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.shard.actor import start_pool
+from stepwell.steps.step import Step
 from tests.rig.agents import AGENTS, Access, Agent, ReadingEngine
 from tests.rig.agents.engine import ANSWER, CONTEXT, NOTE, PROMPT
 from tests.rig.chatml import render_chat

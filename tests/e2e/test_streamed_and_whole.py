@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from openai.types import Completion
 
-from stepwell.core.step import Exactness, Step
+from stepwell.steps.step import Exactness, Step
 from tests.e2e.episodes import Episode, heard_streamed, heard_whole
 
 Json = dict[str, Any]

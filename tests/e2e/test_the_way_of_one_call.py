@@ -9,8 +9,8 @@ from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 import stepwell
-from stepwell.core.step import Exactness, Step
 from stepwell.pool.client import DataPool
+from stepwell.steps.step import Exactness, Step
 from tests.rig.gateways import GatewayProcess
 from tests.rig.vllm_server import VllmServer
 

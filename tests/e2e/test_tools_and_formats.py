@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from stepwell.core.step import Step
 from stepwell.errors import FetchTimeout
 from stepwell.pool.client import DataPool
+from stepwell.steps.step import Step
 from tests.e2e.episodes import Episode
 from tests.rig.calls import post
 from tests.rig.chatml import render_call

@@ -7,16 +7,16 @@ from statistics import fmean
 
 import pytest
 
-from stepwell.core.limits import Limits, OnStale
-from stepwell.demo.agents import Agents, start_agents
+from stepwell.demo.agent_process import Agents, start_agents
 from stepwell.demo.engine import start_engine
 from stepwell.demo.model import make_model, write_model
 from stepwell.demo.orders import Orders
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.demo.warmup import warm_up
+from stepwell.pool.api.plan import Limits, OnStale
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.shard.actor import start_pool
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.trainers.process import answer_of, start_program
 from tests.rig.vllm_server import vllm_python

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from stepwell.core.intake import Registration
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.rules.ingest import Registration
+from stepwell.pool.shard.actor import start_pool
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.trainers.process import answer_of, start_program
 from tests.unit.trainers.models import one_turn

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from stepwell.core.step import Step, VersionSpan
+from stepwell.engines.vllm import Engine
 from stepwell.errors import SyncFailed
-from stepwell.gateway.versions import BRACKET
+from stepwell.gateway.recording.version_confirmer import BRACKET
 from stepwell.pool.client import DataPool
-from stepwell.trainers.engine import Engine
+from stepwell.steps.step import Step, VersionSpan
 from stepwell.trainers.transfers import CheckpointTransfer, Weights
 from stepwell.trainers.weight_sync import WeightSync, probe_logprobs
 from tests.e2e.episodes import open_episode

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import uvicorn
 
-from stepwell.core.keys import Keys
-from stepwell.core.ports import DoorPort
-from stepwell.door.app import create_door
+from stepwell.atropos.app import create_door
+from stepwell.common.access_keys import Keys
+from stepwell.pool.api.ports import DoorPort
 from tests.rig.gateways import GatewayProcess, served_process
 from tests.rig.waiting import until
 

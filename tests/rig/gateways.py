@@ -14,12 +14,12 @@ from typing import Any
 
 import uvicorn
 
-from stepwell.core.keys import Keys
-from stepwell.core.ports import PoolPort, RewardPort
+from stepwell.common.access_keys import Keys
+from stepwell.common.tokenizers import BackgroundTokenizer
+from stepwell.engines.fleet import Engines
 from stepwell.gateway.app import create_app
-from stepwell.gateway.engines import Engines
-from stepwell.gateway.front import MountedDoor
-from stepwell.gateway.tokenizer import BackgroundTokenizer
+from stepwell.gateway.routes.asgi import MountedDoor
+from stepwell.pool.api.ports import PoolPort, RewardPort
 from tests.rig.waiting import answers, until, wait_until
 
 

@@ -7,19 +7,19 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepwell.core.columns import Columns, pack
-from stepwell.core.filling import Backlog, Filled, as_filled
-from stepwell.core.gate import make_gate
-from stepwell.core.intake import Ending, Registration, Reward, Verdict
-from stepwell.core.lease import Leased, Settlement, Wanted
-from stepwell.core.limits import Limits
-from stepwell.core.pacing import Pacing
-from stepwell.core.series import as_series
-from stepwell.core.sight import AuditEntry, Changes, Curated, Curation, Cursor, Series
-from stepwell.core.sketch import as_summary
-from stepwell.core.stats import PoolStats
-from stepwell.core.step import Exactness, Step
 from stepwell.errors import LeaseExpired, PoolUnavailable
+from stepwell.pool.api.filling import Backlog, Filled, as_filled
+from stepwell.pool.api.leasing import Leased, Settlement, Wanted
+from stepwell.pool.api.pacing import Pacing
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.stats import PoolStats
+from stepwell.pool.api.watching import AuditEntry, Changes, Curated, Curation, Cursor, Series
+from stepwell.pool.rules.ingest import Ending, Registration, Reward, Verdict
+from stepwell.pool.state.series import as_series
+from stepwell.pool.state.snapshots import as_summary
+from stepwell.steps.columns import Columns, pack
+from stepwell.steps.step import Exactness, Step
+from stepwell.steps.step_filter import make_gate
 from tests.builders import EasyPool
 
 SHARD = "memory"

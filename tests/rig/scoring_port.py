@@ -5,9 +5,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from stepwell.core.scoring import Judgement, Outcome
-from stepwell.core.step import Step
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.scoring import Judgement, Outcome
+from stepwell.steps.step import Step
 
 
 class MemoryScoringPort:

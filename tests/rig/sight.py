@@ -20,10 +20,14 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from stepwell.core.columns import Columns
-from stepwell.core.keys import Keys
-from stepwell.core.limits import Limits
-from stepwell.core.sight import (
+from stepwell.common.access_keys import Keys
+from stepwell.dashboard.app import create_dashboard
+from stepwell.dashboard.gateway_monitor import Gateways
+from stepwell.dashboard.status import About
+from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, Tally
+from stepwell.pool.api.watching import (
     Action,
     AuditEntry,
     Changes,
@@ -35,11 +39,7 @@ from stepwell.core.sight import (
     Summary,
     Window,
 )
-from stepwell.core.stats import ChannelStats, PoolStats, ScoringStats, Tally
-from stepwell.dashboard.app import create_dashboard
-from stepwell.dashboard.gateways import Gateways
-from stepwell.dashboard.status import About
-from stepwell.errors import PoolUnavailable
+from stepwell.steps.columns import Columns
 from tests.rig.sight_rollouts import SHARD, VERSIONS, RigTokenizer, columns_of, number_of, summary_of
 from tests.rig.waiting import until
 

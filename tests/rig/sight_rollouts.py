@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepwell.core.columns import Columns, pack
-from stepwell.core.sight import State, Summary
-from stepwell.core.step import Exactness, Step, VersionSpan, ids_array, logprobs_array
+from stepwell.pool.api.watching import State, Summary
+from stepwell.steps.columns import Columns, pack
+from stepwell.steps.step import Exactness, Step, VersionSpan, ids_array, logprobs_array
 from tests.rig.chatml import render_chat
 from tests.rig.vocabulary import ADDED_IDS, encode
 

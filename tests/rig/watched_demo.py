@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from stepwell.config.demo import DemoSettings
-from stepwell.demo.agents import Agents
+from stepwell.demo.agent_process import Agents
 from stepwell.demo.pool import NAMESPACE
 from stepwell.demo.run import POOL, Demo
 from stepwell.demo.screen import Screen

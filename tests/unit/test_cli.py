@@ -18,7 +18,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("module", ["stepwell.core.pool", "stepwell"])
+@pytest.mark.parametrize("module", ["stepwell.pool.rules.pool", "stepwell"])
 def test_the_rules_and_the_client_import_nothing_heavy(module: str) -> None:
     loaded = run("-c", f"import {module}, sys; print([name for name in {HEAVY} if name in sys.modules])")
     assert loaded.stdout == "[]\n", loaded.stderr

@@ -7,8 +7,8 @@ from stepwell.config.rewards import RescoreSettings, RewardSettings, TrySettings
 from stepwell.config.sections import read_settings
 from stepwell.config.serving import AtroposSettings, GatewaySettings
 from stepwell.config.up import StatusSettings
-from stepwell.core.limits import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
 from stepwell.errors import BadRequest
+from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
 
 SEED_FLAGS = (
     "--data-pool-name data_pool --vllm-addresses http://host1:8001,http://host2:8001 --tokenizer-path /path/to/model "

@@ -15,17 +15,17 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
+from stepwell.atropos.app import create_door
 from stepwell.cli import COMMANDS
+from stepwell.common.access_keys import Keys
+from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.config.sections import read_settings
-from stepwell.core.keys import Keys
-from stepwell.core.ports import DoorPort, PoolPort
 from stepwell.demo import engine
-from stepwell.door.app import create_door
+from stepwell.engines.fleet import Engines
 from stepwell.gateway.app import create_app
-from stepwell.gateway.engines import Engines
-from stepwell.gateway.keys import ACCESS
-from stepwell.gateway.spool import Spool
-from stepwell.gateway.tokenizer import BackgroundTokenizer, load_tokenizer
+from stepwell.gateway.recording.spool import Spool
+from stepwell.gateway.routes.access import ACCESS
+from stepwell.pool.api.ports import DoorPort, PoolPort
 from tests.rig import vllm_server
 from tests.rig.sight import MemorySight, make_dashboard
 from tests.unit.docs_pages import CHECKOUT, DOCS, commands

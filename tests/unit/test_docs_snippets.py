@@ -25,12 +25,12 @@ from stepwell.cli import COMMANDS, command_of
 from stepwell.config.pool import PoolSettings
 from stepwell.config.sections import read_settings
 from stepwell.config.up import UpSettings
-from stepwell.core.limits import Limits
 from stepwell.demo import engine
 from stepwell.pool import client
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import DataPool
-from stepwell.pool.journal import SqliteJournal
-from stepwell.pool.plan import PoolPlan
+from stepwell.pool.shard.journal import SqliteJournal
 from tests.rig import vllm_server
 from tests.unit.docs_pages import CHECKOUT, DOCS, Block, Command, blocks, commands, pages, prose
 
@@ -39,7 +39,7 @@ RUN_BY = {
     "README.zh.md": "tests/unit/test_docs_readme.py",
     "docs/agents.md": "tests/integration/agents/test_docs.py",
     "docs/bring-your-own-trainer.md": "tests/e2e/test_own_trainer.py",
-    "docs/door.md": "tests/unit/door/test_docs.py",
+    "docs/door.md": "tests/unit/atropos/test_docs.py",
     "docs/export.md": "tests/integration/exports/test_docs.py",
     "docs/environments.md": "tests/integration/envs/test_examples_docs.py",
     "docs/gateway.md": "tests/integration/gateway/test_docs.py",

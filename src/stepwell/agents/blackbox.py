@@ -14,10 +14,10 @@ behind, with a trajectory that takes no more calls.
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from stepwell.agents.calling import call
 from stepwell.agents.flow import AgentFlow
 from stepwell.agents.rollout import Rollout
-from stepwell.core.intake import TRAIN
+from stepwell.common.async_calls import call
+from stepwell.pool.rules.ingest import TRAIN
 
 Agent: TypeAlias = Callable[[Rollout], float | None] | Callable[[Rollout], Awaitable[float | None]]
 

@@ -21,12 +21,12 @@ import numpy as np
 import orjson
 from pydantic import ValidationError
 
-from stepwell.agents.link import PATIENCE, GatewayLink
+from stepwell.agents.gateway_client import PATIENCE, GatewayLink
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus, Sample
-from stepwell.core.intake import TRAIN
-from stepwell.core.step import Json
 from stepwell.errors import BadRequest, GatewayUnreachable, StepwellError
-from stepwell.wire import gateway as shapes
+from stepwell.pool.rules.ingest import TRAIN
+from stepwell.steps.step import Json
+from stepwell.wire import gateway_api as shapes
 
 GOODBYE = 5.0
 """Seconds for which a gateway is asked to abort what was cancelled: someone waits for the end."""

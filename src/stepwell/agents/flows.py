@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from stepwell.agents.calling import call
-from stepwell.agents.commands import run_command
 from stepwell.agents.flow import described, portable
 from stepwell.agents.rollout import Rollout, Sample
+from stepwell.common.async_calls import call
+from stepwell.common.commands import run_command
 
 Messages: TypeAlias = list[Mapping[str, Any]]
 MakeMessages: TypeAlias = Callable[[Sample], str | Sequence[Mapping[str, Any]]]

@@ -13,8 +13,8 @@ import time
 from types import TracebackType
 from typing import Self
 
-from stepwell.agents.kept import KeptProcess, Program
-from stepwell.agents.link import GatewayLink
+from stepwell.agents.gateway_client import GatewayLink
+from stepwell.common.processes import KeptProcess, Program
 
 log = logging.getLogger("stepwell.agents.gateway")
 

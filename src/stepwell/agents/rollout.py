@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from stepwell.agents.link import GatewayLink
+from stepwell.agents.gateway_client import GatewayLink
 
 Sample: TypeAlias = Mapping[str, Any]
 """One entry of a dataset."""

@@ -18,13 +18,13 @@ from functools import partial
 
 from stepwell.agents.dataset import Dataset
 from stepwell.agents.flow import AgentFlow
+from stepwell.agents.gateway_client import GatewayLink
 from stepwell.agents.gateway_process import GatewayProcess
-from stepwell.agents.link import GatewayLink
-from stepwell.agents.plan import GroupEnd, Pace, Plan, Sizes, Start
-from stepwell.agents.progress import show
 from stepwell.agents.rollout import RolloutResult
-from stepwell.agents.tally import Tally
+from stepwell.agents.rollout_counts import Tally
+from stepwell.agents.schedule import GroupEnd, Pace, Plan, Sizes, Start
 from stepwell.agents.validation import Rhythm, Round, Validation, ValidationReport
+from stepwell.common.progress import show
 from stepwell.errors import BadRequest, StepwellError
 from stepwell.logs import about
 

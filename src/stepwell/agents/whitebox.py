@@ -19,11 +19,11 @@ from urllib.parse import urlencode
 from pydantic import BaseModel, ValidationError
 
 from stepwell.agents.flow import AgentFlow, portable
-from stepwell.agents.link import SAMPLING
+from stepwell.agents.gateway_client import SAMPLING
 from stepwell.agents.rollout import Rollout
-from stepwell.core.step import Json, JsonObject, VersionSpan
 from stepwell.errors import BadRequest, Conflict
-from stepwell.wire import gateway as shapes
+from stepwell.steps.step import Json, JsonObject, VersionSpan
+from stepwell.wire import gateway_api as shapes
 
 S = TypeVar("S", bound=BaseModel)
 

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from stepwell.config.sections import RaySection
-from stepwell.core.limits import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
+from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
 
 RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that Ray counts itself, on every node."""

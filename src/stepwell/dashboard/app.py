@@ -6,24 +6,24 @@ from functools import partial
 
 from fastapi import FastAPI, Response
 
-from stepwell.core.keys import Keys
-from stepwell.core.limits import Limits
-from stepwell.core.ports import SightPort
-from stepwell.core.sight import Series
-from stepwell.dashboard import answers
-from stepwell.dashboard.api import LONGEST, api_router
-from stepwell.dashboard.asking import Shared
-from stepwell.dashboard.decoding import Decoder, Tokenizer
-from stepwell.dashboard.desk import Desk
-from stepwell.dashboard.following import Following
-from stepwell.dashboard.gateways import Gateways
-from stepwell.dashboard.index import Index
-from stepwell.dashboard.indexing import Indexing
+from stepwell.common.access_keys import Keys
+from stepwell.common.repeating import repeating
+from stepwell.common.shared_answer import Shared
+from stepwell.common.token_decoder import Decoder, Tokenizer
+from stepwell.dashboard import http as answers
+from stepwell.dashboard.gateway_monitor import Gateways
+from stepwell.dashboard.index.follower import Following
+from stepwell.dashboard.index.indexing import Indexing
+from stepwell.dashboard.index.texts import Texts
+from stepwell.dashboard.index.trajectories import Index
 from stepwell.dashboard.metrics import Metrics
 from stepwell.dashboard.page import page_router
-from stepwell.dashboard.repeating import repeating
+from stepwell.dashboard.queries import Desk
+from stepwell.dashboard.routes import LONGEST, api_router
 from stepwell.dashboard.status import About, Status
-from stepwell.dashboard.texts import Texts
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.ports import SightPort
+from stepwell.pool.api.watching import Series
 
 SPANS = (60.0, 300.0, 900.0, 3600.0, 6 * 3600.0, LONGEST)
 

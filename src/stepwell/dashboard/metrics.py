@@ -13,11 +13,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from stepwell.core.stats import ChannelStats, PoolStats, Tally
-from stepwell.dashboard.asking import Shared
-from stepwell.dashboard.following import Following
-from stepwell.dashboard.index import Index
+from stepwell.common.shared_answer import Shared
+from stepwell.dashboard.index.follower import Following
+from stepwell.dashboard.index.trajectories import Index
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.stats import ChannelStats, PoolStats, Tally
 
 Readings = Iterable[tuple[tuple[str, ...], float]]
 """By the labels' values."""

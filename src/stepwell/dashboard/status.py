@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from stepwell.core.stats import ChannelStats, PoolStats, ScoringStats, Tally
-from stepwell.dashboard.asking import Shared
-from stepwell.dashboard.following import Following
-from stepwell.dashboard.gateways import EngineNow, GatewayNow, Gateways
-from stepwell.dashboard.index import Index
-from stepwell.dashboard.texts import Texts
+from stepwell.common.shared_answer import Shared
+from stepwell.dashboard.gateway_monitor import EngineNow, GatewayNow, Gateways
+from stepwell.dashboard.index.follower import Following
+from stepwell.dashboard.index.texts import Texts
+from stepwell.dashboard.index.trajectories import Index
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stepwell.core.sight import State, Summary
-from stepwell.core.step import IntArray, JsonObject, Step, VersionSpan
-from stepwell.dashboard.decoding import Decoder
-from stepwell.dashboard.index import Key, key_of
-from stepwell.dashboard.turns import Turn, conversation, shared_length
+from stepwell.common.token_decoder import Decoder
+from stepwell.dashboard.index.trajectories import Key, key_of
+from stepwell.pool.api.watching import State, Summary
+from stepwell.steps.conversation import Turn, conversation, shared_length
+from stepwell.steps.step import IntArray, JsonObject, Step, VersionSpan
 
 PROMPT_TOKENS = 4_000
 LAST_CHARACTERS = 2_000

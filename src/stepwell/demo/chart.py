@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from stepwell.trainers.lazy import needed
+from stepwell.common.optional import needed
 
 WIDTH, HEIGHT = 60, 10
 TALL, WIDE = " ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█"

@@ -97,7 +97,7 @@ def start_engine(
     port = _free_port()
     served = ("--model", str(model), "--host", "127.0.0.1", "--port", str(port))
     command = (str(python), "-m", "vllm.entrypoints.openai.api_server", *served, *flags)
-    tethered = (sys.executable, "-m", "stepwell.agents.tether", str(os.getpid()), *command)
+    tethered = (sys.executable, "-m", "stepwell.common.die_with_parent", str(os.getpid()), *command)
     with log.open("wb") as output:
         process = subprocess.Popen(
             tethered,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepwell.pool.local_ray import local_ray
+from stepwell.pool.client.local_ray import local_ray
 
 if TYPE_CHECKING:
     from stepwell.pool.client import DataPool
@@ -33,10 +33,10 @@ def make_pool(name: str, *, batch: int, ahead: int) -> "DataPool":
 
     Nothing is dropped for its age: the trainer counts with it.
     """
-    from stepwell.core.limits import Limits, OnStale
+    from stepwell.pool.api.plan import Limits, OnStale
+    from stepwell.pool.api.pool_plan import PoolPlan
     from stepwell.pool.client import DataPool, PoolClient
-    from stepwell.pool.plan import PoolPlan
-    from stepwell.pool.starting import start_pool
+    from stepwell.pool.shard.actor import start_pool
 
     limits = Limits(batch_size=batch, max_staleness=ahead, on_stale=OnStale.KEEP)
     start_pool(PoolPlan(name=name, limits=limits), NAMESPACE)

@@ -10,19 +10,19 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from stepwell.common.optional import needed
 from stepwell.config.demo import DemoSettings
-from stepwell.demo.agents import Agents, start_agents
+from stepwell.demo.agent_process import Agents, start_agents
 from stepwell.demo.chart import write_picture
 from stepwell.demo.engine import find_vllm, start_engine
 from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, write_model
 from stepwell.demo.orders import Orders
-from stepwell.demo.outcome import Outcome, largest_gap
 from stepwell.demo.pool import NAMESPACE, demo_ray, make_pool
+from stepwell.demo.result import Outcome, largest_gap
 from stepwell.demo.screen import Screen
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.demo.warmup import warm_up
-from stepwell.trainers.lazy import needed
 from stepwell.trainers.metrics import Metrics
 from stepwell.trainers.reporting import Report, ToJsonl
 from stepwell.trainers.settings import Settings

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from stepwell.core.step import Step
-from stepwell.doctor.hearing import Heard
-from stepwell.doctor.spelling import Spelled
+from stepwell.doctor.detokenizer import Spelled
+from stepwell.doctor.replies import Heard
+from stepwell.steps.step import Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 import unicodedata
 from collections.abc import Awaitable, Callable, Mapping
 
-from stepwell.core.step import Step
 from stepwell.doctor.answer import Answer
-from stepwell.doctor.asking import HELLO, Asking, recorded_only
+from stepwell.doctor.case_runner import HELLO, Asking, recorded_only
 from stepwell.doctor.findings import Column, Finding, Mark, Row
-from stepwell.doctor.judging import GRAMMAR, first_difference
 from stepwell.doctor.tool_case import tools
-from stepwell.wire.requests import Kind
+from stepwell.doctor.verdicts import GRAMMAR, first_difference
+from stepwell.gateway.dialects.dialect import Kind
+from stepwell.steps.step import Step
 
 UNICODE = "naïve ☕ 日本語 𝄞 👩‍🚀 cafe\u0301"
 """Characters of two, three and four bytes, one made of three others, and one of two that Unicode could join."""

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from stepwell.doctor.findings import Check, Finding, Mark
-from stepwell.gateway.probing import BROKEN, TESTED, Capabilities, Questions
-from stepwell.wire.generate import GENERATE
+from stepwell.engines.engine import BROKEN, TESTED, Capabilities, Questions
+from stepwell.engines.vllm_generate import GENERATE
 
 DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1"
 

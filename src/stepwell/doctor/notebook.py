@@ -4,9 +4,9 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
-from stepwell.core.intake import Ending, Registration, Reward, Verdict
-from stepwell.core.pacing import Pacing
-from stepwell.core.step import Step
+from stepwell.pool.api.pacing import Pacing
+from stepwell.pool.rules.ingest import Ending, Registration, Reward, Verdict
+from stepwell.steps.step import Step
 
 
 class Notebook:

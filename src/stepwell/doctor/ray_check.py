@@ -2,7 +2,7 @@
 
 import ray
 
-from stepwell.pool.cluster import join_ray
+from stepwell.pool.client.ray_cluster import join_ray
 
 NAMESPACE = "default"
 

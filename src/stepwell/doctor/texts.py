@@ -3,8 +3,8 @@
 import json
 from collections.abc import Sequence
 
-from stepwell.doctor.hearing import Heard, ToolCall
-from stepwell.doctor.spelling import Spelled
+from stepwell.doctor.detokenizer import Spelled
+from stepwell.doctor.replies import Heard, ToolCall
 
 SHOWN = 24
 """Characters shown of a text from where it differs."""

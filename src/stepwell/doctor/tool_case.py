@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from stepwell.doctor.answer import Answer
-from stepwell.doctor.asking import SEED, Asked, Asking, recorded_only
+from stepwell.doctor.case_runner import SEED, Asked, Asking, recorded_only
 from stepwell.doctor.findings import Column, Finding, Mark, Row
-from stepwell.doctor.hearing import Heard, ToolCall
-from stepwell.doctor.judging import GRAMMAR, judge_ids
+from stepwell.doctor.replies import Heard, ToolCall
+from stepwell.doctor.verdicts import GRAMMAR, judge_ids
 
 LONGER = 256
 """Tokens in which a call must come to its end."""

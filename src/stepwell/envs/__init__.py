@@ -6,7 +6,7 @@ the pool.
 
 from stepwell.envs.base import BaseEnv
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig, EvalHandling
-from stepwell.envs.data import Item, ScoredDataGroup, ScoredDataItem, gather
+from stepwell.envs.scored_data import Item, ScoredDataGroup, ScoredDataItem, gather
 
 __all__ = [
     "APIServerConfig",

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
-from stepwell.envs.checkpoint import Checkpoints
-from stepwell.envs.collecting import collect
+from stepwell.envs.checkpoints import Checkpoints
+from stepwell.envs.collection import collect
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
-from stepwell.envs.data import Item, ScoredDataGroup, ScoredDataItem, gather
+from stepwell.envs.loop.failure_count import Tally
+from stepwell.envs.output.wandb_tracker import Tracker
+from stepwell.envs.scored_data import Item, ScoredDataGroup, ScoredDataItem, gather
 from stepwell.envs.servers import ServerManager
-from stepwell.envs.tally import Tally
-from stepwell.envs.tracking import Tracker
 from stepwell.errors import BadRequest
 
 log = logging.getLogger("stepwell.envs")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from stepwell.envs.data import ScoredDataGroup
+from stepwell.envs.scored_data import ScoredDataGroup
 
 MALFORMED = "malformed"
 WRONG_SIZE = "wrong size"

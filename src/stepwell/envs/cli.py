@@ -20,8 +20,8 @@ from stepwell.errors import StepwellError
 
 if TYPE_CHECKING:
     from stepwell.envs.base import BaseEnv
-    from stepwell.envs.pages import Decode
-    from stepwell.envs.progress import Show
+    from stepwell.envs.loop.progress import Show
+    from stepwell.envs.output.html_page import Decode
 
 
 def main(kind: "type[BaseEnv]", argv: Sequence[str] | None = None) -> None:
@@ -57,7 +57,7 @@ def read(kind: "type[BaseEnv]", command: str, argv: Sequence[str], program: str)
 
 
 def run(kind: "type[BaseEnv]", command: str, told: Told) -> None:
-    from stepwell.envs.show import showing
+    from stepwell.envs.loop.show import showing
 
     with showing() as show:
         logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")  # within, so that lines do not break the bars
@@ -65,14 +65,14 @@ def run(kind: "type[BaseEnv]", command: str, told: Told) -> None:
 
 
 def serve(env: "BaseEnv", told: Told, show: "Show") -> None:
-    from stepwell.envs import life
+    from stepwell.envs.loop import lifecycle as life
 
     asyncio.run(life.serve(env, show))
 
 
 def process(env: "BaseEnv", told: Told, show: "Show") -> None:
-    from stepwell.envs import life
-    from stepwell.envs.writing import PAGE, GroupFolder
+    from stepwell.envs.loop import lifecycle as life
+    from stepwell.envs.output.group_files import PAGE, GroupFolder
 
     assert isinstance(told.flags, ProcessFlags)
     folder = Path(told.flags.out)
@@ -84,7 +84,7 @@ def process(env: "BaseEnv", told: Told, show: "Show") -> None:
 
 
 def evaluate(env: "BaseEnv", told: Told, show: "Show") -> None:
-    from stepwell.envs import life
+    from stepwell.envs.loop import lifecycle as life
 
     metrics: Mapping[str, float] = asyncio.run(life.evaluate(env, show))
     for name, value in metrics.items():

@@ -5,23 +5,23 @@ from collections.abc import AsyncIterable, Callable
 from datetime import datetime
 from typing import TypeAlias
 
+from stepwell.common.export_progress import Progress
 from stepwell.config.exports import ExportSettings, ImportSettings
-from stepwell.core.ports import SightPort
-from stepwell.core.sight import State
-from stepwell.core.step import Exactness
 from stepwell.errors import BadRequest
-from stepwell.exports.choice import Choice
-from stepwell.exports.exporting import chosen, export, limited
-from stepwell.exports.files import Files
-from stepwell.exports.from_pool import list_pool, read_groups
-from stepwell.exports.groups import StoredGroup
-from stepwell.exports.imitation import Imitation
-from stepwell.exports.importing import PoolToFill, import_groups
+from stepwell.exports.export_run import chosen, export, limited
+from stepwell.exports.file_source import Files
+from stepwell.exports.file_target import format_of, opened
+from stepwell.exports.formats import Decode, Shape, Steps
+from stepwell.exports.import_run import PoolToFill, import_groups
+from stepwell.exports.pool_source import list_pool, read_groups
 from stepwell.exports.preferences import Preferences
-from stepwell.exports.progress import Progress
-from stepwell.exports.shapes import Decode, Shape, Steps
-from stepwell.exports.tables import Tables
-from stepwell.exports.target import format_of, opened
+from stepwell.exports.selection import Choice
+from stepwell.exports.sft import Imitation
+from stepwell.pool.api.ports import SightPort
+from stepwell.pool.api.watching import State
+from stepwell.steps.groups import StoredGroup
+from stepwell.steps.step import Exactness
+from stepwell.steps.tables import Tables
 
 log = logging.getLogger("stepwell.exports")
 

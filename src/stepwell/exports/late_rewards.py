@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepwell.core.columns import Columns
-from stepwell.exports.groups import StoredGroup
+from stepwell.steps.columns import Columns
+from stepwell.steps.groups import StoredGroup
 
 if TYPE_CHECKING:
     import pyarrow

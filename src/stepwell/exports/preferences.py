@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepwell.core.columns import Columns
-from stepwell.core.step import IntArray
-from stepwell.exports.groups import StoredGroup
-from stepwell.exports.lines import Record
-from stepwell.exports.shapes import Decode, return_of, table_of, task_steps
+from stepwell.exports.formats import Decode, return_of, table_of, task_steps
+from stepwell.steps.columns import Columns
+from stepwell.steps.groups import StoredGroup
+from stepwell.steps.json_lines import Record
+from stepwell.steps.step import IntArray
 
 if TYPE_CHECKING:
     import pyarrow

@@ -8,28 +8,29 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from stepwell.core.keys import Keys
-from stepwell.core.ports import PoolPort, RewardPort
-from stepwell.gateway import answers, tracing
-from stepwell.gateway.blackbox import opening_router, trajectory_router
-from stepwell.gateway.calls import AgentCalls
-from stepwell.gateway.engines import Engines
-from stepwell.gateway.front import Front, MountedDoor
-from stepwell.gateway.keys import BELOW_A_TRAJECTORY
-from stepwell.gateway.known import KnownTrajectories
-from stepwell.gateway.operating import operating_router, show
-from stepwell.gateway.quick import QuickCalls
-from stepwell.gateway.readiness import ReadinessCheck
-from stepwell.gateway.recorder import Recorder
-from stepwell.gateway.recording import Recording
+from stepwell.common.access_keys import Keys
+from stepwell.common.tokenizers import BackgroundTokenizer
+from stepwell.engines.fleet import Engines
+from stepwell.gateway.agent_calls import AgentCalls
+from stepwell.gateway.http import error_responses as answers
+from stepwell.gateway.http import tracing
+from stepwell.gateway.http.metrics import Sight
+from stepwell.gateway.recording.outbox import Recorder
+from stepwell.gateway.recording.spool import Spool
+from stepwell.gateway.recording.step_builder import Recording
+from stepwell.gateway.recording.version_confirmer import Versions
 from stepwell.gateway.rollouts import Rollouts
-from stepwell.gateway.sight import Sight
-from stepwell.gateway.spool import Spool
-from stepwell.gateway.tokenizer import BackgroundTokenizer
-from stepwell.gateway.versions import Versions
-from stepwell.gateway.whitebox import whitebox_router
-from stepwell.gateway.whitebox_chat import WhiteboxChat, whitebox_chat_router
-from stepwell.wire.openapi import documented
+from stepwell.gateway.routes.access import BELOW_A_TRAJECTORY
+from stepwell.gateway.routes.asgi import Front, MountedDoor
+from stepwell.gateway.routes.fast_routes import QuickCalls
+from stepwell.gateway.routes.openapi import documented
+from stepwell.gateway.routes.operator_routes import operating_router, show
+from stepwell.gateway.routes.readiness import ReadinessCheck
+from stepwell.gateway.routes.trajectory_routes import opening_router, trajectory_router
+from stepwell.gateway.routes.unrecorded_calls import WhiteboxChat, whitebox_chat_router
+from stepwell.gateway.routes.whitebox_routes import whitebox_router
+from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.pool.api.ports import PoolPort, RewardPort
 
 DRAIN_TIMEOUT = 30.0
 """Seconds a gateway that is told to end waits for the pool to take its last steps."""

@@ -5,12 +5,12 @@ The trajectory is named by the URL, its state lives in the pool's shard: any gat
 
 from uuid import uuid4
 
-from stepwell.core.intake import Registration
-from stepwell.core.keys import Keys
-from stepwell.core.ports import PoolPort
-from stepwell.gateway.known import KnownTrajectories, TrajectoryRef
-from stepwell.gateway.recorder import Recorder
-from stepwell.wire import gateway as shapes
+from stepwell.common.access_keys import Keys
+from stepwell.gateway.recording.outbox import Recorder
+from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryRef
+from stepwell.pool.api.ports import PoolPort
+from stepwell.pool.rules.ingest import Registration
+from stepwell.wire import gateway_api as shapes
 
 
 class Rollouts:

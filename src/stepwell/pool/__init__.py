@@ -1,1 +1,1 @@
-"""The DataPool on Ray: a named, detached actor around core/pool.py, and the clients that reach it."""
+"""The DataPool on Ray: a named, detached actor around pool/rules/pool.py, and the clients that reach it."""

@@ -11,7 +11,7 @@ from numbers import Real
 import numpy as np
 import orjson
 
-from stepwell.core.scoring import Outcome, Score
+from stepwell.pool.api.scoring import Outcome, Score
 from stepwell.rewards.blame import shortened
 
 NOTES_KEPT = 10_000

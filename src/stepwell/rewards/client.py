@@ -7,8 +7,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from stepwell.core.ports import RewardRequest, RewardScore
 from stepwell.errors import NotReady, RewardFailed, StepwellError
+from stepwell.pool.api.ports import RewardRequest, RewardScore
 
 TIMEOUT = 60.0
 PAUSE = 0.2

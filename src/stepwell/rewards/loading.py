@@ -16,11 +16,11 @@ from typing import TypeAlias
 
 from pydantic import ValidationError
 
-from stepwell.core.scoring import Score
-from stepwell.core.step import JsonObject
 from stepwell.errors import BadRequest
+from stepwell.pool.api.scoring import Score
 from stepwell.rewards.blame import blame
 from stepwell.rewards.sample import Sample
+from stepwell.steps.step import JsonObject
 
 Call: TypeAlias = Callable[[Sample], float | Score | Awaitable[float | Score]]
 
@@ -59,7 +59,7 @@ def _as_function(name: str, call: object) -> RewardFunction:
 
 
 def _built_in(name: str, options: JsonObject) -> object:
-    from stepwell.rewards.builtin.functions import BUILT_IN
+    from stepwell.rewards.builtin.table import BUILT_IN
 
     if name not in BUILT_IN:
         raise BadRequest(f"no built-in reward function is called {name!r}; {HOW_TO_NAME}; there are {_list(BUILT_IN)}")

@@ -9,13 +9,13 @@ import logging
 import time
 from collections.abc import Sequence
 
-from stepwell.core.ports import ScoringPort
-from stepwell.core.scoring import Judgement
-from stepwell.core.step import Step
 from stepwell.errors import StepwellError
+from stepwell.pool.api.ports import ScoringPort
+from stepwell.pool.api.scoring import Judgement
 from stepwell.rewards.pace import Pace
-from stepwell.rewards.running import Runner
 from stepwell.rewards.sample import sample_of
+from stepwell.rewards.sandbox.runner import Runner
+from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.rewards")
 

@@ -11,15 +11,15 @@ from itertools import islice
 from pathlib import PurePath
 from typing import TypeAlias
 
-from stepwell.core.scoring import Outcome
 from stepwell.errors import BadRequest, RewardFailed
+from stepwell.pool.api.scoring import Outcome
 from stepwell.rewards.attempt import Attempt
 from stepwell.rewards.blame import shortened
-from stepwell.rewards.job import Job
 from stepwell.rewards.rescoring import rescored
-from stepwell.rewards.running import Runner
 from stepwell.rewards.sample import sample_of
-from stepwell.rewards.stored import ReadTable, Store, Stored
+from stepwell.rewards.sandbox.job import Job
+from stepwell.rewards.sandbox.runner import Runner
+from stepwell.steps.parquet import ReadTable, Store, Stored
 
 Say: TypeAlias = Callable[[str], None]
 

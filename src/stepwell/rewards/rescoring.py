@@ -8,10 +8,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stepwell.core.scoring import Score
-from stepwell.core.step import Json, JsonObject, Step
+from stepwell.pool.api.scoring import Score
 from stepwell.rewards.attempt import Attempt
-from stepwell.rewards.stored import Stored
+from stepwell.steps.parquet import Stored
+from stepwell.steps.step import Json, JsonObject, Step
 
 if TYPE_CHECKING:
     import pyarrow

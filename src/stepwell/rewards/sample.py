@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
-from stepwell.core.ports import RewardRequest
-from stepwell.core.step import IntArray, Json, JsonObject, Step, ids_array
 from stepwell.errors import NotReady
-from stepwell.rewards.templates import Message, read_messages, without_end
+from stepwell.pool.api.ports import RewardRequest
+from stepwell.steps.step import IntArray, Json, JsonObject, Step, ids_array
+from stepwell.steps.templates import Message, read_messages, without_end
 
 Decode: TypeAlias = Callable[[list[int]], str]
 

@@ -14,14 +14,14 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from stepwell.core.ports import RewardRequest, RewardScore, ScoringPort
-from stepwell.core.scoring import Score
-from stepwell.core.step import Json
 from stepwell.errors import Conflict, RewardFailed, StepwellError
-from stepwell.rewards.job import Job
+from stepwell.pool.api.ports import RewardRequest, RewardScore, ScoringPort
+from stepwell.pool.api.scoring import Score
 from stepwell.rewards.loop import RewardLoop
-from stepwell.rewards.running import Runner
 from stepwell.rewards.sample import sample_of_request
+from stepwell.rewards.sandbox.job import Job
+from stepwell.rewards.sandbox.runner import Runner
+from stepwell.steps.step import Json
 
 log = logging.getLogger("stepwell.rewards")
 

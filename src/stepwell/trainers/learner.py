@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stepwell.common.optional import needed
 from stepwell.errors import BadRequest
 from stepwell.trainers.grpo import kl_penalty, policy_loss, token_logprobs
-from stepwell.trainers.lazy import needed
 from stepwell.trainers.rows import Pass, TrainedRows
 from stepwell.trainers.settings import Settings
 

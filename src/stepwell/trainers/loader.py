@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepwell.common.optional import needed
 from stepwell.errors import LeaseExpired
-from stepwell.trainers.lazy import needed
 from stepwell.trainers.ledger import Ledger
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows

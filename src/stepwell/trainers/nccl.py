@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-from stepwell.core.step import Json, JsonObject
+from stepwell.engines.vllm import Engine, on_each
 from stepwell.errors import BadRequest
-from stepwell.trainers.engine import Engine, on_each
+from stepwell.steps.step import Json, JsonObject
 from stepwell.trainers.transfers import Weights
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.core.columns import Columns
-from stepwell.core.layout import IndexArray
-from stepwell.core.lease import Leased
-from stepwell.core.merging import MergedRows
+from stepwell.pool.api.leasing import Leased
+from stepwell.steps.columns import Columns
+from stepwell.steps.layout import IndexArray
+from stepwell.steps.rows import MergedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Leases:
 
 
 class TrainingBatch(Leased, Protocol):
-    """Whole groups. See `stepwell.pool.batch.Batch`, which has more."""
+    """Whole groups. See `stepwell.pool.client.batch.Batch`, which has more."""
 
     @property
     def columns(self) -> Columns: ...

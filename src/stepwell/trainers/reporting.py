@@ -14,7 +14,7 @@ from queue import Full, Queue
 from threading import Thread
 from typing import Any, TextIO, TypeAlias
 
-from stepwell.trainers.lazy import needed
+from stepwell.common.optional import needed
 from stepwell.trainers.metrics import Metrics
 
 log = logging.getLogger("stepwell.trainers")

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.core.layout import IndexArray, parts_of, sums
-from stepwell.core.merging import MergedRows
-from stepwell.core.padding import ones, spread
-from stepwell.core.step import BoolArray, FloatArray
-from stepwell.trainers.advantages import group_advantages
+from stepwell.steps.advantages import group_advantages
+from stepwell.steps.layout import IndexArray, parts_of, sums
+from stepwell.steps.padding import ones, spread
+from stepwell.steps.rows import MergedRows
+from stepwell.steps.step import BoolArray, FloatArray
 from stepwell.trainers.ports import TrainingBatch
 
 

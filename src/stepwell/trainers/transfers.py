@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from stepwell.core.step import JsonObject
+from stepwell.common.optional import needed
+from stepwell.engines.vllm import Engine, on_each
 from stepwell.errors import Conflict
-from stepwell.trainers.engine import Engine, on_each
-from stepwell.trainers.lazy import needed
+from stepwell.steps.step import JsonObject
 
 if TYPE_CHECKING:
     import torch

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from stepwell.core.step import FloatArray, IntArray
 from stepwell.errors import FetchTimeout, LeaseExpired
+from stepwell.steps.step import FloatArray, IntArray
 from stepwell.trainers.ledger import Ledger
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows

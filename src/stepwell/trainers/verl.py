@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.core.columns import Columns, cut, stack
-from stepwell.core.layout import IndexArray, parts_of
-from stepwell.core.padding import Overlong, PaddedSteps, pad_steps
-from stepwell.core.step import FloatArray
 from stepwell.errors import BadRequest
-from stepwell.trainers.advantages import group_advantages
+from stepwell.steps.advantages import group_advantages
+from stepwell.steps.columns import Columns, cut, stack
+from stepwell.steps.layout import IndexArray, parts_of
+from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps
+from stepwell.steps.step import FloatArray
 from stepwell.trainers.ports import TrainingBatch
 
 DataProto: TypeAlias = Any

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
+from stepwell.engines.vllm import Engine, on_each
 from stepwell.errors import BadRequest, SyncFailed
-from stepwell.trainers.engine import Engine, on_each
 from stepwell.trainers.grpo import token_logprobs
 from stepwell.trainers.ports import VersionedPool
 from stepwell.trainers.transfers import Transfer, Weights

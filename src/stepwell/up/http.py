@@ -5,7 +5,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 
-from stepwell.core.step import Json
+from stepwell.steps.step import Json
 
 TIMEOUT = 5.0
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))

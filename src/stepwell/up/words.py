@@ -2,7 +2,7 @@
 
 import json
 
-from stepwell.up.plan import Plan, url_of
+from stepwell.up.launch_plan import Plan, url_of
 
 SNIPPET = """\
 import stepwell

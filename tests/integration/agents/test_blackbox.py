@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 
 from stepwell.agents import flow as flow_module
-from stepwell.agents import link as link_module
+from stepwell.agents import gateway_client as link_module
 from stepwell.agents.blackbox import Agent, BlackBoxAgentFlow
 from stepwell.agents.rollout import Rollout, RolloutStatus
-from stepwell.core.intake import Ending
 from stepwell.errors import BadRequest
+from stepwell.pool.rules.ingest import Ending
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port, serve_gateway
 from tests.rig.memory_pool import MemoryPool

@@ -14,9 +14,9 @@ import pytest
 
 from stepwell.agents.flow import AgentFlow
 from stepwell.agents.rollout import RolloutResult, RolloutStatus
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.shard.actor import start_pool
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.memory_pool import MemoryPool

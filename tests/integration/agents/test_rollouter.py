@@ -13,9 +13,9 @@ from stepwell.agents.dataset import Dataset
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus
 from stepwell.agents.rollouter import AsyncRollouter
 from stepwell.agents.validation import Validation, ValidationReport
-from stepwell.core.intake import Registration
-from stepwell.core.limits import OnDeadline
 from stepwell.errors import BadRequest
+from stepwell.pool.api.plan import OnDeadline
+from stepwell.pool.rules.ingest import Registration
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import serve_gateway
 from tests.rig.memory_pool import MemoryPool

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.dashboard import gateways
+from stepwell.dashboard import gateway_monitor as gateways
 from tests.integration.dashboard.looking import BEARER, KEY, eventually, get
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port, serve_gateway

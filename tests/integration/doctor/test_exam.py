@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from stepwell.doctor.exam import Patient, examine
+from stepwell.doctor.examination import Patient, examine
 from stepwell.doctor.findings import Column, Mark
-from stepwell.doctor.printing import plain
+from stepwell.doctor.report_text import plain
 from tests.integration.doctor.test_faults import examined, found
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port

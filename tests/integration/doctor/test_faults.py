@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.doctor.exam import Patient, examine
+from stepwell.doctor.examination import Patient, examine
 from stepwell.doctor.findings import Column, Finding, Mark, Report
-from stepwell.doctor.printing import plain
-from stepwell.doctor.wire_check import Patience
+from stepwell.doctor.report_text import plain
+from stepwell.doctor.stream_check import Patience
 from tests.rig.fake_engine import FakeEngine, Faults
 
 HURRIED = Patience(first=0.03, token=0.001, silence=0.03)

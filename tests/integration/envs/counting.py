@@ -66,7 +66,7 @@ def counting(url: str = "http://127.0.0.1:9", **config: Any) -> CountingEnv:
 
 if __name__ == "__main__":
     from stepwell import logs
-    from stepwell.envs.life import serve
+    from stepwell.envs.loop.lifecycle import serve
 
     logs.setup(json=False)
 

@@ -10,11 +10,11 @@ import httpx
 import pytest
 import uvicorn
 
-from stepwell.core.keys import Keys
-from stepwell.door.app import create_door
-from stepwell.envs import life
+from stepwell.atropos.app import create_door
+from stepwell.common.access_keys import Keys
 from stepwell.envs.failures import RolloutServerRefused
-from stepwell.envs.packing import pack
+from stepwell.envs.loop import lifecycle as life
+from stepwell.envs.rollout_server.bodies import pack
 from tests.integration.envs.counting import CountingEnv, counting
 from tests.rig.memory_pool import MemoryPool
 from tests.rig.waiting import until

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from stepwell.envs.writing import read_lines, read_table
+from stepwell.envs.output.group_files import read_lines, read_table
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.rollout_server import FakeRolloutServer
 from tests.rig.threads import in_thread

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stepwell.envs import APIServerConfig, BaseEnv
-from stepwell.envs.data import ScoredDataItem
-from stepwell.envs.writing import read_lines, read_table
+from stepwell.envs.output.group_files import read_lines, read_table
+from stepwell.envs.scored_data import ScoredDataItem
 from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
 from tests.rig.gateways import serve_gateway
 from tests.rig.memory_pool import MemoryPool

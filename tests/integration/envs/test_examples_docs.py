@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from stepwell.envs import BaseEnv
-from stepwell.envs.writing import read_lines
+from stepwell.envs.output.group_files import read_lines
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port
 from tests.rig.ray_cluster import RayCluster

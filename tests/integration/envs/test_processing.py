@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.envs import life
-from stepwell.envs.data import ScoredDataGroup
+from stepwell.envs.loop import lifecycle as life
+from stepwell.envs.scored_data import ScoredDataGroup
 from tests.integration.envs.counting import CountingEnv, counting
 
 

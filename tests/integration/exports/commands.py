@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.config.exports import ExportSettings, ImportSettings
-from stepwell.core.limits import Limits
 from stepwell.exports.commands import run_export, run_import
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.shard.actor import start_pool
 from tests.unit.exports.stored import TABLES
 
 

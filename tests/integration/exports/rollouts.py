@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.core.intake import Registration, Reward
-from stepwell.core.step import INDEX_BY_POOL, Exactness, Json, Step, VersionSpan, ids_array, logprobs_array
 from stepwell.pool.client import PoolClient
+from stepwell.pool.rules.ingest import Registration, Reward
+from stepwell.steps.step import INDEX_BY_POOL, Exactness, Json, Step, VersionSpan, ids_array, logprobs_array
 
 WORDS = ("plain", "Ünïcödé ✓", "日本語", 'quotes " and \\', "line\nbreak", "")
 MARKS = (None, None, "greedy: temperature 0", "side_call: a title")

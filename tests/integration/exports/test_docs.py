@@ -13,9 +13,9 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from stepwell.core.columns import pack
-from stepwell.core.step import Exactness
-from stepwell.pool.batch import make_batch
+from stepwell.pool.client.batch import make_batch
+from stepwell.steps.columns import pack
+from stepwell.steps.step import Exactness
 from tests.builders import make_group, make_step
 from tests.integration.exports.commands import new_pool
 from tests.rig.ray_cluster import RayCluster

@@ -6,10 +6,10 @@ import datasets
 import polars as pl
 import pytest
 
-from stepwell.exports.imitation import Imitation
+from stepwell.exports.file_target import opened
+from stepwell.exports.formats import Shape, Steps
 from stepwell.exports.preferences import Preferences
-from stepwell.exports.shapes import Shape, Steps
-from stepwell.exports.target import opened
+from stepwell.exports.sft import Imitation
 from tests.unit.exports.stored import TABLES, stored, turns
 
 GROUPS = [

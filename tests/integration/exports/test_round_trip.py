@@ -6,10 +6,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from stepwell.core.sight import Action, Curation
 from stepwell.errors import BadRequest
-from stepwell.pool.batch import Batch
+from stepwell.pool.api.watching import Action, Curation
 from stepwell.pool.client import PoolClient
+from stepwell.pool.client.batch import Batch
 from tests.builders import make_group, make_step
 from tests.integration.exports.commands import export, import_into, new_pool
 from tests.integration.exports.rollouts import fill

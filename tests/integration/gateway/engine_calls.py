@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from stepwell.gateway.engines import Engines
-from stepwell.gateway.probing import Capabilities
+from stepwell.engines.engine import Capabilities
+from stepwell.engines.fleet import Engines
 from tests.rig.fake_engine import FakeEngine
 
 CHAT = "/v1/chat/completions"

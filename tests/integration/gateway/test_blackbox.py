@@ -7,8 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stepwell.core.limits import Overflow
-from stepwell.core.step import Exactness
+from stepwell.pool.api.plan import Overflow
+from stepwell.steps.step import Exactness
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import serve_gateway
 from tests.rig.memory_pool import MemoryPool

@@ -11,9 +11,9 @@ import aiohttp
 import httpx
 import pytest
 
-from stepwell.gateway.calls import LARGEST_BODY
-from stepwell.gateway.front import LARGEST_HEADERS
-from stepwell.wire.requests import STRIPPED
+from stepwell.gateway.agent_calls import LARGEST_BODY
+from stepwell.gateway.dialects.dialect import STRIPPED
+from stepwell.gateway.routes.asgi import LARGEST_HEADERS
 from tests.integration.gateway.agent import HELLO, agent_of
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway

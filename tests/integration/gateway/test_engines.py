@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack
 import orjson
 import pytest
 
+from stepwell.engines.engine import Capabilities
+from stepwell.engines.fleet import Engines
+from stepwell.engines.replies import EngineAnswer
+from stepwell.engines.vllm_generate import Generated
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.engines import Engines
-from stepwell.gateway.probing import Capabilities
-from stepwell.gateway.reply import EngineAnswer
-from stepwell.wire.generate import Generated
 from tests.integration.gateway.engine_calls import (
     CHAT,
     LONG,

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from stepwell.engines.fleet import Engines
 from stepwell.errors import BadRequest, EngineUnavailable
-from stepwell.gateway.engines import Engines
 from tests.integration.gateway.engine_calls import (
     CHAT,
     addresses,

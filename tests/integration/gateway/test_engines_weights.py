@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack
 import orjson
 import pytest
 
+from stepwell.engines import selection as fleet
+from stepwell.engines.fleet import Engines
+from stepwell.engines.replica import EngineState
+from stepwell.engines.replies import EngineReply
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway import fleet
-from stepwell.gateway.engines import Engines
-from stepwell.gateway.replica import EngineState
-from stepwell.gateway.reply import EngineReply
 from tests.integration.gateway.engine_calls import (
     CHAT,
     addresses,
@@ -70,7 +70,7 @@ async def test_a_call_waits_for_its_only_engine(engine: FakeEngine) -> None:
 async def test_an_engine_that_loads_weights_is_deaf_but_not_down(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepwell.gateway.engines.ANSWER_TIMEOUT", 0.1)
+    monkeypatch.setattr("stepwell.engines.fleet.ANSWER_TIMEOUT", 0.1)
     async with watched(engine) as engines:
         engine.listens.clear()
         asked_for = engine.asked["/is_paused"]

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from stepwell.core.step import Step
+from stepwell.steps.step import Step
 from tests.integration.gateway.agent import HELLO, Agent, Heard, agent_of
 from tests.rig.fake_engine import FakeEngine, Faults, Reply
 from tests.rig.gateways import serve_gateway

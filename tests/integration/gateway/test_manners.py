@@ -8,10 +8,10 @@ from typing import Any
 import openai
 import pytest
 
-from stepwell.core.step import Exactness
-from stepwell.gateway import calls
-from stepwell.gateway.outgoing import KeepAlives
-from stepwell.gateway.recorder import Recorder
+from stepwell.gateway import agent_calls as calls
+from stepwell.gateway.http.response_writer import KeepAlives
+from stepwell.gateway.recording.outbox import Recorder
+from stepwell.steps.step import Exactness
 from tests.integration.gateway.agent import HELLO, Agent, Heard, agent_of
 from tests.rig.chatml import render_chat
 from tests.rig.fake_engine import FakeEngine, Faults, Reply

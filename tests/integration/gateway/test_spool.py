@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stepwell.gateway.spool import Spool
+from stepwell.gateway.recording.spool import Spool
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.shard.actor import start_pool
 from tests.integration.gateway.conftest import StartGateway
 from tests.integration.pool.conftest import pid_of
 from tests.rig.fake_engine import FakeEngine

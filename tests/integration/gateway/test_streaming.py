@@ -9,8 +9,8 @@ import aiohttp
 import openai
 import pytest
 
-from stepwell.core.soundness import fault_kind
-from stepwell.core.step import Step
+from stepwell.steps.soundness import fault_kind
+from stepwell.steps.step import Step
 from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
 from tests.rig.gateways import serve_gateway
 from tests.rig.memory_pool import MemoryPool

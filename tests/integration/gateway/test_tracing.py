@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 
-from stepwell.gateway import tracing as module
-from stepwell.gateway.tracing import start
+from stepwell.gateway.http import tracing as module
+from stepwell.gateway.http.tracing import start
 
 
 class Collector(BaseHTTPRequestHandler):

@@ -9,7 +9,7 @@ import aiohttp
 import openai
 import pytest
 
-from stepwell.gateway.tokenizer import load_tokenizer
+from stepwell.common.tokenizers import load_tokenizer
 from tests.integration.gateway.agent import HELLO
 from tests.rig.chatml import render_chat
 from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall

@@ -3,9 +3,9 @@ from typing import Any
 
 import ray
 
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.shard.actor import start_pool
 
 
 def started(plan: PoolPlan, namespace: str) -> PoolClient:

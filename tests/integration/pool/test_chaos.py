@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos_pool import run_chaos
-from stepwell.core.intake import Registration, Verdict
 from stepwell.errors import FetchTimeout
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.rules.ingest import Registration, Verdict
+from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_step
 from tests.rig.ray_cluster import RayCluster
 

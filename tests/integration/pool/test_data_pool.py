@@ -8,14 +8,14 @@ import threading
 import pytest
 import ray
 
-from stepwell.core.columns import pack
-from stepwell.core.intake import Ending, Registration, Verdict
-from stepwell.core.lease import Wanted
-from stepwell.core.limits import Limits
 from stepwell.errors import BadRequest, Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
+from stepwell.pool.api.leasing import Wanted
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.rules.ingest import Ending, Registration, Verdict
+from stepwell.pool.shard.actor import start_pool
+from stepwell.steps.columns import pack
 from tests.builders import make_step, same_step
 from tests.integration.pool.conftest import pid_of, started
 from tests.rig.ray_cluster import RayCluster

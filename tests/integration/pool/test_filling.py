@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import ray
 
-from stepwell.core.columns import pack
-from stepwell.core.filling import Filled
-from stepwell.core.intake import Registration, Verdict
-from stepwell.core.step import Exactness, Step
 from stepwell.errors import BadRequest, LeaseExpired
+from stepwell.pool.api.filling import Filled
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.filling import Fill
-from stepwell.pool.filling import fill as fill_from
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.shards import PATIENCE, Shards
+from stepwell.pool.client.exact_fill import Fill
+from stepwell.pool.client.exact_fill import fill as fill_from
+from stepwell.pool.client.shards import PATIENCE, Shards
+from stepwell.pool.rules.ingest import Registration, Verdict
+from stepwell.steps.columns import pack
+from stepwell.steps.step import Exactness, Step
 from tests.builders import EVERYTHING, make_group
 from tests.integration.pool.conftest import actor, pid_of, started
 

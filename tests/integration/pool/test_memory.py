@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import ray
 
-from stepwell.core.columns import Columns, pack
-from stepwell.core.lease import Wanted
-from stepwell.core.limits import Limits
-from stepwell.core.step import IntArray, Step, logprobs_array
-from stepwell.pool.plan import PoolPlan
+from stepwell.pool.api.leasing import Wanted
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.steps.columns import Columns, pack
+from stepwell.steps.step import IntArray, Step, logprobs_array
 from tests.integration.pool.conftest import actor, pid_of, started
 
 GROUPS, GROUP = 1_000, 16

@@ -8,11 +8,11 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from stepwell.core.intake import Registration
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.rules.ingest import Registration
+from stepwell.pool.shard.actor import start_pool
 from tests.integration.pool.conftest import actor
 
 SOON = 2.0

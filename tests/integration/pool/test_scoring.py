@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import ray
 
-from stepwell.core.intake import Ending, Registration, Reward, Verdict
-from stepwell.core.limits import Limits
-from stepwell.core.routing import shard_of
-from stepwell.core.scoring import Judgement, Outcome, Score
-from stepwell.core.step import Step
+from stepwell.engines.routing import shard_of
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.scoring import Judgement, Outcome, Score
 from stepwell.pool.client import PoolClient
-from stepwell.pool.plan import PoolPlan
+from stepwell.pool.rules.ingest import Ending, Registration, Reward, Verdict
+from stepwell.steps.step import Step
 from tests.builders import make_step
 from tests.integration.pool.conftest import actor, pid_of, started
 

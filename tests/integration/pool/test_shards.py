@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import ray
 
-from stepwell.core.intake import Ending, Registration, Reward, Verdict
-from stepwell.core.limits import Limits
-from stepwell.core.routing import shard_of
-from stepwell.core.stats import PoolStats
-from stepwell.core.step import Exactness
+from stepwell.engines.routing import shard_of
 from stepwell.errors import FetchTimeout, LeaseExpired, PoolUnavailable, UnknownTrajectory
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.rules.ingest import Ending, Registration, Reward, Verdict
+from stepwell.pool.shard.actor import start_pool
+from stepwell.steps.step import Exactness
 from tests.builders import make_step
 from tests.integration.pool.conftest import actor, pid_of, started
 from tests.rig.waiting import wait_until

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.core.columns import unpack
-from stepwell.core.intake import Ending, Registration, Reward, Verdict
-from stepwell.core.limits import Limits
-from stepwell.core.ports import SightPort
-from stepwell.core.routing import shard_of
-from stepwell.core.sight import Action, Curated, Curation, Cursor, Summary
+from stepwell.engines.routing import shard_of
 from stepwell.errors import FetchTimeout, PoolUnavailable
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.ports import SightPort
+from stepwell.pool.api.watching import Action, Curated, Curation, Cursor, Summary
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
+from stepwell.pool.rules.ingest import Ending, Registration, Reward, Verdict
+from stepwell.steps.columns import unpack
 from tests.builders import make_step
 from tests.integration.pool.conftest import pid_of, started
 from tests.rig.ray_cluster import RayCluster

@@ -9,15 +9,15 @@ from typing import Any
 
 import ray
 
-from stepwell.core.intake import Ending, Registration, Verdict
-from stepwell.core.limits import Limits
-from stepwell.core.stats import ScoringStats
-from stepwell.core.step import Json
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.stats import ScoringStats
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
-from stepwell.rewards.job import Job
+from stepwell.pool.rules.ingest import Ending, Registration, Verdict
+from stepwell.pool.shard.actor import start_pool
+from stepwell.rewards.sandbox.job import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
+from stepwell.steps.step import Json
 from tests.builders import make_step
 
 POOL = "data_pool"

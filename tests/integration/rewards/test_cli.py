@@ -11,10 +11,10 @@ import pytest
 from openai import OpenAI
 
 import stepwell
-from stepwell.core.columns import pack
-from stepwell.pool.arrow import batch_from_arrow
-from stepwell.pool.batch import make_batch
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.client.batch import make_batch
+from stepwell.steps.arrow import batch_from_arrow
+from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.integration.rewards.rollouts import written
 from tests.rig.chatml import render_chat

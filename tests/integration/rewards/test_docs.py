@@ -14,12 +14,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from stepwell.core.columns import pack
-from stepwell.core.scoring import Score
-from stepwell.pool.batch import make_batch
+from stepwell.pool.api.scoring import Score
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.rewards.builtin.functions import BUILT_IN, FACTORIES
+from stepwell.pool.client.batch import make_batch
+from stepwell.rewards.builtin.table import BUILT_IN, FACTORIES
 from stepwell.rewards.loading import load
+from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.chatml import render_chat
 from tests.rig.fake_engine import FakeEngine

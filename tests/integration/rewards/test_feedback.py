@@ -10,11 +10,11 @@ import ray
 from openai import OpenAI
 
 import stepwell
-from stepwell.core.limits import Limits
 from stepwell.errors import BadRequest, Conflict, Forbidden, UnknownTrajectory
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.shard.actor import start_pool
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.memory_pool import MemoryPool

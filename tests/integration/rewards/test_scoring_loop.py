@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.core.limits import OnRewardFailure
+from stepwell.pool.api.plan import OnRewardFailure
 from tests.integration.rewards.rollouts import WORKERS, Scored, pid_of, written
 from tests.rig.waiting import wait_until
 
 FUNCTIONS = """
 import time
-from stepwell.core.scoring import Score
+from stepwell.pool.api.scoring import Score
 
 def slow(sample):
     time.sleep(0.01)

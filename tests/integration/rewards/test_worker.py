@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import ray
 
-from stepwell.core.ports import RewardRequest, RewardScore
-from stepwell.core.scoring import Judgement
-from stepwell.core.step import Json, Step
 from stepwell.errors import BadRequest, Conflict, NotReady, RewardFailed
+from stepwell.pool.api.ports import RewardRequest, RewardScore
+from stepwell.pool.api.scoring import Judgement
 from stepwell.rewards.client import RewardClient
-from stepwell.rewards.job import Job
+from stepwell.rewards.sandbox.job import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
+from stepwell.steps.step import Json, Step
 from tests.builders import make_step
 from tests.rig.scoring_port import MemoryScoringPort
 from tests.rig.waiting import wait_until
 
 FUNCTIONS = """
 import time
-from stepwell.core.scoring import Score
+from stepwell.pool.api.scoring import Score
 
 def quick(sample):
     return 1.0

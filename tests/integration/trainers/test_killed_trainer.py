@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.core.intake import Ending, Registration, Verdict
+from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.plan import PoolPlan
-from stepwell.pool.starting import start_pool
+from stepwell.pool.rules.ingest import Ending, Registration, Verdict
+from stepwell.pool.shard.actor import start_pool
 from stepwell.trainers.checkpoint import read_checkpoint
 from tests.builders import make_step
 from tests.integration.trainers.dying_trainer import GROUPS, UPDATES

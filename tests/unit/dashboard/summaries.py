@@ -1,6 +1,6 @@
 from typing import Any
 
-from stepwell.core.sight import Changes, State, Summary
+from stepwell.pool.api.watching import Changes, State, Summary
 
 
 def make_summary(uid: str = "t", prompt: str = "p", **fields: Any) -> Summary:

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from stepwell.dashboard.gateways import read_metrics
+from stepwell.dashboard.gateway_monitor import read_metrics
 from stepwell.dashboard.latency import Histogram, cumulated, together
 
 INF = math.inf

@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from stepwell.core.stats import ChannelStats, PoolStats, ScoringStats, Tally
-from stepwell.dashboard.asking import Shared
-from stepwell.dashboard.following import Following
-from stepwell.dashboard.index import Index
+from stepwell.common.shared_answer import Shared
+from stepwell.dashboard.index.follower import Following
+from stepwell.dashboard.index.texts import Texts
+from stepwell.dashboard.index.trajectories import Index
 from stepwell.dashboard.metrics import Metrics, ages_of, families
-from stepwell.dashboard.texts import Texts
+from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, Tally
 from tests.rig.sight import MemorySight
 
 TRAIN = ChannelStats(

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from stepwell.core.sight import State
-from stepwell.core.step import VersionSpan
-from stepwell.dashboard.decoding import Decoder
+from stepwell.common.token_decoder import Decoder
 from stepwell.dashboard.views import PROMPT_TOKENS, group_view, last_text, step_views
+from stepwell.pool.api.watching import State
+from stepwell.steps.step import VersionSpan
 from tests.builders import make_step
 from tests.rig.sight_rollouts import RigTokenizer, steps_of
 from tests.rig.vocabulary import encode

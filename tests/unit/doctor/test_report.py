@@ -3,7 +3,7 @@
 import json
 
 from stepwell.doctor.findings import EXACT, Check, Column, Finding, Mark, Report, Row
-from stepwell.doctor.printing import as_json, coloured, plain
+from stepwell.doctor.report_text import as_json, coloured, plain
 
 FINE = Check("engine", Finding(Mark.OK, "vLLM 0.32.0"))
 PROVED = Row("single turn", {Column.IDS: EXACT, Column.LOGPROBS: EXACT})

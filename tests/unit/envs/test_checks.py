@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from stepwell.envs.checks import fault_of
-from stepwell.envs.data import ScoredDataGroup
+from stepwell.envs.scored_data import ScoredDataGroup
 
 
 def fault(may_be_equal: bool = False, **more: Any) -> tuple[str, str] | None:

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import Progress as RichProgress
 from rich.progress import TextColumn
 
-from stepwell.envs.progress import Progress
-from stepwell.envs.show import EVERY, Bars, Lines, showing
+from stepwell.envs.loop.progress import Progress
+from stepwell.envs.loop.show import EVERY, Bars, Lines, showing
 
 AT_WORK = Progress("sums", done=2, total=10, delivered=5, running=3)
 

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepwell.core.columns import Columns, pack
-from stepwell.core.sight import AuditEntry, Changes, Curated, Curation, Cursor, Series, State, Summary
-from stepwell.core.stats import PoolStats
-from stepwell.core.step import Step
 from stepwell.errors import PoolUnavailable
-from stepwell.exports.groups import StoredGroup
-from stepwell.exports.tables import Tables
-from stepwell.pool.arrow import SCHEMA, columns_from_arrow
-from stepwell.pool.batch import make_batch
+from stepwell.pool.api.stats import PoolStats
+from stepwell.pool.api.watching import AuditEntry, Changes, Curated, Curation, Cursor, Series, State, Summary
+from stepwell.pool.client.batch import make_batch
+from stepwell.steps.arrow import SCHEMA, columns_from_arrow
+from stepwell.steps.columns import Columns, pack
+from stepwell.steps.groups import StoredGroup
+from stepwell.steps.step import Step
+from stepwell.steps.tables import Tables
 from tests.builders import make_step
 
 TABLES = Tables(

@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stepwell import cli
-from stepwell.core.columns import pack
-from stepwell.pool.batch import make_batch
+from stepwell.pool.client.batch import make_batch
+from stepwell.steps.columns import pack
 from tests.unit.exports.stored import turns
 
 

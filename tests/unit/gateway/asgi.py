@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from stepwell.gateway.calls import Receive
-from stepwell.gateway.outgoing import Headers, Message, Send
+from stepwell.gateway.agent_calls import Receive
+from stepwell.gateway.http.response_writer import Headers, Message, Send
 
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 

@@ -6,12 +6,12 @@ from typing import cast
 
 import aiohttp
 
-from stepwell.core.step import JsonObject
-from stepwell.gateway.engines import Engines
-from stepwell.gateway.probing import Capabilities, Questions
-from stepwell.gateway.replica import Engine
-from stepwell.gateway.reply import EngineAnswer, EngineReply
-from stepwell.wire.generate import Generated
+from stepwell.engines.engine import Capabilities, Questions
+from stepwell.engines.fleet import Engines
+from stepwell.engines.replica import Engine
+from stepwell.engines.replies import EngineAnswer, EngineReply
+from stepwell.engines.vllm_generate import Generated
+from stepwell.steps.step import JsonObject
 
 
 def make_engine(address: str = "http://e", *, weight_info: bool = True) -> Engine:

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from stepwell.core.intake import Registration, Reward
-from stepwell.core.limits import Limits
-from stepwell.core.step import Exactness
-from stepwell.pool.archive import ParquetArchive
-from stepwell.pool.journal import SqliteJournal
-from stepwell.pool.late_rewards import late
-from stepwell.pool.restoring import Restored, restore
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.rules.ingest import Registration, Reward
+from stepwell.pool.shard.archive import ParquetArchive
+from stepwell.pool.shard.journal import SqliteJournal
+from stepwell.pool.shard.late_rewards import late
+from stepwell.pool.shard.recovery import Restored, restore
+from stepwell.steps.step import Exactness
 from tests.builders import EasyPool, make_step
 
 opened: list[SqliteJournal] = []

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from stepwell.core.intake import Registration, Verdict
-from stepwell.core.limits import Limits
-from stepwell.core.sight import Action, Curated, Curation
-from stepwell.pool.journal import SqliteJournal
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.watching import Action, Curated, Curation
+from stepwell.pool.rules.ingest import Registration, Verdict
+from stepwell.pool.shard.journal import SqliteJournal
 from tests.builders import EasyPool, make_step
 from tests.unit.pool.journals import kill, open_pool, rows, save
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.pool.archive import ParquetArchive
+from stepwell.pool.shard.archive import ParquetArchive
 from tests.unit.pool.journals import give_late, kill, open_pool, save
 
 

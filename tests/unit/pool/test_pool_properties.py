@@ -12,16 +12,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stepwell.core.gate import Gate
-from stepwell.core.intake import Registration, Reward, Verdict
-from stepwell.core.lease import Order, Settlement, Taken, Unit
-from stepwell.core.limits import Limits, OnDeadline, OnStale, Overflow
-from stepwell.core.sight import Action, Curated, Curation
-from stepwell.core.sketch import Sketch
-from stepwell.core.step import Exactness, Step
 from stepwell.errors import Conflict, PoolFull
-from stepwell.pool.journal import SqliteJournal
-from stepwell.pool.restoring import restore
+from stepwell.pool.api.leasing import Order, Settlement, Taken, Unit
+from stepwell.pool.api.plan import Limits, OnDeadline, OnStale, Overflow
+from stepwell.pool.api.watching import Action, Curated, Curation
+from stepwell.pool.rules.ingest import Registration, Reward, Verdict
+from stepwell.pool.shard.journal import SqliteJournal
+from stepwell.pool.shard.recovery import restore
+from stepwell.pool.state.snapshots import Sketch
+from stepwell.steps.step import Exactness, Step
+from stepwell.steps.step_filter import Gate
 from tests.builders import EasyPool, in_groups, make_step
 
 CHANNELS = ("train", "validation")

@@ -9,13 +9,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stepwell.core.group import Trajectory
-from stepwell.core.intake import Reward
-from stepwell.core.limits import Limits, OnRewardFailure
-from stepwell.core.scoring import Outcome
-from stepwell.core.scoring_desk import GIVEN_UP
-from stepwell.pool.journal import SqliteJournal
-from stepwell.pool.restoring import restore
+from stepwell.pool.api.plan import Limits, OnRewardFailure
+from stepwell.pool.api.scoring import Outcome
+from stepwell.pool.rules.ingest import Reward
+from stepwell.pool.rules.rewards_due import GIVEN_UP
+from stepwell.pool.shard.journal import SqliteJournal
+from stepwell.pool.shard.recovery import restore
+from stepwell.pool.state.records import Trajectory
 from tests.builders import EasyPool, in_groups, make_step
 
 ATTEMPTS = 2

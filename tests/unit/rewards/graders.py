@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.core.scoring import Score
+from stepwell.pool.api.scoring import Score
 from stepwell.rewards.sample import Sample
 
 leaked: list[bytes] = []

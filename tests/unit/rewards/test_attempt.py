@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell.core.scoring import Outcome, Score
+from stepwell.pool.api.scoring import Outcome, Score
 from stepwell.rewards.attempt import Attempt, attempt_of, read_attempt, write_attempt
 
 

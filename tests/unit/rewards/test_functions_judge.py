@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.core.scoring import Score
 from stepwell.errors import BadRequest, RewardFailed
+from stepwell.pool.api.scoring import Score
 from stepwell.rewards.builtin import endpoint
 from stepwell.rewards.builtin.votes import Scale, read_text
 from stepwell.rewards.loading import load

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.core.scoring import Score
 from stepwell.errors import BadRequest, RewardFailed
+from stepwell.pool.api.scoring import Score
 from stepwell.rewards.loading import load
 from tests.unit.rewards.texts import answered, step, trajectory
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from stepwell.core.scoring import Score
 from stepwell.errors import RewardFailed
-from stepwell.rewards.builtin import candidate
+from stepwell.pool.api.scoring import Score
+from stepwell.rewards.builtin import candidate_main as candidate
 from stepwell.rewards.builtin.confinement import Confinement, run_confined, strongest
 from stepwell.rewards.loading import load
 from tests.unit.rewards.texts import answered

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from stepwell.core.scoring import Outcome, Score
-from stepwell.core.step import Step
+from stepwell.pool.api.scoring import Outcome, Score
 from stepwell.rewards import loop
 from stepwell.rewards.loop import RewardLoop
 from stepwell.rewards.pace import MOST_HELD, Pace
-from stepwell.rewards.running import Runner
+from stepwell.rewards.sandbox.runner import Runner
+from stepwell.steps.step import Step
 from tests.builders import make_step
 from tests.rig.scoring_port import MemoryScoringPort
 from tests.rig.waiting import until

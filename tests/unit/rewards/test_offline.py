@@ -6,21 +6,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stepwell.core.columns import pack
-from stepwell.core.scoring import Score
-from stepwell.core.step import Step
 from stepwell.errors import BadRequest, RewardFailed
-from stepwell.pool.arrow import batch_from_arrow, columns_from_arrow
-from stepwell.pool.batch import Batch, make_batch
-from stepwell.rewards.job import Job
+from stepwell.pool.api.scoring import Score
+from stepwell.pool.client.batch import Batch, make_batch
 from stepwell.rewards.offline import rescore, try_function
 from stepwell.rewards.rescoring import step_rewards
-from stepwell.rewards.stored import Store
+from stepwell.rewards.sandbox.job import Job
+from stepwell.steps.arrow import batch_from_arrow, columns_from_arrow
+from stepwell.steps.columns import pack
+from stepwell.steps.parquet import Store
+from stepwell.steps.step import Step
 from tests.builders import make_step
 
 FUNCTIONS = """
 import time
-from stepwell.core.scoring import Score
+from stepwell.pool.api.scoring import Score
 
 def told(sample):
     value = sample.metadata["told"]

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from stepwell.core.step import JsonObject
 from stepwell.rewards.sample import Sample, SampleStep
+from stepwell.steps.step import JsonObject
 from tests.rig.chatml import render_chat
 
 

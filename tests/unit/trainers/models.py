@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stepwell.core.step import Step, logprobs_array
+from stepwell.steps.step import Step, logprobs_array
 from tests.builders import make_step
 
 VOCABULARY = 12

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepwell.core.columns import pack
-from stepwell.core.step import Step, logprobs_array, mask_array
-from stepwell.pool.batch import Batch, make_batch
+from stepwell.pool.client.batch import Batch, make_batch
+from stepwell.steps.columns import pack
+from stepwell.steps.step import Step, logprobs_array, mask_array
 from stepwell.trainers.grpo import policy_loss, token_logprobs
 from stepwell.trainers.learner import Learned, Learner
 from stepwell.trainers.rows import choose_rows

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from stepwell.core.lease import Leased
-from stepwell.core.step import VersionSpan
 from stepwell.errors import FetchTimeout, PoolUnavailable
-from stepwell.pool.batch import Batch
+from stepwell.pool.api.leasing import Leased
+from stepwell.pool.client.batch import Batch
+from stepwell.steps.step import VersionSpan
 from stepwell.trainers.trl import RolloutSample, StepwellRolloutWorker, StepwellWeightTransfer
 from tests.rig.waiting import wait_until
 from tests.unit.trainers.models import one_turn

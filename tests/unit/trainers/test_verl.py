@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell.core.columns import pack
-from stepwell.core.step import Step
 from stepwell.errors import BadRequest
-from stepwell.pool.batch import Batch, make_batch
+from stepwell.pool.client.batch import Batch, make_batch
+from stepwell.steps.columns import pack
+from stepwell.steps.step import Step
 from stepwell.trainers.verl import VerlRows, verl_rows
 from tests.unit.trainers.models import one_turn
 

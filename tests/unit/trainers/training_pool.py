@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from stepwell.core.intake import Ending, Registration, Verdict
-from stepwell.core.lease import Leased, Settlement, Wanted
-from stepwell.core.limits import Limits
-from stepwell.core.stats import PoolStats
-from stepwell.core.step import Step
 from stepwell.errors import FetchTimeout, LeaseExpired
-from stepwell.pool.batch import Batch, make_batch
+from stepwell.pool.api.leasing import Leased, Settlement, Wanted
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.stats import PoolStats
+from stepwell.pool.client.batch import Batch, make_batch
+from stepwell.pool.rules.ingest import Ending, Registration, Verdict
+from stepwell.steps.step import Step
 from tests.builders import EasyPool
 
 SHARD = "data_pool"

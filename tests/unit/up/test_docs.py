@@ -7,9 +7,9 @@ import pytest
 
 from stepwell.config.sections import read_settings
 from stepwell.config.up import UpSettings
-from stepwell.up.engine import Model
-from stepwell.up.folder import StateFolder
-from stepwell.up.plan import make_plan
+from stepwell.up.engine_model import Model
+from stepwell.up.launch_plan import make_plan
+from stepwell.up.state_folder import StateFolder
 
 CHECKOUT = Path(__file__).parents[3]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stepwell.wire.requests import Call, Kind, read_call
+from stepwell.gateway.dialects.dialect import Call, Kind, read_call
 
 HELLO = [{"role": "user", "content": "hello"}]
 

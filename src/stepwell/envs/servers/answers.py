@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepwell.core.soundness import logprobs_fault
-from stepwell.core.step import Exactness
-from stepwell.envs.servers.turns import Turn
+from stepwell.envs.servers.sequences import Turn
 from stepwell.errors import EngineUnavailable
-from stepwell.wire.reading import Sampled, read_sampled
+from stepwell.steps.soundness import logprobs_fault
+from stepwell.steps.step import Exactness
+from stepwell.wire.openai import Sampled, read_sampled
 
 
 def read_turn(reply: dict[str, Any], choice: dict[str, Any]) -> Turn | None:

@@ -9,15 +9,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stepwell.core.step import Exactness
 from stepwell.envs.servers.answers import read_turn
-from stepwell.envs.servers.encoding import Tokenizers, encoded_turn
 from stepwell.envs.servers.node import SequenceNode, node_of, tokens_of
+from stepwell.envs.servers.retokenization import Tokenizers, encoded_turn
+from stepwell.envs.servers.sequences import Line, Lines, Turn
 from stepwell.envs.servers.server import Answered, Server, Split
-from stepwell.envs.servers.turns import Line, Lines, Turn
 from stepwell.errors import BadRequest
-from stepwell.wire.reading import read_choices, read_object
-from stepwell.wire.requests import Kind
+from stepwell.gateway.dialects.dialect import Kind
+from stepwell.steps.step import Exactness
+from stepwell.wire.openai import read_choices, read_object
 
 if TYPE_CHECKING:
     from openai.types import Completion

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepwell.envs.config import APIServerConfig
-from stepwell.envs.servers.encoding import Tokenizers
 from stepwell.envs.servers.managed import ManagedServer
+from stepwell.envs.servers.retokenization import Tokenizers
 from stepwell.envs.servers.server import Answered, Server, Split, openai_package
 from stepwell.errors import BadRequest, EngineUnavailable
-from stepwell.wire.requests import Kind
+from stepwell.gateway.dialects.dialect import Kind
 
 if TYPE_CHECKING:
     from openai.types import Completion

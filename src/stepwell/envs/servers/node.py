@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.core.step import GRADES
-from stepwell.envs.data import UNTRAINED, ScoredDataItem
-from stepwell.envs.servers.turns import Line
+from stepwell.envs.scored_data import UNTRAINED, ScoredDataItem
+from stepwell.envs.servers.sequences import Line
+from stepwell.steps.step import GRADES
 
 NO_LOGPROB = 1.0
 """Where nothing was sampled: no log-probability is positive."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from stepwell.envs.config import APIServerConfig
 from stepwell.envs.servers.slots import Slots
 from stepwell.errors import BadRequest
-from stepwell.wire.requests import Kind
+from stepwell.gateway.dialects.dialect import Kind
 
 log = logging.getLogger("stepwell.envs")
 

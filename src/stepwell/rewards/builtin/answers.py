@@ -6,9 +6,9 @@ missing is the candidate's, and is the empty string.
 
 import re
 
-from stepwell.core.step import JsonObject
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.rewards.sample import Sample
+from stepwell.steps.step import JsonObject
 
 ANSWER = "answer"
 """Where the expected answer stands in a trajectory's metadata, unless told otherwise."""

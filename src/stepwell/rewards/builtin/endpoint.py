@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 import aiohttp
 import orjson
 
-from stepwell.core.step import JsonObject
 from stepwell.errors import BadRequest, RewardFailed
+from stepwell.steps.step import JsonObject
 
 ATTEMPTS = 4
 FIRST_PAUSE = 0.5

@@ -12,13 +12,13 @@ from typing import Literal
 
 import aiohttp
 
-from stepwell.core.scoring import Score
-from stepwell.core.step import Json, JsonObject
 from stepwell.errors import BadRequest, RewardFailed
+from stepwell.pool.api.scoring import Score
 from stepwell.rewards.builtin.answers import answer_of, expected_texts
 from stepwell.rewards.builtin.endpoint import Endpoint, Refused
 from stepwell.rewards.builtin.votes import Scale, Vote, read_vote, vote_format
 from stepwell.rewards.sample import Sample
+from stepwell.steps.step import Json, JsonObject
 
 PATH = "/chat/completions"
 

@@ -6,8 +6,8 @@ import string
 import unicodedata
 from collections.abc import Callable
 
-from stepwell.core.scoring import Score
 from stepwell.errors import RewardFailed
+from stepwell.pool.api.scoring import Score
 from stepwell.rewards.builtin.answers import ANSWER, answer_of, compiled, expected_texts
 from stepwell.rewards.sample import Sample
 

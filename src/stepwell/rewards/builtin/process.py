@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from stepwell.core.scoring import Score
 from stepwell.errors import RewardFailed
-from stepwell.rewards.builtin.composing import Given, composed
+from stepwell.pool.api.scoring import Score
+from stepwell.rewards.builtin.composition import Given, composed
 from stepwell.rewards.loading import Call, load
 from stepwell.rewards.sample import SIDE_CALL, Sample
 

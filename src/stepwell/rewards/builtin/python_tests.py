@@ -13,9 +13,9 @@ from pathlib import Path
 
 import orjson
 
-from stepwell.core.scoring import Score
 from stepwell.errors import RewardFailed
-from stepwell.rewards.builtin import candidate
+from stepwell.pool.api.scoring import Score
+from stepwell.rewards.builtin import candidate_main as candidate
 from stepwell.rewards.builtin.answers import answer_of, expected_of
 from stepwell.rewards.builtin.confinement import Ended, run_confined
 from stepwell.rewards.builtin.fenced import last_block

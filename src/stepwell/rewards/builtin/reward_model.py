@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from stepwell.core.step import Json, JsonObject
 from stepwell.errors import RewardFailed
 from stepwell.rewards.builtin.endpoint import Endpoint
 from stepwell.rewards.sample import Sample
+from stepwell.steps.step import Json, JsonObject
 
 
 def reward_model(

@@ -6,12 +6,12 @@ from typing import Any
 import orjson
 from pydantic import JsonValue
 
-from stepwell.core.scoring import Score
-from stepwell.core.step import JsonObject
 from stepwell.errors import BadRequest, NotReady, RewardFailed
+from stepwell.pool.api.scoring import Score
 from stepwell.rewards.builtin.answers import answer_of, compiled, expected_object
 from stepwell.rewards.builtin.fenced import last_block
 from stepwell.rewards.sample import Sample
+from stepwell.steps.step import JsonObject
 
 
 def json_schema(

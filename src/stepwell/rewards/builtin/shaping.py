@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
-from stepwell.core.scoring import Score
 from stepwell.errors import BadRequest
-from stepwell.rewards.builtin.composing import Given, Part, added_to_last, composed, loaded, unchanged
+from stepwell.pool.api.scoring import Score
+from stepwell.rewards.builtin.composition import Given, Part, added_to_last, composed, loaded, unchanged
 from stepwell.rewards.loading import Call, load
 from stepwell.rewards.sample import Sample
 

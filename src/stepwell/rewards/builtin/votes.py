@@ -8,10 +8,10 @@ import json
 import re
 from dataclasses import dataclass
 
-from stepwell.core.step import Json, JsonObject
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.rewards.builtin.answers import without_reasoning
 from stepwell.rewards.builtin.fenced import last_block
+from stepwell.steps.step import Json, JsonObject
 
 NUMBER = r"[-+]?\d+(?:\.\d+)?"
 NAMED = re.compile(rf"\b(?:score|rating|grade)\b[\"'*_\s]*(?:is|of|:|=)?[\"'*_\s:]*({NUMBER})", re.IGNORECASE)

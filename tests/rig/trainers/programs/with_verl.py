@@ -9,7 +9,7 @@ from verl import DataProto  # type: ignore[import-not-found]
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage  # type: ignore[import-not-found]
 
 from stepwell.pool.client import connect
-from stepwell.trainers.advantages import group_advantages
+from stepwell.steps.advantages import group_advantages
 from stepwell.trainers.verl import to_data_proto
 
 VERLS_EPSILON = 1e-6

@@ -1,7 +1,7 @@
 """Turns, written down by eye."""
 
-from stepwell.core.step import Exactness, ids_array, logprobs_array
-from stepwell.envs.servers.turns import Turn
+from stepwell.envs.servers.sequences import Turn
+from stepwell.steps.step import Exactness, ids_array, logprobs_array
 
 
 def turn(

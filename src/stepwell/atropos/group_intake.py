@@ -1,0 +1,124 @@
+"""Groups that environments bring, on their way from a request's body to the pool's verdict.
+
+What always holds: a group is taken whole or not at all, and once, however often it is sent; whoever sent it is answered
+after the pool has it.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from stepwell.atropos.bodies import IN_THREAD
+from stepwell.atropos.http import Request
+from stepwell.atropos.metrics import Sight
+from stepwell.atropos.registry import Registry
+from stepwell.atropos.repeats import Repeats
+from stepwell.atropos.submitting import Submissions
+from stepwell.errors import BadRequest, PoolFull
+from stepwell.pool.api.ports import DoorPort
+from stepwell.pool.rules.ingest import Registration, Verdict
+from stepwell.steps.columns import Columns, stack
+from stepwell.wire.scored_groups import ScoredGroup, groups_from_json
+from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow
+from stepwell.wire.scored_groups_steps import columns_from_group
+
+REPEATED = {Verdict.DUPLICATE, Verdict.LATE}
+"""The pool has the step, or had it."""
+
+
+async def read_groups(request: Request, kind: Literal["group", "list"]) -> list[ScoredGroup]:
+    body, type_, env_id = await request.body(), request.headers.get("content-type", ""), request.query.get("env_id")
+    read = partial(_from_arrow, env_id=env_id) if type_.startswith(MEDIA_TYPE) else partial(groups_from_json, kind=kind)
+    groups = await asyncio.to_thread(read, body) if len(body) > IN_THREAD else read(body)
+    if kind == "group" and not groups:
+        raise BadRequest("there is no group in it")
+    return groups
+
+
+def _from_arrow(body: bytes, env_id: str | None) -> list[ScoredGroup]:
+    groups = [_named(group, env_id) for group in groups_from_arrow(body)]
+    if any(np.isnan(group.scores_N).any() for group in groups):
+        raise BadRequest("score: a row has none")
+    return groups
+
+
+def _named(group: ScoredGroup, env_id: str | None) -> ScoredGroup:
+    """By the URL, if it does not name its environment itself."""
+    if env_id is None or group.env_id is not None:
+        return group
+    if not env_id.isdecimal():
+        raise BadRequest(f"env_id: {env_id!r} is no integer")
+    return replace(group, env_id=int(env_id))
+
+
+class Taking:
+    def __init__(self, pool: DoorPort, sight: Sight) -> None:
+        self.latest: dict[str, ScoredGroup] = {}
+        """By channel, the newest group."""
+        self._pool = pool
+        self._sight = sight
+        self._repeats = Repeats()
+        self._submissions = Submissions(pool)
+        self.arriving = self._submissions.arriving
+
+    async def take(
+        self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], key: str | None, now: float
+    ) -> list[bool]:
+        """For each group, whether the pool had it already. PoolFull if it has no room for one of them."""
+        if not groups:
+            return []
+        for group in groups:
+            _check_fits(group, registry)
+        names = [self._name(channel, group, key, place, now) for place, group in enumerate(groups)]
+        parts, registrations = self._packed(channel, registry, groups, names, now)
+        verdicts = iter(await self._submissions.submit(stack(parts), registrations))
+        fates = [{next(verdicts) for _ in range(len(group))} for group in groups]
+        self._count(fates)
+        if any(Verdict.FULL in fate for fate in fates):
+            raise PoolFull(f"channel {channel!r} is full; there will be room once the trainer has taken some")
+        self.latest[channel] = groups[-1]
+        return [fate <= REPEATED for fate in fates]
+
+    def forget(self, channel: str) -> None:
+        self.latest.pop(channel, None)
+        self._repeats.clear()
+
+    def _name(self, channel: str, group: ScoredGroup, key: str | None, place: int, now: float) -> str:
+        if key is None:
+            return self._repeats.by_content(channel, group, now)
+        return self._repeats.by_key(channel, key, place)
+
+    def _packed(
+        self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], names: Sequence[str], now: float
+    ) -> tuple[list[Columns], list[Registration]]:
+        parts: list[Columns] = []
+        registrations: list[Registration] = []
+        version, arrived_at = self._pool.policy_version, time.time()
+        for group, name in zip(groups, names, strict=True):
+            sender = registry.hear(group.env_id, now)
+            source = "" if sender is None else sender.name
+            part = columns_from_group(group, name, source=source, policy_version=version, arrived_at=arrived_at)
+            registrations += [
+                Registration(uid, name, channel, len(group), source=source) for uid in part.trajectory_uids
+            ]
+            parts.append(part)
+        return parts, registrations
+
+    def _count(self, fates: Sequence[set[Verdict]]) -> None:
+        for fate in fates:
+            result = "refused" if Verdict.FULL in fate else "duplicate" if fate <= REPEATED else "received"
+            self._sight.groups(result)
+
+
+def _check_fits(group: ScoredGroup, registry: Registry) -> None:
+    largest = None if registry.trainer is None else registry.trainer.batch_size
+    if largest is not None and len(group) > largest:
+        raise BadRequest(
+            f"a group of {len(group)} sequences never fits a batch of {largest}, which the trainer has registered; "
+            "send smaller groups"
+        )

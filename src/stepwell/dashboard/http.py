@@ -1,0 +1,112 @@
+"""How the dashboard answers: JSON, failures turned into answers in this one place, and the headers on all of them.
+
+What always holds: where there are control keys, neither /metrics nor anything below /api is answered without one; a
+page that comes from here runs no script and loads nothing from anywhere else.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stepwell import errors
+from stepwell.common.access_keys import Keys
+
+STATUS: Mapping[type[errors.StepwellError], int] = {
+    errors.BadRequest: 400,
+    errors.Forbidden: 401,
+    errors.UnknownTrajectory: 404,
+    errors.NotReady: 503,
+    errors.PoolUnavailable: 503,
+}
+NEEDS_KEY = "this needs a control key; send it as the header Authorization: Bearer KEY"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+JSON = "application/json"
+OPTIONS = orjson.OPT_NON_STR_KEYS
+
+
+def json_answer(value: object, status: int = 200) -> Response:
+    return Response(as_json(value), status, media_type=JSON)
+
+
+def as_json(value: object) -> bytes:
+    try:
+        return orjson.dumps(value, option=OPTIONS, default=_plain)
+    except orjson.JSONEncodeError:  # metadata may hold integers of any length, and halves of characters
+        return json.dumps(value, default=_plain).encode()
+
+
+def _plain(value: object) -> object:
+    """What orjson leaves to others: tuples with names, above all."""
+    if isinstance(value, tuple):
+        return list(value)
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return str(value)
+
+
+def error_answer(status: int, message: str) -> Response:
+    return json_answer({"error": {"message": message}}, status)
+
+
+def install(app: FastAPI, keys: Keys) -> None:
+    app.add_middleware(Guard, keys=keys)
+
+    @app.exception_handler(errors.StepwellError)
+    async def known(_: Request, failure: errors.StepwellError) -> Response:
+        return error_answer(STATUS.get(type(failure), 500), str(failure))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, failure: RequestValidationError) -> Response:
+        return error_answer(400, "; ".join(map(_fault, failure.errors())))
+
+    @app.exception_handler(HTTPException)
+    async def unrouted(request: Request, failure: HTTPException) -> Response:
+        return error_answer(failure.status_code, f"{request.method} {request.url.path}: {failure.detail}")
+
+    @app.exception_handler(Exception)
+    async def unknown(_: Request, failure: Exception) -> Response:
+        return error_answer(500, f"the dashboard failed ({type(failure).__name__}); its log says more")
+
+
+class Guard:
+    """Asks for the key before anything is read, and puts the headers on whatever goes out."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_data = scope["path"].startswith(("/api", "/metrics"))
+
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers["Cache-Control"] = "no-store" if is_data else "no-cache"
+            await send(message)
+
+        refused = is_data and not self._keys.may_control(dict(scope["headers"]).get(b"authorization"))
+        await (error_answer(401, NEEDS_KEY) if refused else self._app)(scope, receive, send_on)
+
+
+def _fault(error: Mapping[str, Any]) -> str:
+    where: Sequence[Any] = error["loc"][1:]
+    return f"{'.'.join(map(str, where))}: {error['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,1 @@
+"""The dashboard's own list of trajectories and texts."""

@@ -1,0 +1,121 @@
+"""What the dashboard answers, put together from the index, the texts and the pool.
+
+What always holds: a list is answered from here alone; the pool is asked for what a person opens, and for what a person
+decides.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stepwell.common.shared_answer import Shared
+from stepwell.common.token_decoder import Decoder
+from stepwell.dashboard.index.follower import Following
+from stepwell.dashboard.index.indexing import by_trajectory
+from stepwell.dashboard.index.search import Search
+from stepwell.dashboard.index.texts import Texts, having
+from stepwell.dashboard.index.trajectories import Found, Index, Key, key_of
+from stepwell.dashboard.views import GroupView, StepView, group_view, last_text, step_views
+from stepwell.errors import BadRequest, PoolUnavailable, UnknownTrajectory
+from stepwell.pool.api.explanations import why_not_trained
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.ports import SightPort
+from stepwell.pool.api.stats import PoolStats
+from stepwell.pool.api.watching import AuditEntry, Curated, Curation, State, Summary
+from stepwell.steps.columns import unpack
+from stepwell.steps.step import JsonObject
+
+SIDE_BY_SIDE = 64
+"""Rollouts of a group whose last response is read."""
+AUDITED = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryView:
+    summary: Summary
+    why: str
+    """Why it was not trained, or not yet; empty if it was."""
+    held: bool
+    """The pool still has its steps."""
+    metadata: JsonObject
+    steps: Sequence[StepView]
+    audit: Sequence[AuditEntry]
+    why_no_text: str
+    """Why there are ids only; empty if there are texts."""
+
+
+class Desk:
+    def __init__(
+        self,
+        pool: SightPort,
+        limits: Limits,
+        stats: Shared[PoolStats],
+        index: Index,
+        texts: Texts,
+        following: Following,
+        decoder: Decoder,
+    ) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._stats = stats
+        self._index = index
+        self._texts = texts
+        self._following = following
+        self._decoder = decoder
+        self._one_at_a_time = asyncio.Lock()
+        """For searches of texts: one after the other they end as soon, and hold up no one else."""
+
+    async def find(self, search: Search, text: str | None) -> Found:
+        if text is None:
+            return self._index.find(search)
+        if why := self._decoder.why_not():
+            raise BadRequest(f"texts cannot be searched: {why}")
+        async with self._one_at_a_time:
+            found = await asyncio.to_thread(having, self._texts.snapshot(), text)
+        return self._index.find(search, found)
+
+    async def trajectory(self, key: Key) -> TrajectoryView:
+        summary = self._index.get(key)
+        if summary is None:
+            raise UnknownTrajectory(f"no trajectory {key[0]!r} of prompt {key[1]!r} is known here")
+        columns, audit = await asyncio.gather(self._pool.read([key]), self._pool.audit(AUDITED, key[0]))
+        steps = unpack(columns, copy=False)
+        return TrajectoryView(
+            summary=summary,
+            why=await self._why(summary),
+            held=bool(steps),
+            metadata=steps[-1].metadata if steps else {},
+            steps=await asyncio.to_thread(step_views, steps, self._decoder),
+            audit=audit,
+            why_no_text=self._decoder.why_not(),
+        )
+
+    async def group(self, prompt_uid: str, group: int | None, shard: str | None) -> GroupView:
+        rows = self._index.group(prompt_uid, group, shard)
+        if not rows:
+            raise UnknownTrajectory(f"no such group of prompt {prompt_uid!r} is known here")
+        return group_view(rows, await self._last_texts(rows[:SIDE_BY_SIDE]))
+
+    async def curate(self, curations: Sequence[Curation]) -> Mapping[str, Curated]:
+        """One after the other, so that a long list does not hold up the pool. The lists here show it at once."""
+        try:
+            return {wanted.trajectory_uid: await self._pool.curate(wanted) for wanted in curations}
+        finally:
+            await self._following.look()
+
+    async def _why(self, summary: Summary) -> str:
+        try:
+            version = (await self._stats.get()).policy_version
+        except PoolUnavailable:
+            version = summary.newest_version or 0
+        return why_not_trained(summary, self._limits, version)
+
+    async def _last_texts(self, rows: Sequence[Summary]) -> dict[Key, str]:
+        if self._decoder.why_not():
+            return {}
+        columns = await self._pool.read([key_of(row) for row in rows if row.state is not State.DROPPED])
+
+        def decode() -> dict[Key, str]:
+            return {key: last_text(steps, self._decoder) for key, steps in by_trajectory(columns)}
+
+        return await asyncio.to_thread(decode)

@@ -1,1 +1,0 @@
-"""The Atropos door: environments bring scored groups, trainers take batches, over HTTP."""

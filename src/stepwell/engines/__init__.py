@@ -1,0 +1,1 @@
+"""What an engine is and can do; used by the gateway, the doctor and the weight sync."""

@@ -1,0 +1,1 @@
+"""How an environment runs: a pure pace and thin shells."""

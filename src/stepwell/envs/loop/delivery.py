@@ -1,0 +1,60 @@
+"""The last station of a group: checked, kept where the configuration says, and handed on.
+
+What always holds: a group is delivered, or it is dropped and counted under its cause.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import orjson
+
+from stepwell.envs.base import BaseEnv
+from stepwell.envs.checks import fault_of
+from stepwell.envs.scored_data import ScoredDataGroup
+
+NOT_SENT = "not sent"
+
+Send = Callable[[ScoredDataGroup], Awaitable[str]]
+"""Empty once the group has arrived; else why it has not."""
+
+
+class Delivery:
+    def __init__(self, env: BaseEnv, send: Send, *, max_length: int | None = None) -> None:
+        self._env = env
+        self._send = send
+        self._max_length = max_length
+        self._writing = asyncio.Lock()
+
+    async def deliver(self, group: ScoredDataGroup) -> None:
+        fault = fault_of(
+            group,
+            group_size=self._env.config.group_size,
+            max_length=self._max_length,
+            may_be_equal=not self._env.config.ensure_scores_are_not_same,
+        )
+        if fault is not None:
+            self._env.tally.drop(*fault)
+            return
+        if self._env.config.include_messages and not group.get("messages"):
+            group["messages"] = [[{"role": "user", "content": self._text(tokens)}] for tokens in group["tokens"]]
+        await self._keep(group)
+        if await self._send(group):
+            self._env.tally.drop(NOT_SENT)
+        else:
+            self._env.tally.delivered += 1
+
+    async def _keep(self, group: ScoredDataGroup) -> None:
+        self._env.wandb.keep(group)
+        if self._env.config.data_path_to_save_groups is not None:
+            async with self._writing:
+                await asyncio.to_thread(_append, Path(self._env.config.data_path_to_save_groups), group)
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self._env.tokenizer.decode(tokens))
+
+
+def _append(path: Path, group: ScoredDataGroup) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(orjson.dumps(group, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))

@@ -1,0 +1,1 @@
+"""What an environment writes: files, pages, wandb."""

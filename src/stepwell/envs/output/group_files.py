@@ -1,0 +1,198 @@
+"""Groups on disk: a folder with one JSON object a line, a Parquet table with one row a sequence, and a page to read.
+
+What always holds: groups are written as they come, in bounded memory; what is read back is the group that was written,
+field by field (null counts as absent); nothing that is there already is written over. The table gets its name once it
+is whole; the lines and the page can be read up to the last group at any time.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from stepwell.envs.output.html_page import Decode, Page
+from stepwell.errors import BadRequest
+
+if TYPE_CHECKING:
+    import pyarrow
+
+LINES, TABLE, PAGE = "groups.jsonl", "groups.parquet", "groups.html"
+PASSING = ".part"
+
+SEQUENCES_A_ROW_GROUP = 1_024
+TOKENS_A_ROW_GROUP = 2**20
+"""Rows wait in memory until there are so many sequences, or so many tokens in them."""
+
+PER_SEQUENCE = {
+    "tokens": "tokens",
+    "masks": "masks",
+    "scores": "score",
+    "inference_logprobs": "inference_logprobs",
+    "policy_versions": "policy_version",
+    "exactness": "exactness",
+}
+"""What a group says of each of its sequences, and the column it has of its own."""
+IN_EXTRAS = ("messages", "advantages", "ref_logprobs", "overrides", "images", "distill_token_ids", "distill_logprobs")
+"""The same, as JSON in the column `extras`. Everything else belongs to the group and stands in `group_extras`."""
+
+
+class GroupFolder:
+    """Writes each group to all three files, which are made with the first. Close it."""
+
+    def __init__(self, folder: str | Path, title: str, decode: Decode | None = None) -> None:
+        self._folder, self._title, self._decode = Path(folder), title, decode
+        self._files = ExitStack()
+        self._outputs: _Outputs | None = None
+        for name in (LINES, TABLE, PAGE):
+            if (self._folder / name).exists():
+                raise BadRequest(f"{self._folder} already has a {name}: name another folder, or remove it")
+
+    def write(self, group: Mapping[str, Any]) -> None:
+        outputs = self._outputs = self._outputs or self._open()
+        outputs.lines.write(json.dumps(dict(group), default=_listed) + "\n")
+        outputs.lines.flush()
+        outputs.table.write(group)
+        outputs.page.add(group)
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _open(self) -> "_Outputs":
+        self._folder.mkdir(parents=True, exist_ok=True)
+        table = GroupTable(self._folder / TABLE)
+        self._files.callback(table.close)
+        lines = self._files.enter_context((self._folder / LINES).open("x", encoding="utf-8"))
+        page = self._files.enter_context((self._folder / PAGE).open("x", encoding="utf-8", errors="backslashreplace"))
+        shown = Page(page, self._title, self._decode)
+        self._files.callback(shown.close)
+        return _Outputs(lines, table, shown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    lines: TextIO
+    table: "GroupTable"
+    page: Page
+
+
+class GroupTable:
+    """A Parquet file of groups, written in row groups."""
+
+    def __init__(self, path: Path) -> None:
+        pa, parquet = _pyarrow()
+        self._path, self._passing = path, path.with_name(path.name + PASSING)
+        self._schema = _schema(pa)
+        self._writer = parquet.ParquetWriter(self._passing, self._schema, compression="zstd")
+        self._rows: list[dict[str, Any]] = []
+        self._tokens = self._groups = 0
+
+    def write(self, group: Mapping[str, Any]) -> None:
+        rows = rows_of(self._groups, group)
+        self._groups += 1
+        self._rows += rows
+        self._tokens += sum(len(row["tokens"]) for row in rows)
+        if len(self._rows) >= SEQUENCES_A_ROW_GROUP or self._tokens >= TOKENS_A_ROW_GROUP:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+        self._passing.rename(self._path)
+
+    def _flush(self) -> None:
+        if self._rows:
+            pa, _ = _pyarrow()
+            self._writer.write_table(pa.Table.from_pylist(self._rows, self._schema))
+            self._rows, self._tokens = [], 0
+
+
+def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The groups of a groups.jsonl."""
+    with Path(path).open(encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def read_table(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The groups of a groups.parquet."""
+    _, parquet = _pyarrow()
+    with parquet.ParquetFile(path) as file:
+        rows: list[dict[str, Any]] = []
+        for batch in file.iter_batches(batch_size=64):
+            for row in batch.to_pylist():
+                if rows and row["group"] != rows[0]["group"]:
+                    yield group_of(rows)
+                    rows = []
+                rows.append(row)
+        if rows:
+            yield group_of(rows)
+
+
+def rows_of(number: int, group: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A group as rows. One without sequences has none."""
+    own = {key: value for key, value in group.items() if key not in PER_SEQUENCE and key not in IN_EXTRAS}
+    with_extras = [key for key in IN_EXTRAS if group.get(key) is not None]
+    rows = [
+        {
+            "group": number,
+            **{column: _at(group.get(key), k) for key, column in PER_SEQUENCE.items()},
+            "extras": _json({key: group[key][k] for key in with_extras}),
+            "group_extras": None,
+        }
+        for k in range(len(group["tokens"]))
+    ]
+    if rows:
+        rows[0]["group_extras"] = _json(own)
+    return rows
+
+
+def group_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The group whose rows these are, all of them."""
+    group = {key: [row[column] for row in rows] for key, column in PER_SEQUENCE.items()}
+    present = {key: values for key, values in group.items() if any(value is not None for value in values)}
+    extras = [json.loads(row["extras"] or "{}") for row in rows]
+    return {
+        **present,
+        **{key: [extra[key] for extra in extras] for key in extras[0]},
+        **json.loads(rows[0]["group_extras"] or "{}"),
+    }
+
+
+def _at(values: Any, k: int) -> Any:
+    return None if values is None else values[k]
+
+
+def _json(value: dict[str, Any]) -> str | None:
+    return json.dumps(value, default=_listed) if value else None
+
+
+def _listed(value: Any) -> Any:
+    """Arrays and numbers of numpy's, as JSON has them."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _schema(pa: Any) -> "pyarrow.Schema":
+    return pa.schema(
+        {
+            "group": pa.int64(),
+            "tokens": pa.list_(pa.int32()),
+            "masks": pa.list_(pa.int32()),
+            "score": pa.float64(),
+            "inference_logprobs": pa.list_(pa.float64()),
+            "policy_version": pa.int64(),
+            "exactness": pa.string(),
+            "extras": pa.string(),
+            "group_extras": pa.string(),
+        }
+    )
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as missing:
+        raise BadRequest(f"writing Parquet needs {missing.name}: pip install 'stepwell[envs]'") from None
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,1 @@
+"""The way to an Atropos-compatible server."""

@@ -1,0 +1,135 @@
+"""The way back: stored groups into a running pool.
+
+What always holds: a step is taken once, so an import that was broken off, or repeated, changes nothing that is there;
+what the pool knows already is not registered again, so that what has been said of it since stays. A group has as many
+places as it has trajectories in the file, and is not mixed with another of its prompt in the file. What the file says
+of every step of a trajectory is the trajectory's metadata; the rest is its step's.
+"""
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+from stepwell.common.export_progress import Progress
+from stepwell.common.retry import patiently
+from stepwell.errors import BadRequest
+from stepwell.pool.api.ports import DoorPort, SightPort
+from stepwell.pool.api.watching import Cursor
+from stepwell.pool.rules.ingest import Registration, Verdict
+from stepwell.steps.columns import Columns, stack, unpack
+from stepwell.steps.groups import StoredGroup, gathered
+from stepwell.steps.soundness import fault_kind, step_fault
+from stepwell.steps.step import Json, JsonObject
+
+A_MESSAGE = 2**23
+"""Bytes sent at once."""
+
+
+class PoolToFill(SightPort, DoorPort, Protocol):
+    """The DataPool, as an import sees it."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the steps of an import."""
+
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    unsound: Counter[str] = field(default_factory=Counter)
+    """Trajectories that were not sent, by what was wrong with a step of theirs."""
+    lost: Mapping[str, int] = field(default_factory=dict)
+    """Steps that the pool dropped meanwhile, its own or these, by cause."""
+
+    def words(self) -> str:
+        parts = [f"{count:,} {verdict}" for verdict, count in sorted(self.verdicts.items())]
+        parts += [f"{count:,} trajectories unsound ({kind})" for kind, count in sorted(self.unsound.items())]
+        return ", ".join(parts) or "there was nothing to import"
+
+
+async def import_groups(
+    pool: PoolToFill, groups: AsyncIterable[StoredGroup], channel: str | None, progress: Progress
+) -> Outcome:
+    outcome = Outcome()
+    known, dropped = await _known(pool), await _dropped(pool)
+    nbytes = 0
+    async for page in gathered(groups, A_MESSAGE):
+        sound = [found for group in page if (found := _sound(group, outcome.unsound)) is not None]
+        if sound:
+            columns, registrations = message(sound, known, channel)
+            outcome.verdicts.update(await patiently(partial(pool.submit_columns, columns, registrations)))
+        nbytes += sum(group.nbytes for group in page)
+        progress.add(sum(group.count() for group in page), sum(len(group.columns) for group in page), nbytes)
+    outcome.lost = {cause: count - dropped[cause] for cause, count in (await _dropped(pool)).items()}
+    return outcome
+
+
+def message(
+    groups: Sequence[StoredGroup], known: set[tuple[str, str]], channel: str | None
+) -> tuple[Columns, list[Registration]]:
+    """What is sent for these groups. Those of them that are not known are known from now on."""
+    parts: list[Columns] = []
+    registrations: list[Registration] = []
+    for group in groups:
+        new: list[Registration] = []
+        for columns in group.trajectories():
+            common = common_metadata(columns.metadata)
+            parts.append(replace(columns, metadata=[_without(found, common) for found in columns.metadata]))
+            name = columns.trajectory_uids[0], columns.prompt_uids[0]
+            if name not in known:
+                known.add(name)
+                new.append(Registration(*name, channel or _channel_of(group), None, common, group.source))
+        registrations += [replace(wanted, group_size=len(new)) for wanted in new]
+    return stack(parts), registrations
+
+
+def common_metadata(all_S: Sequence[JsonObject]) -> dict[str, Json]:
+    """What all steps say alike."""
+    first, *others = all_S
+    return {key: value for key, value in first.items() if all(_says(other, key, value) for other in others)}
+
+
+def _says(found: JsonObject, key: str, value: Json) -> bool:
+    """As JSON, where 1, 1.0 and true are three things."""
+    return key in found and (found[key] is value or json.dumps(found[key]) == json.dumps(value))
+
+
+def _without(found: JsonObject, common: Mapping[str, Json]) -> JsonObject:
+    return {key: value for key, value in found.items() if key not in common}
+
+
+def _channel_of(group: StoredGroup) -> str:
+    if not group.channel:
+        raise BadRequest(
+            "the file does not say which channel its groups are of, as an archive does not: give --channel"
+        )
+    return group.channel
+
+
+def _sound(group: StoredGroup, faults: Counter[str]) -> StoredGroup | None:
+    """Without the trajectories in which something does not add up; None if that is all."""
+    steps = unpack(group.columns, copy=False)
+    unfit = {step.trajectory_uid: fault for step in steps if (fault := step.quarantine or step_fault(step))}
+    if not unfit:
+        return group
+    faults.update(map(fault_kind, unfit.values()))
+    kept = [columns for columns in group.trajectories() if columns.trajectory_uids[0] not in unfit]
+    return group.only(kept) if kept else None
+
+
+async def _known(pool: SightPort) -> set[tuple[str, str]]:
+    """(trajectory_uid, prompt_uid) of all that the pool holds, and of the last that are gone."""
+    known, cursors, more = set[tuple[str, str]](), dict[str, Cursor](), True
+    while more:
+        changes = await pool.changes(cursors)
+        known.update((one.trajectory_uid, one.prompt_uid) for one in changes.summaries)
+        cursors, more = dict(changes.cursors), changes.more
+    return known
+
+
+async def _dropped(pool: SightPort) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for channel in (await pool.stats()).channels.values():
+        found.update({cause: tally.steps for cause, tally in channel.dropped.items()})
+    return found

@@ -1,0 +1,100 @@
+"""Which trajectories are exported: the same questions to what a pool holds and to what is in files.
+
+What always holds: what someone has rejected is not exported, also while a trainer still has it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepwell.pool.api.watching import State, Summary
+from stepwell.steps.columns import Columns
+from stepwell.steps.groups import StoredGroup
+from stepwell.steps.step import GRADES, Exactness
+
+MARKS = "marks"
+"""Where a trajectory's metadata has the marks that people gave it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Bounds include what they name. What has no reward, or no version, is within no bound."""
+
+    channel: str | None = None
+    source: str | None = None
+    state: State | None = None
+    mark: str | None = None
+    min_exactness: Exactness | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    version_min: int | None = None
+    version_max: int | None = None
+    since: float | None = None
+    until: float | None = None
+
+    def takes(self, one: Summary) -> bool:
+        return (
+            self.channel in (None, one.channel)
+            and self.source in (None, one.source)
+            and self.state in (None, one.state)
+            and not _is_out(one)
+            and (self.mark is None or self.mark in one.marks)
+            and (self.min_exactness is None or _is_exact(one, self.min_exactness))
+            and _is_within(one.reward, self.reward_min, self.reward_max)
+            and _is_within(one.oldest_version, self.version_min, None)
+            and _is_within(one.newest_version, None, self.version_max)
+            and _is_within(one.started_at, self.since, self.until)
+        )
+
+    def of_group(self, group: StoredGroup) -> StoredGroup | None:
+        """What it takes of a stored group."""
+        trajectories = group.trajectories()
+        taken = [columns for columns in trajectories if self.takes(summary_of(columns, group))]
+        if len(taken) == len(trajectories):
+            return group
+        return group.only(taken) if taken else None
+
+
+def summary_of(columns: Columns, group: StoredGroup) -> Summary:
+    """A stored trajectory at a glance; it counts as trained, as all of an archive was."""
+    rewards = columns.rewards_S[~np.isnan(columns.rewards_S)]
+    versions = [span.version for spans in columns.version_spans for span in spans]
+    plain = [not spans for spans in columns.version_spans]
+    versions += columns.policy_versions_S[plain].tolist()
+    return Summary(
+        trajectory_uid=columns.trajectory_uids[0],
+        prompt_uid=columns.prompt_uids[0],
+        channel=group.channel,
+        source=group.source,
+        shard="",
+        group=0,
+        group_size=0,
+        state=State.TRAINED,
+        steps=len(columns),
+        reward=float(rewards.sum()) if len(rewards) else None,
+        oldest_version=min(versions),
+        newest_version=max(versions),
+        exactness=max(columns.exactness, key=GRADES.__getitem__),
+        marks=_marks(columns),
+        started_at=float(columns.started_at_S.min()),
+    )
+
+
+def _marks(columns: Columns) -> tuple[str, ...]:
+    marks = columns.metadata[-1].get(MARKS)
+    return tuple(str(mark) for mark in marks) if isinstance(marks, list) else ()
+
+
+def _is_out(one: Summary) -> bool:
+    """Dropped, or to be dropped when its lease ends: then a note says who rejected it."""
+    return one.state is State.DROPPED or (one.state is State.LEASED and bool(one.note))
+
+
+def _is_exact(one: Summary, least: Exactness) -> bool:
+    return bool(one.exactness) and Exactness(one.exactness).at_least(least)
+
+
+def _is_within(value: float | None, least: float | None, most: float | None) -> bool:
+    if value is None:
+        return least is None and most is None
+    return (least is None or value >= least) and (most is None or value <= most)

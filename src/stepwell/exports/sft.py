@@ -1,0 +1,87 @@
+"""Examples to imitate: for supervised fine-tuning, one row a step.
+
+What always holds: `labels` are the ids that the model wrote and that are trained, -100 elsewhere, so that a row can be
+trained as it is. A row a step, and not one a conversation: every response stands at the end of its own prompt, also
+where a chat template has rewritten what was before.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepwell.exports.formats import Decode, return_of, table_of, task_steps
+from stepwell.steps.columns import Columns
+from stepwell.steps.groups import StoredGroup
+from stepwell.steps.json_lines import Record
+from stepwell.steps.step import IntArray, Step
+
+if TYPE_CHECKING:
+    import pyarrow
+
+IGNORED = -100
+"""The label of a token that is not trained, to every trainer."""
+
+
+class Imitation:
+    def __init__(self, decode: Decode | None, best: int | None) -> None:
+        """With `best`, only so many trajectories of each group, those that earned most; then none without a reward."""
+        self._decode, self._best = decode, best
+
+    def records(self, groups: Sequence[StoredGroup]) -> Iterator[Record]:
+        for group in groups:
+            for columns in self._chosen(group):
+                steps = task_steps(columns)
+                earned = return_of(steps)
+                for step in steps:
+                    yield self._record(step, group, earned)
+
+    def table(self, groups: Sequence[StoredGroup]) -> "pyarrow.Table":
+        import pyarrow as pa
+
+        texts = {} if self._decode is None else {"prompt": pa.string(), "completion": pa.string()}
+        types: dict[str, Any] = {
+            **texts,
+            "input_ids": pa.list_(pa.int32()),
+            "labels": pa.list_(pa.int32()),
+            "reward": pa.float64(),
+            "trajectory_uid": pa.string(),
+            "prompt_uid": pa.string(),
+            "step_index": pa.int32(),
+            "policy_version": pa.int64(),
+            "channel": pa.string(),
+            "source": pa.string(),
+        }
+        return table_of(self.records(groups), types)
+
+    def _chosen(self, group: StoredGroup) -> list[Columns]:
+        trajectories = group.trajectories()
+        if self._best is None:
+            return trajectories
+        earned = [(return_of(task_steps(columns)), columns) for columns in trajectories]
+        scored = [(value, columns) for value, columns in earned if value is not None]
+        return [columns for _, columns in sorted(scored, key=lambda pair: -pair[0])[: self._best]]
+
+    def _record(self, step: Step, group: StoredGroup, earned: float | None) -> Record:
+        decode = self._decode
+        texts = {}
+        if decode is not None:
+            texts = {"prompt": decode(step.prompt_ids.tolist()), "completion": decode(step.response_ids.tolist())}
+        return {
+            **texts,
+            "input_ids": np.concatenate([step.prompt_ids, step.response_ids]),
+            "labels": np.concatenate([np.full(len(step.prompt_ids), IGNORED, np.int32), _labels(step)]),
+            "reward": earned,
+            "trajectory_uid": step.trajectory_uid,
+            "prompt_uid": step.prompt_uid,
+            "step_index": step.step_index,
+            "policy_version": step.policy_version,
+            "channel": group.channel,
+            "source": group.source,
+        }
+
+
+def _labels(step: Step) -> IntArray:
+    if step.response_mask is None:
+        return step.response_ids
+    return np.where(step.response_mask, step.response_ids, np.int32(IGNORED))

@@ -1,0 +1,1 @@
+"""What a request and a response are, below the calls."""

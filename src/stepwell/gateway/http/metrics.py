@@ -1,0 +1,154 @@
+"""What the gateway shows of itself at /metrics, in Prometheus's format.
+
+What always holds: the registry is this object's own; what happens often is counted in place, what already has a value
+elsewhere is read at the moment of the scrape. A label's values are few and ours: no uid, path or text of a caller ever
+becomes one.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeAlias, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from stepwell.steps.soundness import fault_kind
+from stepwell.steps.step import Step
+
+M = TypeVar("M", Counter, Histogram)
+Family: TypeAlias = GaugeMetricFamily | CounterMetricFamily
+Label: TypeAlias = str | int
+Reading: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
+"""Values with their labels'."""
+
+CALL_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+LAG_INTERVAL = 0.1
+LAGS_KEPT = 6000
+"""Ten minutes of them."""
+
+
+class Children(dict[Label | tuple[Label, ...], M]):
+    """A metric's children by label values. Each is looked up in the metric once, which costs more than counting."""
+
+    def __init__(self, metric: M) -> None:
+        self._child: Callable[..., M] = metric.labels
+
+    def __missing__(self, values: Label | tuple[Label, ...]) -> M:
+        child = self._child(*values) if isinstance(values, tuple) else self._child(values)
+        self[values] = child
+        return child
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAtScrape(Collector):
+    empty: Callable[[], Family]
+    read: Callable[[], Reading]
+
+    def describe(self) -> Iterator[Family]:
+        yield self.empty()
+
+    def collect(self) -> Iterator[Family]:
+        family = self.empty()
+        for labels, value in self.read():
+            family.add_metric(labels, value)
+        yield family
+
+
+class Sight:
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._calls = self._counter("calls", "Calls answered.", "kind", "status")
+        self._seconds = self._histogram("call_seconds", "From a call to the end of its answer.")
+        self._first_byte = self._histogram("first_byte_seconds", "From a call to the first byte of its answer.")
+        tokens = self._counter("tokens", "Tokens of answered calls, as counted by the engine.", "direction")
+        self._prompt_tokens, self._response_tokens = tokens["prompt"], tokens["response"]
+        self._steps = self._counter("steps", "Steps recorded.", "exactness")
+        self._quarantined = self._counter("quarantined", "Recorded steps that do not add up.", "reason")
+        self._untrainable = self._counter("untrainable", "Sound steps that are not trained unless asked for.", "reason")
+        self._gone = self._counter("clients_gone", "Clients that left before the end of their answer.", "kind")
+        self._joined = self._counter("calls_joined", "Repeated calls that got the first one's answer.", "kind")
+        self._continued = self._counter("calls_continued", "Generations continued after a weight update.", "kind")
+        self._lag = Histogram(
+            "stepwell_loop_lag_seconds", "How late the event loop wakes.", buckets=LAG_BUCKETS, registry=self._registry
+        )
+        self._lags: deque[float] = deque(maxlen=LAGS_KEPT)
+
+    def call_done(
+        self,
+        kind: str,
+        status: int,
+        seconds: float,
+        first_byte: float | None,
+        prompt_tokens: int,
+        response_tokens: int,
+    ) -> None:
+        self._calls[kind, status].inc()
+        self._seconds[kind].observe(seconds)
+        if first_byte is not None:
+            self._first_byte[kind].observe(first_byte)
+        self._prompt_tokens.inc(prompt_tokens)
+        self._response_tokens.inc(response_tokens)
+
+    def steps_recorded(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            self._steps[step.exactness].inc()
+            if step.quarantine is not None:
+                self._quarantined[fault_kind(step.quarantine)].inc()
+            if step.untrainable is not None:
+                self._untrainable[fault_kind(step.untrainable)].inc()
+
+    def client_gone(self, kind: str) -> None:
+        self._gone[kind].inc()
+
+    def call_joined(self, kind: str) -> None:
+        self._joined[kind].inc()
+
+    def call_continued(self, kind: str) -> None:
+        self._continued[kind].inc()
+
+    def read_from(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        read: Callable[[], Reading],
+        kind: Literal["gauge", "counter"] = "gauge",
+    ) -> None:
+        """Show under `name` what `read` says at each scrape."""
+        family = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
+        self._registry.register(ReadAtScrape(partial(family, name, text, labels=labels), read))
+
+    async def watch_loop(self) -> None:
+        """Measure how late this event loop wakes, until cancelled."""
+        while True:
+            asked = time.monotonic()
+            await asyncio.sleep(LAG_INTERVAL)
+            lag = max(0.0, time.monotonic() - asked - LAG_INTERVAL)
+            self._lag.observe(lag)
+            self._lags.append(lag)
+
+    def loop_lag_p99(self) -> float:
+        """Seconds, over the last minutes; 0 if nothing was measured yet."""
+        lags = sorted(self._lags)
+        return lags[math.ceil(0.99 * len(lags)) - 1] if lags else 0.0
+
+    def exposition(self) -> tuple[bytes, str]:
+        """All of it as text, and the text's content type."""
+        encode, content_type = choose_encoder("")
+        return encode(self._registry), content_type
+
+    def _counter(self, name: str, text: str, *labels: str) -> Children[Counter]:
+        return Children(Counter(f"stepwell_{name}", text, labels, registry=self._registry))
+
+    def _histogram(self, name: str, text: str) -> Children[Histogram]:
+        metric = Histogram(f"stepwell_{name}", text, ("kind",), buckets=CALL_BUCKETS, registry=self._registry)
+        return Children(metric)

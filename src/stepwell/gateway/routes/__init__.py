@@ -1,0 +1,1 @@
+"""The ASGI front, keys, and the routes that are not dialects."""

@@ -1,0 +1,96 @@
+"""White-box agents: they tokenize, build steps and submit them on their own."""
+
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from stepwell.common.tokenizers import BackgroundTokenizer
+from stepwell.engines.fleet import Engines
+from stepwell.engines.replies import EngineAnswer
+from stepwell.engines.vllm_generate import Generated
+from stepwell.errors import BadRequest, EngineUnavailable, NotReady
+from stepwell.gateway.dialects.sampling import make_explicit
+from stepwell.gateway.http.error_responses import relayed
+from stepwell.gateway.http.metrics import Sight
+from stepwell.gateway.recording.recorded import CallContext, recorded_steps
+from stepwell.pool.api.ports import PoolPort, RewardPort, RewardRequest
+from stepwell.pool.rules.ingest import TRAIN, Verdict
+from stepwell.steps.soundness import step_fault
+from stepwell.wire import gateway_api as shapes
+
+
+def whitebox_router(
+    pool: PoolPort,
+    engines: Engines,
+    tokenizer: BackgroundTokenizer,
+    rewards: RewardPort | None,
+    sight: Sight,
+    *,
+    prompt_length: int,
+    response_length: int,
+) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/generate", response_model=shapes.GenerationDone)
+    async def generate(wanted: shapes.Generate) -> shapes.GenerationDone | Response:
+        """Sample from token ids; what could not be trained on is refused."""
+        if len(wanted.prompt_ids) > prompt_length:
+            raise BadRequest(f"{len(wanted.prompt_ids)} prompt tokens are more than --prompt-length {prompt_length}")
+        sampling = dict(wanted.sampling_params)
+        if sampling.get("n") not in (None, 1):
+            raise BadRequest("n must be 1: one generation is answered with one sequence of tokens")
+        make_explicit(sampling, response_length)
+        context = CallContext("", "", pool.policy_version, time.time(), sampling, prompt_length)
+        generated = await engines.generate(wanted.prompt_ids, sampling)
+        if isinstance(generated, EngineAnswer):
+            return relayed(generated.status, generated.body)
+        took, written = time.time() - context.started_at, len(generated.sampled.response_ids)
+        sight.call_done("generate", 200, took, None, len(wanted.prompt_ids), written)
+        return _generation(context, generated)
+
+    @router.post("/submit_steps")
+    async def submit_steps(
+        wanted: shapes.SubmitSteps,
+        channel: Annotated[shapes.ChannelName, Query()] = TRAIN,
+        group_size: Annotated[shapes.GroupSize | None, Query()] = None,
+    ) -> shapes.StepsSubmitted:
+        """Hand in steps of the agent's own making; one with is_last completes its trajectory."""
+        steps = [step.to_step() for step in wanted.steps]
+        faults = [f"steps.{i}: {fault}" for i, step in enumerate(steps) if (fault := step_fault(step))]
+        if faults:
+            raise BadRequest("; ".join(faults))
+        verdicts = await pool.submit_steps(steps, channel=channel, group_size=group_size)
+        refused = {str(v): verdicts.count(v) for v in set(verdicts) if v is not Verdict.ACCEPTED}
+        return shapes.StepsSubmitted(accepted=verdicts.count(Verdict.ACCEPTED), refused=refused)
+
+    @router.post("/compute_reward")
+    async def compute_reward(wanted: shapes.ComputeReward) -> shapes.RewardComputed:
+        """Ask the reward worker."""
+        if rewards is None:
+            raise NotReady("no reward worker; start the gateway with --reward-worker-name")
+        score = await rewards.compute_reward(
+            RewardRequest(
+                **wanted.model_dump(),
+                prompt_text=tokenizer.decode(wanted.prompt_ids),
+                response_text=tokenizer.decode(wanted.response_ids),
+            )
+        )
+        return shapes.RewardComputed(reward_score=score.reward_score, reward_extra_info=dict(score.reward_extra_info))
+
+    return router
+
+
+def _generation(context: CallContext, generated: Generated) -> shapes.GenerationDone:
+    """The answer, if a sound step can be built from it; the agent would otherwise train on nonsense."""
+    (step,) = recorded_steps(context, [generated.sampled], generated.usage)
+    if step.quarantine is not None or step.response_logprobs is None:
+        raise EngineUnavailable(f"the engine's answer cannot be trained on: {step.quarantine}")
+    versions = [span.version for span in generated.version_spans]
+    return shapes.GenerationDone(
+        token_ids=step.response_ids.tolist(),
+        log_probs=step.response_logprobs.tolist(),
+        stop_reason=step.finish_reason,
+        policy_version=min(versions, default=context.policy_version),
+        version_spans=list(generated.version_spans),
+    )

@@ -1,0 +1,67 @@
+"""A watcher's way to the shards: each is asked, and what they tell is put together.
+
+What always holds: looking waits for no shard longer than some seconds, for whoever watches will look again.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+
+from stepwell.pool.api.answers import Glimpse
+from stepwell.pool.api.watching import AuditEntry, Changes, Curated, Curation, Cursor, Series
+from stepwell.pool.client.shards import Shards
+from stepwell.pool.state.series import as_series
+from stepwell.pool.state.snapshots import as_summary
+from stepwell.steps.columns import Columns, cut, pack, stack
+
+WATCH_PATIENCE = 10.0
+"""Seconds; a shard that was killed is back after some three."""
+
+
+class SightClient:
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    async def series(self, seconds: float) -> Series:
+        return as_series(await self._shards.ask_all("series", seconds, patience=WATCH_PATIENCE))
+
+    async def changes(self, cursors: Mapping[str, Cursor], limit: int) -> Changes:
+        names = await self._shards.names()
+        share = max(1, limit // len(names))
+
+        async def ask(name: str) -> Glimpse:
+            args = (cursors.get(name, Cursor()), share)
+            glimpse: Glimpse = await self._shards.ask(name, "changes", *args, patience=WATCH_PATIENCE)
+            return glimpse
+
+        told = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+        return Changes(
+            summaries=[as_summary(sketch, name) for name, glimpse in told.items() for sketch in glimpse.sketches],
+            cursors={name: glimpse.cursor for name, glimpse in told.items()},
+            anew=[name for name, glimpse in told.items() if glimpse.anew],
+            more=any(glimpse.more for glimpse in told.values()),
+        )
+
+    async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
+        by_shard: dict[str, list[int]] = {}
+        for place, (_, prompt_uid) in enumerate(uids):
+            by_shard.setdefault(await self._shards.owner(prompt_uid), []).append(place)
+
+        async def read(shard: str, places: list[int]) -> dict[int, Columns]:
+            wanted = [uids[place] for place in places]
+            columns, sizes = await self._shards.ask(shard, "read", wanted, patience=WATCH_PATIENCE)
+            return dict(zip(places, cut(columns, sizes), strict=True))
+
+        answers = await asyncio.gather(*(read(shard, places) for shard, places in by_shard.items()))
+        parts = {place: part for answer in answers for place, part in answer.items()}
+        return stack([parts[place] for place in sorted(parts)]) if parts else pack([])
+
+    async def curate(self, curation: Curation) -> Curated:
+        shard = await self._shards.owner(curation.prompt_uid)
+        outcome: Curated = await self._shards.ask(shard, "curate", curation)
+        return outcome
+
+    async def audit(self, limit: int, trajectory_uid: str | None) -> list[AuditEntry]:
+        answers = await self._shards.ask_all("audit", limit, trajectory_uid, patience=WATCH_PATIENCE)
+        entries = [entry for answer in answers for entry in answer]
+        return sorted(entries, key=attrgetter("at"), reverse=True)[:limit]

@@ -1,0 +1,1 @@
+"""What the pool decides. Pure: no clock, no I/O."""

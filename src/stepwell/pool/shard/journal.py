@@ -1,0 +1,312 @@
+"""The journal of one shard: a SQLite file that always holds what the shard holds.
+
+One transaction a message, committed before the message is answered: what was acknowledged survives a kill -9, and
+what was not may be sent again. Rows mirror the pool's objects and go when these go: the file follows what is held.
+"""
+
+import json
+import logging
+import sqlite3
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import orjson
+
+from stepwell.common.sqlite_file import torn_frames
+from stepwell.errors import JournalRefused
+from stepwell.pool.api.leasing import Lease, Settlement
+from stepwell.pool.api.watching import AuditEntry
+from stepwell.pool.rules.leasing import ENDED_KEPT
+from stepwell.pool.shard.late_rewards import LateReward
+from stepwell.pool.state.records import Group, Trajectory
+from stepwell.pool.state.stored_step import HeldStep
+from stepwell.steps.prefix_tree import Placement
+from stepwell.steps.step_filter import Gate
+
+log = logging.getLogger("stepwell.pool")
+
+SCHEMA_VERSION = 5
+"""Raised with every change to a table or to the names of fields below. What an older file lacks takes its default."""
+TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS groups (seq INTEGER PRIMARY KEY, info BLOB);
+CREATE TABLE IF NOT EXISTS trajectories (number INTEGER PRIMARY KEY, group_seq INTEGER, info BLOB);
+CREATE TABLE IF NOT EXISTS steps (
+    number INTEGER PRIMARY KEY, trajectory INTEGER, base INTEGER, shared INTEGER, info BLOB, reward REAL,
+    reward_source TEXT, reward_revision INTEGER, lease TEXT, shipped INTEGER, added BLOB, logprobs BLOB, mask BLOB,
+    checksum INTEGER
+);
+CREATE TABLE IF NOT EXISTS leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at REAL, gate BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ended (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, how TEXT);
+CREATE TABLE IF NOT EXISTS closed (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, revision INTEGER DEFAULT 0);
+CREATE TABLE IF NOT EXISTS late_rewards (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
+CREATE TABLE IF NOT EXISTS audit (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
+CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+PAGE_SIZE = 16_384
+CHECKPOINT_PAGES = 4_096
+GROUP_FIELDS = (
+    *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
+    *("source", "given_up"),  # what is new comes last, here and below
+)
+TRAJECTORY_FIELDS = (
+    *("uid", "metadata", "completed", "reward", "reward_source", "reward_revision", "step_count"),
+    *("reward_left_out", "rejected"),
+)
+STEP_FIELDS = (
+    *("identity", "uid", "step_index", "prompt_length", "response_length", "policy_version", "version_spans"),
+    *("metadata", "exactness", "finish_reason", "sampling", "extras", "started_at", "quarantine", "branch", "nbytes"),
+    "untrainable",
+)
+GATE_FIELDS = ("min_exactness", "untrainable")
+
+
+class SqliteJournal:
+    """Implements PoolJournal. Changes gather in one transaction until `commit`."""
+
+    def __init__(self, path: Path, *, closed_kept: int) -> None:
+        self.path = path
+        self._closed_kept = closed_kept
+        self.retired: list[Group] = []
+        """Trained groups that wait to leave for the archive; their rows are still here."""
+        self._groups: dict[int, Group | None] = {}
+        """What changed since the last commit, and None for what went; the same for the next three."""
+        self._trajectories: dict[int, Trajectory | None] = {}
+        self._added: dict[int, tuple[int, HeldStep, Placement | None]] = {}
+        self._steps: dict[int, HeldStep | None] = {}
+        self._numbers = b""
+        """The pool's numbers, and the database's count of changes, as of the last commit."""
+        self._changes = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.torn = 0
+        """Frames at the end of the log that belong to no committed transaction; nothing in them was acknowledged."""
+        self.db = self._open()
+
+    def commit(self, snapshot: Mapping[str, Any]) -> None:
+        """Make all changes since the last commit last. Costs nothing if there are none."""
+        numbers = _dump(snapshot)
+        if numbers != self._numbers:
+            self._set_meta("snapshot", numbers)
+            self._numbers = numbers
+        elif not self._is_changed():
+            return
+        self.commit_again()
+
+    def commit_again(self) -> None:
+        """Make changes last that leave the pool's numbers as they were."""
+        self._write()
+        self.db.execute("COMMIT")
+        self.db.execute("BEGIN")
+        self._changes = self.db.total_changes
+
+    def close(self) -> None:
+        self.commit_again()
+        self.db.close()
+
+    def save_group(self, group: Group) -> None:
+        self._groups[group.seq] = group
+
+    def save_trajectory(self, trajectory: Trajectory) -> None:
+        self._trajectories[trajectory.number] = trajectory
+
+    def add_step(self, trajectory: Trajectory, step: HeldStep, placement: Placement | None) -> None:
+        self._added[step.number] = (trajectory.number, step, placement)
+
+    def save_step(self, step: HeldStep) -> None:
+        if step.number not in self._added:
+            self._steps[step.number] = step
+
+    def remove_trajectory(self, trajectory: Trajectory) -> None:
+        self._trajectories[trajectory.number] = None
+        for step in trajectory.steps.values():
+            self._steps[step.number] = None
+            self._added.pop(step.number, None)
+
+    def remove_group(self, group: Group) -> None:
+        self._groups[group.seq] = None
+        for trajectory in group.trajectories.values():
+            self.remove_trajectory(trajectory)
+
+    def retire_group(self, group: Group) -> None:
+        self.save_group(group)
+        self.retired.append(group)
+
+    def forget_retired(self) -> None:
+        for group in self.retired:
+            self.remove_group(group)
+            group.dissolve()
+        self.retired.clear()
+
+    def note_archived(self, file: str) -> None:
+        self.db.execute("INSERT INTO archived VALUES (?)", (file,))
+
+    def archived(self) -> list[str]:
+        """Files that were written but may not have their name yet."""
+        return [file for (file,) in self.db.execute("SELECT file FROM archived")]
+
+    def forget_archived(self, file: str) -> None:
+        self.db.execute("DELETE FROM archived WHERE file = ?", (file,))
+
+    def add_late_reward(self, late: LateReward) -> None:
+        self.db.execute("INSERT INTO late_rewards (info) VALUES (?)", (_dump(late),))
+
+    def late_rewards(self) -> list[tuple[int, LateReward]]:
+        """Those that wait to leave for the archive, each with its number."""
+        rows = self.db.execute("SELECT n, info FROM late_rewards ORDER BY n")
+        return [(n, LateReward(**orjson.loads(info))) for n, info in rows]
+
+    def forget_late_rewards(self, last: int) -> None:
+        """Up to the number of the last."""
+        self.db.execute("DELETE FROM late_rewards WHERE n <= ?", (last,))
+
+    def add_closed(self, trajectory_uid: str, revision: int) -> None:
+        row = (trajectory_uid, revision)
+        n = self.db.execute("INSERT INTO closed (uid, revision) VALUES (?, ?)", row).lastrowid or 0
+        if n % 1000 == 0:
+            self.db.execute("DELETE FROM closed WHERE n <= ?", (n - self._closed_kept,))
+
+    def save_lease(self, lease: Lease) -> None:
+        row = (lease.uid, lease.channel, lease.expires_at, _info(lease.gate, GATE_FIELDS))
+        self.db.execute("INSERT INTO leases VALUES (?, ?, ?, ?)", row)
+
+    def end_lease(self, lease: Lease, how: Settlement) -> None:
+        self.db.execute("DELETE FROM leases WHERE uid = ?", (lease.uid,))
+        self.add_ended(lease.uid, how)
+
+    def add_ended(self, lease_uid: str, how: Settlement) -> None:
+        n = self.db.execute("INSERT INTO ended (uid, how) VALUES (?, ?)", (lease_uid, how.value)).lastrowid or 0
+        if n % 1000 == 0:
+            self.db.execute("DELETE FROM ended WHERE n <= ?", (n - ENDED_KEPT,))
+
+    def add_audit(self, entry: AuditEntry) -> None:
+        self.db.execute("INSERT INTO audit (info) VALUES (?)", (_dump(entry),))
+
+    def meta(self, key: str) -> Any:
+        row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else orjson.loads(row[0])
+
+    def start_anew(self) -> Path:
+        """Put the file aside, for it is damaged, and begin an empty one; gives the place of the old."""
+        self.db.close()
+        aside = next(p for n in range(1000) if not (p := self.path.with_name(f"{self.path.name}.damaged-{n}")).exists())
+        for suffix in ("", "-wal", "-shm"):
+            source = self.path.with_name(self.path.name + suffix)
+            if source.exists():
+                source.rename(aside.with_name(aside.name + suffix))
+        self.db = self._open()
+        return aside
+
+    def _is_changed(self) -> bool:
+        pending = self._groups or self._trajectories or self._added or self._steps
+        return bool(pending) or self.db.total_changes != self._changes
+
+    def _write(self) -> None:
+        """Every row once, however often it changed since the last commit."""
+        many = self.db.executemany
+        many("DELETE FROM groups WHERE seq = ?", _gone(self._groups))
+        many("DELETE FROM trajectories WHERE number = ?", _gone(self._trajectories))
+        many("DELETE FROM steps WHERE number = ?", _gone(self._steps))
+        groups = ((seq, _info(group, GROUP_FIELDS)) for seq, group in self._groups.items() if group)
+        many("INSERT OR REPLACE INTO groups VALUES (?, ?)", groups)
+        trajectories = ((n, t.group.seq, _info(t, TRAJECTORY_FIELDS)) for n, t in self._trajectories.items() if t)
+        many("INSERT OR REPLACE INTO trajectories VALUES (?, ?, ?)", trajectories)
+        many(f"INSERT INTO steps VALUES ({', '.join('?' * 14)})", (_step_row(*added) for added in self._added.values()))
+        states = ((*_state(step), number) for number, step in self._steps.items() if step)
+        columns = "reward = ?, reward_source = ?, reward_revision = ?, lease = ?, shipped = ?"
+        many(f"UPDATE steps SET {columns} WHERE number = ?", states)
+        for pending in (self._groups, self._trajectories, self._added, self._steps):
+            pending.clear()
+
+    def _open(self) -> sqlite3.Connection:
+        wal_frames = torn_frames(self.path)
+        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        try:
+            db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            self.torn = max(0, wal_frames - int(db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]))
+            db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            self._check_schema(db)
+            db.executescript(TABLES)
+            _upgrade(db)
+        except sqlite3.DatabaseError as failure:
+            if isinstance(failure, sqlite3.OperationalError):
+                raise JournalRefused(f"journal {self.path} cannot be opened: {failure}") from None
+            log.error("journal %s is damaged: %s", self.path, failure)
+            db.close()
+            return self._open_beside_the_damaged()
+        db.execute("BEGIN")
+        self.db = db
+        self._set_meta("schema_version", str(SCHEMA_VERSION).encode())
+        return db
+
+    def _open_beside_the_damaged(self) -> sqlite3.Connection:
+        self.db = sqlite3.connect(":memory:")
+        aside = self.start_anew()
+        log.error("nothing could be read from it; it was put aside as %s", aside)
+        return self.db
+
+    def _check_schema(self, db: sqlite3.Connection) -> None:
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+            return
+        row = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+        found = int(row[0]) if row else 0
+        if found > SCHEMA_VERSION:
+            db.close()
+            raise JournalRefused(
+                f"journal {self.path} has schema version {found}, and this Stepwell reads up to {SCHEMA_VERSION}; "
+                "use the newer Stepwell that wrote it, or another --journal"
+            )
+
+    def _set_meta(self, key: str, value: bytes) -> None:
+        self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _upgrade(db: sqlite3.Connection) -> None:
+    """Give an older file what it lacks: with version 2 leases got their gate, with 3 the closed their revision."""
+    if "gate" not in {name for _, name, *_ in db.execute("PRAGMA table_info(leases)")}:
+        db.execute("""ALTER TABLE leases ADD COLUMN gate BLOB DEFAULT '["submitted", false]'""")
+    if "revision" not in {name for _, name, *_ in db.execute("PRAGMA table_info(closed)")}:
+        db.execute("ALTER TABLE closed ADD COLUMN revision INTEGER DEFAULT 0")
+
+
+def checksum(*parts: bytes | memoryview | None) -> int:
+    """SQLite does not notice a flipped bit in a row; this does."""
+    value = 0
+    for part in parts:
+        if part is not None:
+            value = crc32(part, value)
+    return value
+
+
+def _gone(pending: Mapping[int, object]) -> list[tuple[int]]:
+    return [(number,) for number, kept in pending.items() if kept is None]
+
+
+def _step_row(trajectory: int, step: HeldStep, placement: Placement | None) -> tuple[Any, ...]:
+    base, shared = (placement.base, placement.shared) if placement else (None, None)
+    blobs = (
+        None if placement is None else placement.added.data,
+        None if step.logprobs is None else step.logprobs.data,
+        None if step.mask is None else step.mask.view(np.uint8).data,
+    )
+    info = _info(step, STEP_FIELDS)
+    return (step.number, trajectory, base, shared, info, *_state(step), *blobs, checksum(info, *blobs))
+
+
+def _state(step: HeldStep) -> tuple[float | None, str, int, str | None, bool]:
+    return step.reward, step.reward_source, step.reward_revision, step.lease, step.shipped
+
+
+def _info(of: Group | Trajectory | HeldStep | Gate, names: Iterable[str]) -> bytes:
+    return _dump([getattr(of, name) for name in names])
+
+
+def _dump(value: object) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # an integer beyond 64 bits, say
+        return json.dumps(value).encode()

@@ -1,0 +1,289 @@
+"""A shard that comes back: its journal read into an empty pool."""
+
+import logging
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from stepwell.pool.api.leasing import Lease, Settlement
+from stepwell.pool.api.stats import Tally
+from stepwell.pool.api.watching import Action, AuditEntry, Curated, State
+from stepwell.pool.rules.pool import Pool
+from stepwell.pool.shard.journal import (
+    GATE_FIELDS,
+    GROUP_FIELDS,
+    STEP_FIELDS,
+    TRAJECTORY_FIELDS,
+    SqliteJournal,
+    checksum,
+)
+from stepwell.pool.shard.late_rewards import LateReward
+from stepwell.pool.state.records import Group, Trajectory
+from stepwell.pool.state.stored_step import HeldStep
+from stepwell.steps.prefix_tree import TokenStore
+from stepwell.steps.step import Exactness, VersionSpan
+from stepwell.steps.step_filter import Gate
+
+log = logging.getLogger("stepwell.pool")
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was found."""
+
+    groups: int
+    trajectories: int
+    steps: int
+    torn_frames: int
+    damaged: bool
+    """Something could not be read; what could was written to a new journal."""
+
+
+def restore(pool: Pool, journal: SqliteJournal) -> Restored:
+    """Fill `pool` from `journal`. Damage is survived: what can be read is kept, and the old file put aside."""
+    reader = JournalReader(journal)
+    snapshot = reader.snapshot()
+    if snapshot is not None:
+        pool.books.recall(snapshot)
+    groups = {group.seq: group for group in reader.groups()}
+    trajectories = {trajectory.number: trajectory for trajectory in reader.trajectories(groups)}
+    for trajectory in reader.fill(trajectories):
+        del trajectories[trajectory.number], trajectory.group.trajectories[trajectory.uid]
+        log.error("trajectory %s could not be read back from the journal and is lost", trajectory.uid)
+    if reader.damaged:
+        groups = {seq: group for seq, group in groups.items() if group.trajectories}
+        _count_on(pool, groups, trajectories)
+    leases = {lease.uid: lease for lease in reader.leases()}
+    pool.books.closed.update(reader.closed())
+    pool.handout.ended.update(reader.ended())
+    audit = list(reader.audit())
+    pool.curator.trail.extend(audit)
+    for group in groups.values():
+        _put(pool, group, leases)
+    for trajectory in trajectories.values():
+        for step in trajectory.steps.values():
+            if step.lease is not None and step.lease in leases:
+                leases[step.lease].steps.append((trajectory, step))
+    for lease in leases.values():
+        lease.version = pool.policy_version
+        pool.handout.restore(lease)
+    if reader.damaged:
+        _count_lost(pool)
+        late_rewards = list(reader.late_rewards())
+        _write_anew(pool, journal, list(groups.values()), list(leases.values()), late_rewards, audit)
+    return Restored(
+        groups=len(groups),
+        trajectories=len(trajectories),
+        steps=sum(len(trajectory.steps) for trajectory in trajectories.values()),
+        torn_frames=journal.torn,
+        damaged=reader.damaged,
+    )
+
+
+def _count_on(pool: Pool, groups: Mapping[int, Group], trajectories: Mapping[int, Trajectory]) -> None:
+    """No number is given twice, even if the snapshot that held them is lost."""
+    counters = pool.books.counters
+    arrived = (step.number for trajectory in trajectories.values() for step in trajectory.steps.values())
+    counters.opened = max([counters.opened, *groups])
+    counters.registered = max([counters.registered, *trajectories])
+    counters.arrived = max([counters.arrived, *arrived])
+
+
+def _count_lost(pool: Pool) -> None:
+    """What the ledgers say is held and cannot be found is lost to the damage."""
+    for name, channel in pool.books.channels.items():
+        found = Tally()
+        leases = [lease for lease in pool.handout.leases.values() if lease.channel == name]
+        for group in [*channel.groups.values(), *(group for lease in leases for group in lease.groups)]:
+            found.add(group.held_steps())
+        lost = channel.ledger.held() - found
+        if lost.steps < 0:  # the ledger itself is lost
+            channel.ledger.accepted -= lost
+        elif lost.steps:
+            channel.ledger.dropped["corrupt"] = channel.ledger.dropped.get("corrupt", Tally()) + lost
+
+
+def _put(pool: Pool, group: Group, leases: Mapping[str, Lease]) -> None:
+    channel = pool.books.channel(group.channel)
+    group.nbytes = sum(step.nbytes for trajectory in group.trajectories.values() for step in trajectory.steps.values())
+    if group.trained:
+        for trajectory in group.trajectories.values():
+            pool.books.chronicle.end(trajectory, State.TRAINED)
+        pool.books.remember(channel, group)
+        return
+    for trajectory in group.trajectories.values():
+        pool.books.trajectories[trajectory.uid] = trajectory
+    lease = leases.get(group.lease) if group.lease is not None else None
+    if lease is None:
+        group.lease = None
+        channel.enter(group)
+        pool.handout.carry_out(group)
+    else:
+        lease.groups.append(group)
+        channel.lend(group)
+        pool.books.chronicle.touch_all(group.trajectories.values())
+
+
+def _write_anew(
+    pool: Pool,
+    journal: SqliteJournal,
+    groups: Iterable[Group],
+    leases: Iterable[Lease],
+    late_rewards: Iterable[LateReward],
+    audit: Iterable[AuditEntry],
+) -> None:
+    aside = journal.start_anew()
+    log.error("journal %s was damaged; what could be read is kept, the old file is %s", journal.path, aside)
+    for group in groups:
+        journal.save_group(group)
+        for trajectory in group.trajectories.values():
+            journal.save_trajectory(trajectory)
+            _write_steps(journal, trajectory)
+    for lease in leases:
+        journal.save_lease(lease)
+    for uid, revision in pool.books.closed.items():
+        journal.add_closed(uid, revision)
+    for uid, how in pool.handout.ended.items():
+        journal.add_ended(uid, how)
+    for late in late_rewards:
+        journal.add_late_reward(late)
+    for entry in audit:
+        journal.add_audit(entry)
+    journal.commit(pool.books.snapshot())
+
+
+def _write_steps(journal: SqliteJournal, trajectory: Trajectory) -> None:
+    old, trajectory.tokens = trajectory.tokens, TokenStore()
+    for step in sorted(trajectory.steps.values(), key=lambda step: step.number):
+        placement = None
+        if step.quarantine is None:
+            placement = trajectory.tokens.place(old.read(step.branch, step.tokens))
+            step.branch = placement.branch
+        journal.add_step(trajectory, step, placement)
+
+
+class JournalReader:
+    """Reads rows as far as they can be read. `damaged` says whether something could not."""
+
+    def __init__(self, journal: SqliteJournal) -> None:
+        self.damaged = False
+        self._db = journal.db
+        self._counted: dict[int, int] = {}
+        """How many steps each trajectory had when it was last saved; of a complete one, that is nearly always all."""
+
+    def snapshot(self) -> Any:
+        for (value,) in self._rows("SELECT value FROM meta WHERE key = 'snapshot'"):
+            return self._parsed(value)
+        return None
+
+    def groups(self) -> Iterator[Group]:
+        for seq, info in self._rows("SELECT seq, info FROM groups ORDER BY seq"):
+            if (fields := self._named(GROUP_FIELDS, info, new=2)) is not None:
+                yield Group(seq, **fields)
+
+    def trajectories(self, groups: Mapping[int, Group]) -> Iterator[Trajectory]:
+        for number, seq, info in self._rows("SELECT number, group_seq, info FROM trajectories ORDER BY number"):
+            fields = self._named(TRAJECTORY_FIELDS, info, new=2)
+            if seq not in groups or fields is None:
+                self.damaged = True
+                continue
+            self._counted[number] = fields.pop("step_count")
+            trajectory = Trajectory(group=groups[seq], number=number, **fields)
+            trajectory.group.trajectories[trajectory.uid] = trajectory
+            yield trajectory
+
+    def fill(self, trajectories: Mapping[int, Trajectory]) -> list[Trajectory]:
+        """Put the steps into their trajectories; gives those that are not whole, or after damage might not be."""
+        spoiled: dict[int, Trajectory] = {}
+        for row in self._rows("SELECT * FROM steps ORDER BY number"):
+            trajectory = trajectories.get(row[1])
+            if trajectory is None:
+                self.damaged = True
+            elif not _read_step(trajectory, row):
+                self.damaged = True
+                spoiled[trajectory.number] = trajectory
+        if self.damaged:
+            spoiled |= {number: t for number, t in trajectories.items() if not self._is_surely_whole(t)}
+        return list(spoiled.values())
+
+    def _is_surely_whole(self, trajectory: Trajectory) -> bool:
+        return trajectory.completed and 0 < self._counted[trajectory.number] <= len(trajectory.steps)
+
+    def leases(self) -> Iterator[Lease]:
+        for uid, channel, expires_at, gate in self._rows("SELECT uid, channel, expires_at, gate FROM leases"):
+            fields = self._named(GATE_FIELDS, gate)
+            if fields is not None:
+                yield Lease(uid, channel, expires_at, Gate(Exactness(fields["min_exactness"]), fields["untrainable"]))
+
+    def ended(self) -> Iterator[tuple[str, Settlement]]:
+        for uid, how in self._rows("SELECT uid, how FROM ended ORDER BY n"):
+            yield uid, Settlement(how)
+
+    def closed(self) -> Iterator[tuple[str, int]]:
+        yield from self._rows("SELECT uid, revision FROM closed ORDER BY n")
+
+    def late_rewards(self) -> Iterator[LateReward]:
+        for (info,) in self._rows("SELECT info FROM late_rewards ORDER BY n"):
+            if isinstance(fields := self._parsed(info), dict):
+                yield LateReward(**fields)
+
+    def audit(self) -> Iterator[AuditEntry]:
+        for (info,) in self._rows("SELECT info FROM audit ORDER BY n"):
+            if isinstance(fields := self._parsed(info), dict):
+                known = {"action": Action(fields["action"]), "outcome": Curated(fields["outcome"])}
+                yield AuditEntry(**fields | known)
+
+    def _named(self, names: Sequence[str], info: bytes, *, new: int = 0) -> dict[str, Any] | None:
+        """The values under their names. An older file may lack the last, `new` ones."""
+        values = self._parsed(info)
+        if not isinstance(values, list) or not len(names) - new <= len(values) <= len(names):
+            self.damaged = True
+            return None
+        return dict(zip(names, values, strict=False))
+
+    def _parsed(self, value: bytes) -> Any:
+        """None if it is no JSON: these rows have no checksum."""
+        try:
+            return orjson.loads(value)
+        except orjson.JSONDecodeError as failure:
+            self.damaged = True
+            log.error("a row of the journal cannot be read: %s", failure)
+            return None
+
+    def _rows(self, query: str) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._db.execute(query)
+        except sqlite3.DatabaseError as failure:
+            self.damaged = True
+            log.error("the journal cannot be read on: %s (%s)", failure, query)
+
+
+def _read_step(trajectory: Trajectory, row: tuple[Any, ...]) -> bool:
+    """Put one step back; False if it is not what was written, or what it builds upon is missing."""
+    number, _, base, shared, info, reward, source, revision, lease, shipped, added, logprobs, mask, check = row
+    if checksum(info, added, logprobs, mask) != check:
+        return False
+    fields = dict(zip(STEP_FIELDS, orjson.loads(info), strict=False))
+    fields["version_spans"] = tuple(VersionSpan(*span) for span in fields["version_spans"])
+    step = HeldStep(
+        **fields | {"exactness": Exactness(fields["exactness"])},
+        number=number,
+        logprobs=None if logprobs is None else np.frombuffer(logprobs, np.float32),
+        mask=None if mask is None else np.frombuffer(mask, np.bool_),
+        reward=reward,
+        reward_source=source,
+        reward_revision=revision,
+        lease=lease,
+        shipped=bool(shipped),
+    )
+    trajectory.steps[step.identity] = step
+    if base is None:
+        return True
+    store = trajectory.tokens
+    if not store.can_restore(base, shared):
+        return False
+    return store.restore(base, shared, np.frombuffer(added, np.int32)) == step.branch

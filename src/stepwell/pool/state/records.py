@@ -1,0 +1,151 @@
+"""Trajectories and the groups they gather in: what the pool holds until a trainer takes it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from stepwell.pool.state.stored_step import HeldStep
+from stepwell.steps.prefix_tree import TokenStore
+from stepwell.steps.step import INDEX_BY_POOL, JsonObject
+
+PLACE = attrgetter("step_index", "started_at", "number")
+"""What the steps of a trajectory are ordered by."""
+BY_A_PERSON = "curation:"
+"""How the source of a reward begins that a person gave by curation; the name follows."""
+
+
+@dataclass(slots=True, eq=False)
+class Trajectory:
+    uid: str
+    group: "Group"
+    metadata: JsonObject
+    number: int
+    """Order of registration in the pool."""
+    steps: dict[str, HeldStep] = field(default_factory=dict)
+    """By identity. Quarantined ones stand here too, without tokens, so that they keep their place."""
+    tokens: TokenStore = field(default_factory=TokenStore)
+    completed: bool = False
+    reward: float | None = None
+    """The reward of the whole rollout, if someone gave one; its revision counts how often."""
+    reward_source: str = ""
+    reward_revision: int = 0
+    reward_left_out: bool = False
+    """Only steps were rewarded, and a consumer takes none of these: it waits for a reward as if it had none."""
+    late_rewards: int = 0
+    """How many came when it was already handed out."""
+    ticket: str | None = None
+    """Why it is not offered to reward workers though it lacks a reward: the lease under which one has it, say."""
+    failures: int = 0
+    """How many attempts at scoring it have failed."""
+    rejected: str | None = None
+    """By whom and why, if a person rejected it while a trainer had it: it goes when it comes back."""
+    position: int = 0
+    """Of its last change in the chronicle, and when that was."""
+    changed_at: float = 0.0
+
+    @property
+    def step_count(self) -> int:
+        return len(self.steps)
+
+    @property
+    def revision(self) -> int:
+        """The number of the last reward given to it or to one of its steps."""
+        last = self.reward_revision
+        for step in self.steps.values():
+            if step.reward_revision > last:
+                last = step.reward_revision
+        return last + self.late_rewards
+
+    def can_follow(self, step_index: int) -> bool:
+        """All steps of a trajectory are indexed by their producer, or all by the pool."""
+        for first in self.steps.values():
+            return (first.step_index == INDEX_BY_POOL) == (step_index == INDEX_BY_POOL)
+        return True
+
+    def held_steps(self) -> list[HeldStep]:
+        return [step for step in self.steps.values() if step.is_held()]
+
+    def is_scored(self) -> bool:
+        return self.reward is not None or (not self.reward_left_out and any(self.scored_steps()))
+
+    def scored_steps(self) -> Iterator[HeldStep]:
+        """Those with a reward of their own, shipped ones too."""
+        return (step for step in self.steps.values() if step.reward is not None and step.quarantine is None)
+
+    @property
+    def is_relabelled(self) -> bool:
+        """Did a person give it its reward? Then only a person may change it."""
+        return self.reward_source.startswith(BY_A_PERSON)
+
+    def lacks_reward(self) -> bool:
+        """Is it complete, with something to score, and no one has?"""
+        return self.completed and not self.is_scored() and any(step.is_held() for step in self.steps.values())
+
+    def in_order(self) -> list[tuple[int, HeldStep]]:
+        """All steps with their step_index, those that are not shipped included in the counting."""
+        ordered = list(self.steps.values())
+        if len(ordered) > 1:
+            ordered.sort(key=PLACE)
+        return [(n if step.step_index == INDEX_BY_POOL else step.step_index, step) for n, step in enumerate(ordered)]
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Rollouts of one prompt that are trained together. Ready once `size` of them are complete."""
+
+    seq: int
+    """Its name: no two groups of a pool have the same."""
+    age: int
+    """Order of opening; smaller is older. A trajectory taken by itself keeps the age of its group."""
+    prompt_uid: str
+    channel: str
+    size: int
+    opened_at: float
+    deadline: float | None = None
+    trajectories: dict[str, Trajectory] = field(default_factory=dict)
+    nbytes: int = 0
+    attempts: int = 0
+    """How often it was handed out and came back."""
+    lease: str | None = None
+    trained: bool = False
+    """Acknowledged, and kept as history."""
+    source: str = ""
+    """Where its rollouts come from: an environment's name; empty for agents."""
+    given_up: int = 0
+    """Places it had once and waits for no more: their rollouts were rejected, say, or taken by themselves."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.age, self.seq
+
+    @property
+    def completed(self) -> int:
+        return sum([trajectory.completed for trajectory in self.trajectories.values()])
+
+    def is_of(self, size: int | None) -> bool:
+        """Is it what someone means who says how many rollouts it has, or does not say?"""
+        return size is None or size == self.size or size == self.size + self.given_up
+
+    def give_up(self, places: int) -> None:
+        """Wait for so many rollouts less."""
+        self.size -= places
+        self.given_up += places
+
+    def can_join(self) -> bool:
+        return len(self.trajectories) < self.size
+
+    def is_ready(self, *, require_reward: bool) -> bool:
+        if len(self.trajectories) < self.size:
+            return False
+        for trajectory in self.trajectories.values():
+            if not trajectory.completed or (require_reward and not trajectory.is_scored()):
+                return False
+        return True
+
+    def dissolve(self) -> None:
+        """Let go of everything, so that its memory is free at once and not when the garbage collector finds it."""
+        self.trajectories.clear()
+
+    def held_steps(self) -> Iterator[HeldStep]:
+        for trajectory in self.trajectories.values():
+            yield from trajectory.held_steps()

@@ -1,0 +1,124 @@
+"""Steps as the pool holds them: their tokens in their trajectory's store, the rest in one small row each."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepwell.steps.columns import Columns
+from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, VersionSpan
+
+NO_PLACE = -1
+
+
+@dataclass(slots=True, eq=False)
+class HeldStep:
+    number: int
+    """Order of arrival in the pool; no two steps have the same."""
+    identity: str
+    uid: str
+    step_index: int
+    prompt_length: int
+    response_length: int
+    logprobs: FloatArray | None
+    mask: BoolArray | None
+    policy_version: int
+    version_spans: tuple[VersionSpan, ...]
+    reward: float | None
+    reward_source: str
+    reward_revision: int
+    metadata: JsonObject
+    exactness: Exactness
+    finish_reason: str | None
+    sampling: JsonObject
+    extras: JsonObject
+    started_at: float
+    quarantine: str | None
+    untrainable: str | None = None
+    branch: int = NO_PLACE
+    nbytes: int = 0
+    """What it added to what is stored."""
+    lease: str | None = None
+    """The lease under which a consumer of single steps has it."""
+    shipped: bool = False
+    """A consumer of single steps has acknowledged it; only its identity is still of use."""
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_length + self.response_length
+
+    @property
+    def oldest_version(self) -> int:
+        return min((span.version for span in self.version_spans), default=self.policy_version)
+
+    def is_held(self) -> bool:
+        """Counts as data: neither quarantined nor gone."""
+        return self.quarantine is None and not self.shipped
+
+
+class Message:
+    """Packed steps as they arrive: columns turned into plain values once, not once a step."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self._prompts = columns.prompt_lengths_S.tolist()
+        self._responses = columns.response_lengths_S.tolist()
+        self._token_at = np.cumsum(columns.prompt_lengths_S + columns.response_lengths_S, dtype=np.int64).tolist()
+        self._response_at = np.cumsum(columns.response_lengths_S, dtype=np.int64).tolist()
+        self._rewards = columns.rewards_S.tolist()
+        self._revisions = columns.reward_revisions_S.tolist()
+        self._indexes = columns.step_indexes_S.tolist()
+        self._versions = columns.policy_versions_S.tolist()
+        self._started_at = columns.started_at_S.tolist()
+        self.is_last = columns.is_last_S.tolist()
+        self._all_trained = bool(columns.mask.all())
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def index(self, i: int) -> int:
+        index: int = self._indexes[i]
+        return index
+
+    def identity(self, i: int) -> str:
+        return self.columns.uids[i] or f"#{self._indexes[i]}"
+
+    def tokens(self, i: int) -> IntArray:
+        """A view into the message."""
+        end = self._token_at[i]
+        return self.columns.tokens[end - self._prompts[i] - self._responses[i] : end]
+
+    def nbytes(self, i: int) -> int:
+        """The most that keeping it can take."""
+        nbytes: int = 4 * self._prompts[i] + 9 * self._responses[i]
+        return nbytes
+
+    def held(self, i: int, number: int) -> HeldStep:
+        """The step without its tokens; its other arrays are copies, so that the message can go."""
+        columns = self.columns
+        reward = self._rewards[i]
+        response = slice(self._response_at[i] - self._responses[i], self._response_at[i])
+        logprobs = columns.logprobs[response]
+        mask = None if self._all_trained or columns.mask[response].all() else columns.mask[response].copy()
+        return HeldStep(
+            number=number,
+            identity=self.identity(i),
+            uid=columns.uids[i],
+            step_index=self._indexes[i],
+            prompt_length=self._prompts[i],
+            response_length=self._responses[i],
+            logprobs=None if len(logprobs) == 0 or logprobs[0] != logprobs[0] else logprobs.copy(),
+            mask=mask,
+            policy_version=self._versions[i],
+            version_spans=columns.version_spans[i],
+            reward=None if reward != reward else reward,
+            reward_source=columns.reward_sources[i],
+            reward_revision=self._revisions[i],
+            metadata=columns.metadata[i],
+            exactness=columns.exactness[i],
+            finish_reason=columns.finish_reasons[i],
+            sampling=columns.sampling[i],
+            extras=columns.extras[i],
+            started_at=self._started_at[i],
+            quarantine=columns.quarantine[i],
+            untrainable=columns.untrainable[i],
+        )

@@ -1,0 +1,132 @@
+"""Reading an engine's answers, whatever is wrong with them: a missing part is empty, never an exception.
+
+Whether what was read is fit for training is not decided here but in steps/soundness.py.
+"""
+
+import json
+import math
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from stepwell.errors import EngineUnavailable
+from stepwell.steps.step import FloatArray, IntArray, VersionSpan
+
+NO_IDS: IntArray = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One choice, as the engine reported it."""
+
+    prompt_ids: IntArray
+    response_ids: IntArray
+    logprobs: FloatArray | None
+    finish_reason: str | None
+    version_spans: tuple[VersionSpan, ...] = ()
+    """Which weights wrote which tokens, where that is known exactly."""
+    stop_string: str | None = None
+    """What ended it, where that was a text the request had named; told of generations only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The engine's own count; None where it gave none."""
+
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+NO_USAGE = Usage(None, None)
+
+
+def read_object(raw: bytes, what: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        value = _read_leniently(raw, what)
+    if not isinstance(value, dict):
+        raise EngineUnavailable(f"the engine's {what} is not a JSON object")
+    return value
+
+
+def write_object(value: dict[str, Any], what: str) -> bytes:
+    """What was read, as bytes again. orjson reads what is nested deeper than it writes."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as failure:
+        raise EngineUnavailable(f"the engine's {what} cannot be passed on: {failure}") from None
+
+
+def read_choices(reply: dict[str, Any]) -> list[dict[str, Any]]:
+    choices = reply.get("choices")
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
+        raise EngineUnavailable("the engine's answer has no choices")
+    return choices
+
+
+def read_sampled(reply: dict[str, Any], choice: dict[str, Any], prompt_ids: IntArray | None = None) -> Sampled:
+    """One choice of a chat, completions or generate answer. Completions name the prompt with each choice."""
+    if prompt_ids is None:
+        prompt_ids = read_ids(choice.get("prompt_token_ids") or reply.get("prompt_token_ids"))
+    return Sampled(
+        prompt_ids=prompt_ids,
+        response_ids=read_ids(choice.get("token_ids")),
+        logprobs=read_logprobs(choice.get("logprobs")),
+        finish_reason=read_text(choice.get("finish_reason")),
+    )
+
+
+def read_usage(reply: dict[str, Any]) -> Usage:
+    usage = reply.get("usage")
+    if not isinstance(usage, dict):
+        return NO_USAGE
+    return Usage(_read_count(usage.get("prompt_tokens")), _read_count(usage.get("completion_tokens")))
+
+
+def read_text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def read_ids(value: object) -> IntArray:
+    """Whole numbers only: numpy by itself would make ids of 1.5 and "1", and two dimensions of nested lists."""
+    try:
+        return np.frombuffer(array("i", value), np.int32) if isinstance(value, list) and value else NO_IDS
+    except (TypeError, OverflowError):
+        return NO_IDS
+
+
+def read_logprobs(value: object) -> FloatArray | None:
+    """From chat's and generate's {content: [{logprob}]}, or completions' {token_logprobs: []}."""
+    if not isinstance(value, dict):
+        return None
+    content, flat = value.get("content"), value.get("token_logprobs")
+    try:
+        if isinstance(content, list):
+            flat = [entry["logprob"] for entry in content]
+        return read_floats(flat) if isinstance(flat, list) else None
+    except (TypeError, KeyError):
+        return None
+
+
+def read_floats(values: list[Any]) -> FloatArray | None:
+    """A null becomes NaN; None where one is no number at all."""
+    try:
+        return np.frombuffer(array("f", values), np.float32) if values else np.empty(0, np.float32)
+    except (TypeError, OverflowError):
+        return read_floats([math.nan if value is None else value for value in values]) if None in values else None
+
+
+def _read_count(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _read_leniently(raw: bytes, what: str) -> Any:
+    """Some engines write NaN, which becomes null, and cut characters in two, which become U+FFFD."""
+    try:
+        return orjson.loads(orjson.dumps(json.loads(raw.decode(errors="replace"))))
+    except (ValueError, TypeError, RecursionError) as failure:
+        raise EngineUnavailable(f"the engine's {what} is not JSON: {failure}") from None

@@ -1,0 +1,227 @@
+"""Scored groups, as Atropos' environments send them: JSON in, arrays out.
+
+What always holds: a group that was read has at least one sequence, each of at least one token; ids fit int32; every
+number is finite. What the arrays cannot say is kept as it was sent, under its wire name, and comes out again. Lists of
+thousands of numbers are checked by hand: struct.pack takes nothing but numbers, in a fraction of a validator's time.
+"""
+
+import re
+import struct
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from stepwell.errors import BadRequest
+from stepwell.steps.layout import IndexArray, offsets
+from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, Json, JsonObject
+
+T = TypeVar("T")
+
+UNTRAINED = -100
+"""The mask's value where a token is not trained; elsewhere it repeats the token."""
+FILLER = 1.0
+"""The log-probability of a token that no policy wrote."""
+OF_SEQUENCES = ("advantages", "ref_logprobs", "messages", "overrides", "distill_token_ids", "distill_logprobs")
+"""Optional fields with one entry a sequence."""
+OF_GROUPS = ("generation_params", "group_overrides", "images")
+"""Optional fields of the group as a whole."""
+NO_NUMBER = re.compile(rb"NaN|Infinity|nan|inf")
+LARGEST_VERSION = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ScoredGroup:
+    """N sequences that were scored together; token by token, one sequence after the other."""
+
+    tokens: IntArray
+    trained: BoolArray
+    logprobs: FloatArray | None
+    """One a token; NaN throughout a sequence that has none."""
+    lengths_N: IndexArray
+    scores_N: NDArray[np.float64]
+    """NaN where no one has scored, which no environment sends: rollouts that agents recorded may lack a reward."""
+    policy_versions: Sequence[int | None]
+    """The oldest of each sequence; None where its sender does not know."""
+    exactness: Sequence[Exactness]
+    extras_N: Sequence[JsonObject]
+    """By wire name, what else was sent for each sequence."""
+    extras: JsonObject
+    """By wire name, what else was sent for the group."""
+    env_id: int | None
+
+    def __len__(self) -> int:
+        return len(self.lengths_N)
+
+
+def groups_from_json(body: bytes, kind: Literal["group", "list"]) -> list[ScoredGroup]:
+    """The groups of a POST's body. BadRequest says what is wrong with it."""
+    try:
+        sent = orjson.loads(body)
+    except orjson.JSONDecodeError as failure:
+        more = "; NaN and Infinity are no numbers to train with" if NO_NUMBER.search(body) else ""
+        raise BadRequest(f"this is no JSON: {failure}{more}") from None
+    if kind == "group":
+        return [group_from_json(sent)]
+    if not isinstance(sent, list):
+        raise BadRequest("a list of groups is wanted")
+    return [group_from_json(group) for group in sent]
+
+
+def group_from_json(sent: object) -> ScoredGroup:
+    """A group from its wire fields, of which tokens, masks and scores must be there."""
+    if not isinstance(sent, dict):
+        raise BadRequest("a scored group is an object with tokens, masks and scores")
+    tokens, lengths = _numbers("tokens", sent.get("tokens"), "i", None)
+    require_ids(tokens, lengths)
+    masks, _ = _numbers("masks", sent.get("masks"), "i", lengths)
+    trained = masks != UNTRAINED
+    extras_N, extras = _extras(sent, len(lengths))
+    _keep_unusual_masks(extras_N, masks, np.where(trained, tokens, UNTRAINED), lengths)
+    return ScoredGroup(
+        tokens=tokens,
+        trained=trained,
+        logprobs=_logprobs(sent.get("inference_logprobs"), lengths, extras),
+        lengths_N=lengths,
+        scores_N=_scores(sent.get("scores"), len(lengths)),
+        policy_versions=_each("policy_versions", sent.get("policy_versions"), len(lengths), _version, None),
+        exactness=_each("exactness", sent.get("exactness"), len(lengths), read_grade, Exactness.SUBMITTED),
+        extras_N=extras_N,
+        extras=extras,
+        env_id=read_env_id(sent.get("env_id")),
+    )
+
+
+def require_ids(tokens: IntArray, lengths: NDArray[np.integer[Any]]) -> None:
+    if not lengths.all():
+        raise BadRequest(f"tokens[{int(lengths.argmin())}]: a sequence without tokens")
+    if tokens.min() < 0:
+        raise BadRequest("tokens: an id is negative")
+
+
+def require_finite(field: str, numbers: NDArray[np.floating[Any]]) -> None:
+    if not np.isfinite(numbers).all():
+        raise BadRequest(f"{field}: {numbers[~np.isfinite(numbers)][0]} is no number to train with")
+
+
+def _numbers(
+    field: str, rows: object, code: Literal["i", "f"], lengths: IndexArray | None
+) -> tuple[NDArray[Any], IndexArray]:
+    """All numbers of a field, and how many each sequence has: as many as it has tokens, if these were counted."""
+    if not isinstance(rows, list) or not rows:
+        raise BadRequest(f"{field}: a list of lists of numbers is wanted, one for each of at least one sequence")
+    if lengths is not None and len(rows) != len(lengths):
+        raise BadRequest(f"{field}: {len(rows)} sequences, where tokens has {len(lengths)}")
+    numbers = b"".join([_packed(f"{field}[{place}]", row, code) for place, row in enumerate(rows)])
+    own = np.fromiter(map(len, rows), np.int64, len(rows))
+    if lengths is not None and not np.array_equal(own, lengths):
+        place = int((own != lengths).argmax())
+        raise BadRequest(f"{field}[{place}]: {own[place]} entries for {lengths[place]} tokens")
+    return np.frombuffer(numbers, np.int32 if code == "i" else np.float32), own
+
+
+def _packed(where: str, row: object, code: Literal["i", "f"]) -> bytes:
+    if not isinstance(row, list):
+        raise BadRequest(f"{where}: a list of numbers is wanted, not {_shown(row)}")
+    try:
+        return struct.pack(f"{len(row)}{code}", *row)
+    except struct.error:
+        raise BadRequest(f"{where}: {_wrong(row, code)}") from None
+
+
+def _wrong(row: list[object], code: Literal["i", "f"]) -> str:
+    wanted, name = (Integral, "an integer") if code == "i" else (Real, "a number")
+    odd = next((place for place, value in enumerate(row) if not isinstance(value, wanted)), None)
+    return "a number is too large" if odd is None else f"entry {odd} is {_shown(row[odd])}, not {name}"
+
+
+def _shown(value: object) -> str:
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def _logprobs(rows: object, lengths: IndexArray, extras: dict[str, Json]) -> FloatArray | None:
+    """One a token, or none at all. An empty list for a sequence means that it has none."""
+    if rows is None:
+        return None
+    field = "inference_logprobs"
+    if not isinstance(rows, list) or len(rows) != len(lengths):
+        raise BadRequest(f"{field}: a list for each of the {len(lengths)} sequences is wanted, or null")
+    has = np.array([row != [] for row in rows])
+    if not has.any():
+        extras[field] = rows
+        return None
+    given, _ = _numbers(field, [row for row in rows if row != []], "f", lengths[has])
+    require_finite(field, given)
+    if has.all():
+        return given
+    logprobs = np.full(int(lengths.sum()), np.nan, np.float32)
+    logprobs[np.repeat(has, lengths)] = given
+    return logprobs
+
+
+def _scores(scores: object, count: int) -> NDArray[np.float64]:
+    if not isinstance(scores, list) or len(scores) != count:
+        raise BadRequest(f"scores: a list of {count} numbers is wanted, one a sequence")
+    try:
+        read = np.frombuffer(array("d", scores), np.float64)
+    except (TypeError, OverflowError):
+        place = next(i for i, score in enumerate(scores) if not isinstance(score, float | int))
+        raise BadRequest(f"scores[{place}]: {_shown(scores[place])} is no number") from None
+    require_finite("scores", read)
+    return read
+
+
+def _extras(sent: Mapping[str, Json], count: int) -> tuple[list[dict[str, Json]], dict[str, Json]]:
+    """What else was sent: for each sequence, where there is an entry for each, and for the group."""
+    extras_N: list[dict[str, Json]] = [{} for _ in range(count)]
+    extras = {field: sent[field] for field in OF_GROUPS if sent.get(field) is not None}
+    for field in OF_SEQUENCES:
+        entries = sent.get(field)
+        if isinstance(entries, list) and len(entries) == count:
+            for own, entry in zip(extras_N, entries, strict=True):
+                own[field] = entry
+        elif entries is not None:
+            extras[field] = entries
+    return extras_N, extras
+
+
+def _keep_unusual_masks(extras_N: list[dict[str, Json]], masks: IntArray, usual: IntArray, lengths: IndexArray) -> None:
+    if np.array_equal(masks, usual):
+        return
+    starts = offsets(lengths)
+    for own, start, end in zip(extras_N, starts, starts[1:], strict=False):
+        if not np.array_equal(masks[start:end], usual[start:end]):
+            own["masks"] = masks[start:end].tolist()
+
+
+def _each(field: str, values: object, count: int, read: Any, default: T) -> list[T]:
+    if values is None:
+        return [default] * count
+    if not isinstance(values, list) or len(values) != count:
+        raise BadRequest(f"{field}: a list of {count} entries is wanted, one a sequence")
+    return [read(f"{field}[{place}]", value) for place, value in enumerate(values)]
+
+
+def _version(where: str, value: object) -> int | None:
+    if value is None or (type(value) is int and 0 <= value <= LARGEST_VERSION):
+        return value
+    raise BadRequest(f"{where}: {_shown(value)} is no policy version")
+
+
+def read_grade(where: str, value: object) -> Exactness:
+    try:
+        return Exactness(str(value))
+    except ValueError:
+        raise BadRequest(f"{where}: {_shown(value)} is none of {', '.join(Exactness)}") from None
+
+
+def read_env_id(value: object) -> int | None:
+    if value is None or type(value) is int:
+        return value
+    raise BadRequest(f"env_id: {_shown(value)} is no integer")

@@ -1,0 +1,264 @@
+"""Scored groups as an Arrow stream, one row a sequence: a tenth of JSON's time on both sides.
+
+What always holds: `groups_from_arrow(groups_to_arrow(groups))` gives the same groups; what was read keeps the rules of
+what is read from JSON, but for a score that is null, which only a trainer may meet. The columns: group, tokens, mask,
+score, logprobs, policy_version, extras. What else belongs to a sequence is a JSON object in `extras`; what belongs to
+the group stands in that of its first row, as "group". pyarrow is imported when first asked for.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from stepwell.errors import BadRequest
+from stepwell.steps.layout import IndexArray, offsets
+from stepwell.steps.step import Exactness, Json
+from stepwell.wire.scored_groups import ScoredGroup, read_env_id, read_grade, require_finite, require_ids
+
+if TYPE_CHECKING:
+    import pyarrow
+
+MEDIA_TYPE = "application/vnd.apache.arrow.stream"
+GROUP = "group"
+GRADE = "exactness"
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+TOKENS_A_PIECE = 2**19
+"""So that no piece takes more than some milliseconds to write."""
+
+
+def has_arrow() -> bool:
+    return find_spec("pyarrow") is not None
+
+
+def groups_to_arrow(groups: Iterable[ScoredGroup]) -> bytes:
+    return b"".join(arrow_parts(groups))
+
+
+def arrow_parts(groups: Iterable[ScoredGroup]) -> Iterator[bytes]:
+    """The stream, piece by piece."""
+    yield _schema().serialize().to_pybytes()
+    first, some, tokens = 0, list[ScoredGroup](), 0
+    for group in groups:
+        some.append(group)
+        tokens += len(group.tokens)
+        if tokens >= TOKENS_A_PIECE:
+            yield _record_batch(some, first).serialize().to_pybytes()
+            first, some, tokens = first + len(some), [], 0
+    if some:
+        yield _record_batch(some, first).serialize().to_pybytes()
+    yield END_OF_STREAM
+
+
+def groups_from_arrow(body: bytes) -> list[ScoredGroup]:
+    """The groups of a stream. BadRequest says what is wrong with it."""
+    pa = _pyarrow()
+    try:
+        rows = _rows(pa.ipc.open_stream(body, options=pa.ipc.IpcReadOptions(use_threads=False)))
+        rows.validate(full=True)
+    except (pa.ArrowException, KeyError, OSError) as failure:
+        raise BadRequest(f"this is no Arrow stream of scored groups: {failure}") from None
+    return _groups(dict(zip(_schema().names, rows.columns, strict=True))) if len(rows) else []
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def _record_batch(groups: Sequence[ScoredGroup], first: int) -> "pyarrow.RecordBatch":
+    pa = _pyarrow()
+    lengths = np.concatenate([group.lengths_N for group in groups])
+    tokens, trained = _joined([group.tokens for group in groups]), _joined([group.trained for group in groups])
+    scores = np.concatenate([group.scores_N for group in groups])
+    columns = [
+        pa.array(np.repeat(np.arange(first, first + len(groups), dtype=np.int32), [len(group) for group in groups])),
+        _lists(pa.array(tokens), lengths),
+        _lists(pa.array(trained), lengths),
+        pa.array(scores, mask=np.isnan(scores)),
+        _logprob_lists(groups, lengths),
+        pa.array([version for group in groups for version in group.policy_versions], pa.int64()),
+        pa.array([text for group in groups for text in _extra_texts(group)], pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_schema())
+
+
+def _lists(values: "pyarrow.Array", lengths: IndexArray, absent: NDArray[np.bool_] | None = None) -> "pyarrow.Array":
+    pa = _pyarrow()
+    mask = None if absent is None else pa.array(absent)
+    return pa.ListArray.from_arrays(pa.array(offsets(lengths).astype(np.int32)), values, mask=mask)
+
+
+def _logprob_lists(groups: Sequence[ScoredGroup], lengths: IndexArray) -> "pyarrow.Array":
+    pa = _pyarrow()
+    if all(group.logprobs is None for group in groups):
+        return pa.nulls(len(lengths), pa.list_(pa.float32()))
+    logprobs = _joined([_known_logprobs(group) for group in groups])
+    absent = np.isnan(logprobs[offsets(lengths)[:-1]])
+    if not absent.any():
+        return _lists(pa.array(logprobs), lengths)
+    return _lists(pa.array(logprobs[np.repeat(~absent, lengths)]), np.where(absent, 0, lengths), absent)
+
+
+def _known_logprobs(group: ScoredGroup) -> NDArray[np.float32]:
+    return np.full(len(group.tokens), np.nan, np.float32) if group.logprobs is None else group.logprobs
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _extra_texts(group: ScoredGroup) -> Iterator[str | None]:
+    of_group: dict[str, Json] = dict(group.extras)
+    if group.env_id is not None:
+        of_group["env_id"] = group.env_id
+    for place, (own, grade) in enumerate(zip(group.extras_N, group.exactness, strict=True)):
+        extras = dict(own)
+        if grade is not Exactness.SUBMITTED:
+            extras[GRADE] = grade.value
+        if place == 0 and of_group:
+            extras[GROUP] = of_group
+        yield orjson.dumps(extras).decode() if extras else None
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _rows(stream: "pyarrow.RecordBatchReader") -> "pyarrow.RecordBatch":
+    """All of a stream; most have one piece."""
+    pa = _pyarrow()
+    pieces = list(stream)
+    if len(pieces) == 1 and stream.schema.equals(_schema()):
+        return pieces[0]
+    table = pa.Table.from_batches(pieces, stream.schema).select(_schema().names).cast(_schema())
+    return pa.RecordBatch.from_struct_array(table.to_struct_array().combine_chunks())
+
+
+def _groups(columns: "dict[str, pyarrow.Array]") -> list[ScoredGroup]:
+    lengths, tokens = _lists_of(columns, "tokens")
+    require_ids(tokens, lengths)
+    mask_lengths, trained = _lists_of(columns, "mask")
+    if not np.array_equal(mask_lengths, lengths):
+        raise BadRequest("mask: a row has another length than its tokens")
+    scores = columns["score"].to_numpy(zero_copy_only=False)
+    require_finite("score", scores[_is_there(columns["score"])])
+    logprobs = _read_logprobs(columns, lengths)
+    versions, extras = columns["policy_version"].to_pylist(), list(map(_object, columns["extras"].to_pylist()))
+    places = offsets(lengths).tolist()
+    return [
+        _group(
+            extras[start:end],
+            tokens=tokens[places[start] : places[end]],
+            trained=trained[places[start] : places[end]],
+            logprobs=None if logprobs is None else logprobs[places[start] : places[end]],
+            lengths_N=lengths[start:end].astype(np.int64),
+            scores_N=scores[start:end],
+            policy_versions=versions[start:end],
+        )
+        for start, end in _runs(columns["group"])
+    ]
+
+
+def _runs(numbers: "pyarrow.Array") -> Iterator[tuple[int, int]]:
+    """From where to where the same number stands."""
+    if numbers.null_count:
+        raise BadRequest("group: a row without a group")
+    own = numbers.to_numpy()
+    changes = ((own[1:] != own[:-1]).nonzero()[0] + 1).tolist()
+    return pairwise([0, *changes, len(numbers)])
+
+
+def _group(extras: list[dict[str, Json]], **arrays: Any) -> ScoredGroup:
+    of_group = extras[0].pop(GROUP, None) or {}
+    if not isinstance(of_group, dict):
+        raise BadRequest(f'extras: "{GROUP}" is an object')
+    grades = [read_grade(GRADE, own.pop(GRADE)) if GRADE in own else Exactness.SUBMITTED for own in extras]
+    if arrays["logprobs"] is not None and np.isnan(arrays["logprobs"][0]) and np.isnan(arrays["logprobs"]).all():
+        arrays["logprobs"] = None
+    env_id = read_env_id(of_group.pop("env_id", None))
+    return ScoredGroup(exactness=grades, extras_N=extras, extras=of_group, env_id=env_id, **arrays)
+
+
+def _lists_of(columns: "dict[str, pyarrow.Array]", name: str) -> tuple[NDArray[np.int32], NDArray[Any]]:
+    """The length of each row, and all that is in them."""
+    lists = columns[name]
+    if lists.null_count:
+        raise BadRequest(f"{name}: a row is null")
+    places, values = lists.offsets.to_numpy(), lists.values
+    first, end = places[0], places[-1]
+    if values.null_count and values[first:end].null_count:
+        raise BadRequest(f"{name}: an entry is null")
+    return places[1:] - places[:-1], _as_numpy(values)[first:end]
+
+
+def _as_numpy(values: "pyarrow.Array") -> NDArray[Any]:
+    """A view, but for flags, which Arrow keeps as bits; numpy unpacks them in a quarter of Arrow's time."""
+    if not len(values) or values.type.bit_width > 1:
+        plain: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+        return plain
+    bits = np.frombuffer(values.buffers()[1], np.uint8)
+    end = values.offset + len(values)
+    return np.unpackbits(bits, count=end, bitorder="little")[values.offset :].view(np.bool_)
+
+
+def _is_there(column: "pyarrow.Array") -> NDArray[np.bool_]:
+    if not column.null_count:
+        return np.ones(len(column), np.bool_)
+    there: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    return there
+
+
+def _read_logprobs(columns: "dict[str, pyarrow.Array]", lengths: NDArray[np.int32]) -> NDArray[np.float32] | None:
+    lists = columns["logprobs"]
+    if lists.null_count == len(lists):
+        return None
+    has = _is_there(lists)
+    own, given = _lists_of({"logprobs": lists.drop_null() if lists.null_count else lists}, "logprobs")
+    if not np.array_equal(own, lengths[has]):
+        raise BadRequest("logprobs: a row has another length than its tokens")
+    require_finite("logprobs", given)
+    if len(own) == len(lengths):
+        return given
+    logprobs = np.full(int(lengths.sum()), np.nan, np.float32)
+    logprobs[np.repeat(has, lengths)] = given
+    return logprobs
+
+
+def _object(text: str | None) -> dict[str, Json]:
+    if text is None:
+        return {}
+    try:
+        read = orjson.loads(text)
+    except orjson.JSONDecodeError as failure:
+        raise BadRequest(f"extras: no JSON: {failure}") from None
+    if not isinstance(read, dict):
+        raise BadRequest("extras: a JSON object is wanted")
+    return read
+
+
+@cache
+def _schema() -> "pyarrow.Schema":
+    pa = _pyarrow()
+    return pa.schema(
+        [
+            ("group", pa.int32()),
+            ("tokens", pa.list_(pa.int32())),
+            ("mask", pa.list_(pa.bool_())),
+            ("score", pa.float64()),
+            ("logprobs", pa.list_(pa.float32())),
+            ("policy_version", pa.int64()),
+            ("extras", pa.string()),
+        ]
+    )
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError:
+        raise BadRequest("Arrow needs pyarrow; pip install 'stepwell[envs]'") from None
+    return pyarrow

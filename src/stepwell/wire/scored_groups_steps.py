@@ -1,0 +1,190 @@
+"""Scored groups as steps, and steps as scored groups.
+
+A sequence is a trajectory of one step: what stands before its first trained token is the prompt, the rest the response.
+What always holds: `groups_from_columns(columns_from_group(g))` gives what was sent, log-probabilities as float32; a
+prompt has a token, so that every trained one has a context, and where an environment trains the very first, or gives
+log-probabilities before it, the extras say so. A trajectory of several steps, which agents leave, becomes one sequence
+for each of its merged rows.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepwell.steps.columns import Columns, cut
+from stepwell.steps.layout import IndexArray, offsets, token_offsets, trajectories_of
+from stepwell.steps.rows import NO_VERSION, merge_steps
+from stepwell.steps.step import GRADES, BoolArray, FloatArray, Json, JsonObject, ids_array
+from stepwell.wire.scored_groups import FILLER, ScoredGroup
+
+GROUP = "group"
+"""In the extras of a group's first step: what was sent for the group as a whole."""
+FIRST_TRAINED = "first_token_trained"
+PROMPT_LOGPROBS = "prompt_logprobs"
+OURS = (GROUP, FIRST_TRAINED, PROMPT_LOGPROBS)
+SOLE_STEP = 0
+
+
+def columns_from_group(
+    group: ScoredGroup, prompt_uid: str, *, source: str, policy_version: int, arrived_at: float
+) -> Columns:
+    """The group as steps of trajectories `{prompt_uid}-{n}`; `policy_version` counts where none was told."""
+    count = len(group)
+    starts = offsets(group.lengths_N).tolist()
+    middles = [start + _prompt_length(group.trained[start:end]) for start, end in pairwise(starts)]
+    responses = [slice(middle, end) for middle, end in zip(middles, starts[1:], strict=True)]
+    prompts_N = np.array(middles, np.int32) - np.array(starts[:-1], np.int32)
+    versions = [policy_version if version is None else version for version in group.policy_versions]
+    return Columns(
+        tokens=group.tokens,
+        logprobs=_response_logprobs(group, responses),
+        mask=np.concatenate([group.trained[response] for response in responses]),
+        prompt_lengths_S=prompts_N,
+        response_lengths_S=group.lengths_N.astype(np.int32) - prompts_N,
+        rewards_S=group.scores_N,
+        reward_revisions_S=np.ones(count, np.int32),
+        step_indexes_S=np.full(count, SOLE_STEP, np.int32),
+        policy_versions_S=np.array(versions, np.int64),
+        is_last_S=np.ones(count, np.bool_),
+        started_at_S=np.full(count, arrived_at),
+        trajectory_uids=[f"{prompt_uid}-{place}" for place in range(count)],
+        prompt_uids=[prompt_uid] * count,
+        uids=[""] * count,
+        reward_sources=[source] * count,
+        metadata=[{}] * count,
+        version_spans=[()] * count,
+        exactness=list(group.exactness),
+        finish_reasons=[None] * count,
+        sampling=[{}] * count,
+        extras=_step_extras(group, starts, middles),
+        quarantine=[None] * count,
+        untrainable=[None] * count,
+    )
+
+
+def groups_from_columns(columns: Columns, group_sizes: Sequence[int]) -> Iterator[ScoredGroup]:
+    """The groups of a batch, of so many steps each; each is made when its turn comes."""
+    return map(_group, cut(columns, group_sizes))
+
+
+def _prompt_length(trained: BoolArray) -> int:
+    """Up to the first trained token, but at least one token, and all but one where none is trained."""
+    first = int(trained.argmax())
+    return max(1, first if trained[first] else len(trained) - 1)
+
+
+def _response_logprobs(group: ScoredGroup, responses: Sequence[slice]) -> FloatArray:
+    if group.logprobs is None:
+        return np.full(sum(response.stop - response.start for response in responses), np.nan, np.float32)
+    return np.concatenate([group.logprobs[response] for response in responses])
+
+
+def _step_extras(group: ScoredGroup, starts: Sequence[int], middles: Sequence[int]) -> list[JsonObject]:
+    extras: list[dict[str, Json]] = [dict(own) for own in group.extras_N]
+    for own, start in zip(extras, starts, strict=False):
+        if group.trained[start]:
+            own[FIRST_TRAINED] = True
+    if group.logprobs is not None:
+        _remember_unusual(extras, group.logprobs, starts, middles)
+    of_group = dict(group.extras) if group.env_id is None else {**group.extras, "env_id": group.env_id}
+    if of_group:
+        extras[0][GROUP] = of_group
+    return list(extras)
+
+
+def _remember_unusual(
+    extras: list[dict[str, Json]], logprobs: FloatArray, starts: Sequence[int], middles: Sequence[int]
+) -> None:
+    """Log-probabilities of sequences before their responses, where there are any, and others than no policy's."""
+    is_filler = logprobs == FILLER
+    for own, start, middle, end in zip(extras, starts, middles, starts[1:], strict=False):
+        is_usual = middle < end and is_filler[start:middle].all()
+        if not is_usual and not np.isnan(logprobs[start]):
+            own[PROMPT_LOGPROBS] = logprobs[start:middle].tolist()
+
+
+def _group(columns: Columns) -> ScoredGroup:
+    if len(set(columns.trajectory_uids)) == len(columns):
+        return _of_single_steps(columns)
+    return _of_trajectories(columns)
+
+
+def _of_single_steps(columns: Columns) -> ScoredGroup:
+    starts = token_offsets(columns)
+    trained, logprobs = _whole_sequences(columns, starts.tolist())
+    of_group = columns.extras[0].get(GROUP, {})
+    extras = dict(of_group) if isinstance(of_group, dict) else {}
+    env_id = extras.pop("env_id", None)
+    return ScoredGroup(
+        tokens=columns.tokens,
+        trained=trained,
+        logprobs=logprobs,
+        lengths_N=np.diff(starts),
+        scores_N=columns.rewards_S,
+        policy_versions=_oldest_versions(columns),
+        exactness=columns.exactness,
+        extras_N=[{name: value for name, value in own.items() if name not in OURS} for own in columns.extras],
+        extras=extras,
+        env_id=env_id if isinstance(env_id, int) else None,
+    )
+
+
+def _whole_sequences(columns: Columns, starts: Sequence[int]) -> tuple[BoolArray, FloatArray | None]:
+    """Mask and log-probabilities of prompts and responses, the latter only if any sequence has them."""
+    trained, logprobs = np.zeros(starts[-1], np.bool_), np.full(starts[-1], FILLER, np.float32)
+    responses = offsets(columns.response_lengths_S).tolist()
+    has_any = False
+    for place, (extras, (start, end)) in enumerate(zip(columns.extras, pairwise(starts), strict=True)):
+        response = slice(responses[place], responses[place + 1])
+        middle, known = end - (response.stop - response.start), extras.get(PROMPT_LOGPROBS)
+        trained[middle:end] = columns.mask[response]
+        trained[start] |= FIRST_TRAINED in extras
+        logprobs[middle:end] = columns.logprobs[response]
+        if isinstance(known, list):
+            logprobs[start:middle] = np.array(known, np.float32)
+        elif middle == end or np.isnan(columns.logprobs[response]).any():
+            logprobs[start:end] = np.nan
+            continue
+        has_any = True
+    return trained, logprobs if has_any else None
+
+
+def _oldest_versions(columns: Columns) -> list[int]:
+    return [
+        min((span.version for span in spans), default=version)
+        for spans, version in zip(columns.version_spans, columns.policy_versions_S.tolist(), strict=True)
+    ]
+
+
+def _of_trajectories(columns: Columns) -> ScoredGroup:
+    """What agents left: merged rows, without what only an environment could have said."""
+    trajectory_of_S = trajectories_of(columns, ids_array([len(columns)]))
+    rows = merge_steps(columns, trajectory_of_S, np.zeros(len(set(columns.trajectory_uids)), np.int64))
+    lengths_N = np.diff(rows.offsets_R)
+    logprobs = None
+    if rows.has_logprobs_R.any():
+        logprobs = np.where(rows.versions == NO_VERSION, np.float32(FILLER), rows.logprobs)
+        logprobs[np.repeat(~rows.has_logprobs_R, lengths_N)] = np.nan
+    grades = [[columns.exactness[step] for step in steps] for steps in rows.steps_of_R]
+    return ScoredGroup(
+        tokens=rows.tokens,
+        trained=rows.loss_mask,
+        logprobs=logprobs,
+        lengths_N=lengths_N,
+        scores_N=rows.rewards_R,
+        policy_versions=_oldest_written(rows.versions, rows.offsets_R),
+        exactness=[max(own, key=GRADES.__getitem__) for own in grades],
+        extras_N=[{}] * len(rows),
+        extras={},
+        env_id=None,
+    )
+
+
+def _oldest_written(versions: NDArray[np.int64], starts: IndexArray) -> list[int]:
+    oldest = []
+    for start, end in pairwise(starts.tolist()):
+        own = versions[start:end]
+        oldest.append(int(own[own != NO_VERSION].min(initial=np.iinfo(np.int64).max)))
+    return oldest

@@ -1,0 +1,73 @@
+"""What comes compressed, cut off, or as a bomb."""
+
+import gzip
+import json
+import tracemalloc
+import zlib
+from collections.abc import Callable
+
+import httpx
+import pytest
+import zstandard
+
+from stepwell.atropos import bodies
+from stepwell.errors import TooLarge
+from tests.rig.doors import scored_group
+from tests.rig.memory_pool import MemoryPool
+
+BODY = json.dumps(scored_group()).encode()
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstandard.compress}
+
+
+@pytest.mark.parametrize("encoding", PACKERS)
+async def test_compressed_bodies_are_read(client: httpx.AsyncClient, encoding: str) -> None:
+    headers = {"content-encoding": encoding}
+    answer = await client.post("/scored_data", content=PACKERS[encoding](BODY), headers=headers)
+    assert answer.json() == {"status": "received"}
+
+
+async def test_a_gzip_of_several_members_is_read(client: httpx.AsyncClient) -> None:
+    content = gzip.compress(BODY[:50]) + gzip.compress(BODY[50:])
+    answer = await client.post("/scored_data", content=content, headers={"content-encoding": "gzip"})
+    assert answer.json() == {"status": "received"}
+
+
+@pytest.mark.parametrize("encoding", PACKERS)
+@pytest.mark.parametrize("how", ["cut", "garbage", "plain", "tail"])
+async def test_what_is_cut_off_or_garbage_is_a_400(
+    client: httpx.AsyncClient, pool: MemoryPool, encoding: str, how: str
+) -> None:
+    packed = PACKERS[encoding](BODY)
+    broken = {"cut": packed[:-5], "garbage": packed[:20] + b"\xff" * 40, "plain": BODY, "tail": packed + b"tail"}
+    answer = await client.post("/scored_data", content=broken[how], headers={"content-encoding": encoding})
+    assert answer.status_code == 400
+    assert encoding in answer.json()["detail"]
+    assert pool.messages == []
+
+
+async def test_an_unknown_encoding_is_a_400(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/scored_data", content=BODY, headers={"content-encoding": "br"})
+    assert answer.status_code == 400
+    assert "none of gzip, zstd, identity" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", ""])
+async def test_a_body_that_grows_beyond_the_bound_is_a_413(
+    client: httpx.AsyncClient, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "LARGEST_BODY", 2**20)
+    bomb = PACKERS[encoding](bytes(2**25)) if encoding else bytes(2**20 + 1)
+    assert len(bomb) < 2**20 or not encoding
+    answer = await client.post("/scored_data", content=bomb, headers={"content-encoding": encoding} if encoding else {})
+    assert answer.status_code == 413
+    assert answer.json() == {"detail": bodies.TOO_LARGE}
+
+
+def test_a_bomb_takes_no_more_memory_than_the_bound() -> None:
+    bomb = zlib.compressobj(wbits=bodies.GZIP)
+    content = b"".join([bomb.compress(bytes(2**24)) for _ in range(64)]) + bomb.flush()
+    tracemalloc.start()
+    with pytest.raises(TooLarge):
+        bodies.inflate(content, "gzip")
+    assert tracemalloc.get_traced_memory()[1] < 2.2 * bodies.LARGEST_BODY
+    tracemalloc.stop()

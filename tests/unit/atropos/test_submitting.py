@@ -1,0 +1,90 @@
+"""Messages to the pool: together where they wait together, and each answered by its own verdicts."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from stepwell.atropos.submitting import Submissions
+from stepwell.errors import PoolUnavailable
+from stepwell.pool.rules.ingest import Registration, Verdict
+from stepwell.steps.columns import Columns
+from stepwell.wire.scored_groups import group_from_json
+from stepwell.wire.scored_groups_steps import columns_from_group
+from tests.rig.memory_pool import MemoryPool
+from tests.rig.waiting import until
+
+
+class SlowPool(MemoryPool):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.go_on = asyncio.Event()
+
+    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+        self.asked += 1
+        await self.go_on.wait()
+        return await super().submit_columns(columns, registrations)
+
+
+def parcel(name: str, size: int) -> tuple[Columns, list[Registration]]:
+    group = group_from_json({"tokens": [[1, 2]] * size, "masks": [[-100, 2]] * size, "scores": [0] * size})
+    columns = columns_from_group(group, name, source="", policy_version=0, arrived_at=0.0)
+    return columns, [Registration(uid, name, "train", size) for uid in columns.trajectory_uids]
+
+
+async def test_what_comes_while_a_message_is_under_way_goes_with_the_next() -> None:
+    pool = SlowPool()
+    submissions = Submissions(pool)
+    first = asyncio.create_task(submissions.submit(*parcel("a", 1)))
+    await until(lambda: pool.asked == 1, "the first message")
+    others = [asyncio.create_task(submissions.submit(*parcel(name, size))) for name, size in (("b", 2), ("c", 3))]
+    again = asyncio.create_task(submissions.submit(*parcel("a", 1)))
+    pool.go_on.set()
+    assert await first == [Verdict.ACCEPTED]
+    assert [await other for other in others] == [[Verdict.ACCEPTED] * 2, [Verdict.ACCEPTED] * 3]
+    assert await again == [Verdict.DUPLICATE]
+    assert pool.messages == [1, 6]
+
+
+async def test_a_message_waits_for_a_group_that_is_being_read() -> None:
+    pool = MemoryPool()
+    submissions = Submissions(pool)
+    with submissions.arriving():
+        early = asyncio.create_task(submissions.submit(*parcel("a", 1)))
+        await asyncio.sleep(0)
+    assert await submissions.submit(*parcel("b", 2)) == [Verdict.ACCEPTED] * 2
+    assert await early == [Verdict.ACCEPTED]
+    assert pool.messages == [3]
+
+
+async def test_a_message_does_not_wait_for_one_that_is_read_for_ever() -> None:
+    pool = MemoryPool()
+    submissions = Submissions(pool)
+    with submissions.arriving():
+        assert await submissions.submit(*parcel("a", 1)) == [Verdict.ACCEPTED]
+
+
+async def test_a_failure_is_told_to_all_of_its_message_and_to_no_one_else() -> None:
+    pool = SlowPool()
+    submissions = Submissions(pool)
+    waiting = [asyncio.create_task(submissions.submit(*parcel(name, 1))) for name in "ab"]
+    pool.loses_answers = 1
+    pool.go_on.set()
+    for task in waiting:
+        with pytest.raises(PoolUnavailable):
+            await task
+    assert await submissions.submit(*parcel("c", 1)) == [Verdict.ACCEPTED]
+
+
+async def test_one_that_no_longer_waits_takes_nothing_from_the_others() -> None:
+    pool = SlowPool()
+    submissions = Submissions(pool)
+    leaves, stays = (asyncio.create_task(submissions.submit(*parcel(name, 1))) for name in "ab")
+    await asyncio.sleep(0)
+    leaves.cancel()
+    pool.go_on.set()
+    assert await stays == [Verdict.ACCEPTED]
+    assert (await pool.backlog("train")).total_groups == 2

@@ -1,0 +1,72 @@
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepwell.common.commands import CommandFailed, run_command
+from tests.rig.waiting import until
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(sys.argv[1] + ".new", "w").write(f"{os.getpid()} {child.pid}")
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", code, *arguments]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_a_command_gets_its_stdin_and_environment_and_gives_its_last_lines() -> None:
+    code = "import os, sys; print(*range(1000), sep='\\n'); print(os.environ['WHO'], sys.stdin.read())"
+    output = await run_command(python(code), env={"WHO": "me"}, stdin=b"hello")
+    assert output.splitlines()[-2:] == ["999", "me hello"]
+    assert len(output.splitlines()) == 200
+
+
+async def test_a_command_that_reads_nothing_and_prints_without_line_ends_does_no_harm() -> None:
+    code = "import sys; sys.stdout.write('x' * 5_000_000); sys.stderr.write('y' * 1_000_000)"
+    output = await run_command(python(code), env={}, stdin=b"z" * 1_000_000)
+    assert len(output) < 100_000
+
+
+async def test_a_command_that_fails_says_how_with_its_last_words() -> None:
+    with pytest.raises(CommandFailed, match="exit code 3: it went wrong"):
+        await run_command(python("import sys; sys.stderr.write('it went wrong'); sys.exit(3)"), env={}, stdin=b"")
+    with pytest.raises(CommandFailed, match="SIGKILL"):
+        await run_command(python("import os; os.kill(os.getpid(), 9)"), env={}, stdin=b"")
+    with pytest.raises(CommandFailed, match="no/such/program cannot be started"):
+        await run_command(["no/such/program"], env={}, stdin=b"")
+
+
+async def test_a_cancelled_command_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    running = asyncio.create_task(run_command(python(STUBBORN, str(pids), "600"), env={}, stdin=b""))
+    await until(pids.exists, "the command to start its child")
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    parent, child = map(int, pids.read_text().split())
+    await until(lambda: not is_alive(parent) and not is_alive(child), "both to be gone")
+
+
+async def test_what_a_command_leaves_running_ends_with_it(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    began = time.monotonic()
+    await run_command(python(STUBBORN, str(pids), "0"), env={}, stdin=b"")
+    assert time.monotonic() - began < 60
+    _, child = map(int, pids.read_text().split())
+    await until(lambda: not is_alive(child), "its child to be gone")

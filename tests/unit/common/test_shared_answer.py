@@ -1,0 +1,85 @@
+import asyncio
+
+import pytest
+
+from stepwell.common import repeating
+from stepwell.common import shared_answer as asking
+from stepwell.common.shared_answer import Shared
+from stepwell.errors import PoolUnavailable
+from tests.rig.waiting import until
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def stats(self) -> int:
+        self.asked += 1
+        await self.answers.wait()
+        return self.asked
+
+
+async def test_all_who_ask_at_once_share_one_question() -> None:
+    pool = Pool()
+    shared = Shared(pool.stats)
+    assert await asyncio.gather(*(shared.get() for _ in range(5))) == [1] * 5
+    assert await shared.get() == 1
+
+
+async def test_who_wants_it_fresh_gets_what_was_asked_for_afterwards() -> None:
+    pool = Pool()
+    shared = Shared(pool.stats)
+    assert await shared.get() == 1
+    assert await shared.get(fresh=True) == 2
+    assert await shared.get() == 2
+    pool.answers.clear()
+    under_way = asyncio.create_task(shared.get(fresh=True))
+    await until(lambda: pool.asked == 3, "a question under way")
+    later = [asyncio.create_task(shared.get(fresh=True)) for _ in range(3)]
+    await asyncio.sleep(0)
+    pool.answers.set()
+    assert [await under_way, *[await one for one in later]] == [3, 4, 4, 4]
+
+
+async def test_a_pool_that_does_not_answer_is_told_soon_and_asked_no_second_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asking, "PATIENCE", 0.05)
+    pool = Pool()
+    pool.answers.clear()
+    shared = Shared(pool.stats)
+    for _ in range(3):
+        with pytest.raises(PoolUnavailable, match="has not answered"):
+            await shared.get()
+    assert pool.asked == 1
+    pool.answers.set()
+    assert await shared.get() == 1
+
+
+async def test_a_question_that_is_under_way_ends_with_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "PATIENCE", 0.05)
+    pool = Pool()
+    pool.answers.clear()
+    shared = Shared(pool.stats)
+    with pytest.raises(PoolUnavailable):
+        await shared.get()
+    await shared.close()
+    assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+async def test_a_look_that_fails_is_logged_and_looks_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(repeating, "AFTER_A_FAULT", 0.0)
+    looks = 0
+
+    async def look() -> float:
+        nonlocal looks
+        looks += 1
+        raise ZeroDivisionError("a fault of ours")
+
+    async with repeating.repeating(look):
+        await until(lambda: looks > 2, "more looks")
+    assert "a fault of ours" in caplog.text

@@ -1,0 +1,38 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepwell.demo.agent_process import Agents, start_agents
+from stepwell.demo.orders import Orders
+from stepwell.errors import NotReady
+
+ORDERS = Orders(
+    task="rev",
+    seed=7,
+    engine="http://127.0.0.1:1",
+    tokenizer="/no/such/model",
+    data_pool_name="pool",
+    ray_address="127.0.0.1:2",
+    ray_namespace="demo",
+)
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    with start_agents(ORDERS, log=tmp_path / "agents.log", module="tests.unit.demo.scripted_agents") as agents:
+        agents.wait()
+        yield agents
+
+
+def test_agents_do_what_they_are_told_and_answer(agents: Agents) -> None:
+    agents.train()
+
+    assert agents.evaluate() == 7.0
+
+
+def test_agents_that_die_say_their_last_words(agents: Agents) -> None:
+    with pytest.raises(NotReady, match="(?s)ended.*the gateway is on fire"):
+        agents.stop()
+    with pytest.raises(NotReady, match="ended"):
+        agents.evaluate()

@@ -1,0 +1,30 @@
+import json
+from pathlib import Path
+
+from stepwell.demo.orders import Orders
+from stepwell.demo.result import Outcome
+
+
+def test_an_outcome_is_written_as_json_and_told_in_a_line(tmp_path: Path) -> None:
+    outcome = Outcome(
+        task="rev", seed=0, updates=150, start=0.14, end=0.96, samples_per_second=110.0, seconds=240.0, largest_gap=2e-6
+    )
+    outcome.write(tmp_path / "outcome.json")
+
+    assert json.loads((tmp_path / "outcome.json").read_text())["end"] == 0.96
+    assert "0.140 before, 0.960 after 150 updates" in outcome.text()
+    assert "\n" not in outcome.text()
+
+
+def test_orders_come_back_as_they_were_given() -> None:
+    orders = Orders(
+        task="rev",
+        seed=1,
+        engine="http://127.0.0.1:1",
+        tokenizer="/m",
+        data_pool_name="p",
+        ray_address="127.0.0.1:2",
+        ray_namespace="n",
+    )
+
+    assert Orders.from_json(orders.to_json()) == orders

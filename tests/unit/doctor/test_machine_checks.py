@@ -1,0 +1,49 @@
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from stepwell.doctor import machine_checks as machine
+from stepwell.doctor.findings import Mark
+
+
+def test_what_is_installed_is_told() -> None:
+    finding = machine.packages()
+    assert finding.mark is Mark.OK
+    assert f"stepwell {metadata.version('stepwell')}" in finding.what
+
+
+def test_a_package_that_is_too_old_or_missing_is_a_fault() -> None:
+    def version(name: str) -> str:
+        if name == "aiohttp":
+            raise metadata.PackageNotFoundError
+        return "0.0.1" if name == "numpy" else metadata.version(name)
+
+    finding = machine.packages(version)
+    assert finding.mark is Mark.FAULT
+    assert "aiohttp>=3.10 is wanted, none is there" in finding.what
+    assert "numpy>=2 is wanted, 0.0.1 is there" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("given", "mark", "words"),
+    [
+        ("", Mark.OK, "would be open"),
+        ("short", Mark.FAULT, "16"),
+        ("a-long-enough-control-key,and-another-one-of-them", Mark.OK, "in STEPWELL_GATEWAY_CONTROL_KEYS"),
+    ],
+)
+def test_control_keys_are_read_as_a_gateway_reads_them(given: str, mark: Mark, words: str) -> None:
+    finding = machine.control_keys(given)
+    assert (finding.mark, words in finding.what) == (mark, True)
+
+
+def test_a_folder_is_tried_with_a_commit_and_left_as_it_was(tmp_path: Path) -> None:
+    assert "a commit takes" in machine.disk(tmp_path).what
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_warning(tmp_path: Path) -> None:
+    finding = machine.disk(tmp_path / "none")
+    assert finding.mark is Mark.WARNING
+    assert "cannot hold a journal" in finding.what

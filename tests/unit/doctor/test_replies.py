@@ -1,0 +1,46 @@
+import pytest
+
+from stepwell.doctor.replies import Heard, ToolCall, hear
+from stepwell.errors import EngineUnavailable
+
+CALLED = '{"index": 0, "function": {"name": "flag", "arguments": "{"}}'
+
+
+def events(*payloads: str) -> str:
+    return "".join(f"data: {payload}\n\n" for payload in (*payloads, "[DONE]"))
+
+
+def test_a_stream_is_put_together_choice_by_choice() -> None:
+    body = events(
+        '{"choices": [{"index": 1, "delta": {"content": "b"}}]}',
+        '{"choices": [{"index": 0, "delta": {"reasoning": "hm", "content": "a"}}]}',
+        '{"choices": [{"index": 1, "delta": {"content": "c"}, "finish_reason": "stop"}]}',
+    )
+    assert hear(": keep-alive\n\n" + body, streamed=True) == (Heard("a", "hm"), Heard("bc", finish_reason="stop"))
+
+
+def test_a_call_is_put_together_from_its_pieces() -> None:
+    body = events(
+        f'{{"choices": [{{"index": 0, "delta": {{"tool_calls": [{CALLED}]}}}}]}}',
+        '{"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]}}]}',
+    )
+    assert hear(body, streamed=True)[0].tools == [ToolCall("flag", "{}")]
+
+
+def test_a_whole_answer_is_heard_and_a_completion_too() -> None:
+    assert hear('{"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}', streamed=False)[0].text == "a"
+    assert hear('{"choices": [{"text": "b"}]}', streamed=False)[0].text == "b"
+
+
+@pytest.mark.parametrize(
+    ("body", "streamed", "words"),
+    [
+        ('{"error": {"message": "no room"}}', False, "no room"),
+        (events('{"error": {"message": "no room"}}'), True, "no room"),
+        ("<html>", False, "not JSON"),
+        ('data: {"choices": []}\n\n', True, r"without \[DONE\]"),
+    ],
+)
+def test_what_is_no_answer_is_a_failure(body: str, streamed: bool, words: str) -> None:
+    with pytest.raises(EngineUnavailable, match=words):
+        hear(body, streamed=streamed)

@@ -1,0 +1,78 @@
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from stepwell.engines.routing import ROUTINGS, LeastBusy, RoundRobin, Routing, Sticky, routing_named, shard_of
+from stepwell.errors import BadRequest
+
+
+@dataclass(frozen=True)
+class Replica:
+    address: str
+    in_flight: int = 0
+
+
+FOUR = [Replica(f"http://engine-{i}:8000") for i in range(4)]
+TRAJECTORIES = [f"trajectory-{i}" for i in range(4000)]
+
+
+def chosen(routing: Routing, engines: list[Replica], stickies: list[str]) -> list[str]:
+    return [routing.choose(engines, sticky).address for sticky in stickies]
+
+
+def test_a_prompt_uid_finds_the_same_shard_in_every_process() -> None:
+    code = "from stepwell.engines.routing import shard_of; print([shard_of(f'p{i}', 8) for i in range(100)])"
+    runs = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
+    assert runs == {f"{[shard_of(f'p{i}', 8) for i in range(100)]}\n".encode()}
+
+
+def test_shards_share_the_load() -> None:
+    counts = Counter(shard_of(f"prompt-{i}", 8) for i in range(8000))
+    assert set(counts) == set(range(8))
+    assert max(counts.values()) < 1.3 * min(counts.values())
+
+
+def test_turns_go_round_whatever_comes_and_goes() -> None:
+    turns = RoundRobin()
+    a, b, c = FOUR[:3]
+    assert [turns.choose([a, b, c], "") for _ in range(4)] == [a, b, c, a]
+    assert [turns.choose([a, b], "") for _ in range(3)] == [b, a, b]
+    assert [turns.choose([c], ""), turns.choose([a, b, c], "")] == [c, b]
+
+
+def test_the_least_busy_comes_first_and_equals_take_turns() -> None:
+    busy, idle, idle_too = Replica("a", 3), Replica("b", 1), Replica("c", 1)
+    routing = LeastBusy()
+    assert [routing.choose([busy, idle, idle_too], "") for _ in range(4)] == [idle, idle_too, idle, idle_too]
+
+
+def test_a_trajectory_sticks_to_its_engine_whatever_their_order() -> None:
+    first, again = chosen(Sticky(), FOUR, TRAJECTORIES), chosen(Sticky(), FOUR[::-1], TRAJECTORIES)
+    assert first == again
+    counts = Counter(first)
+    assert len(counts) == 4
+    assert max(counts.values()) < 1.3 * min(counts.values())
+
+
+def test_only_the_trajectories_of_a_lost_engine_move_and_they_spread() -> None:
+    before, after = chosen(Sticky(), FOUR, TRAJECTORIES), chosen(Sticky(), FOUR[1:], TRAJECTORIES)
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert len(moved) == before.count(FOUR[0].address)
+    assert len(set(moved)) == 3
+
+
+def test_calls_of_no_trajectory_take_turns() -> None:
+    assert chosen(Sticky(), FOUR, [""] * 4) == [engine.address for engine in FOUR]
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_routings_are_known_by_name(name: str) -> None:
+    assert routing_named(name).choose(FOUR[:1], "t") is FOUR[0]
+
+
+def test_an_unknown_routing_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(BadRequest, match="'random'.*round_robin, least_busy, sticky"):
+        routing_named("random")

@@ -1,0 +1,181 @@
+"""wandb looks on; nothing it does can hold up or end an environment."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell.envs.output import wandb_tracker as tracking
+from stepwell.envs.output.wandb_tracker import Run, Tracker
+from stepwell.envs.scored_data import ScoredDataGroup
+from stepwell.errors import BadRequest
+
+RUN = Run("sums_0", project="p", group="g", config={"group_size": 4})
+
+
+def group(*scores: float) -> ScoredDataGroup:
+    return {"tokens": [[k, 65] for k in range(len(scores))], "masks": [[-100, 65]] * len(scores), "scores": [*scores]}
+
+
+class FakeWandb:
+    """Takes what it is given, holds when told to, and fails when told to."""
+
+    def __init__(self) -> None:
+        self.started: list[dict[str, Any]] = []
+        self.logged: list[tuple[dict[str, Any], int | None]] = []
+        self.is_finished = False
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.failures: set[str] = set()
+
+    def init(self, **told: Any) -> "FakeWandb":
+        self._maybe_fail("init")
+        self.started.append(told)
+        return self
+
+    def log(self, metrics: dict[str, Any], step: int | None) -> None:
+        self.goes_on.wait(30)
+        self._maybe_fail("log")
+        self.logged.append((metrics, step))
+
+    def finish(self) -> None:
+        self._maybe_fail("finish")
+        self.is_finished = True
+
+    def Table(self, columns: list[str], data: list[list[Any]]) -> list[list[Any]]:  # noqa: N802 - wandb's name
+        return [columns, *data]
+
+    def _maybe_fail(self, what: str) -> None:
+        if what in self.failures:
+            raise ConnectionError(f"no {what}")
+
+
+async def test_metrics_and_the_last_rollouts_arrive() -> None:
+    wandb = FakeWandb()
+    tracker = Tracker(2, load=lambda: wandb)
+    tracker.start(RUN, decode=lambda ids: f"text {ids[0]}")
+    tracker.keep(group(0.0, 0.5, 1.0))
+    tracker.log({"train/score": 0.5}, step=3)
+    tracker.log({"train/score": 0.6}, step=4)
+    await tracker.close()
+    assert wandb.started == [{"name": "sums_0", "project": "p", "group": "g", "config": {"group_size": 4}}]
+    table = [["text", "score"], ["text 1", 0.5], ["text 2", 1.0]]
+    assert wandb.logged == [({"train/score": 0.5, "train/rollouts": table}, 3), ({"train/score": 0.6}, 4)]
+    assert wandb.is_finished
+
+
+async def test_a_slow_wandb_holds_no_one_up_and_what_does_not_fit_is_counted() -> None:
+    wandb = FakeWandb()
+    wandb.goes_on.clear()
+    tracker = Tracker(waiting=2, load=lambda: wandb)
+    tracker.start(RUN)
+    before = time.monotonic()
+    for n in range(100):
+        tracker.log({"n": n})
+    assert time.monotonic() - before < 1.0
+    assert tracker.dropped >= 97
+    wandb.goes_on.set()
+    await tracker.close()
+    assert len(wandb.logged) == 100 - tracker.dropped
+
+
+async def test_the_count_of_what_was_dropped_is_logged() -> None:
+    wandb = FakeWandb()
+    tracker = Tracker(load=lambda: wandb)
+    tracker.start(RUN)
+    tracker.dropped = 5
+    tracker.log({"n": 1})
+    await tracker.close()
+    assert wandb.logged == [({"n": 1, "tracking/dropped": 5}, None)]
+
+
+@pytest.mark.parametrize("what", ["init", "log", "finish"])
+async def test_a_failing_wandb_is_spoken_of_once(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    wandb = FakeWandb()
+    wandb.failures = {what}
+    tracker = Tracker(load=lambda: wandb)
+    tracker.start(RUN)
+    for n in range(3):
+        tracker.log({"n": n})
+    await tracker.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"wandb ({what}) fails, and the work goes on: ConnectionError: no {what}"
+    ]
+
+
+async def test_metrics_arrive_though_the_table_cannot_be_made(caplog: pytest.LogCaptureFixture) -> None:
+    def decode(ids: Sequence[int]) -> str:
+        raise BadRequest("there is no tokenizer")
+
+    wandb = FakeWandb()
+    tracker = Tracker(load=lambda: wandb)
+    tracker.start(RUN, decode)
+    for n in range(2):
+        tracker.keep(group(1.0))
+        tracker.log({"n": n})
+    await tracker.close()
+    assert wandb.logged == [({"n": 0}, None), ({"n": 1}, None)]
+    assert caplog.text.count("wandb (table) fails, and the work goes on: BadRequest: there is no tokenizer") == 1
+
+
+async def test_a_missing_wandb_says_what_to_install(caplog: pytest.LogCaptureFixture) -> None:
+    def load() -> Any:
+        raise BadRequest("use_wandb needs wandb: pip install 'stepwell[wandb]'")
+
+    tracker = Tracker(load=load)
+    tracker.start(RUN)
+    tracker.log({"n": 1})
+    await tracker.close()
+    assert "pip install 'stepwell[wandb]'" in caplog.text
+
+
+async def test_one_that_never_ends_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracking, "GOODBYE", 0.05)
+    wandb = FakeWandb()
+    wandb.goes_on.clear()
+    tracker = Tracker(waiting=1, load=lambda: wandb)
+    tracker.start(RUN)
+    tracker.log({"n": 1})
+    await tracker.close()
+    assert "wandb did not end within 0.05 s" in caplog.text
+    wandb.goes_on.set()
+
+
+async def test_until_it_is_started_nothing_is_loaded() -> None:
+    def load() -> Any:
+        raise AssertionError("loaded")
+
+    tracker = Tracker(load=load)
+    tracker.keep(group(1.0))
+    tracker.log({"n": 1})
+    await tracker.close()
+    assert not tracker.is_on
+
+
+async def real_run() -> None:
+    tracker = Tracker()
+    tracker.start(RUN, decode=lambda _: "what the model said")
+    tracker.keep(group(0.0, 1.0))
+    tracker.log({"train/score": 0.5}, step=1)
+    await tracker.close()
+
+
+def test_a_real_run_is_written_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    asyncio.run(real_run())
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    (run,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    assert b"train/score" in run.read_bytes()
+    tables = list(tmp_path.glob("wandb/offline-run-*/files/media/table/train/rollouts*.json"))
+    assert "what the model said" in tables[0].read_text()

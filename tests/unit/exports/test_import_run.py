@@ -1,0 +1,107 @@
+"""Back into a pool: what is sent for stored groups."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from stepwell.common.export_progress import Progress
+from stepwell.errors import BadRequest
+from stepwell.exports import import_run as importing
+from stepwell.exports.import_run import common_metadata, import_groups, message
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.stats import PoolStats
+from stepwell.pool.rules.ingest import Registration, Verdict
+from stepwell.steps.columns import Columns
+from stepwell.steps.groups import StoredGroup
+from tests.builders import EasyPool, make_step
+from tests.unit.exports.stored import ShownPool, stored, summary, turns
+
+
+def test_a_group_has_as_many_places_as_trajectories() -> None:
+    group = stored(turns("a", 2), turns("b"), source="maths", channel="validation")
+    columns, registrations = message([group], set(), None)
+    assert registrations == [Registration(uid, "p", "validation", 2, {}, "maths") for uid in ("a", "b")]
+    assert columns.uids == ["a-0", "a-1", "b-0"]
+
+
+def test_what_is_known_is_not_registered_again_and_takes_no_place() -> None:
+    known = {("a", "p")}
+    _, registrations = message([stored(turns("a"), turns("b"), turns("c"))], known, None)
+    assert [(wanted.trajectory_uid, wanted.group_size) for wanted in registrations] == [("b", 2), ("c", 2)]
+    assert known == {("a", "p"), ("b", "p"), ("c", "p")}
+
+
+def test_metadata_that_all_steps_share_is_the_trajectorys() -> None:
+    steps = [make_step(step_index=n, metadata={"turn": n, "answer": "4", "marks": ["good"]}) for n in range(2)]
+    columns, (wanted,) = message([stored(steps)], set(), None)
+    assert wanted.metadata == {"answer": "4", "marks": ["good"]}
+    assert columns.metadata == [{"turn": 0}, {"turn": 1}]
+
+
+def test_what_python_takes_for_equal_is_not_the_same_to_json() -> None:
+    assert common_metadata([{"a": 1, "b": 0}, {"a": True, "b": 0}]) == {"b": 0}
+    assert common_metadata([{"a": 1}, {"a": 1.0}]) == {}
+    assert common_metadata([{"a": None}, {}]) == {}
+
+
+def test_a_file_that_names_no_channel_is_not_guessed_into_one() -> None:
+    group = stored(turns("a"), channel="")
+    with pytest.raises(BadRequest, match="give --channel"):
+        message([group], set(), None)
+    _, (wanted,) = message([group], set(), "replay")
+    assert wanted.channel == "replay"
+
+
+class FilledPool(ShownPool):
+    """Takes what is sent into the pool's own rules."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__([[summary("known")]], [])
+        self.rules = EasyPool(Limits(**limits))
+
+    async def stats(self) -> PoolStats:
+        return self.rules.stats()
+
+    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+        return self.rules.intake.submit_groups(columns, registrations)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"an import has no use for {name}")
+
+
+async def each(groups: Sequence[StoredGroup]) -> AsyncIterator[StoredGroup]:
+    for group in groups:
+        yield group
+
+
+async def test_an_import_is_counted_by_what_became_of_its_steps() -> None:
+    pool: Any = FilledPool()
+    groups = [stored(turns("a", 2), turns("b")), stored(turns("known"))]
+    outcome = await import_groups(pool, each(groups), None, Progress())
+    assert outcome.verdicts == {Verdict.ACCEPTED: 3, Verdict.UNKNOWN: 1}
+    assert outcome.words() == "3 accepted, 1 unknown"
+    again = await import_groups(pool, each(groups), None, Progress())
+    assert again.verdicts == {Verdict.DUPLICATE: 3, Verdict.UNKNOWN: 1}
+    assert pool.rules.stats().channels["train"].ready_groups == 1
+
+
+async def test_a_trajectory_that_does_not_add_up_is_not_sent() -> None:
+    pool: Any = FilledPool()
+    bad = [*turns("a"), make_step("a", "p", step_index=1, response_ids=[])]
+    outcome = await import_groups(pool, each([stored(bad, turns("b")), stored(bad)]), None, Progress())
+    assert (outcome.verdicts, outcome.unsound) == ({Verdict.ACCEPTED: 1}, Counter(no_response_ids=2))
+    assert outcome.words() == "1 accepted, 2 trajectories unsound (no_response_ids)"
+
+
+async def test_what_the_pool_has_no_room_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "A_MESSAGE", 1)
+    pool: Any = FilledPool(max_queue_size=1)
+    outcome = await import_groups(pool, each([stored(turns(uid, 2, uid)) for uid in "abc"]), None, Progress())
+    assert outcome.lost == {"evicted": 4}
+
+
+async def test_nothing_to_import_is_said() -> None:
+    pool: Any = FilledPool()
+    assert (await import_groups(pool, each([]), None, Progress())).words() == "there was nothing to import"

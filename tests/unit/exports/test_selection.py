@@ -1,0 +1,71 @@
+"""Which trajectories are exported."""
+
+from typing import Any
+
+import pytest
+
+from stepwell.exports.selection import Choice, summary_of
+from stepwell.pool.api.watching import State
+from stepwell.steps.step import Exactness, VersionSpan
+from tests.unit.exports.stored import stored, summary, turns
+
+
+@pytest.mark.parametrize(
+    ("choice", "fits", "fits_not"),
+    [
+        ({"channel": "validation"}, {"channel": "validation"}, {"channel": "train"}),
+        ({"source": "maths"}, {"source": "maths"}, {"source": ""}),
+        ({"state": State.READY}, {"state": State.READY}, {"state": State.OPEN}),
+        ({"mark": "good"}, {"marks": ("fine", "good")}, {"marks": ("fine",)}),
+        ({"min_exactness": Exactness.SUBMITTED}, {"exactness": "engine"}, {"exactness": "retokenized"}),
+        ({"min_exactness": Exactness.RETOKENIZED}, {"exactness": "retokenized"}, {"exactness": ""}),
+        ({"reward_min": 0.5}, {"reward": 0.5}, {"reward": 0.4}),
+        ({"reward_max": 0.5}, {"reward": 0.5}, {"reward": 0.6}),
+        ({"reward_min": -1.0}, {"reward": -1.0}, {"reward": None}),
+        ({"version_min": 3}, {"oldest_version": 3}, {"oldest_version": 2}),
+        ({"version_max": 3}, {"newest_version": 3}, {"newest_version": 4}),
+        ({"since": 10.0}, {"started_at": 10.0}, {"started_at": 9.0}),
+        ({"until": 10.0}, {"started_at": 10.0}, {"started_at": 11.0}),
+    ],
+)
+def test_a_filter_takes_what_it_names(choice: Any, fits: Any, fits_not: Any) -> None:
+    assert Choice(**choice).takes(summary("t", **fits))
+    assert not Choice(**choice).takes(summary("t", **fits_not))
+
+
+def test_filters_are_combined() -> None:
+    choice = Choice(channel="train", reward_min=1.0)
+    assert choice.takes(summary("t", reward=1.0))
+    assert not choice.takes(summary("t", reward=0.0))
+    assert not choice.takes(summary("t", reward=1.0, channel="validation"))
+
+
+def test_what_was_rejected_is_not_taken_nor_what_will_be_dropped_when_it_comes_back() -> None:
+    assert not Choice().takes(summary("t", state=State.DROPPED, cause="rejected"))
+    assert not Choice().takes(summary("t", state=State.LEASED, note="by ann: wrong"))
+    assert Choice().takes(summary("t", state=State.LEASED))
+
+
+def test_a_stored_trajectory_is_judged_by_all_its_steps() -> None:
+    steps = turns("t", 3, started_at=7.0, metadata={"marks": ["good"]})
+    spans = (VersionSpan(1, 0, 1), VersionSpan(9, 1, 2))
+    first = turns("t", 1, reward=0.25, version_spans=spans, exactness=Exactness.RETOKENIZED, started_at=5.0)
+    group = stored([*first, *steps[1:]], source="maths")
+    found = summary_of(group.columns, group)
+    assert (found.reward, found.oldest_version, found.newest_version) == (0.25, 0, 9)
+    assert (found.exactness, found.marks, found.started_at) == ("retokenized", ("good",), 5.0)
+    assert (found.channel, found.source, found.steps) == ("train", "maths", 3)
+
+
+def test_a_step_with_spans_has_the_versions_of_its_spans_alone() -> None:
+    group = stored(turns("t", policy_version=1, version_spans=(VersionSpan(4, 0, 2),)))
+    assert summary_of(group.columns, group).oldest_version == 4
+
+
+def test_of_a_group_the_trajectories_that_fit_are_taken() -> None:
+    group = stored(turns("a", 2, reward=1.0), turns("b", 2, reward=0.0), turns("c", 1, reward=3.0))
+    taken = Choice(reward_min=1.5).of_group(group)
+    assert taken is not None
+    assert taken.columns.trajectory_uids == ["a", "a", "c"]
+    assert Choice(reward_min=5).of_group(group) is None
+    assert Choice().of_group(group) is group

@@ -1,0 +1,228 @@
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from stepwell.gateway.http import deduplication as joining
+from stepwell.gateway.http.deduplication import KEPT_SECONDS, Joins, Shared, read_marks
+from tests.rig.waiting import until
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ignore() -> None:
+    """No one is told."""
+
+
+async def heard(shared: Shared) -> list[tuple[bytes, bool]]:
+    return [part async for part in shared.parts()]
+
+
+def answered(joins: Joins, key: str, body: bytes = b"{}", status: int = 200, *, keep: bool = True) -> Shared:
+    """A call led to its end."""
+    shared = joins.lead(key, ignore)
+    shared.begin(status, [])
+    shared.add(body, more=False)
+    joins.end(key, shared, keep=keep)
+    return shared
+
+
+async def test_who_joins_gets_the_whole_answer_whenever_that_is() -> None:
+    shared = Shared(ignore)
+    early = asyncio.create_task(heard(shared))
+    shared.add(b"a", more=True)
+    await asyncio.sleep(0)
+    midway = asyncio.create_task(heard(shared))
+    shared.add(b"b", more=True)
+    await asyncio.sleep(0)
+    shared.add(b"c", more=False)
+    whole = [(b"a", True), (b"b", True), (b"c", False)]
+    assert [await early, await midway, await heard(shared)] == [whole] * 3
+
+
+async def test_parts_reach_a_follower_as_they_come() -> None:
+    shared, got = Shared(ignore), list[bytes]()
+
+    async def follow() -> None:
+        async for data, _ in shared.parts():
+            got.append(data)
+
+    following = asyncio.create_task(follow())
+    shared.add(b"a", more=True)
+    await until(lambda: got == [b"a"], "the first part")
+    shared.add(b"b", more=True)
+    await until(lambda: got == [b"a", b"b"], "the second part")
+    assert not following.done()
+    shared.give_up()
+    await following
+
+
+async def test_a_follower_that_is_cancelled_takes_no_other_with_it() -> None:
+    shared = Shared(ignore)
+    leaving, staying = asyncio.create_task(heard(shared)), asyncio.create_task(heard(shared))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.sleep(0)
+    shared.add(b"a", more=False)
+    assert await staying == [(b"a", False)]
+    assert leaving.cancelled()
+
+
+def test_a_call_is_deserted_once_the_last_who_waits_has_left() -> None:
+    left = list[str]()
+    shared = Shared(lambda: left.append("gone"))
+    shared.listeners += 1
+    shared.leave()
+    assert left == []
+    shared.leave()
+    assert left == ["gone"]
+
+
+def test_leaving_after_the_end_deserts_nothing() -> None:
+    left = list[str]()
+    shared = Shared(lambda: left.append("gone"))
+    shared.add(b"a", more=False)
+    shared.leave()
+    assert left == []
+
+
+def test_a_call_in_flight_is_found_by_its_key_and_no_longer_after_it() -> None:
+    joins = Joins(Clock())
+    assert joins.find("k") is None
+    shared = joins.lead("k", ignore)
+    assert joins.find("k") is shared
+    assert joins.find("other") is None
+    joins.end("k", shared, keep=False)
+    assert joins.find("k") is None
+    assert shared.ended
+
+
+def test_no_one_joins_a_call_that_all_have_left() -> None:
+    joins = Joins(Clock())
+    deserted = joins.lead("k", ignore)
+    deserted.leave()
+    assert joins.find("k") is None
+    again = joins.lead("k", ignore)
+    joins.end("k", deserted, keep=False)
+    assert joins.find("k") is again, "the end of the deserted call is not the new one's"
+
+
+async def test_a_kept_answer_is_given_again() -> None:
+    joins = Joins(Clock())
+    answered(joins, "k", b"body")
+    kept = joins.find("k")
+    assert kept is not None
+    assert (kept.status, await heard(kept)) == (200, [(b"body", False)])
+
+
+def test_an_answer_is_kept_for_a_time() -> None:
+    clock = Clock()
+    joins = Joins(clock)
+    shared = answered(joins, "k")
+    clock.now += KEPT_SECONDS
+    assert joins.find("k") is shared
+    clock.now += 1
+    assert joins.find("k") is None
+
+
+@pytest.mark.parametrize(("status", "keep"), [(400, True), (502, True), (0, True), (200, False)])
+def test_a_failure_or_what_had_no_key_is_not_kept(status: int, keep: bool) -> None:
+    joins = Joins(Clock())
+    answered(joins, "k", status=status, keep=keep)
+    assert joins.find("k") is None
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    def limit(answers: int, nbytes: int) -> None:
+        monkeypatch.setattr(joining, "KEPT_ANSWERS", answers)
+        monkeypatch.setattr(joining, "KEPT_BYTES", nbytes)
+
+    return limit
+
+
+def test_the_oldest_answers_make_room_for_the_newest(few: Callable[[int, int], None]) -> None:
+    few(2, 1000)
+    joins = Joins(Clock())
+    for key in "abc":
+        answered(joins, key)
+    assert [key for key in "abc" if joins.find(key)] == ["b", "c"]
+
+
+def test_answers_are_bounded_in_bytes(few: Callable[[int, int], None]) -> None:
+    few(100, 10)
+    joins = Joins(Clock())
+    answered(joins, "a", b"x" * 4)
+    answered(joins, "b", b"x" * 6)
+    assert joins.find("a")
+    answered(joins, "c", b"x")
+    assert [key for key in "abc" if joins.find(key)] == ["b", "c"]
+    answered(joins, "d", b"x" * 11)
+    assert [key for key in "abcd" if joins.find(key)] == []
+    answered(joins, "e", b"x" * 10)
+    assert joins.find("e"), "what was dropped no longer counts"
+
+
+def test_what_is_too_old_is_dropped_without_being_asked_for() -> None:
+    clock = Clock()
+    joins = Joins(clock)
+    old = answered(joins, "old")
+    clock.now += KEPT_SECONDS + 1
+    answered(joins, "new")
+    clock.now -= KEPT_SECONDS + 1
+    assert joins.find("old") is None
+    assert old.ended
+
+
+def test_a_newer_answer_to_the_same_key_replaces_the_older(few: Callable[[int, int], None]) -> None:
+    few(100, 10)
+    clock = Clock()
+    joins = Joins(clock)
+    for _ in range(5):
+        latest = answered(joins, "k", b"x" * 9)
+        assert joins.find("k") is latest
+        clock.now += 1
+
+
+def test_headers_say_what_a_call_is() -> None:
+    marks = read_marks(
+        [
+            (b"host", b"h"),
+            (b"idempotency-key", b"k1"),
+            (b"x-stainless-retry-count", b"0"),
+            (b"x-stepwell-call", b"side"),
+            (b"traceparent", b"00-1-2-3"),
+        ]
+    )
+    assert (marks.idempotency_key, marks.is_first_try, marks.kind, marks.traceparent) == (
+        b"k1",
+        True,
+        "side",
+        b"00-1-2-3",
+    )
+    silent = read_marks([])
+    assert (silent.idempotency_key, silent.is_first_try, silent.kind, silent.traceparent) == (None, False, None, None)
+    assert read_marks([(b"idempotency-key", b"")]).idempotency_key is None
+    assert read_marks([(b"x-stepwell-call", b"\xff")]).kind == "ÿ"
+
+
+def test_two_calls_are_one_by_key_or_by_body_within_one_trajectory() -> None:
+    silent, keyed = read_marks([]), read_marks([(b"idempotency-key", b"k")])
+    assert silent.key("t", b"body") == silent.key("t", b"body")
+    assert silent.key("t", b"body") != silent.key("t", b"other")
+    assert silent.key("t", b"body") != silent.key("u", b"body")
+    assert keyed.key("t", b"body") == keyed.key("t", b"other")
+    assert keyed.key("t", b"body") != keyed.key("u", b"body")
+
+
+def test_a_first_try_is_joined_by_key_only() -> None:
+    first, retry = ([(b"x-stainless-retry-count", count)] for count in (b"0", b"1"))
+    assert not read_marks(first).may_join
+    assert read_marks(retry).may_join
+    assert read_marks(retry).key("t", b"body") == read_marks(first).key("t", b"body")
+    assert read_marks([*first, (b"idempotency-key", b"k")]).may_join

@@ -1,0 +1,220 @@
+import asyncio
+import resource
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from stepwell.errors import PoolUnavailable, StepwellError
+from stepwell.gateway.recording import outbox as recorder_module
+from stepwell.gateway.recording.outbox import Recorder
+from stepwell.gateway.recording.spool import MAX_ROW, Spool
+from stepwell.pool.rules.ingest import Registration
+from stepwell.steps.packing import from_bytes, to_bytes
+from stepwell.steps.step import Exactness, Step, VersionSpan, mask_array
+from tests.builders import make_step, same_step
+from tests.rig.memory_pool import MemoryPool
+from tests.rig.waiting import wait_until
+
+Recording = Callable[[Spool], AbstractAsyncContextManager[Recorder]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "spools" / "gateway.spool"
+
+
+@pytest.fixture
+def pool() -> MemoryPool:
+    pool = MemoryPool()
+    pool.rules.register(Registration("t", "p"))
+    return pool
+
+
+@pytest.fixture
+def recording(pool: MemoryPool, monkeypatch: pytest.MonkeyPatch) -> Recording:
+    """A recorder that delivers, with that spool."""
+    monkeypatch.setattr(recorder_module, "RETRY_PAUSE", 0.001)
+
+    @asynccontextmanager
+    async def run(spool: Spool) -> AsyncIterator[Recorder]:
+        recorder = Recorder(pool, on_refused=lambda _: None, spool=spool)
+        running = asyncio.create_task(recorder.run())
+        yield recorder
+        running.cancel()
+
+    return run
+
+
+def left_in(path: Path) -> list[str]:
+    """The uids that a process started now would find."""
+    with Spool(path) as spool:
+        return [step.uid for step in spool.take_leftovers()]
+
+
+def leave(path: Path, *steps: Step) -> None:
+    with Spool(path) as spool:
+        spool.add(steps)
+
+
+def file_size(path: Path) -> int:
+    return path.stat().st_size
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Meanwhile no file of this process can grow beyond that, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_was_added_is_found_again_in_order_and_in_every_field(path: Path) -> None:
+    steps = [
+        make_step(uid="plain"),
+        make_step("t2", "p2", step_index=3, reward=0.5, is_last=True, response_ids=[7, 8, 9], response_logprobs=None),
+        make_step(
+            uid="rich",
+            exactness=Exactness.ENGINE,
+            version_spans=(VersionSpan(1, 0, 1), VersionSpan(2, 1, 2)),
+            response_mask=mask_array([True, False]),
+            sampling={"temperature": 0.7, "stop": ["\ud800", "é"]},
+            extras={"large": 2**80, "nested": [{"a": None}]},
+            quarantine="miscount: 2 are not 3",
+        ),
+    ]
+    leave(path, *steps)
+    with Spool(path) as spool:
+        found = spool.take_leftovers()
+    assert len(found) == 3
+    assert all(map(same_step, steps, found))
+
+
+def test_bytes_of_another_version_are_refused() -> None:
+    other = to_bytes([make_step()]).replace(b'"layout"', b'"places"')
+    with pytest.raises(ValueError, match="no packed steps of this version"):
+        from_bytes(other)
+
+
+def test_what_was_removed_is_gone_whether_or_not_it_had_been_written(path: Path) -> None:
+    steps = [make_step(uid=str(i)) for i in range(3 * MAX_ROW)]
+    with Spool(path) as spool:
+        spool.add(steps)
+        spool.remove(steps[:10])
+    assert left_in(path) == [step.uid for step in steps[10:]]
+    with Spool(path) as spool:
+        spool.remove(spool.take_leftovers())
+    assert left_in(path) == []
+
+
+def test_a_spool_that_another_gateway_has_is_refused(path: Path) -> None:
+    leave(path, make_step(uid="a"))
+    with Spool(path), pytest.raises(StepwellError, match=f"spool {path} is in use by another gateway; give each"):
+        Spool(path)
+    assert left_in(path) == ["a"]
+
+
+def test_a_spool_that_cannot_be_opened_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(StepwellError, match="cannot be used: unable to open database file"):
+        Spool(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"this is no database at all, whatever its name says" * 400, b"SQLite format 3\0"])
+def test_a_file_that_is_no_spool_is_set_aside_and_a_new_one_begun(
+    path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    leave(path, make_step(uid="a"))
+    assert path.with_name("gateway.spool.damaged-0").read_bytes() == content
+    assert f"spool {path} is damaged" in caplog.text
+    assert left_in(path) == ["a"]
+
+
+def test_what_can_be_read_of_a_damaged_spool_is_carried_over(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    leave(path, *(make_step(uid=str(i)) for i in range(MAX_ROW + 1)))
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE messages SET packed = zeroblob(length(packed)) WHERE n = 1")
+    db.close()
+    assert left_in(path) == [str(MAX_ROW)]
+    assert "1 rows are not what was written, or are of another version; 1 steps could be read" in caplog.text
+    caplog.clear()
+    assert left_in(path) == [str(MAX_ROW)]
+    assert caplog.text == ""
+
+
+def test_a_disk_that_takes_no_more_is_told_and_what_comes_later_is_written(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Spool(path) as spool:
+        with largest_file(2**19):
+            spool.add([make_step(uid="large", prompt_ids=range(2**18))])
+            wait_until(lambda: spool.unwritten == 1, "the step to be counted")
+        spool.add([make_step(uid="later")])
+    assert "cannot be written, new steps are in memory alone: disk I/O error" in caplog.text
+    assert left_in(path) == ["later"]
+
+
+def test_steps_that_cannot_be_packed_do_not_end_the_writing(path: Path) -> None:
+    with Spool(path) as spool:
+        spool.add([make_step(uid="a", extras={"no": object()})])
+        wait_until(lambda: spool.unwritten == 1, "the step to be counted")
+        spool.add([make_step(uid="b")])
+    assert left_in(path) == ["b"]
+
+
+async def test_what_the_pool_has_is_no_longer_in_the_spool(path: Path, pool: MemoryPool, recording: Recording) -> None:
+    with Spool(path) as spool:
+        async with recording(spool) as recorder:
+            recorder.record([make_step(uid="a"), make_step("nobody", "p", uid="b")])
+            await recorder.settle()
+    assert recorder.delivered == {"accepted": 1}
+    assert left_in(path) == []
+
+
+async def test_what_an_earlier_process_left_is_delivered_first(
+    path: Path, pool: MemoryPool, recording: Recording
+) -> None:
+    leave(path, make_step(uid="old"), make_step(uid="older twin"))
+    pool.rules.submit([make_step(uid="older twin")])
+    with Spool(path) as spool:
+        async with recording(spool) as recorder:
+            recorder.record([make_step(uid="new")])
+            await recorder.settle("t")
+    assert recorder.delivered == {"accepted": 2, "duplicate": 1}
+    pool.rules.complete("t", "p")
+    assert [step.uid for step in pool.taken()] == ["older twin", "old", "new"]
+    assert left_in(path) == []
+
+
+async def test_what_the_pool_did_not_take_before_the_end_is_not_lost(
+    path: Path, pool: MemoryPool, recording: Recording
+) -> None:
+    pool.away = True
+    with Spool(path) as spool:
+        async with recording(spool) as recorder:
+            recorder.record([make_step(uid="a")])
+            with pytest.raises(PoolUnavailable):
+                await recorder.record_durably([make_step(uid="b")], timeout=0.02)
+            await recorder.drain(0.02)
+    assert recorder.lost.total() == 0
+    assert left_in(path) == ["a", "b"]
+
+
+async def test_what_is_given_up_leaves_the_file_too_so_that_it_stays_small(path: Path, pool: MemoryPool) -> None:
+    bound = 4 * 2**20
+    with Spool(path) as spool:
+        recorder = Recorder(pool, on_refused=lambda _: None, spool=spool, max_held_bytes=bound)
+        for i in range(400):
+            recorder.record([make_step(uid=str(i), prompt_ids=range(25_000))])
+            await asyncio.sleep(0.0005)
+    assert recorder.lost == {"recorder_full": 400 - recorder.waiting}
+    assert file_size(path) < 3 * bound
+    kept = left_in(path)
+    assert recorder.waiting <= len(kept) < recorder.waiting + MAX_ROW
+    assert kept[-1] == "399"

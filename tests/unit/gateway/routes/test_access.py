@@ -1,0 +1,75 @@
+import pytest
+
+from stepwell.common.access_keys import Keys
+from stepwell.gateway.routes.access import ACCESS, REFUSALS, Access, missing
+
+CONTROL = "control-key-of-the-tests"
+
+
+def bearer(key: str) -> bytes:
+    return f"Bearer {key}".encode()
+
+
+@pytest.fixture
+def keys() -> Keys:
+    return Keys([CONTROL])
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1", "/v1/v1"])
+def test_an_agent_may_talk_to_the_model_but_not_steer_its_trajectory(keys: Keys, prefix: str) -> None:
+    own = bearer(keys.trajectory_key("t", "p"))
+    for call in ("chat/completions", "completions", "models"):
+        assert missing(keys, f"/t/p{prefix}/{call}", own) is None
+        assert missing(keys, f"/t/p{prefix}/{call}", bearer(CONTROL)) is None
+        assert missing(keys, f"/t/p{prefix}/{call}", None) is Access.TRAJECTORY
+        assert missing(keys, f"/t/other{prefix}/{call}", own) is Access.TRAJECTORY
+        assert missing(keys, f"/other/p{prefix}/{call}", own) is Access.TRAJECTORY
+    for call in ("register_trajectory", "complete_trajectory", "abort_trajectory"):
+        assert missing(keys, f"/t/p{prefix}/{call}", own) is Access.CONTROL
+        assert missing(keys, f"/t/p{prefix}/{call}", bearer(CONTROL)) is None
+
+
+PATHS = [path for path in ACCESS if "{" not in path]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_no_trajectory_is_named_in_needs_the_control_key_except_the_probes(keys: Keys, path: str) -> None:
+    needed = None if path in ("/health", "/ready") else Access.CONTROL
+    assert missing(keys, path, bearer(keys.trajectory_key("t", "p"))) is needed
+    assert missing(keys, path, bearer(CONTROL)) is None
+    assert missing(Keys([]), path, None) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "",
+            "/",
+            "//",
+            "///",
+            "/a/route/of/tomorrow",
+            "/tomorrow",
+            "health",
+            "/health/",
+            "//health",
+            "/health/../pacing",
+        ),
+        *("/t/p", "/t/p/", "/t/p/v1", "/t/p/v2/models", "/t/p/models/", "/t/p//models", "/t/p/v1/v1/v1/models"),
+        *("/t/p/v1/chat/completions/", "/t/p/../metrics", "/t/p/pause", "/t/p/v1/collective_rpc", "/x/t/p/v1/models"),
+        *("/t/p/v1/chat/completions/render", "/v1/chat", "/{trajectory_uid}/{prompt_uid}/pacing", "/T/P/V1/MODELS"),
+    ],
+)
+def test_a_path_that_is_not_in_the_table_needs_the_control_key(keys: Keys, path: str) -> None:
+    assert missing(keys, path, bearer(keys.trajectory_key("t", "p"))) is Access.CONTROL
+    assert missing(keys, path, None) is Access.CONTROL
+
+
+def test_a_path_spelt_like_the_table_is_no_way_around_it(keys: Keys) -> None:
+    path = "/{trajectory_uid}/{prompt_uid}/v1/models"
+    assert missing(keys, path, bearer(keys.trajectory_key("t", "p"))) is Access.TRAJECTORY
+
+
+def test_every_refusal_says_how_to_send_which_key() -> None:
+    assert set(REFUSALS) == set(Access) - {Access.OPEN}
+    assert all("Authorization: Bearer KEY" in text for text in REFUSALS.values())

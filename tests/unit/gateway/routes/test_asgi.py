@@ -1,0 +1,151 @@
+import json
+from typing import Any, cast
+
+import pytest
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+
+from stepwell.common.access_keys import Keys
+from stepwell.gateway.agent_calls import AgentCalls, Receive
+from stepwell.gateway.dialects.dialect import Kind
+from stepwell.gateway.http.response_writer import Headers, Message, Send
+from stepwell.gateway.routes import asgi as module
+from stepwell.gateway.routes.asgi import LARGEST_HEADERS, Front
+from stepwell.gateway.trajectories import TrajectoryRef
+from tests.unit.gateway.asgi import exchange
+
+CONTROL = "control-key-of-the-test"
+AGENT = (b"authorization", f"Bearer {Keys([CONTROL]).trajectory_key('t', 'p')}".encode())
+
+
+class Behind:
+    """What stands behind the front: notes which part was reached, and reads the body."""
+
+    def __init__(self) -> None:
+        self.served: list[tuple[TrajectoryRef, Kind]] = []
+        self.routed: list[str] = []
+        self.read = b""
+
+    async def serve(self, scope: Message, receive: Receive, send: Send, ref: TrajectoryRef, kind: Kind) -> None:
+        self.served.append((ref, kind))
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        self.routed.append(scope.get("path", scope["type"]))
+        if scope["type"] == "http":
+            while True:
+                message = await receive()
+                self.read += message["body"]
+                if not message["more_body"]:
+                    return
+
+
+async def ask(
+    behind: Behind,
+    path: str,
+    *,
+    method: str = "POST",
+    headers: Headers | None = None,
+    keys: tuple[str, ...] = (),
+    parts: tuple[bytes, ...] = (b"",),
+) -> tuple[int, Any]:
+    """The front's own answer: status and error; (0, None) where it passed the request on."""
+    front = Front(cast("FastAPI", behind), cast("AgentCalls", behind), Keys(keys))
+    sent = await exchange(front, method, path, headers or [], parts)
+    return (sent[0]["status"], json.loads(sent[1]["body"])["error"]) if sent else (0, None)
+
+
+@pytest.mark.parametrize("below", ["", "/v1", "/v1/v1"])
+@pytest.mark.parametrize(("call", "kind"), [("chat/completions", Kind.CHAT), ("completions", Kind.COMPLETIONS)])
+async def test_an_agents_call_is_found_however_its_base_url_ends(below: str, call: str, kind: Kind) -> None:
+    behind = Behind()
+    await ask(behind, f"/t-1.a~:@/p_2{below}/{call}")
+    assert behind.served == [(TrajectoryRef("t-1.a~:@", "p_2"), kind)]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/t/chat/completions/",
+        "/t/p/v1/v1/v1/chat/completions",
+        "/t/p/chat/completions/",
+        "//t/p/chat/completions",
+        "/t/p//chat/completions",
+        "/t/../p/chat/completions",
+        "/../p/chat/completions",
+        "/t/p/chat/completions\n",
+        "/t;x/p/chat/completions",
+        "/t/p q/chat/completions",
+        f"/{'t' * 129}/p/chat/completions",
+        "/t/p/v1/chat/completions/render",
+        "/t/p/pause",
+        "/pause",
+    ],
+)
+async def test_whatever_is_not_quite_an_agents_call_is_none(path: str) -> None:
+    behind = Behind()
+    await ask(behind, path)
+    assert (behind.served, behind.routed) == ([], [path])
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "HEAD"])
+async def test_only_a_post_is_an_agents_call(method: str) -> None:
+    behind = Behind()
+    await ask(behind, "/t/p/chat/completions", method=method)
+    assert (behind.served, behind.routed) == ([], ["/t/p/chat/completions"])
+
+
+async def test_without_its_key_nothing_of_a_request_is_looked_at() -> None:
+    behind = Behind()
+    for path in ("/t/p/chat/completions", "/init_trajectory", "/nowhere"):
+        status, error = await ask(behind, path, keys=(CONTROL,), parts=())
+        assert (status, error["code"]) == (401, "forbidden")
+    assert (behind.served, behind.routed) == ([], [])
+
+
+async def test_a_trajectorys_key_opens_its_own_calls_only() -> None:
+    behind = Behind()
+    assert await ask(behind, "/t/p/chat/completions", headers=[AGENT], keys=(CONTROL,)) == (0, None)
+    for path in ("/u/p/chat/completions", "/t/q/chat/completions", "/t/p/complete_trajectory", "/metrics"):
+        status, _ = await ask(behind, path, headers=[AGENT], keys=(CONTROL,))
+        assert status == 401
+    assert len(behind.served) == 1
+    assert behind.routed == []
+
+
+async def test_headers_are_bounded_before_a_key_is_compared() -> None:
+    large = (b"x-large", b"x" * LARGEST_HEADERS)
+    status, error = await ask(Behind(), "/t/p/chat/completions", headers=[large], keys=(CONTROL,))
+    assert (status, error["code"]) == (413, "too_large")
+    assert await ask(Behind(), "/health", headers=[(b"x", b"x" * (LARGEST_HEADERS - 1))]) == (0, None)
+
+
+async def test_a_body_that_says_it_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGEST_BODY", 10)
+    for path in ("/t/p/chat/completions", "/init_trajectory"):
+        behind = Behind()
+        status, error = await ask(behind, path, headers=[(b"content-length", b"11")], parts=())
+        assert (status, error["code"]) == (413, "too_large")
+        assert (behind.served, behind.routed) == ([], [])
+
+
+async def test_a_body_that_grows_too_large_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGEST_BODY", 10)
+    behind = Behind()
+    await ask(behind, "/init_trajectory", parts=(b"12345", b"67890"))
+    assert behind.read == b"1234567890"
+    with pytest.raises(HTTPException, match="413"):
+        await ask(Behind(), "/init_trajectory", parts=(b"12345", b"67890", b"1", b"2"))
+
+
+async def test_what_is_no_http_is_the_apps_own() -> None:
+    behind = Behind()
+    front = Front(cast("FastAPI", behind), cast("AgentCalls", behind), Keys([CONTROL]))
+
+    async def nothing(*_: object) -> Any:
+        raise AssertionError("nothing is read or sent here")
+
+    for kind in ("lifespan", "websocket"):
+        await front({"type": kind}, nothing, nothing)
+    assert behind.routed == ["lifespan", "websocket"]

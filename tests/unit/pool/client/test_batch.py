@@ -1,0 +1,142 @@
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepwell.errors import BadRequest
+from stepwell.pool.client.batch import Batch, concat, make_batch
+from stepwell.steps.columns import pack
+from stepwell.steps.step import Step
+from tests.builders import make_step, same_step
+
+
+def two_groups() -> list[Step]:
+    return [
+        make_step("a", "p", step_index=0, response_ids=[3], reward=0.25),
+        make_step("a", "p", step_index=1, reward=0.5),
+        make_step("b", "p", step_index=0),
+        make_step("b", "q", step_index=0, prompt_ids=[7, 8, 9], reward=0.0),
+    ]
+
+
+def make(**fields: Any) -> Batch:
+    return make_batch(pack(two_groups()), [3, 1], **fields)
+
+
+def uids(groups: list[list[list[Step]]]) -> list[list[list[tuple[str, int]]]]:
+    return [[[(step.trajectory_uid, step.step_index) for step in t] for t in group] for group in groups]
+
+
+def test_a_batch_has_as_many_items_as_groups() -> None:
+    assert len(make()) == 2
+
+
+def test_steps_come_as_groups_of_trajectories() -> None:
+    batch = make()
+    assert uids(batch.groups()) == [[[("a", 0), ("a", 1)], [("b", 0)]], [[("b", 0)]]]
+    assert [len(trajectory) for trajectory in batch.trajectories()] == [2, 1, 1]
+
+
+def test_a_trajectory_ends_with_its_group_even_if_the_next_begins_with_the_same_uid() -> None:
+    batch = make()
+    assert batch.trajectory_of_S.tolist() == [0, 0, 1, 2]
+    assert batch.group_of_T.tolist() == [0, 0, 1]
+
+
+def test_views_copy_no_token() -> None:
+    batch = make()
+    assert all(np.shares_memory(step.prompt_ids, batch.columns.tokens) for step in batch.steps())
+
+
+def test_offsets_find_each_step_in_the_flat_arrays() -> None:
+    batch = make()
+    for i, step in enumerate(two_groups()):
+        tokens = batch.columns.tokens[batch.token_offsets_S[i] : batch.token_offsets_S[i + 1]]
+        assert tokens.tolist() == [*step.prompt_ids, *step.response_ids]
+        logprobs = batch.columns.logprobs[batch.response_offsets_S[i] : batch.response_offsets_S[i + 1]]
+        assert len(logprobs) == len(step.response_ids)
+
+
+def test_a_rollouts_return_sums_what_is_scored_and_is_never_0_for_want_of_a_score() -> None:
+    returns = make().rewards_T
+    assert returns[[0, 2]].tolist() == [0.75, 0.0]
+    assert np.isnan(returns[1])
+
+
+def test_a_batch_is_new_unless_told_otherwise() -> None:
+    assert make().attempts_G.tolist() == [0, 0]
+    assert make().from_history_G.tolist() == [False, False]
+    told = make(attempts=[0, 2], from_history=[True, False])
+    assert told.attempts_G.tolist() == [0, 2]
+    assert told.from_history_G.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("sizes", [[3], [3, 2], [3, 0, 1]])
+def test_groups_that_do_not_divide_the_steps_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(BadRequest, match="do not divide 4 steps"):
+        make_batch(pack(two_groups()), sizes)
+
+
+def test_a_single_batch_is_not_copied_by_concat() -> None:
+    batch = make()
+    assert concat([batch]) is batch
+
+
+def test_batches_of_several_shards_become_one() -> None:
+    first = make(attempts=[0, 1], sources=["maths", "games"], leases=(("s0", "l0"),))
+    second = make_batch(pack([make_step("c", "r")]), [1], from_history=[True], leases=(("s1", "l1"),))
+    both = concat([first, second])
+    assert uids(both.groups()) == [*uids(first.groups()), *uids(second.groups())]
+    assert all(same_step(a, b) for a, b in zip(both.steps(), [*first.steps(), *second.steps()], strict=True))
+    assert both.attempts_G.tolist() == [0, 1, 0]
+    assert both.sources == ["maths", "games", ""]
+    assert both.from_history_G.tolist() == [False, False, True]
+    assert both.leases == (("s0", "l0"), ("s1", "l1"))
+
+
+def test_padded_and_merged_take_the_batchs_steps() -> None:
+    batch = make()
+    padded = batch.padded(3, 2, pad_id=6)
+    assert padded.prompts_S_P.tolist() == [[6, 1, 2], [6, 1, 2], [6, 1, 2], [7, 8, 9]]
+    merged = batch.merged()
+    assert merged.trajectory_of_R.tolist() == [0, 0, 1, 2]
+    assert merged.group_of_R.tolist() == [0, 0, 0, 1]
+    assert merged.padded(5).input_ids_R_L.shape == (4, 5)
+
+
+def test_a_batch_without_groups_has_every_shape() -> None:
+    batch = make_batch(pack([]), [])
+    assert (batch.groups(), batch.trajectories(), batch.rewards_T.tolist()) == ([], [], [])
+    assert batch.padded(3, 2).input_ids_S_T.shape == (0, 5)
+    assert batch.merged().padded(4).input_ids_R_L.shape == (0, 4)
+
+
+def test_shapes_are_made_from_read_only_arrays() -> None:
+    """Such as Ray's object store gives."""
+    batch = make()
+    for name in type(batch.columns).__dataclass_fields__:
+        if isinstance(array := getattr(batch.columns, name), np.ndarray):
+            array.flags.writeable = False
+    assert len(batch.padded(3, 2).kept_S) == 4
+    assert len(batch.merged()) == 4
+    assert len(concat([batch, batch])) == 4
+
+
+def test_without_torch_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(BadRequest, match="to_torch needs PyTorch: pip install torch"):
+        make().to_torch()
+
+
+def test_groups_of_several_shards_are_joined_oldest_first_with_history_last() -> None:
+    first = make(opened_at=[1.0, 4.0], from_history=[False, True])
+    second = make(opened_at=[2.0, 3.0])
+    both = concat([first, second])
+    assert both.opened_at_G.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert both.from_history_G.tolist() == [False, False, False, True]
+    whole = [step.uid for batch in (first, second) for step in batch.steps()]
+    assert sorted(step.uid for step in both.steps()) == sorted(whole)
+    expected = [first.groups()[0], *second.groups(), first.groups()[1]]
+    for got, wanted in zip(both.groups(), expected, strict=True):
+        assert all(same_step(a, b) for t, u in zip(got, wanted, strict=True) for a, b in zip(t, u, strict=True))

@@ -1,0 +1,113 @@
+"""What `stepwell up` tells each part."""
+
+from pathlib import Path
+
+import pytest
+
+from stepwell.config.dashboard import DashboardSettings
+from stepwell.config.serving import GatewaySettings
+from stepwell.config.up import UpSettings
+from stepwell.errors import BadRequest, EngineUnavailable
+from stepwell.up.engine_model import Model, read_model
+from stepwell.up.http import Answer
+from stepwell.up.launch_plan import Plan, environment, make_plan, url_of
+from stepwell.up.state_folder import StateFolder
+from stepwell.up.words import welcome
+
+KEY = "k" * 32
+HUB = Model(name="org/model", root="org/model", window=4096)
+SILENT = Model(name="gpt", root=None, window=None)
+ELSEWHERE = Model(name="m", root="/no/such/folder", window=4096)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def plan(model: Model = HUB, **settings: object) -> Plan:
+    given = UpSettings(engine=("http://127.0.0.1:8001",), **settings)  # type: ignore[arg-type]
+    return make_plan(given, model, StateFolder(Path("/state")), KEY)
+
+
+def test_the_engine_tells_what_nobody_said() -> None:
+    gateway = plan().gateway
+    assert (gateway.tokenizer_path, gateway.prompt_length, gateway.response_length) == ("org/model", 4096, 4096)
+    told = plan(tokenizer_path="mine", response_length=100, gateway={"prompt_length": 200}).gateway
+    assert (told.tokenizer_path, told.prompt_length, told.response_length) == ("mine", 200, 100)
+
+
+def test_what_the_engine_does_not_tell_is_asked_for_by_its_flag() -> None:
+    with pytest.raises(BadRequest, match="; give --tokenizer-path, --prompt-length, --response-length$"):
+        plan(SILENT)
+    with pytest.raises(BadRequest, match="its model is in /no/such/folder, which is not here; give --tokenizer-path$"):
+        plan(ELSEWHERE)
+    assert plan(ELSEWHERE, tokenizer_path="mine").gateway.tokenizer_path == "mine"
+    assert plan(SILENT, gateway={"tokenizer_path": "t", "prompt_length": 1, "response_length": 2}).gateway.port == 8100
+
+
+def test_it_listens_on_loopback_with_a_key_and_loses_nothing_unless_told_otherwise() -> None:
+    made = plan()
+    assert (made.gateway.host, made.gateway.control_keys, made.gateway.spool) == ("127.0.0.1", (KEY,), "/state/spool")
+    assert (made.dashboard.host, made.dashboard.control_keys) == ("127.0.0.1", (KEY,))
+    assert made.dashboard.gateways == (url_of(made.gateway),) == ("http://127.0.0.1:8100",)
+    assert made.pool.journal == "/state/journal"
+    assert plan(pool={"journal": "/volume"}).pool.journal == "/volume"
+
+
+def test_a_reward_function_is_waited_for() -> None:
+    made = plan(reward="exact_match", rewards={"workers": 2}, pool={"name": "mine"})
+    assert made.rewards is not None
+    assert (made.rewards.function, made.rewards.workers, made.rewards.data_pool_name) == ("exact_match", 2, "mine")
+    assert made.pool.require_reward
+    assert made.gateway.reward_worker_name == made.rewards.name
+    assert plan().rewards is None
+    assert not plan().pool.require_reward
+
+
+def test_every_part_is_on_the_same_ray() -> None:
+    made = plan(reward="exact_match", ray_namespace="mine").on("127.0.0.1:6379")
+    assert made.rewards is not None
+    parts = (made.pool, made.gateway, made.dashboard, made.rewards)
+    assert {(part.ray_address, part.ray_namespace) for part in parts} == {("127.0.0.1:6379", "mine")}
+
+
+def test_a_process_reads_from_its_environment_what_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan(atropos=True, gateway={"routing": "sticky", "engine_key": "e"}).on("127.0.0.1:6379")
+    for name, value in (environment(made.gateway) | environment(made.dashboard)).items():
+        monkeypatch.setenv(name, value)
+    assert GatewaySettings().model_dump() == made.gateway.model_dump()  # type: ignore[call-arg]
+    assert DashboardSettings().model_dump() == made.dashboard.model_dump()
+
+
+def test_what_listens_everywhere_is_reached_on_loopback() -> None:
+    assert url_of(plan(host="0.0.0.0").gateway) == "http://127.0.0.1:8100"
+
+
+def test_the_snippet_has_five_lines_of_python_with_the_models_own_name() -> None:
+    shown = welcome(plan(), 'a "model"', KEY)
+    snippet = shown[shown.index("import stepwell") :]
+    compile(snippet, "snippet", "exec")
+    assert len(snippet.splitlines()) == 5
+    assert r'model="a \"model\""' in snippet
+    assert f"http://127.0.0.1:8200/#key={KEY}" in shown
+
+
+def test_an_engine_is_read_whatever_it_leaves_out() -> None:
+    listed = Answer(200, {"data": [{"id": "m", "root": "/m", "max_model_len": 8}]})
+    assert read_model("http://e", listed) == Model(name="m", root="/m", window=8)
+    assert read_model("http://e", Answer(200, {"data": [{"id": "m"}]})) == Model(name="m", root=None, window=None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer(401, {"error": "no"}), "asks for a key: set STEPWELL_GATEWAY_ENGINE_KEY"),
+        (Answer(404, "Not Found"), r"lists no models at /v1/models \(it answers 404\)"),
+        (Answer(200, {"data": []}), "lists no models"),
+    ],
+)
+def test_what_is_no_engine_is_refused_with_what_to_do(answer: Answer, said: str) -> None:
+    with pytest.raises(EngineUnavailable, match=said):
+        read_model("http://e", answer)

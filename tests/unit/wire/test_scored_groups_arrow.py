@@ -1,0 +1,102 @@
+"""What a stream may hold that groups_to_arrow never writes."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stepwell.errors import BadRequest
+from stepwell.wire.scored_groups import group_from_json
+from stepwell.wire.scored_groups_arrow import arrow_parts, groups_from_arrow, groups_to_arrow
+
+SCHEMA = pa.schema(
+    {
+        "group": pa.int32(),
+        "tokens": pa.list_(pa.int32()),
+        "mask": pa.list_(pa.bool_()),
+        "score": pa.float64(),
+        "logprobs": pa.list_(pa.float32()),
+        "policy_version": pa.int64(),
+        "extras": pa.string(),
+    }
+)
+ROW: dict[str, Any] = {
+    "group": 0,
+    "tokens": [1, 2],
+    "mask": [False, True],
+    "score": 1.0,
+    "logprobs": [1.0, -0.5],
+    "policy_version": None,
+    "extras": None,
+}
+
+
+def stream(*rows: dict[str, Any], schema: pa.Schema = SCHEMA) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for row in rows:  # a record batch each, as streams may come
+            writer.write_table(pa.Table.from_pylist([row], schema))
+    return bytes(sink.getvalue())
+
+
+def test_rows_of_one_number_that_follow_one_another_are_a_group() -> None:
+    rows = [{**ROW, "group": number} for number in (3, 3, 1, 7, 7)]
+    assert [len(group) for group in groups_from_arrow(stream(*rows))] == [2, 1, 2]
+    assert groups_from_arrow(stream()) == []
+
+
+def test_rows_cut_out_of_a_longer_table_keep_their_own_flags() -> None:
+    masks = [[True, False, True], [False, True, True], [True, True, False]]
+    rows = [{**ROW, "tokens": [1, 2, 3], "mask": mask, "logprobs": None} for mask in masks]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        writer.write_table(pa.Table.from_pylist(rows, SCHEMA).slice(1))
+    (group,) = groups_from_arrow(bytes(sink.getvalue()))
+    assert group.trained.tolist() == [*masks[1], *masks[2]]
+
+
+def test_other_integer_and_float_types_and_further_columns_are_taken() -> None:
+    schema = pa.schema({**{f.name: f.type for f in SCHEMA}, "tokens": pa.large_list(pa.int64()), "more": pa.int8()})
+    (group,) = groups_from_arrow(stream({**ROW, "more": 1}, schema=schema))
+    assert group.tokens.tolist() == [1, 2]
+    assert group.tokens.dtype == "int32"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"tokens": None}, "tokens: a row is null"),
+        ({"tokens": []}, "a sequence without tokens"),
+        ({"tokens": [1, None]}, "tokens: an entry is null"),
+        ({"tokens": [1, -2]}, "tokens: an id is negative"),
+        ({"mask": [True]}, "mask: a row has another length than its tokens"),
+        ({"mask": [True, None]}, "mask: an entry is null"),
+        ({"score": float("nan")}, "score: nan is no number"),
+        ({"logprobs": [1.0, float("-inf")]}, "logprobs: -inf is no number"),
+        ({"logprobs": [1.0]}, "logprobs: a row has another length"),
+        ({"logprobs": [1.0, None]}, "logprobs: an entry is null"),
+        ({"group": None}, "group: a row without a group"),
+        ({"extras": "no"}, "extras: no JSON"),
+        ({"extras": "[]"}, "extras: a JSON object is wanted"),
+        ({"extras": '{"group": 3}'}, '"group" is an object'),
+        ({"extras": '{"exactness": "sure"}'}, "none of engine, submitted, retokenized"),
+        ({"extras": '{"group": {"env_id": "x"}}'}, 'env_id: "x" is no integer'),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadRequest, match=why):
+        groups_from_arrow(stream(ROW, {**ROW, "group": 1, **change}))
+
+
+def test_what_is_no_stream_or_is_cut_off_is_refused() -> None:
+    whole = groups_to_arrow([group_from_json({"tokens": [[1] * 99], "masks": [[1] * 99], "scores": [1]})])
+    for broken in (b"", b"hello", whole[: len(whole) // 2], stream(schema=pa.schema({"group": pa.int32()}))):
+        with pytest.raises(BadRequest, match="no Arrow stream of scored groups"):
+            groups_from_arrow(broken)
+
+
+def test_a_large_batch_is_written_in_pieces_that_are_one_stream() -> None:
+    big = group_from_json({"tokens": [[1] * 300_000], "masks": [[1] * 300_000], "scores": [1]})
+    parts = list(arrow_parts([big] * 5))
+    assert len(parts) == 5
+    assert [len(group.tokens) for group in groups_from_arrow(b"".join(parts))] == [300_000] * 5
