@@ -31,7 +31,7 @@ from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client.batch import Batch
 from stepwell.pool.shard.actor import WAITERS
-from stepwell.pool.shard.service import PoolShard
+from stepwell.pool.shard.service import ShardService
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step, logprobs_array
 
@@ -94,7 +94,7 @@ def start(kind: type, *args: object) -> Any:
 
 
 def start_shard(name: str, journal: str | None = None) -> Any:
-    return start(PoolShard, PoolPlan(limits=Limits(max_queue_size=10**6), journal=journal), name)
+    return start(ShardService, PoolPlan(limits=Limits(max_queue_size=10**6), journal=journal), name)
 
 
 def fetch(shard: Any, steps: int) -> Any:

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.engines.fleet import Engines
 from stepwell.gateway.app import create_app
@@ -35,7 +35,7 @@ def document() -> Schema:
         rewards=None,
         prompt_length=1,
         response_length=1,
-        keys=Keys(()),
+        keys=AccessKeys(()),
     )
     return cast("Schema", json.loads(documented(front.app.openapi())))
 

@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from stepwell.atropos.app import Door, create_door
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.common.reward_decoding import load_decode
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.config.dashboard import DashboardSettings
@@ -49,7 +49,7 @@ GC_THRESHOLD = (50_000, 20, 50)
 
 def run_gateway(settings: GatewaySettings) -> None:
     """Serve until told to stop."""
-    keys = Keys(settings.control_keys)
+    keys = AccessKeys(settings.control_keys)
     join_ray(settings.ray_address, settings.ray_namespace)
     worker = settings.reward_worker_name
     app = create_app(
@@ -69,19 +69,19 @@ def run_gateway(settings: GatewaySettings) -> None:
 
 def run_atropos(settings: AtroposSettings) -> None:
     """Serve until told to stop."""
-    keys = Keys(settings.control_keys)
+    keys = AccessKeys(settings.control_keys)
     join_ray(settings.ray_address, settings.ray_namespace)
     _serve("Atropos door", _door(settings, keys, settings.state), keys, settings.host, settings.port)
 
 
-def _door(settings: GatewaySettings | AtroposSettings, keys: Keys, state: str | None) -> Door:
+def _door(settings: GatewaySettings | AtroposSettings, keys: AccessKeys, state: str | None) -> Door:
     pool = PoolClient(settings.data_pool_name, settings.ray_namespace)
     return create_door(pool=pool, keys=keys, state=Path(state) if state else None)
 
 
 def run_dashboard(settings: DashboardSettings) -> None:
     """Serve until told to stop."""
-    keys = Keys(settings.control_keys)
+    keys = AccessKeys(settings.control_keys)
     join_ray(settings.ray_address, settings.ray_namespace)
     plan = asyncio.run(PoolClient(settings.data_pool_name, settings.ray_namespace).shards.plan())
     path = settings.tokenizer_path
@@ -96,7 +96,7 @@ def run_dashboard(settings: DashboardSettings) -> None:
     _serve("dashboard", app, keys, settings.host, settings.port)
 
 
-def _serve(name: str, app: Front | Door | FastAPI, keys: Keys, host: str, port: int) -> None:
+def _serve(name: str, app: Front | Door | FastAPI, keys: AccessKeys, host: str, port: int) -> None:
     if keys.open and host not in LOOPBACK:
         log.warning("listening on %s without keys: everyone who can reach it can use it", host)
     log.info("%s on http://%s:%d", name, host, port)

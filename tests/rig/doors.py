@@ -10,7 +10,7 @@ import httpx
 import uvicorn
 
 from stepwell.atropos.app import create_door
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.pool.api.ports import DoorPort
 from tests.rig.gateways import GatewayProcess, served_process
 from tests.rig.waiting import until
@@ -50,7 +50,7 @@ async def serve_door(
     pool: DoorPort, *, control_keys: Sequence[str] = (), state: Path | None = None
 ) -> AsyncIterator[str]:
     """A door on a free loopback port; gives its URL."""
-    app = create_door(pool=pool, keys=Keys(control_keys), state=state)
+    app = create_door(pool=pool, keys=AccessKeys(control_keys), state=state)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     serving = asyncio.create_task(server.serve())
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import uvicorn
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import Engines
 from stepwell.gateway.app import create_app
@@ -52,7 +52,7 @@ async def serve_gateway(
         rewards=rewards,
         prompt_length=prompt_length,
         response_length=response_length,
-        keys=Keys(control_keys),
+        keys=AccessKeys(control_keys),
         is_durable=is_durable,
         door=door,
     )

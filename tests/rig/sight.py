@@ -20,7 +20,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import Gateways
 from stepwell.dashboard.status import About
@@ -231,7 +231,7 @@ def make_dashboard(
 ) -> FastAPI:
     return create_dashboard(
         pool=sight,
-        keys=Keys(control_keys),
+        keys=AccessKeys(control_keys),
         limits=Limits(group_size=4, max_staleness=2),
         tokenizer=tokenizer,
         gateways=Gateways(gateways, control_keys[0] if control_keys else None),

@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings
 
 from stepwell.atropos.app import create_door
 from stepwell.cli import COMMANDS
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.config.sections import read_settings
 from stepwell.demo import engine
@@ -291,10 +291,10 @@ async def exposed() -> set[str]:
             rewards=None,
             prompt_length=1,
             response_length=1,
-            keys=Keys(()),
+            keys=AccessKeys(()),
             spool=Spool(Path(folder) / "spool"),
         )
-        door = create_door(pool=cast("DoorPort", None), keys=Keys(()), state=None)
+        door = create_door(pool=cast("DoorPort", None), keys=AccessKeys(()), state=None)
         shown = [await _metrics(app) for app in (gateway, door, make_dashboard(MemorySight(8)))]
     names = re.findall(r"^# TYPE (\w+) (\w+)$", "\n".join(shown), re.M)
     return {f"{name}{part}" for name, kind in names for part in PARTS.get(kind, ("",))}

@@ -24,7 +24,7 @@ SEALS_KEPT = 10_000
 """An agent calls many times with the same key."""
 
 
-class Keys:
+class AccessKeys:
     """The control keys, and the trajectories' keys made from them."""
 
     def __init__(self, control_keys: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 
-class Coalesced:
+class Coalescer:
     """A call made at most once at a time, and no oftener than `every` seconds, for however many wait for it.
 
     Whoever awaits `fresh` gets a call that began afterwards: those who come while one runs share the next. The call

@@ -17,7 +17,7 @@ SHARE = 0.002
 PATIENCE = 2.0
 
 
-class Shared(Generic[T]):
+class SharedAnswer(Generic[T]):
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
         self._ask = ask
         self._asking: asyncio.Task[T] | None = None

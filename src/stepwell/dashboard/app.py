@@ -6,9 +6,9 @@ from functools import partial
 
 from fastapi import FastAPI, Response
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.common.repeating import repeating
-from stepwell.common.shared_answer import Shared
+from stepwell.common.shared_answer import SharedAnswer
 from stepwell.common.token_decoder import Decoder, Tokenizer
 from stepwell.dashboard import http as answers
 from stepwell.dashboard.gateway_monitor import Gateways
@@ -31,7 +31,7 @@ SPANS = (60.0, 300.0, 900.0, 3600.0, 6 * 3600.0, LONGEST)
 def create_dashboard(
     *,
     pool: SightPort,
-    keys: Keys,
+    keys: AccessKeys,
     limits: Limits,
     tokenizer: Tokenizer | None,
     gateways: Gateways,
@@ -39,7 +39,7 @@ def create_dashboard(
 ) -> FastAPI:
     index, texts, decoder = Index(), Texts(), Decoder(tokenizer)
     following, indexing = Following(pool, index, texts), Indexing(pool, texts, decoder)
-    stats, series = Shared(pool.stats), SharedSeries(pool)
+    stats, series = SharedAnswer(pool.stats), SharedSeries(pool)
     status = Status(about, stats, gateways, index, texts, following)
     desk = Desk(pool, limits, stats, index, texts, following, decoder)
     metrics = Metrics(stats, index, following)
@@ -84,9 +84,9 @@ class SharedSeries:
     """The last minutes and hours, each span shared by all who ask for it or for a little less."""
 
     def __init__(self, pool: SightPort) -> None:
-        self._spans = {span: Shared(partial(pool.series, seconds=span)) for span in SPANS}
+        self._spans = {span: SharedAnswer(partial(pool.series, seconds=span)) for span in SPANS}
 
-    def of(self, seconds: float) -> Shared[Series]:
+    def of(self, seconds: float) -> SharedAnswer[Series]:
         return self._spans[min(span for span in SPANS if span >= seconds)]
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepwell import errors
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 
 STATUS: Mapping[type[errors.StepwellError], int] = {
     errors.BadRequest: 400,
@@ -63,7 +63,7 @@ def error_answer(status: int, message: str) -> Response:
     return json_answer({"error": {"message": message}}, status)
 
 
-def install(app: FastAPI, keys: Keys) -> None:
+def install(app: FastAPI, keys: AccessKeys) -> None:
     app.add_middleware(Guard, keys=keys)
 
     @app.exception_handler(errors.StepwellError)
@@ -86,7 +86,7 @@ def install(app: FastAPI, keys: Keys) -> None:
 class Guard:
     """Asks for the key before anything is read, and puts the headers on whatever goes out."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, keys: AccessKeys) -> None:
         self._app = app
         self._keys = keys
 

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from stepwell.common.shared_answer import Shared
+from stepwell.common.shared_answer import SharedAnswer
 from stepwell.dashboard.index.follower import Following
 from stepwell.dashboard.index.trajectories import Index
 from stepwell.errors import PoolUnavailable
@@ -111,7 +111,7 @@ def ages_of(stats: PoolStats, opened: Mapping[str, float], now: float) -> dict[s
 
 
 class Metrics:
-    def __init__(self, stats: Shared[PoolStats], index: Index, following: Following) -> None:
+    def __init__(self, stats: SharedAnswer[PoolStats], index: Index, following: Following) -> None:
         self._stats = stats
         self._index = index
         self._following = following

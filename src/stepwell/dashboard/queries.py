@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stepwell.common.shared_answer import Shared
+from stepwell.common.shared_answer import SharedAnswer
 from stepwell.common.token_decoder import Decoder
 from stepwell.dashboard.index.follower import Following
 from stepwell.dashboard.index.indexing import by_trajectory
@@ -49,7 +49,7 @@ class Desk:
         self,
         pool: SightPort,
         limits: Limits,
-        stats: Shared[PoolStats],
+        stats: SharedAnswer[PoolStats],
         index: Index,
         texts: Texts,
         following: Following,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from stepwell.common.shared_answer import Shared
+from stepwell.common.shared_answer import SharedAnswer
 from stepwell.dashboard.gateway_monitor import Gateways
 from stepwell.dashboard.http import json_answer
 from stepwell.dashboard.index.texts import Texts
@@ -32,7 +32,7 @@ def api_router(
     pool: SightPort,
     desk: Desk,
     status: Status,
-    series: Callable[[float], Shared[Series]],
+    series: Callable[[float], SharedAnswer[Series]],
     gateways: Gateways,
     index: Index,
     texts: Texts,

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import uvicorn
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.doctor.answer import Answer
 from stepwell.doctor.detokenizer import Spelled, Speller
@@ -109,7 +109,7 @@ async def open_bench(engine: str, key: str | None, tokenizer: Any, speller: Spel
         rewards=None,
         prompt_length=LONGEST,
         response_length=LONGEST,
-        keys=Keys(()),
+        keys=AccessKeys(()),
     )
     server = _Server(uvicorn.Config(app, log_config=None, log_level="warning", access_log=False))
     with _any_port() as door:

@@ -11,7 +11,7 @@ from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.config.sections import split
 from stepwell.doctor.findings import Check, Finding, Mark
 from stepwell.errors import BadRequest, RayUnreachable
@@ -57,7 +57,7 @@ def packages(version: Callable[[str], str] = metadata.version) -> Finding:
 def control_keys(given: str) -> Finding:
     """As a gateway started from this shell would read them."""
     try:
-        keys = Keys(tuple(split(given)))  # type: ignore[arg-type]
+        keys = AccessKeys(tuple(split(given)))  # type: ignore[arg-type]
     except BadRequest as wrong:
         return Finding(Mark.FAULT, str(wrong), f"set {CONTROL_KEYS} anew")
     if keys.open:

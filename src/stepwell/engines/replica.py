@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from yarl import URL
 
-from stepwell.common.coalescing import Coalesced
+from stepwell.common.coalescing import Coalescer
 from stepwell.engines.engine import Capabilities, Questions
 from stepwell.errors import EngineUnavailable
 
@@ -64,8 +64,8 @@ class Engine:
         """Monotonic time at which the request began that last told the version."""
         self._questions = questions
         self._on_change = on_change
-        self._checking = Coalesced(self._check)
-        self._asking_version = Coalesced(self._ask_version, every=VERSION_INTERVAL)
+        self._checking = Coalescer(self._check)
+        self._asking_version = Coalescer(self._ask_version, every=VERSION_INTERVAL)
         self._urls: dict[str, URL] = {}
 
     def url(self, path: str) -> URL:

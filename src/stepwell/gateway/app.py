@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import Engines
 from stepwell.gateway.agent_calls import AgentCalls
@@ -44,7 +44,7 @@ def create_app(
     rewards: RewardPort | None,
     prompt_length: int,
     response_length: int,
-    keys: Keys,
+    keys: AccessKeys,
     spool: Spool | None = None,
     is_durable: bool = False,
     door: MountedDoor | None = None,

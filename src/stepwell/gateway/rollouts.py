@@ -5,7 +5,7 @@ The trajectory is named by the URL, its state lives in the pool's shard: any gat
 
 from uuid import uuid4
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.gateway.recording.outbox import Recorder
 from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryRef
 from stepwell.pool.api.ports import PoolPort
@@ -14,7 +14,7 @@ from stepwell.wire import gateway_api as shapes
 
 
 class Rollouts:
-    def __init__(self, pool: PoolPort, recorder: Recorder, known: KnownTrajectories, keys: Keys) -> None:
+    def __init__(self, pool: PoolPort, recorder: Recorder, known: KnownTrajectories, keys: AccessKeys) -> None:
         self._pool = pool
         self._recorder = recorder
         self._known = known

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from stepwell.atropos.app import create_door
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from tests.rig.doors import TRAINER, firsts, scored_group
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
@@ -16,7 +16,7 @@ KEY = "control-key-of-the-tests"
 
 
 def gateway_with_door(pool: MemoryPool, engine: FakeEngine, keys: list[str]) -> AbstractAsyncContextManager[str]:
-    door = create_door(pool=pool, keys=Keys(keys), state=None)
+    door = create_door(pool=pool, keys=AccessKeys(keys), state=None)
     return serve_gateway(pool, [engine.url], control_keys=keys, door=door)
 
 

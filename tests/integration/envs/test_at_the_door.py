@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 
 from stepwell.atropos.app import create_door
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.envs.failures import RolloutServerRefused
 from stepwell.envs.loop import lifecycle as life
 from stepwell.envs.rollout_server.bodies import pack
@@ -29,7 +29,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.asynccontextmanager
 async def door(pool: MemoryPool) -> AsyncIterator[str]:
-    app: Any = create_door(pool=pool, keys=Keys([KEY]), state=None)
+    app: Any = create_door(pool=pool, keys=AccessKeys([KEY]), state=None)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     serving = asyncio.create_task(server.serve())
     try:

@@ -13,9 +13,9 @@ from stepwell.errors import BadRequest, LeaseExpired
 from stepwell.pool.api.filling import Filled
 from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.client.exact_fill import Fill
+from stepwell.pool.client.exact_fill import ExactFill
 from stepwell.pool.client.exact_fill import fill as fill_from
-from stepwell.pool.client.shards import PATIENCE, Shards
+from stepwell.pool.client.shards import PATIENCE, ShardSet
 from stepwell.pool.rules.ingest import Registration, Verdict
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Exactness, Step
@@ -128,7 +128,7 @@ async def test_shards_that_are_killed_meanwhile_lose_nothing(
     assert sorted(uids) == sorted(step.uid for step in late_steps)
 
 
-class DeadlyShards(Shards):
+class DeadlyShards(ShardSet):
     """Kills each shard once, just before it gives its part, or just after, so that its answer is lost."""
 
     def __init__(self, namespace: str, *, before: bool) -> None:
@@ -153,7 +153,7 @@ async def test_a_shard_that_is_killed_while_its_part_is_taken_gives_it_all_the_s
 ) -> None:
     await send(client, 24)
     shards = DeadlyShards(namespace, before=before)
-    wanted = Fill(trajectories=96, channel="train", shares={}, lease=60.0, gate=EVERYTHING)
+    wanted = ExactFill(trajectories=96, channel="train", shares={}, lease=60.0, gate=EVERYTHING)
     filled = await fill_from(shards, wanted)
     assert shards.killed == set(plan.shard_names())
     assert filled is not None
@@ -171,7 +171,7 @@ async def test_a_single_shard_fills_a_batch_by_itself_also_when_it_is_killed_mea
     await send(client, 6)
     assert await fill(client, 28) is None
     shards = DeadlyShards(namespace, before=before)
-    wanted = Fill(trajectories=12, channel="train", shares={"games": 0.9}, lease=60.0, gate=EVERYTHING)
+    wanted = ExactFill(trajectories=12, channel="train", shares={"games": 0.9}, lease=60.0, gate=EVERYTHING)
     filled = await fill_from(shards, wanted)
     assert shards.killed == {"data_pool"}
     assert filled is not None

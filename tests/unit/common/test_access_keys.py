@@ -2,7 +2,7 @@ import base64
 
 import pytest
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.errors import BadRequest
 
 CONTROL = "control-key-of-the-tests"
@@ -14,18 +14,18 @@ def bearer(key: str) -> bytes:
 
 
 @pytest.fixture
-def keys() -> Keys:
-    return Keys([CONTROL])
+def keys() -> AccessKeys:
+    return AccessKeys([CONTROL])
 
 
-def test_a_trajectory_key_is_a_256_bit_seal_that_every_gateway_makes_alike(keys: Keys) -> None:
+def test_a_trajectory_key_is_a_256_bit_seal_that_every_gateway_makes_alike(keys: AccessKeys) -> None:
     key = keys.trajectory_key("t", "p")
-    assert key == Keys([CONTROL]).trajectory_key("t", "p")
+    assert key == AccessKeys([CONTROL]).trajectory_key("t", "p")
     assert key.startswith("sk-sw-")
     assert len(base64.urlsafe_b64decode(key.removeprefix("sk-sw-") + "=")) == 32
 
 
-def test_a_trajectory_key_opens_its_own_trajectory_alone(keys: Keys) -> None:
+def test_a_trajectory_key_opens_its_own_trajectory_alone(keys: AccessKeys) -> None:
     header = bearer(keys.trajectory_key("t", "p"))
     assert keys.may_call(header, "t", "p")
     assert not keys.may_call(header, "u", "p")
@@ -34,32 +34,32 @@ def test_a_trajectory_key_opens_its_own_trajectory_alone(keys: Keys) -> None:
 
 
 @pytest.mark.parametrize("other", [("ab", "c"), ("a:b", "c"), ("", "abc"), ("abc", ""), ("1:a", "bc"), ("bc", "a")])
-def test_names_that_join_to_the_same_text_have_different_keys(keys: Keys, other: tuple[str, str]) -> None:
+def test_names_that_join_to_the_same_text_have_different_keys(keys: AccessKeys, other: tuple[str, str]) -> None:
     assert not keys.may_call(bearer(keys.trajectory_key("a", "bc")), *other)
 
 
-def test_the_control_key_opens_everything(keys: Keys) -> None:
+def test_the_control_key_opens_everything(keys: AccessKeys) -> None:
     assert keys.may_control(bearer(CONTROL))
     assert keys.may_call(bearer(CONTROL), "t", "p")
 
 
-def test_a_gateway_with_another_control_key_accepts_neither(keys: Keys) -> None:
-    stranger = Keys([NEXT])
+def test_a_gateway_with_another_control_key_accepts_neither(keys: AccessKeys) -> None:
+    stranger = AccessKeys([NEXT])
     assert not keys.may_control(bearer(NEXT))
     assert not keys.may_call(bearer(stranger.trajectory_key("t", "p")), "t", "p")
 
 
-def test_while_keys_rotate_both_are_accepted_and_the_first_makes_new_ones(keys: Keys) -> None:
-    rotating = Keys([NEXT, CONTROL])
+def test_while_keys_rotate_both_are_accepted_and_the_first_makes_new_ones(keys: AccessKeys) -> None:
+    rotating = AccessKeys([NEXT, CONTROL])
     for key in (NEXT, CONTROL):
         assert rotating.may_control(bearer(key))
-        assert rotating.may_call(bearer(Keys([key]).trajectory_key("t", "p")), "t", "p")
-    assert rotating.trajectory_key("t", "p") == Keys([NEXT]).trajectory_key("t", "p")
-    assert not Keys([NEXT]).may_call(bearer(keys.trajectory_key("t", "p")), "t", "p")
+        assert rotating.may_call(bearer(AccessKeys([key]).trajectory_key("t", "p")), "t", "p")
+    assert rotating.trajectory_key("t", "p") == AccessKeys([NEXT]).trajectory_key("t", "p")
+    assert not AccessKeys([NEXT]).may_call(bearer(keys.trajectory_key("t", "p")), "t", "p")
 
 
 @pytest.mark.parametrize("header", ["Bearer {}", "bearer {}", "BEARER {}", "Bearer   {} "])
-def test_the_header_may_be_text_or_bytes_and_its_scheme_in_any_case(keys: Keys, header: str) -> None:
+def test_the_header_may_be_text_or_bytes_and_its_scheme_in_any_case(keys: AccessKeys, header: str) -> None:
     sent = header.format(keys.trajectory_key("t", "p"))
     assert keys.may_call(sent, "t", "p")
     assert keys.may_call(sent.encode(), "t", "p")
@@ -74,23 +74,23 @@ def test_the_header_may_be_text_or_bytes_and_its_scheme_in_any_case(keys: Keys, 
     ],
 )
 def test_a_header_that_is_wrong_or_unreadable_is_refused_without_an_exception(
-    keys: Keys, header: str | bytes | None
+    keys: AccessKeys, header: str | bytes | None
 ) -> None:
     assert not keys.may_control(header)
     assert not keys.may_call(header, "t", "p")
 
 
-def test_names_that_are_no_text_are_refused_without_an_exception(keys: Keys) -> None:
+def test_names_that_are_no_text_are_refused_without_an_exception(keys: AccessKeys) -> None:
     assert not keys.may_call(bearer("sk-sw-x"), "\udc80", "\x00")
 
 
 def test_without_a_control_key_everything_is_open() -> None:
-    keys = Keys([])
+    keys = AccessKeys([])
     assert keys.open
     assert keys.trajectory_key("t", "p") == "not-needed"
     assert keys.may_control(None)
     assert keys.may_call(b"\xff", "t", "p")
-    assert not Keys([CONTROL]).open
+    assert not AccessKeys([CONTROL]).open
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_without_a_control_key_everything_is_open() -> None:
 )
 def test_a_control_key_that_is_weak_or_cannot_be_sent_is_refused_and_not_shown(weak: str, why: str) -> None:
     with pytest.raises(BadRequest, match=why) as refused:
-        Keys([CONTROL, weak])
+        AccessKeys([CONTROL, weak])
     assert not weak or weak not in str(refused.value)
 
 
 @pytest.mark.parametrize("user", ["", "anyone"])
-def test_a_key_may_come_as_the_password_of_a_url(keys: Keys, user: str) -> None:
+def test_a_key_may_come_as_the_password_of_a_url(keys: AccessKeys, user: str) -> None:
     def basic(password: str) -> bytes:
         return b"Basic " + base64.b64encode(f"{user}:{password}".encode())
 
@@ -120,5 +120,7 @@ def test_a_key_may_come_as_the_password_of_a_url(keys: Keys, user: str) -> None:
 
 
 @pytest.mark.parametrize("credentials", [b"", b"*", base64.b64encode(CONTROL.encode()), b"\xff\xfe"])
-def test_a_basic_header_without_a_password_is_refused_without_an_exception(keys: Keys, credentials: bytes) -> None:
+def test_a_basic_header_without_a_password_is_refused_without_an_exception(
+    keys: AccessKeys, credentials: bytes
+) -> None:
     assert not keys.may_control(b"Basic " + credentials)

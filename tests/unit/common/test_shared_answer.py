@@ -4,7 +4,7 @@ import pytest
 
 from stepwell.common import repeating
 from stepwell.common import shared_answer as asking
-from stepwell.common.shared_answer import Shared
+from stepwell.common.shared_answer import SharedAnswer
 from stepwell.errors import PoolUnavailable
 from tests.rig.waiting import until
 
@@ -23,14 +23,14 @@ class Pool:
 
 async def test_all_who_ask_at_once_share_one_question() -> None:
     pool = Pool()
-    shared = Shared(pool.stats)
+    shared = SharedAnswer(pool.stats)
     assert await asyncio.gather(*(shared.get() for _ in range(5))) == [1] * 5
     assert await shared.get() == 1
 
 
 async def test_who_wants_it_fresh_gets_what_was_asked_for_afterwards() -> None:
     pool = Pool()
-    shared = Shared(pool.stats)
+    shared = SharedAnswer(pool.stats)
     assert await shared.get() == 1
     assert await shared.get(fresh=True) == 2
     assert await shared.get() == 2
@@ -49,7 +49,7 @@ async def test_a_pool_that_does_not_answer_is_told_soon_and_asked_no_second_time
     monkeypatch.setattr(asking, "PATIENCE", 0.05)
     pool = Pool()
     pool.answers.clear()
-    shared = Shared(pool.stats)
+    shared = SharedAnswer(pool.stats)
     for _ in range(3):
         with pytest.raises(PoolUnavailable, match="has not answered"):
             await shared.get()
@@ -62,7 +62,7 @@ async def test_a_question_that_is_under_way_ends_with_the_dashboard(monkeypatch:
     monkeypatch.setattr(asking, "PATIENCE", 0.05)
     pool = Pool()
     pool.answers.clear()
-    shared = Shared(pool.stats)
+    shared = SharedAnswer(pool.stats)
     with pytest.raises(PoolUnavailable):
         await shared.get()
     await shared.close()

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from stepwell.common.shared_answer import Shared
+from stepwell.common.shared_answer import SharedAnswer
 from stepwell.dashboard.index.follower import Following
 from stepwell.dashboard.index.texts import Texts
 from stepwell.dashboard.index.trajectories import Index
@@ -97,7 +97,7 @@ def pool() -> MemorySight:
 async def test_ages_are_told_while_the_pool_is_followed(pool: MemorySight) -> None:
     index = Index()
     following = Following(pool, index, Texts())
-    metrics = Metrics(Shared(pool.stats), index, following)
+    metrics = Metrics(SharedAnswer(pool.stats), index, following)
     await following.look()
     assert b'oldest_group_age_seconds{channel="train"}' in (await metrics.exposition())[0]
     following.error = "the pool is away"
@@ -106,7 +106,7 @@ async def test_ages_are_told_while_the_pool_is_followed(pool: MemorySight) -> No
 
 async def test_scrapes_share_one_question(pool: MemorySight) -> None:
     index = Index()
-    metrics = Metrics(Shared(pool.stats), index, Following(pool, index, Texts()))
+    metrics = Metrics(SharedAnswer(pool.stats), index, Following(pool, index, Texts()))
     for _ in range(5):
         body, content_type = await metrics.exposition()
     assert pool.calls == {"stats": 1}

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.steps.test_columns import steps
 
 from stepwell.errors import BadRequest
 from stepwell.exports.file_source import ROWS, Files
@@ -25,6 +24,7 @@ from stepwell.steps.groups import StoredGroup
 from stepwell.steps.json_lines import groups_of_lines, line_of, step_records
 from stepwell.steps.tables import read_groups
 from tests.unit.exports.stored import TABLES, stored, turns
+from tests.unit.steps.test_columns import steps
 
 
 def as_written(columns: Columns) -> list[object]:

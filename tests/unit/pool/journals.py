@@ -7,14 +7,14 @@ from stepwell.pool.rules.ingest import Registration, Reward
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.late_rewards import late
-from stepwell.pool.shard.recovery import Restored, restore
+from stepwell.pool.shard.recovery import RecoveryReport, restore
 from stepwell.steps.step import Exactness
 from tests.builders import EasyPool, make_step
 
 opened: list[SqliteJournal] = []
 
 
-def open_pool(path: Path, limits: Limits | None = None) -> tuple[EasyPool, SqliteJournal, Restored]:
+def open_pool(path: Path, limits: Limits | None = None) -> tuple[EasyPool, SqliteJournal, RecoveryReport]:
     limits = limits or Limits()
     journal = SqliteJournal(path, closed_kept=limits.closed_kept)
     opened.append(journal)

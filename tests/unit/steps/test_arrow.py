@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.steps.test_columns import steps
 
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import Batch, make_batch
@@ -17,6 +16,7 @@ from stepwell.steps.arrow import batch_from_arrow, columns_from_arrow
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step, mask_array
 from tests.builders import make_step, same_step
+from tests.unit.steps.test_columns import steps
 
 
 @st.composite

@@ -7,7 +7,7 @@ FastAPI does not say which template matched (an included router's routes know no
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 
 
 class Access(Enum):
@@ -66,7 +66,7 @@ ACCESS: Mapping[str, Access] = {
 """By route template. All that agents may call stands two names below the root, and nothing else may end like it."""
 
 
-def missing(keys: Keys, path: str, authorization: str | bytes | None) -> Access | None:
+def missing(keys: AccessKeys, path: str, authorization: str | bytes | None) -> Access | None:
     """The access that a request for `path` (decoded, as routes are matched) lacks; None if it may go on."""
     if keys.open:
         return None

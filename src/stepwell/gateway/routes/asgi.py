@@ -10,7 +10,7 @@ from typing import Protocol
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.errors import Forbidden, StepwellError, TooLarge
 from stepwell.gateway.agent_calls import LARGEST_BODY, TOO_LARGE, AgentCalls, Receive
 from stepwell.gateway.dialects.dialect import Kind
@@ -39,7 +39,7 @@ class MountedDoor(Protocol):
 class Front:
     """The ASGI application."""
 
-    def __init__(self, app: FastAPI, calls: AgentCalls, keys: Keys, door: MountedDoor | None = None) -> None:
+    def __init__(self, app: FastAPI, calls: AgentCalls, keys: AccessKeys, door: MountedDoor | None = None) -> None:
         self.app = app
         self._calls = calls
         self._keys = keys

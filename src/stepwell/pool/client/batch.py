@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell.errors import BadRequest
 from stepwell.pool.api.leasing import Taken
 from stepwell.pool.client.tensors import arrays_of, tensors
-from stepwell.pool.client.views import Merged, Padded, as_a
+from stepwell.pool.client.views import MergedBatch, PaddedBatch, as_a
 from stepwell.steps import layout
 from stepwell.steps.columns import Columns, cut, stack, unpack
 from stepwell.steps.layout import IndexArray
@@ -91,13 +91,15 @@ class Batch:
 
     def padded(
         self, prompt_length: int, response_length: int, *, pad_id: int = 0, overlong: Overlong = "raise"
-    ) -> Padded:
+    ) -> PaddedBatch:
         """One row a step. A step that is too long raises, or is left out with `overlong="drop"`: see `kept_S`."""
-        return as_a(Padded, pad_steps(self.columns, prompt_length, response_length, pad_id=pad_id, overlong=overlong))
+        return as_a(
+            PaddedBatch, pad_steps(self.columns, prompt_length, response_length, pad_id=pad_id, overlong=overlong)
+        )
 
-    def merged(self) -> Merged:
+    def merged(self) -> MergedBatch:
         """One row for all steps that extend one another, so that no token is computed twice."""
-        return as_a(Merged, merge_steps(self.columns, self.trajectory_of_S, self.group_of_T))
+        return as_a(MergedBatch, merge_steps(self.columns, self.trajectory_of_S, self.group_of_T))
 
     # -- in other libraries' terms -----------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.client.shards import PATIENCE, Shards
+from stepwell.pool.client.shards import PATIENCE, ShardSet
 
 
 @dataclass(slots=True, eq=False)
@@ -23,8 +23,8 @@ class Question:
     answer: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Gathering:
-    def __init__(self, shards: Shards) -> None:
+class CallBatcher:
+    def __init__(self, shards: ShardSet) -> None:
         self._shards = shards
         self._waiting: dict[str, list[Question]] = {}
         self._couriers: dict[str, asyncio.Task[None]] = {}

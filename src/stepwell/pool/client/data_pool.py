@@ -21,13 +21,13 @@ from stepwell.pool.api.stats import PoolStats, merge_stats
 from stepwell.pool.api.terms import Terms, make_wanted
 from stepwell.pool.api.watching import AuditEntry, Changes, Curated, Curation, Cursor, Series
 from stepwell.pool.client.batch import Batch
-from stepwell.pool.client.call_batcher import Gathering
-from stepwell.pool.client.exact_fill import Fill, fill
+from stepwell.pool.client.call_batcher import CallBatcher
+from stepwell.pool.client.exact_fill import ExactFill, fill
 from stepwell.pool.client.fetching import fetch, settle
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.client.scoring import ScoringClient
-from stepwell.pool.client.shards import PATIENCE, Shards
-from stepwell.pool.client.watching import SightClient
+from stepwell.pool.client.shards import PATIENCE, ShardSet
+from stepwell.pool.client.watching import WatchClient
 from stepwell.pool.rules.ingest import TRAIN, Ending, Registration, Reward, Verdict
 from stepwell.steps.columns import Columns, cut, pack, stack
 from stepwell.steps.step import Step
@@ -45,10 +45,10 @@ class PoolClient:
     """Reaches every shard of one DataPool."""
 
     def __init__(self, name: str, namespace: str) -> None:
-        self.shards = Shards(name, namespace)
-        self._gathering = Gathering(self.shards)
+        self.shards = ShardSet(name, namespace)
+        self._gathering = CallBatcher(self.shards)
         self._scoring = ScoringClient(self.shards)
-        self._sight = SightClient(self.shards)
+        self._sight = WatchClient(self.shards)
         self._version = 0
 
     @property
@@ -141,7 +141,7 @@ class PoolClient:
     ) -> Filled | None:
         """The oldest groups with exactly that many trajectories, or nothing (shares: pool/rules/exact_batch.py)."""
         gate = make_gate(min_exactness, untrainable)
-        wanted = Fill(trajectories=trajectories, channel=channel, shares=shares, lease=lease, gate=gate)
+        wanted = ExactFill(trajectories=trajectories, channel=channel, shares=shares, lease=lease, gate=gate)
         return await fill(self.shards, wanted)
 
     async def backlog(self, channel: str) -> Backlog:

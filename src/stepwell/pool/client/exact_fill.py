@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.pool.api.filling import Filled, merge_filled
-from stepwell.pool.client.shards import Shards
+from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.rules.exact_batch import Offer, choose
 from stepwell.steps.step_filter import Gate
 
@@ -25,7 +25,7 @@ TRIES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fill:
+class ExactFill:
     """What is asked for."""
 
     trajectories: int
@@ -35,7 +35,7 @@ class Fill:
     gate: Gate
 
 
-async def fill(shards: Shards, wanted: Fill) -> Filled | None:
+async def fill(shards: ShardSet, wanted: ExactFill) -> Filled | None:
     """None if there is no such batch now."""
     if wanted.trajectories < 1:
         raise BadRequest(f"a batch has at least one trajectory, not {wanted.trajectories}")
@@ -52,7 +52,7 @@ async def fill(shards: Shards, wanted: Fill) -> Filled | None:
     return None
 
 
-async def _fill_alone(shards: Shards, wanted: Fill, name: str) -> Filled | None:
+async def _fill_alone(shards: ShardSet, wanted: ExactFill, name: str) -> Filled | None:
     """The only shard offers, chooses and takes in one message."""
     lease_uid = uuid4().hex
     answered = False
@@ -66,7 +66,7 @@ async def _fill_alone(shards: Shards, wanted: Fill, name: str) -> Filled | None:
             await asyncio.gather(_give_back(shards, name, lease_uid), return_exceptions=True)
 
 
-async def _offers(shards: Shards, wanted: Fill) -> list[Offer]:
+async def _offers(shards: ShardSet, wanted: ExactFill) -> list[Offer]:
     """Of all shards that answer; PoolUnavailable if none does."""
     failures: list[PoolUnavailable] = []
 
@@ -86,7 +86,7 @@ async def _offers(shards: Shards, wanted: Fill) -> list[Offer]:
     return offers
 
 
-async def _take(shards: Shards, wanted: Fill, chosen: Sequence[Offer]) -> Filled | None:
+async def _take(shards: ShardSet, wanted: ExactFill, chosen: Sequence[Offer]) -> Filled | None:
     """All that was chosen, or nothing."""
     parts: list[Filled] = []
     asked: list[tuple[str, str]] = []
@@ -106,5 +106,5 @@ async def _take(shards: Shards, wanted: Fill, chosen: Sequence[Offer]) -> Filled
             await asyncio.gather(*(_give_back(shards, *lease) for lease in asked), return_exceptions=True)
 
 
-async def _give_back(shards: Shards, name: str, lease_uid: str) -> None:
+async def _give_back(shards: ShardSet, name: str, lease_uid: str) -> None:
     await shards.ask(name, "put_back", lease_uid)

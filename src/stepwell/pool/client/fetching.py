@@ -10,14 +10,14 @@ from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.api.answers import Peek
 from stepwell.pool.api.leasing import Leased, Order, Settlement, Wanted
 from stepwell.pool.client.batch import Batch, concat
-from stepwell.pool.client.shards import PATIENCE, Shards
+from stepwell.pool.client.shards import PATIENCE, ShardSet
 
 PEEK_PATIENCE = 2.0
 """Seconds a shard that is up may take to answer; one that is restarting is not waited for at all."""
 PARK = 1.0
 
 
-async def fetch(shards: Shards, wanted: Wanted, timeout: float, lease: float) -> Batch:
+async def fetch(shards: ShardSet, wanted: Wanted, timeout: float, lease: float) -> Batch:
     names = await shards.names()
     if len(names) == 1:
         args = (wanted, timeout, lease, uuid4().hex)
@@ -29,7 +29,7 @@ async def fetch(shards: Shards, wanted: Wanted, timeout: float, lease: float) ->
 class _Gathering:
     """One fetch from many shards. What it has taken so far is under its lease."""
 
-    def __init__(self, shards: Shards, names: tuple[str, ...], wanted: Wanted, lease: float) -> None:
+    def __init__(self, shards: ShardSet, names: tuple[str, ...], wanted: Wanted, lease: float) -> None:
         self._shards = shards
         self._names = names
         self._wanted = wanted
@@ -106,7 +106,7 @@ class _Gathering:
         return replace(self._wanted, count=count)
 
 
-async def settle(shards: Shards, leased: Leased, how: str) -> Settlement:
+async def settle(shards: ShardSet, leased: Leased, how: str) -> Settlement:
     """Ack or nack every part; EXPIRED if any part was, for that is what its consumer must know."""
     answers = await asyncio.gather(*(shards.ask(shard, how, uid) for shard, uid in leased.leases))
     return max(answers, key=[Settlement.DONE, Settlement.UNKNOWN, Settlement.EXPIRED].index, default=Settlement.DONE)

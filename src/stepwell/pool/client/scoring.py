@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.scoring import Judgement
-from stepwell.pool.client.shards import PAUSE, Shards
+from stepwell.pool.client.shards import PAUSE, ShardSet
 from stepwell.steps.columns import Columns, unpack
 from stepwell.steps.step import Step
 
@@ -27,7 +27,7 @@ GRACE = 2.0
 
 
 class ScoringClient:
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: ShardSet) -> None:
         self._shards = shards
         self._turn = 0
 

@@ -16,7 +16,7 @@ PATIENCE = 30.0
 PAUSE = 0.2
 
 
-class Shards:
+class ShardSet:
     """Holds nothing but handles and the pool's plan, and finds both again."""
 
     def __init__(self, pool: str, namespace: str) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 V = TypeVar("V", bound="DataclassInstance")
 
 
-class Padded(PaddedSteps):
+class PaddedBatch(PaddedSteps):
     """One row a step; see PaddedSteps."""
 
     __slots__ = ()
@@ -24,7 +24,7 @@ class Padded(PaddedSteps):
         return tensors(arrays_of(self))
 
 
-class PaddedMerged(PaddedRows):
+class PaddedMergedBatch(PaddedRows):
     """Merged rows in a rectangle; see PaddedRows."""
 
     __slots__ = ()
@@ -33,14 +33,14 @@ class PaddedMerged(PaddedRows):
         return tensors(arrays_of(self))
 
 
-class Merged(MergedRows):
+class MergedBatch(MergedRows):
     """Rows of steps that extend one another; see MergedRows."""
 
     __slots__ = ()
 
-    def padded(self, length: int, *, pad_id: int = 0, overlong: Overlong = "raise") -> PaddedMerged:
+    def padded(self, length: int, *, pad_id: int = 0, overlong: Overlong = "raise") -> PaddedMergedBatch:
         """Rows of `length` tokens. A row that is longer raises, or is left out with `overlong="drop"`."""
-        return as_a(PaddedMerged, pad_rows(self, length, pad_id=pad_id, overlong=overlong))
+        return as_a(PaddedMergedBatch, pad_rows(self, length, pad_id=pad_id, overlong=overlong))
 
     def to_torch(self) -> "dict[str, torch.Tensor]":
         return tensors(arrays_of(self))

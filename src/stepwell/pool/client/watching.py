@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from stepwell.pool.api.answers import Glimpse
 from stepwell.pool.api.watching import AuditEntry, Changes, Curated, Curation, Cursor, Series
-from stepwell.pool.client.shards import Shards
+from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.state.series import as_series
 from stepwell.pool.state.snapshots import as_summary
 from stepwell.steps.columns import Columns, cut, pack, stack
@@ -18,8 +18,8 @@ WATCH_PATIENCE = 10.0
 """Seconds; a shard that was killed is back after some three."""
 
 
-class SightClient:
-    def __init__(self, shards: Shards) -> None:
+class WatchClient:
+    def __init__(self, shards: ShardSet) -> None:
         self._shards = shards
 
     async def series(self, seconds: float) -> Series:

@@ -14,7 +14,7 @@ from ray.util import list_named_actors
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.pool_plan import PoolPlan
-from stepwell.pool.shard.service import PoolShard
+from stepwell.pool.shard.service import ShardService
 
 WAITERS = 10_000
 """Calls served at once. A waiting fetch occupies one, so there must be far more than consumers."""
@@ -44,7 +44,7 @@ def start_pool(plan: PoolPlan, namespace: str, *, timeout: float = START_TIMEOUT
 
 
 def _shard(plan: PoolPlan, name: str, namespace: str) -> Any:
-    options = ray.remote(PoolShard).options(
+    options = ray.remote(ShardService).options(
         name=name,
         namespace=namespace,
         lifetime="detached",

@@ -32,7 +32,7 @@ log = logging.getLogger("stepwell.pool")
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RecoveryReport:
     """What was found."""
 
     groups: int
@@ -43,7 +43,7 @@ class Restored:
     """Something could not be read; what could was written to a new journal."""
 
 
-def restore(pool: Pool, journal: SqliteJournal) -> Restored:
+def restore(pool: Pool, journal: SqliteJournal) -> RecoveryReport:
     """Fill `pool` from `journal`. Damage is survived: what can be read is kept, and the old file put aside."""
     reader = JournalReader(journal)
     snapshot = reader.snapshot()
@@ -75,7 +75,7 @@ def restore(pool: Pool, journal: SqliteJournal) -> Restored:
         _count_lost(pool)
         late_rewards = list(reader.late_rewards())
         _write_anew(pool, journal, list(groups.values()), list(leases.values()), late_rewards, audit)
-    return Restored(
+    return RecoveryReport(
         groups=len(groups),
         trajectories=len(trajectories),
         steps=sum(len(trajectory.steps) for trajectory in trajectories.values()),

@@ -47,7 +47,7 @@ LOOK_AGAIN = 1.0
 """Seconds after which a waiting call looks again though nothing was told: leases and deadlines end by themselves."""
 
 
-class PoolShard:
+class ShardService:
     def __init__(self, plan: PoolPlan, name: str) -> None:
         gc.set_threshold(*GC_THRESHOLD)
         self._plan = plan

@@ -1,6 +1,6 @@
 import pytest
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.gateway.routes.access import ACCESS, REFUSALS, Access, missing
 
 CONTROL = "control-key-of-the-tests"
@@ -11,12 +11,12 @@ def bearer(key: str) -> bytes:
 
 
 @pytest.fixture
-def keys() -> Keys:
-    return Keys([CONTROL])
+def keys() -> AccessKeys:
+    return AccessKeys([CONTROL])
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1", "/v1/v1"])
-def test_an_agent_may_talk_to_the_model_but_not_steer_its_trajectory(keys: Keys, prefix: str) -> None:
+def test_an_agent_may_talk_to_the_model_but_not_steer_its_trajectory(keys: AccessKeys, prefix: str) -> None:
     own = bearer(keys.trajectory_key("t", "p"))
     for call in ("chat/completions", "completions", "models"):
         assert missing(keys, f"/t/p{prefix}/{call}", own) is None
@@ -33,11 +33,11 @@ PATHS = [path for path in ACCESS if "{" not in path]
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_no_trajectory_is_named_in_needs_the_control_key_except_the_probes(keys: Keys, path: str) -> None:
+def test_what_no_trajectory_is_named_in_needs_the_control_key_except_the_probes(keys: AccessKeys, path: str) -> None:
     needed = None if path in ("/health", "/ready") else Access.CONTROL
     assert missing(keys, path, bearer(keys.trajectory_key("t", "p"))) is needed
     assert missing(keys, path, bearer(CONTROL)) is None
-    assert missing(Keys([]), path, None) is None
+    assert missing(AccessKeys([]), path, None) is None
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_what_no_trajectory_is_named_in_needs_the_control_key_except_the_probes(
         *("/t/p/v1/chat/completions/render", "/v1/chat", "/{trajectory_uid}/{prompt_uid}/pacing", "/T/P/V1/MODELS"),
     ],
 )
-def test_a_path_that_is_not_in_the_table_needs_the_control_key(keys: Keys, path: str) -> None:
+def test_a_path_that_is_not_in_the_table_needs_the_control_key(keys: AccessKeys, path: str) -> None:
     assert missing(keys, path, bearer(keys.trajectory_key("t", "p"))) is Access.CONTROL
     assert missing(keys, path, None) is Access.CONTROL
 
 
-def test_a_path_spelt_like_the_table_is_no_way_around_it(keys: Keys) -> None:
+def test_a_path_spelt_like_the_table_is_no_way_around_it(keys: AccessKeys) -> None:
     path = "/{trajectory_uid}/{prompt_uid}/v1/models"
     assert missing(keys, path, bearer(keys.trajectory_key("t", "p"))) is Access.TRAJECTORY
 

@@ -2,7 +2,7 @@ from typing import Any, cast
 
 import pytest
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.gateway.http.response_writer import Message
 from stepwell.gateway.recording.outbox import Recorder
 from stepwell.gateway.rollouts import Rollouts
@@ -33,7 +33,7 @@ async def ask(behind: Routed, path: str, *parts: bytes, method: str = "POST") ->
     """The status that was answered at once; 0 where the request went on."""
     pool = MemoryPool()
     known = KnownTrajectories(pool)
-    rollouts = Rollouts(pool, Recorder(pool, known.forget), known, Keys([]))
+    rollouts = Rollouts(pool, Recorder(pool, known.forget), known, AccessKeys([]))
     sent = await exchange(QuickCalls(cast("Any", behind), rollouts), method, path, [JSON], parts)
     return sent[0]["status"] if sent else 0
 

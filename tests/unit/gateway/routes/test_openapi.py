@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.common.access_keys import Keys
+from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import Engines
 from stepwell.gateway.app import create_app
@@ -23,7 +23,7 @@ def document() -> dict[str, Any]:
         rewards=None,
         prompt_length=8,
         response_length=8,
-        keys=Keys([]),
+        keys=AccessKeys([]),
     )
     return dict(json.loads(documented(front.app.openapi())))
 

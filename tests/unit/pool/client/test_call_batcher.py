@@ -8,8 +8,8 @@ import pytest
 
 from stepwell.errors import Conflict, PoolUnavailable
 from stepwell.pool.client import call_batcher as module
-from stepwell.pool.client.call_batcher import Gathering
-from stepwell.pool.client.shards import Shards
+from stepwell.pool.client.call_batcher import CallBatcher
+from stepwell.pool.client.shards import ShardSet
 from tests.rig.waiting import until
 
 Asked = Sequence[tuple[str, tuple[Any, ...]]]
@@ -38,12 +38,12 @@ def shards() -> SlowShards:
 
 
 @pytest.fixture
-def gathering(shards: SlowShards) -> Gathering:
-    return Gathering(cast("Shards", shards))
+def gathering(shards: SlowShards) -> CallBatcher:
+    return CallBatcher(cast("ShardSet", shards))
 
 
 async def test_what_is_asked_while_a_message_is_under_way_shares_the_next(
-    shards: SlowShards, gathering: Gathering
+    shards: SlowShards, gathering: CallBatcher
 ) -> None:
     first = asyncio.create_task(gathering.ask("a", "echo", 1))
     await until(lambda: shards.messages == [("a", [1])], "the first message")
@@ -54,14 +54,14 @@ async def test_what_is_asked_while_a_message_is_under_way_shares_the_next(
     assert shards.messages == [("a", [1]), ("a", [2, 3, 4])]
 
 
-async def test_a_shard_does_not_wait_for_another(shards: SlowShards, gathering: Gathering) -> None:
+async def test_a_shard_does_not_wait_for_another(shards: SlowShards, gathering: CallBatcher) -> None:
     both = [asyncio.create_task(gathering.ask(shard, "echo", shard)) for shard in ("a", "b")]
     await until(lambda: shards.messages == [("a", ["a"]), ("b", ["b"])], "a message to each")
     shards.may_answer.set()
     assert await asyncio.gather(*both) == ["a", "b"]
 
 
-async def test_one_that_is_refused_is_refused_alone(shards: SlowShards, gathering: Gathering) -> None:
+async def test_one_that_is_refused_is_refused_alone(shards: SlowShards, gathering: CallBatcher) -> None:
     shards.may_answer.set()
     asked = [gathering.ask("a", "echo", said) for said in (1, Conflict("no"), 3)]
     one, refused, three = await asyncio.gather(*asked, return_exceptions=True)
@@ -71,7 +71,7 @@ async def test_one_that_is_refused_is_refused_alone(shards: SlowShards, gatherin
 
 
 async def test_all_of_a_message_hear_that_it_failed_and_the_next_goes_its_way(
-    shards: SlowShards, gathering: Gathering
+    shards: SlowShards, gathering: CallBatcher
 ) -> None:
     shards.failure = PoolUnavailable("away")
     shards.may_answer.set()
@@ -82,7 +82,7 @@ async def test_all_of_a_message_hear_that_it_failed_and_the_next_goes_its_way(
 
 
 async def test_a_question_behind_a_message_that_hangs_is_given_up_in_time(
-    shards: SlowShards, gathering: Gathering, monkeypatch: pytest.MonkeyPatch
+    shards: SlowShards, gathering: CallBatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = asyncio.create_task(gathering.ask("a", "echo", 1))
     await until(lambda: bool(shards.messages), "the first message")
@@ -95,7 +95,7 @@ async def test_a_question_behind_a_message_that_hangs_is_given_up_in_time(
     assert shards.messages == [("a", [1]), ("a", [3])]
 
 
-async def test_a_caller_that_leaves_takes_its_question_along(shards: SlowShards, gathering: Gathering) -> None:
+async def test_a_caller_that_leaves_takes_its_question_along(shards: SlowShards, gathering: CallBatcher) -> None:
     first = asyncio.create_task(gathering.ask("a", "echo", 1))
     await until(lambda: bool(shards.messages), "the first message")
     leaving, staying = (asyncio.create_task(gathering.ask("a", "echo", n)) for n in (2, 3))
