@@ -86,7 +86,9 @@ class Engines:
         """The generation, or the engine's own answer where it refused."""
         reply = await self._send(lambda capabilities: _generation(capabilities, prompt_ids, sampling), "")
         body = await reply.read()
-        return read_generated(body, prompt_ids) if reply.status == 200 else EngineAnswer(reply.status, body)
+        if reply.status != 200:
+            return EngineAnswer(reply.status, body)
+        return read_generated(body, prompt_ids, reply.engine.capabilities.model)
 
     async def version_after(self, engine: Engine) -> int | None:
         """The engine's version as told by a request that began after this call; None where it cannot tell."""

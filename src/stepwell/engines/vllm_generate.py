@@ -31,11 +31,13 @@ def completions_body(model: str, prompt_ids: Sequence[int], sampling: JsonObject
     return _dumped({**sampling, **ours})
 
 
-def read_generated(raw: bytes, prompt_ids: Sequence[int]) -> Generated:
+def read_generated(raw: bytes, prompt_ids: Sequence[int], model: str = "") -> Generated:
+    """`model` is the model that the engine serves; it counts if the answer names none."""
     reply = read_object(raw, "generation")
     choice = read_choices(reply)[0]
     prompt: IntArray = ids_array(prompt_ids)
-    sampled = replace(read_sampled(reply, choice, prompt), stop_string=read_text(choice.get("stop_reason")))
+    sampled = read_sampled(reply, choice, prompt)
+    sampled = replace(sampled, stop_string=read_text(choice.get("stop_reason")), model=sampled.model or model)
     return Generated(sampled, read_usage(reply), _spans(choice.get("weight_versions")))
 
 

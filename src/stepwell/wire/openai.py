@@ -30,6 +30,8 @@ class Sampled:
     """Which weights wrote which tokens, where that is known exactly."""
     stop_string: str | None = None
     """What ended it, where that was a text the request had named; told of generations only."""
+    model: str = ""
+    """The name of the model or adapter that wrote it, as the engine reports it; empty if it reports none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ def read_sampled(reply: dict[str, Any], choice: dict[str, Any], prompt_ids: IntA
         response_ids=read_ids(choice.get("token_ids")),
         logprobs=read_logprobs(choice.get("logprobs")),
         finish_reason=read_text(choice.get("finish_reason")),
+        model=read_text(reply.get("model")) or "",
     )
 
 

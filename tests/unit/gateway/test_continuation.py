@@ -46,7 +46,9 @@ def choice(*ids: int, end: str = "abort", index: int = 0) -> dict[str, Any]:
 
 def reply(call: Call, *choices: dict[str, Any]) -> Reply:
     usage = {"prompt_tokens": 2, "completion_tokens": 1}
-    return read_reply(json.dumps({"prompt_token_ids": [1, 2], "choices": choices, "usage": usage}).encode(), call)
+    return read_reply(
+        json.dumps({"model": "m", "prompt_token_ids": [1, 2], "choices": choices, "usage": usage}).encode(), call
+    )
 
 
 def stream(call: Call, *deltas: dict[str, Any], end: str = "abort") -> StreamReader:
@@ -72,7 +74,7 @@ async def test_an_answer_goes_on_from_its_tokens_into_one(engines: ScriptedEngin
     assert sampled.response_ids.tolist() == [7, 8, 9]
     assert sampled.logprobs is not None
     assert sampled.logprobs.tolist() == [-0.5, -1.0, -1.0]
-    assert sampled.finish_reason == "stop"
+    assert (sampled.finish_reason, sampled.model) == ("stop", "m")
     assert sampled.version_spans == (VersionSpan(5, 0, 1), VersionSpan(6, 1, 3))
     assert whole.usage == Usage(2, 3)
     told = json.loads(whole.body())

@@ -63,12 +63,13 @@ class StreamedChoice:
                 if isinstance(call, dict) and isinstance(index := call.get("index"), int):
                     self.arguments.setdefault(index, []).append(_arguments(call))
 
-    def sampled(self, prompt_ids: IntArray) -> Sampled:
+    def sampled(self, prompt_ids: IntArray, model: str) -> Sampled:
         return Sampled(
             prompt_ids=prompt_ids if self.prompt_ids is None else self.prompt_ids,
             response_ids=read_ids(self.ids),
             logprobs=read_floats(self.logprobs) if self.logprobs else None,
             finish_reason=self.finish_reason,
+            model=model,
         )
 
 
@@ -124,7 +125,8 @@ class StreamReader:
         return [self.choices[index].text() for index in sorted(self.choices)]
 
     def sampled(self) -> list[Sampled]:
-        return [self.choices[index].sampled(self._prompt_ids) for index in sorted(self.choices)]
+        model = read_text(self.head.get("model")) or ""
+        return [self.choices[index].sampled(self._prompt_ids, model) for index in sorted(self.choices)]
 
     def _hold(self, data: bytes) -> None:
         self._held.append(data)

@@ -52,6 +52,13 @@ def test_the_answer_is_split_into_what_is_recorded_and_what_the_agent_asked_for(
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "hi"}
 
 
+def test_the_model_that_the_engine_names_is_known() -> None:
+    assert [one.model for one in read(answer(make_choice(), make_choice(index=1), model="lora")).choices] == [
+        "lora"
+    ] * 2
+    assert read_one().model == ""
+
+
 def test_an_agent_that_asked_for_ids_and_logprobs_gets_them() -> None:
     whole = answer(make_choice())
     assert json.loads(read(whole, chat(logprobs=True, return_token_ids=True)).body()) == whole

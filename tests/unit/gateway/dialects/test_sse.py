@@ -87,6 +87,13 @@ def test_the_count_is_shown_to_who_asked_for_it() -> None:
     assert reader.usage == Usage(3, 3)
 
 
+def test_the_model_that_the_engine_names_is_known() -> None:
+    reader, _ = read(STREAM)
+    assert [one.model for one in reader.sampled()] == ["m"]
+    nameless, _ = read([{"choices": chunk["choices"]} for chunk in STREAM])
+    assert [one.model for one in nameless.sampled()] == [""]
+
+
 def test_a_stream_without_a_count_has_none() -> None:
     reader, _ = read([OPENING, ENDING, {**piece(), "usage": None}])
     assert reader.usage == NO_USAGE
