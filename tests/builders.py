@@ -11,10 +11,10 @@ from stepwell.pool.rules.ingest import Ending, Registration, Verdict
 from stepwell.pool.rules.pool import Pool
 from stepwell.steps.columns import pack, unpack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
-from stepwell.steps.step_filter import Gate
+from stepwell.steps.step_filter import StepFilter
 
-EVERYTHING = Gate(Exactness.RETOKENIZED, untrainable=True)
-"""The gate of a consumer that takes all there is."""
+EVERYTHING = StepFilter(Exactness.RETOKENIZED, untrainable=True)
+"""The filter of a consumer that takes all there is."""
 
 
 def make_step(trajectory_uid: str = "t", prompt_uid: str = "p", **fields: Any) -> Step:
@@ -97,15 +97,15 @@ class EasyPool(Pool):
         *,
         shares: Mapping[str, float] | None = None,
         seconds: float = 60.0,
-        gate: Gate = EVERYTHING,
+        step_filter: StepFilter = EVERYTHING,
     ) -> tuple[str, Taken] | None:
         """A lease's name and what is under it: groups with exactly that many trajectories."""
-        chosen = choose(self.handout.offers(channel, trajectories, gate), trajectories, shares or {})
+        chosen = choose(self.handout.offers(channel, trajectories, step_filter), trajectories, shares or {})
         if chosen is None:
             return None
         self.leases += 1
         uid = f"lease-{self.leases}"
-        taken = self.handout.take_offers(channel, chosen, gate, uid, self.books.now + seconds)
+        taken = self.handout.take_offers(channel, chosen, step_filter, uid, self.books.now + seconds)
         assert taken is not None, "what was just offered is gone"
         return uid, taken
 

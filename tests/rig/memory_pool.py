@@ -19,7 +19,7 @@ from stepwell.pool.state.series import as_series
 from stepwell.pool.state.snapshots import as_summary
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Exactness, Step
-from stepwell.steps.step_filter import make_gate
+from stepwell.steps.step_filter import make_step_filter
 from tests.builders import EasyPool
 
 SHARD = "memory"
@@ -78,8 +78,8 @@ class MemoryPool:
         untrainable: bool = True,
     ) -> Filled | None:
         await self.check()
-        gate = make_gate(min_exactness, untrainable)
-        leased = self.rules.fill(trajectories, channel, shares=shares, seconds=lease, gate=gate)
+        step_filter = make_step_filter(min_exactness, untrainable)
+        leased = self.rules.fill(trajectories, channel, shares=shares, seconds=lease, step_filter=step_filter)
         return None if leased is None else as_filled(leased[1], ((SHARD, leased[0]),))
 
     async def ack(self, leased: Leased) -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from stepwell.common.token_decoder import Decoder
 from stepwell.dashboard.index.trajectories import Key, key_of
 from stepwell.pool.api.watching import State, Summary
-from stepwell.steps.conversation import Turn, conversation, shared_length
+from stepwell.steps.conversation import ConversationTurn, conversation, shared_length
 from stepwell.steps.step import IntArray, JsonObject, Step, VersionSpan
 
 PROMPT_TOKENS = 4_000
@@ -54,7 +54,7 @@ class StepView:
     prompt_length: int
     new_from: int
     """The prompt's tokens before this one are as in the step before."""
-    turns: Sequence[Turn]
+    turns: Sequence[ConversationTurn]
     """Of what is new in the prompt, then of the response."""
     tokens: ResponseTokens
     prompt_tokens: PromptTokens

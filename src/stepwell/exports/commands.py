@@ -19,7 +19,7 @@ from stepwell.exports.selection import Choice
 from stepwell.exports.sft import Imitation
 from stepwell.pool.api.ports import SightPort
 from stepwell.pool.api.watching import State
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import Exactness
 from stepwell.steps.tables import Tables
 
@@ -35,7 +35,7 @@ async def run_export(
     shape = make_shape(settings, tables, decode)
     choice = make_choice(settings)
     with opened(settings.to, settings.format or format_of(settings.to), shape) as sink:
-        groups: AsyncIterable[StoredGroup]
+        groups: AsyncIterable[StepGroup]
         listed = None
         if pool is None:
             groups = chosen(Files(settings.from_ or "", tables).groups(), choice)

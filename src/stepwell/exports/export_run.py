@@ -5,19 +5,19 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from stepwell.common.export_progress import Progress
 from stepwell.exports.file_target import Sink
 from stepwell.exports.selection import Choice
-from stepwell.steps.groups import StoredGroup, gathered
+from stepwell.steps.groups import StepGroup, split_by_size
 
 AT_ONCE = 2**24
 """Bytes that are written at once: a row group of Parquet."""
 
 
-async def export(groups: AsyncIterable[StoredGroup], sink: Sink, progress: Progress) -> None:
-    async for page in gathered(groups, AT_ONCE):
+async def export(groups: AsyncIterable[StepGroup], sink: Sink, progress: Progress) -> None:
+    async for page in split_by_size(groups, AT_ONCE):
         sink.write(page)
         progress.add(sum(group.count() for group in page), sum(len(group.columns) for group in page), sink.nbytes)
 
 
-async def chosen(groups: Iterable[StoredGroup], choice: Choice) -> AsyncIterator[StoredGroup]:
+async def chosen(groups: Iterable[StepGroup], choice: Choice) -> AsyncIterator[StepGroup]:
     """What a choice takes of stored groups."""
     for group in groups:
         taken = choice.of_group(group)
@@ -25,7 +25,7 @@ async def chosen(groups: Iterable[StoredGroup], choice: Choice) -> AsyncIterator
             yield taken
 
 
-async def limited(groups: AsyncIterable[StoredGroup], limit: int) -> AsyncIterator[StoredGroup]:
+async def limited(groups: AsyncIterable[StepGroup], limit: int) -> AsyncIterator[StepGroup]:
     """The first so many trajectories; the last group may be cut."""
     left = limit
     async for group in groups:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import BadRequest
 from stepwell.exports.late_rewards import FOLDER, LateRewards
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import groups_of_lines
 from stepwell.steps.tables import Tables, group_sizes, parquet_modules, read_groups
 
@@ -34,7 +34,7 @@ class Files:
         self._fs: Any
         self._fs, self._path = fsspec.core.url_to_fs(url)
 
-    def groups(self) -> Iterator[StoredGroup]:
+    def groups(self) -> Iterator[StepGroup]:
         files = self._found()
         if not files:
             raise BadRequest(f"there is no Parquet or JSONL file in {self._url}")
@@ -53,11 +53,11 @@ class Files:
         found = self._fs.ls(folder, detail=False) if self._fs.isdir(folder) else []
         return sorted(file for file in found if file.endswith(ENDINGS))
 
-    def _of_lines(self, file: str) -> Iterator[StoredGroup]:
+    def _of_lines(self, file: str) -> Iterator[StepGroup]:
         with self._fs.open(file, "rb") as lines:
             yield from groups_of_lines(lines, self._tables.schema, file)
 
-    def _of_parquet(self, file: str) -> Iterator[StoredGroup]:
+    def _of_parquet(self, file: str) -> Iterator[StepGroup]:
         pa, parquet = parquet_modules()
         with self._fs.open(file, "rb") as source:
             try:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from stepwell.errors import BadRequest
 from stepwell.exports.file_source import DATA
 from stepwell.exports.formats import Shape
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import line_of
 from stepwell.steps.tables import parquet_modules
 
@@ -32,7 +32,7 @@ class Sink(Protocol):
     @property
     def rows(self) -> int: ...
 
-    def write(self, groups: Sequence[StoredGroup]) -> None: ...
+    def write(self, groups: Sequence[StepGroup]) -> None: ...
 
 
 def format_of(path: str) -> str:
@@ -82,7 +82,7 @@ class _Lines:
         self.nbytes = 0
         self.rows = 0
 
-    def write(self, groups: Sequence[StoredGroup]) -> None:
+    def write(self, groups: Sequence[StepGroup]) -> None:
         for record in self._shape.records(groups):
             self.nbytes += self._output.write(line_of(record))
             self.rows += 1
@@ -106,7 +106,7 @@ class _Parquet:
     def nbytes(self) -> int:
         return self._closed_bytes + (0 if self._output is None else self._output.tell())
 
-    def write(self, groups: Sequence[StoredGroup]) -> None:
+    def write(self, groups: Sequence[StepGroup]) -> None:
         table = self._shape.table(groups)
         if len(table) == 0:
             return

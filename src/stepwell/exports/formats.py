@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from stepwell.steps.columns import Columns, unpack
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import Record, step_records
 from stepwell.steps.step import Step
 from stepwell.steps.tables import Tables, steps_table
@@ -24,9 +24,9 @@ SIDE_CALL = "side_call"
 class Shape(Protocol):
     """Each is called once a page of groups, in order, for the one or for the other."""
 
-    def table(self, groups: Sequence[StoredGroup]) -> "pyarrow.Table": ...
+    def table(self, groups: Sequence[StepGroup]) -> "pyarrow.Table": ...
 
-    def records(self, groups: Sequence[StoredGroup]) -> Iterator[Record]: ...
+    def records(self, groups: Sequence[StepGroup]) -> Iterator[Record]: ...
 
 
 class Steps:
@@ -36,11 +36,11 @@ class Steps:
         self._tables = tables
         self._groups = 0
 
-    def table(self, groups: Sequence[StoredGroup]) -> "pyarrow.Table":
+    def table(self, groups: Sequence[StepGroup]) -> "pyarrow.Table":
         first, self._groups = self._groups, self._groups + len(groups)
         return steps_table(self._tables, groups, first)
 
-    def records(self, groups: Sequence[StoredGroup]) -> Iterator[Record]:
+    def records(self, groups: Sequence[StepGroup]) -> Iterator[Record]:
         for group in groups:
             yield from step_records(self._tables.schema, group, self._groups)
             self._groups += 1

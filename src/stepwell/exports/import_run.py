@@ -20,7 +20,7 @@ from stepwell.pool.api.ports import DoorPort, SightPort
 from stepwell.pool.api.watching import Cursor
 from stepwell.pool.rules.ingest import Registration, Verdict
 from stepwell.steps.columns import Columns, stack, unpack
-from stepwell.steps.groups import StoredGroup, gathered
+from stepwell.steps.groups import StepGroup, split_by_size
 from stepwell.steps.soundness import fault_kind, step_fault
 from stepwell.steps.step import Json, JsonObject
 
@@ -49,12 +49,12 @@ class Outcome:
 
 
 async def import_groups(
-    pool: PoolToFill, groups: AsyncIterable[StoredGroup], channel: str | None, progress: Progress
+    pool: PoolToFill, groups: AsyncIterable[StepGroup], channel: str | None, progress: Progress
 ) -> Outcome:
     outcome = Outcome()
     known, dropped = await _known(pool), await _dropped(pool)
     nbytes = 0
-    async for page in gathered(groups, A_MESSAGE):
+    async for page in split_by_size(groups, A_MESSAGE):
         sound = [found for group in page if (found := _sound(group, outcome.unsound)) is not None]
         if sound:
             columns, registrations = message(sound, known, channel)
@@ -66,7 +66,7 @@ async def import_groups(
 
 
 def message(
-    groups: Sequence[StoredGroup], known: set[tuple[str, str]], channel: str | None
+    groups: Sequence[StepGroup], known: set[tuple[str, str]], channel: str | None
 ) -> tuple[Columns, list[Registration]]:
     """What is sent for these groups. Those of them that are not known are known from now on."""
     parts: list[Columns] = []
@@ -99,7 +99,7 @@ def _without(found: JsonObject, common: Mapping[str, Json]) -> JsonObject:
     return {key: value for key, value in found.items() if key not in common}
 
 
-def _channel_of(group: StoredGroup) -> str:
+def _channel_of(group: StepGroup) -> str:
     if not group.channel:
         raise BadRequest(
             "the file does not say which channel its groups are of, as an archive does not: give --channel"
@@ -107,7 +107,7 @@ def _channel_of(group: StoredGroup) -> str:
     return group.channel
 
 
-def _sound(group: StoredGroup, faults: Counter[str]) -> StoredGroup | None:
+def _sound(group: StepGroup, faults: Counter[str]) -> StepGroup | None:
     """Without the trajectories in which something does not add up; None if that is all."""
     steps = unpack(group.columns, copy=False)
     unfit = {step.trajectory_uid: fault for step in steps if (fault := step.quarantine or step_fault(step))}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepwell.steps.columns import Columns
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 
 if TYPE_CHECKING:
     import pyarrow
@@ -35,7 +35,7 @@ class LateRewards:
     def __bool__(self) -> bool:
         return bool(self._last)
 
-    def applied(self, group: StoredGroup) -> StoredGroup:
+    def applied(self, group: StepGroup) -> StepGroup:
         names = set(zip(group.columns.trajectory_uids, group.columns.prompt_uids, strict=True))
         if self._last.keys().isdisjoint(names):
             return group

@@ -15,7 +15,7 @@ from stepwell.exports.selection import Choice
 from stepwell.pool.api.ports import SightPort
 from stepwell.pool.api.watching import Cursor, Summary
 from stepwell.steps.columns import Columns, cut, pack, stack, unpack
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 
 TOKENS_A_PAGE = 500_000
 TRAJECTORIES_A_PAGE = 512
@@ -88,7 +88,7 @@ async def list_pool(pool: SightPort, choice: Choice) -> Listing:
     return listing
 
 
-async def read_groups(pool: SightPort, listing: Listing) -> AsyncIterator[StoredGroup]:
+async def read_groups(pool: SightPort, listing: Listing) -> AsyncIterator[StepGroup]:
     """What is still there of what is listed."""
     for page in listing.pages():
         names = [(uid, group.prompt_uid) for group in page for uid in group.tokens]
@@ -96,7 +96,7 @@ async def read_groups(pool: SightPort, listing: Listing) -> AsyncIterator[Stored
         for group in page:
             parts = [found[uid] for uid in sorted(group.tokens) if uid in found]
             if parts:
-                yield StoredGroup(stack(parts), group.source, group.channel)
+                yield StepGroup(stack(parts), group.source, group.channel)
 
 
 def _by_trajectory(columns: Columns) -> dict[str, Columns]:

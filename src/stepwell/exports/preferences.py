@@ -15,7 +15,7 @@ import numpy as np
 
 from stepwell.exports.formats import Decode, return_of, table_of, task_steps
 from stepwell.steps.columns import Columns
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import Record
 from stepwell.steps.step import IntArray
 
@@ -37,12 +37,12 @@ class Preferences:
     def __init__(self, decode: Decode | None, margin: float) -> None:
         self._decode, self._margin = decode, margin
 
-    def records(self, groups: Sequence[StoredGroup]) -> Iterator[Record]:
+    def records(self, groups: Sequence[StepGroup]) -> Iterator[Record]:
         for group in groups:
             for chosen, rejected in pairs(answers_of(group), self._margin):
                 yield self._record(chosen, rejected, group)
 
-    def table(self, groups: Sequence[StoredGroup]) -> "pyarrow.Table":
+    def table(self, groups: Sequence[StepGroup]) -> "pyarrow.Table":
         import pyarrow as pa
 
         sides = ("prompt", "chosen", "rejected")
@@ -53,7 +53,7 @@ class Preferences:
         types |= {"channel": pa.string(), "source": pa.string()}
         return table_of(self.records(groups), types)
 
-    def _record(self, chosen: Answer, rejected: Answer, group: StoredGroup) -> Record:
+    def _record(self, chosen: Answer, rejected: Answer, group: StepGroup) -> Record:
         ids = {"prompt": chosen.prompt, "chosen": chosen.rest, "rejected": rejected.rest}
         decode = self._decode
         texts = {} if decode is None else {side: decode(found.tolist()) for side, found in ids.items()}
@@ -70,7 +70,7 @@ class Preferences:
         }
 
 
-def answers_of(group: StoredGroup) -> list[Answer]:
+def answers_of(group: StepGroup) -> list[Answer]:
     return [answer for columns in group.trajectories() if (answer := _answer(columns)) is not None]
 
 

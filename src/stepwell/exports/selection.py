@@ -9,7 +9,7 @@ import numpy as np
 
 from stepwell.pool.api.watching import State, Summary
 from stepwell.steps.columns import Columns
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import GRADES, Exactness
 
 MARKS = "marks"
@@ -46,7 +46,7 @@ class Choice:
             and _is_within(one.started_at, self.since, self.until)
         )
 
-    def of_group(self, group: StoredGroup) -> StoredGroup | None:
+    def of_group(self, group: StepGroup) -> StepGroup | None:
         """What it takes of a stored group."""
         trajectories = group.trajectories()
         taken = [columns for columns in trajectories if self.takes(summary_of(columns, group))]
@@ -55,7 +55,7 @@ class Choice:
         return group.only(taken) if taken else None
 
 
-def summary_of(columns: Columns, group: StoredGroup) -> Summary:
+def summary_of(columns: Columns, group: StepGroup) -> Summary:
     """A stored trajectory at a glance; it counts as trained, as all of an archive was."""
     rewards = columns.rewards_S[~np.isnan(columns.rewards_S)]
     versions = [span.version for spans in columns.version_spans for span in spans]

@@ -12,7 +12,7 @@ import numpy as np
 
 from stepwell.exports.formats import Decode, return_of, table_of, task_steps
 from stepwell.steps.columns import Columns
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import Record
 from stepwell.steps.step import IntArray, Step
 
@@ -28,7 +28,7 @@ class Imitation:
         """With `best`, only so many trajectories of each group, those that earned most; then none without a reward."""
         self._decode, self._best = decode, best
 
-    def records(self, groups: Sequence[StoredGroup]) -> Iterator[Record]:
+    def records(self, groups: Sequence[StepGroup]) -> Iterator[Record]:
         for group in groups:
             for columns in self._chosen(group):
                 steps = task_steps(columns)
@@ -36,7 +36,7 @@ class Imitation:
                 for step in steps:
                     yield self._record(step, group, earned)
 
-    def table(self, groups: Sequence[StoredGroup]) -> "pyarrow.Table":
+    def table(self, groups: Sequence[StepGroup]) -> "pyarrow.Table":
         import pyarrow as pa
 
         texts = {} if self._decode is None else {"prompt": pa.string(), "completion": pa.string()}
@@ -54,7 +54,7 @@ class Imitation:
         }
         return table_of(self.records(groups), types)
 
-    def _chosen(self, group: StoredGroup) -> list[Columns]:
+    def _chosen(self, group: StepGroup) -> list[Columns]:
         trajectories = group.trajectories()
         if self._best is None:
             return trajectories
@@ -62,7 +62,7 @@ class Imitation:
         scored = [(value, columns) for value, columns in earned if value is not None]
         return [columns for _, columns in sorted(scored, key=lambda pair: -pair[0])[: self._best]]
 
-    def _record(self, step: Step, group: StoredGroup, earned: float | None) -> Record:
+    def _record(self, step: Step, group: StepGroup, earned: float | None) -> Record:
         decode = self._decode
         texts = {}
         if decode is not None:

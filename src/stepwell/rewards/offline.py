@@ -19,7 +19,7 @@ from stepwell.rewards.rescoring import rescored
 from stepwell.rewards.sample import sample_of
 from stepwell.rewards.sandbox.job import Job
 from stepwell.rewards.sandbox.runner import Runner
-from stepwell.steps.parquet import ReadTable, Store, Stored
+from stepwell.steps.parquet import ReadTable, Store, StoredTrajectory
 
 Say: TypeAlias = Callable[[str], None]
 
@@ -85,9 +85,11 @@ async def rescore(job: Job, store: Store, target: Store, read_table: ReadTable, 
     say(summary.close())
 
 
-async def attempts(runner: Runner, trajectories: Iterator[Stored]) -> AsyncIterator[tuple[Stored, Attempt]]:
+async def attempts(
+    runner: Runner, trajectories: Iterator[StoredTrajectory]
+) -> AsyncIterator[tuple[StoredTrajectory, Attempt]]:
     """One each, in order; many are under way at once, within bounds."""
-    under_way: deque[tuple[Stored, asyncio.Task[Attempt]]] = deque()
+    under_way: deque[tuple[StoredTrajectory, asyncio.Task[Attempt]]] = deque()
     is_done, held = False, 0
     while under_way or not is_done:
         while not is_done and len(under_way) < HELD + runner.slots and held < HELD_BYTES:
@@ -103,7 +105,7 @@ async def attempts(runner: Runner, trajectories: Iterator[Stored]) -> AsyncItera
             yield stored, await attempt
 
 
-def _line(stored: Stored, attempt: Attempt) -> str:
+def _line(stored: StoredTrajectory, attempt: Attempt) -> str:
     rewards = [step.reward for step in stored.steps if step.reward is not None]
     had = f"{sum(rewards):.4g}" if rewards else "none"
     value = "" if attempt.score is None else f"{attempt.score.value:.4g}"

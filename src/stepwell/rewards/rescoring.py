@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.attempt import Attempt
-from stepwell.steps.parquet import Stored
+from stepwell.steps.parquet import StoredTrajectory
 from stepwell.steps.step import Json, JsonObject, Step
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ EXPLAINED = "reward"
 """Where a trajectory's metadata says more of its reward."""
 
 
-def rescored(stored: Stored, attempt: Attempt, source: str) -> "pyarrow.Table":
+def rescored(stored: StoredTrajectory, attempt: Attempt, source: str) -> "pyarrow.Table":
     steps = stored.steps
     rewards = step_rewards(steps, attempt.score)
     revision = 1 + max(step.reward_revision for step in steps)

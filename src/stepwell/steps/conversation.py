@@ -25,7 +25,7 @@ ROLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ConversationTurn:
     role: str
     text: str
     is_response: bool = False
@@ -41,14 +41,14 @@ def shared_length(before: Step | None, prompt_ids: IntArray) -> int:
     return int(differing[0]) if len(differing) else length
 
 
-def conversation(prompt: Sequence[str], response: Sequence[str]) -> list[Turn]:
+def conversation(prompt: Sequence[str], response: Sequence[str]) -> list[ConversationTurn]:
     """The turns of what is new in a step's prompt, then those of its response: several, if it is a whole exchange."""
-    answered = _split(response, "assistant") or [Turn("assistant", "")]
-    return [*_split(prompt, NO_ROLE), *(Turn(turn.role, turn.text, is_response=True) for turn in answered)]
+    answered = _split(response, "assistant") or [ConversationTurn("assistant", "")]
+    return [*_split(prompt, NO_ROLE), *(ConversationTurn(turn.role, turn.text, is_response=True) for turn in answered)]
 
 
-def _split(texts: Sequence[str], role: str) -> list[Turn]:
-    turns: list[Turn] = []
+def _split(texts: Sequence[str], role: str) -> list[ConversationTurn]:
+    turns: list[ConversationTurn] = []
     so_far: list[str] = []
     ends_role: str | None = None
 
@@ -56,7 +56,7 @@ def _split(texts: Sequence[str], role: str) -> list[Turn]:
         text = "".join(so_far)
         so_far.clear()
         if text.strip():
-            turns.append(Turn(role, text.lstrip("\n")))
+            turns.append(ConversationTurn(role, text.lstrip("\n")))
 
     for text in texts:
         if text in BEGIN:

@@ -15,7 +15,7 @@ STEP_BYTES = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StoredGroup:
+class StepGroup:
     columns: Columns
     source: str = ""
     channel: str = ""
@@ -34,13 +34,13 @@ class StoredGroup:
         """Its trajectories."""
         return len(set(self.columns.trajectory_uids))
 
-    def only(self, trajectories: Sequence[Columns]) -> "StoredGroup":
+    def only(self, trajectories: Sequence[Columns]) -> "StepGroup":
         return replace(self, columns=stack(trajectories))
 
 
-async def gathered(groups: AsyncIterable[StoredGroup], nbytes: int) -> AsyncIterator[list[StoredGroup]]:
+async def split_by_size(groups: AsyncIterable[StepGroup], nbytes: int) -> AsyncIterator[list[StepGroup]]:
     """In pages of about so many bytes, at least a group each."""
-    page: list[StoredGroup] = []
+    page: list[StepGroup] = []
     held = 0
     async for group in groups:
         page.append(group)

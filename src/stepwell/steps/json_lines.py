@@ -15,7 +15,7 @@ import orjson
 
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns, pack, unpack
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import Exactness, JsonObject, Step, VersionSpan, ids_array, logprobs_array, mask_array
 
 SCHEMA_KEY = "stepwell_schema"
@@ -43,7 +43,7 @@ def line_of(record: Record) -> bytes:
     return orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
 
 
-def step_records(schema: int, group: StoredGroup, number: int) -> Iterator[Record]:
+def step_records(schema: int, group: StepGroup, number: int) -> Iterator[Record]:
     of_group = {SCHEMA_KEY: schema, "group": number, "source": group.source, "channel": group.channel}
     for step in unpack(group.columns, copy=False):
         logprobs = step.response_logprobs
@@ -62,14 +62,14 @@ def step_records(schema: int, group: StoredGroup, number: int) -> Iterator[Recor
         }
 
 
-def groups_of_lines(lines: Iterable[bytes], readable: int, name: str) -> Iterator[StoredGroup]:
+def groups_of_lines(lines: Iterable[bytes], readable: int, name: str) -> Iterator[StepGroup]:
     """Those of a file of that name. A group ends where its number or its prompt_uid changes."""
     records = (_record(line, n, readable, name) for n, line in enumerate(lines, 1) if line.strip())
     for _, run in groupby(records, key=lambda numbered: (numbered[1].get("group"), numbered[1].get("prompt_uid"))):
         found = list(run)
         first = found[0][1]
         steps = [_step(record, f"{name}, line {n}") for n, record in found]
-        yield StoredGroup(_packed(steps, name), str(first.get("source", "")), str(first.get("channel", "")))
+        yield StepGroup(_packed(steps, name), str(first.get("source", "")), str(first.get("channel", "")))
 
 
 def _record(line: bytes, number: int, readable: int, name: str) -> tuple[int, Record]:

@@ -31,7 +31,7 @@ PASSING = ".part"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTrajectory:
     """One trajectory."""
 
     table: "pyarrow.Table"
@@ -63,12 +63,12 @@ class Store:
             raise BadRequest(f"there is no Parquet file in {self.url}")
         return found
 
-    def read(self, read_table: ReadTable) -> Iterator[Stored]:
+    def read(self, read_table: ReadTable) -> Iterator[StoredTrajectory]:
         """All trajectories, file by file."""
         for file in self.files():
             yield from self.read_file(file, read_table)
 
-    def read_file(self, file: str, read_table: ReadTable) -> Iterator[Stored]:
+    def read_file(self, file: str, read_table: ReadTable) -> Iterator[StoredTrajectory]:
         with self._fs.open(file, "rb") as source:
             try:
                 yield from self._whole_trajectories(self._chunks(source), read_table)
@@ -96,7 +96,9 @@ class Store:
         for rows in parquet.iter_batches(batch_size=ROWS):
             yield self._pa.Table.from_batches([rows])
 
-    def _whole_trajectories(self, chunks: Iterator["pyarrow.Table"], read_table: ReadTable) -> Iterator[Stored]:
+    def _whole_trajectories(
+        self, chunks: Iterator["pyarrow.Table"], read_table: ReadTable
+    ) -> Iterator[StoredTrajectory]:
         rest: list[pyarrow.Table] = []
         """The rows of the last trajectory so far, of which more may come."""
         for chunk in chunks:
@@ -141,12 +143,12 @@ class _Writer:
         self._waiting, self._bytes = [], 0
 
 
-def _divided(table: "pyarrow.Table", read_table: ReadTable) -> list[Stored]:
+def _divided(table: "pyarrow.Table", read_table: ReadTable) -> list[StoredTrajectory]:
     steps = unpack(read_table(table), copy=False)
     names = zip(table["group"].to_pylist(), (step.trajectory_uid for step in steps), strict=True)
     trajectories, start = [], 0
     for _, run in groupby(names):
         end = start + len(list(run))
-        trajectories.append(Stored(table.slice(start, end - start), steps[start:end]))
+        trajectories.append(StoredTrajectory(table.slice(start, end - start), steps[start:end]))
         start = end
     return trajectories

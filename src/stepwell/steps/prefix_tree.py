@@ -43,7 +43,7 @@ class Placement(NamedTuple):
     """It did not simply continue what was there."""
 
 
-class TokenStore:
+class PrefixTree:
     __slots__ = ("_branches",)
 
     def __init__(self) -> None:

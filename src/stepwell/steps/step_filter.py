@@ -1,39 +1,48 @@
-"""Which steps a consumer trains on. The others stand in its way neither as rows nor as carriers of a reward.
+"""Which steps a consumer trains on. A step that is left out is neither shipped nor carries the rollout's reward.
 
-What always holds: a step that is left out is left out for one reason, and counted under its kind.
+A step is left out for one reason and counted under the kind of that reason.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from stepwell.errors import BadRequest
-from stepwell.pool.state.stored_step import HeldStep
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness
 
 TOO_INEXACT = "exactness"
-"""The kind of those whose grade is too low."""
+"""The kind of reason for steps whose grade is too low."""
+
+
+class FilteredStep(Protocol):
+    """What the filter reads of a step."""
+
+    exactness: Exactness
+    untrainable: str | None
+
+    def is_held(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class StepFilter:
     min_exactness: Exactness
-    """The lowest grade that passes."""
+    """The lowest grade that is accepted."""
     untrainable: bool
-    """Do steps that are marked untrainable pass too?"""
+    """Are steps that are marked untrainable accepted too?"""
 
-    def leaves_out(self, step: HeldStep) -> str | None:
-        """The kind of reason for which a held step does not pass; None if it does."""
+    def rejection_kind(self, step: FilteredStep) -> str | None:
+        """The kind of reason for which a held step is left out; None if it is accepted."""
         if step.untrainable is not None and not self.untrainable:
             return fault_kind(step.untrainable)
         return None if step.exactness.at_least(self.min_exactness) else TOO_INEXACT
 
-    def lets_through(self, step: HeldStep) -> bool:
-        return step.is_held() and self.leaves_out(step) is None
+    def accepts(self, step: FilteredStep) -> bool:
+        return step.is_held() and self.rejection_kind(step) is None
 
 
-def make_gate(min_exactness: str, untrainable: bool) -> Gate:
-    """From the plain words of whoever calls."""
+def make_step_filter(min_exactness: str, untrainable: bool) -> StepFilter:
+    """BadRequest if there is no such grade."""
     try:
-        return Gate(Exactness(min_exactness), untrainable)
+        return StepFilter(Exactness(min_exactness), untrainable)
     except ValueError as failure:
         raise BadRequest(str(failure)) from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns, cut, stack
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 
 if TYPE_CHECKING:
     import pyarrow
@@ -31,7 +31,7 @@ class Tables:
     """BadRequest if it is none of Stepwell's, or of a newer one."""
 
 
-def steps_table(tables: Tables, groups: Sequence[StoredGroup], first: int) -> "pyarrow.Table":
+def steps_table(tables: Tables, groups: Sequence[StepGroup], first: int) -> "pyarrow.Table":
     """One row a step; groups are numbered from `first` on."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -45,14 +45,14 @@ def steps_table(tables: Tables, groups: Sequence[StoredGroup], first: int) -> "p
     return table.append_column(CHANNEL, pa.array(channels, pa.string()))
 
 
-def read_groups(tables: Tables, table: "pyarrow.Table") -> Iterator[StoredGroup]:
+def read_groups(tables: Tables, table: "pyarrow.Table") -> Iterator[StepGroup]:
     """The groups of a table that has no part of one."""
     columns = tables.read(table)
     sizes = group_sizes(table)
     sources, channels = _texts(table, "source"), _texts(table, CHANNEL)
     start = 0
     for piece, size in zip(cut(columns, sizes), sizes, strict=True):
-        yield StoredGroup(piece, sources[start], channels[start])
+        yield StepGroup(piece, sources[start], channels[start])
         start += size
 
 

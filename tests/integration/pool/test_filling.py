@@ -153,7 +153,7 @@ async def test_a_shard_that_is_killed_while_its_part_is_taken_gives_it_all_the_s
 ) -> None:
     await send(client, 24)
     shards = DeadlyShards(namespace, before=before)
-    wanted = ExactFill(trajectories=96, channel="train", shares={}, lease=60.0, gate=EVERYTHING)
+    wanted = ExactFill(trajectories=96, channel="train", shares={}, lease=60.0, step_filter=EVERYTHING)
     filled = await fill_from(shards, wanted)
     assert shards.killed == set(plan.shard_names())
     assert filled is not None
@@ -171,7 +171,7 @@ async def test_a_single_shard_fills_a_batch_by_itself_also_when_it_is_killed_mea
     await send(client, 6)
     assert await fill(client, 28) is None
     shards = DeadlyShards(namespace, before=before)
-    wanted = ExactFill(trajectories=12, channel="train", shares={"games": 0.9}, lease=60.0, gate=EVERYTHING)
+    wanted = ExactFill(trajectories=12, channel="train", shares={"games": 0.9}, lease=60.0, step_filter=EVERYTHING)
     filled = await fill_from(shards, wanted)
     assert shards.killed == {"data_pool"}
     assert filled is not None

@@ -9,7 +9,7 @@ from stepwell.pool.api.watching import AuditEntry, Changes, Curated, Curation, C
 from stepwell.pool.client.batch import make_batch
 from stepwell.steps.arrow import SCHEMA, columns_from_arrow
 from stepwell.steps.columns import Columns, pack
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import Step
 from stepwell.steps.tables import Tables
 from tests.builders import make_step
@@ -27,8 +27,8 @@ def turns(uid: str, count: int = 1, prompt_uid: str = "p", **fields: Any) -> lis
     ]
 
 
-def stored(*trajectories: list[Step], source: str = "", channel: str = "train") -> StoredGroup:
-    return StoredGroup(pack([step for steps in trajectories for step in steps]), source, channel)
+def stored(*trajectories: list[Step], source: str = "", channel: str = "train") -> StepGroup:
+    return StepGroup(pack([step for steps in trajectories for step in steps]), source, channel)
 
 
 def summary(uid: str, prompt_uid: str = "p", **fields: Any) -> Summary:

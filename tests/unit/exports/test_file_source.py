@@ -20,7 +20,7 @@ from stepwell.exports.formats import Steps
 from stepwell.pool.client.batch import make_batch
 from stepwell.pool.shard.late_rewards import LateReward, late_rewards_table
 from stepwell.steps.columns import Columns, pack
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import groups_of_lines, line_of, step_records
 from stepwell.steps.tables import read_groups
 from tests.unit.exports.stored import TABLES, stored, turns
@@ -39,31 +39,31 @@ def as_written(columns: Columns) -> list[object]:
     return [value(field.name) for field in fields(Columns)]
 
 
-def same(given: Sequence[StoredGroup], found: Sequence[StoredGroup]) -> bool:
+def same(given: Sequence[StepGroup], found: Sequence[StepGroup]) -> bool:
     """Rewards of NaN compare by their bytes."""
     plain = [[(g.source, g.channel, as_written(g.columns)) for g in groups] for groups in (given, found)]
     return plain[0] == plain[1]
 
 
 @st.composite
-def some_groups(draw: st.DrawFn) -> list[StoredGroup]:
+def some_groups(draw: st.DrawFn) -> list[StepGroup]:
     drawn = draw(st.lists(steps(), min_size=1, max_size=6))
     finite = [replace(step, reward=None if step.reward in (np.inf, -np.inf) else step.reward) for step in drawn]
     in_order = sorted(finite, key=lambda step: (step.prompt_uid, step.trajectory_uid))
     names = st.sampled_from(("", "maths", "δοκιμή"))
     return [
-        StoredGroup(pack(list(run)), draw(names), draw(names))
+        StepGroup(pack(list(run)), draw(names), draw(names))
         for _, run in groupby(in_order, key=lambda step: step.prompt_uid)
     ]
 
 
 @given(some_groups())
-def test_groups_survive_a_table_bit_for_bit(groups: list[StoredGroup]) -> None:
+def test_groups_survive_a_table_bit_for_bit(groups: list[StepGroup]) -> None:
     assert same(groups, list(read_groups(TABLES, Steps(TABLES).table(groups))))
 
 
 @given(some_groups())
-def test_groups_survive_lines_bit_for_bit(groups: list[StoredGroup]) -> None:
+def test_groups_survive_lines_bit_for_bit(groups: list[StepGroup]) -> None:
     lines = [line_of(record) for n, group in enumerate(groups) for record in step_records(3, group, n)]
     assert same(groups, list(groups_of_lines(lines, 3, "x.jsonl")))
 
@@ -168,12 +168,12 @@ def late(uid: str, step_index: int | None, value: float, revision: int) -> LateR
     )
 
 
-def write(path: Path, *pages: list[StoredGroup]) -> None:
+def write(path: Path, *pages: list[StepGroup]) -> None:
     kind = {".parquet": "parquet", ".jsonl": "jsonl"}.get(path.suffix, "dataset")
     with opened(str(path), kind, Steps(TABLES)) as sink:
         for page in pages:
             sink.write(page)
 
 
-def read(path: Path) -> list[StoredGroup]:
+def read(path: Path) -> list[StepGroup]:
     return list(Files(str(path), TABLES).groups())

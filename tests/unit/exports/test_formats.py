@@ -8,7 +8,7 @@ import pytest
 
 from stepwell.exports.preferences import Preferences
 from stepwell.exports.sft import IGNORED, Imitation
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import Step, mask_array
 from tests.builders import make_step
 from tests.rig.vocabulary import encode
@@ -19,7 +19,7 @@ def decode(ids: list[int]) -> str:
     return bytes(ids).decode()
 
 
-def rows(shape: Imitation | Preferences, *groups: StoredGroup) -> list[dict[str, Any]]:
+def rows(shape: Imitation | Preferences, *groups: StepGroup) -> list[dict[str, Any]]:
     """As a table has them; lines have the same."""
     found: list[dict[str, Any]] = shape.table(groups).to_pylist()
     plain = [

@@ -14,7 +14,7 @@ from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.rules.ingest import Registration, Verdict
 from stepwell.steps.columns import Columns
-from stepwell.steps.groups import StoredGroup
+from stepwell.steps.groups import StepGroup
 from tests.builders import EasyPool, make_step
 from tests.unit.exports.stored import ShownPool, stored, summary, turns
 
@@ -71,7 +71,7 @@ class FilledPool(ShownPool):
         raise AssertionError(f"an import has no use for {name}")
 
 
-async def each(groups: Sequence[StoredGroup]) -> AsyncIterator[StoredGroup]:
+async def each(groups: Sequence[StepGroup]) -> AsyncIterator[StepGroup]:
     for group in groups:
         yield group
 

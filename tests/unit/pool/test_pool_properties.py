@@ -21,7 +21,7 @@ from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.recovery import restore
 from stepwell.pool.state.snapshots import Sketch
 from stepwell.steps.step import Exactness, Step
-from stepwell.steps.step_filter import Gate
+from stepwell.steps.step_filter import StepFilter
 from tests.builders import EasyPool, in_groups, make_step
 
 CHANNELS = ("train", "validation")
@@ -253,7 +253,9 @@ class PoolMachine(RuleBasedStateMachine):
         share=st.floats(0, 1),
     )
     def fill(self, channel: str, count: int, seconds: int, grade: Exactness, marked: bool, share: float) -> None:
-        leased = self.pool.fill(count, channel, shares={"maths": share}, seconds=seconds, gate=Gate(grade, marked))
+        leased = self.pool.fill(
+            count, channel, shares={"maths": share}, seconds=seconds, step_filter=StepFilter(grade, marked)
+        )
         self.commit()
         if leased is not None:
             assert len(set(leased[1].columns.trajectory_uids)) == count

@@ -2,19 +2,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.steps.prefix_tree import TokenStore
+from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import ids_array
 
 sequences = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
 
 
-def stored(store: TokenStore) -> int:
+def stored(store: PrefixTree) -> int:
     return sum(len(branch.tail) for branch in store._branches)
 
 
 @given(sequences)
 def test_every_sequence_is_read_back_whatever_came_after_it(given_sequences: list[list[int]]) -> None:
-    store, again = TokenStore(), TokenStore()
+    store, again = PrefixTree(), PrefixTree()
     places = []
     for tokens in given_sequences:
         placement = store.place(ids_array(tokens))
@@ -27,7 +27,7 @@ def test_every_sequence_is_read_back_whatever_came_after_it(given_sequences: lis
 
 @given(sequences)
 def test_nothing_is_stored_that_was_there_as_a_prefix(given_sequences: list[list[int]]) -> None:
-    store = TokenStore()
+    store = PrefixTree()
     for number, tokens in enumerate(given_sequences):
         before = given_sequences[:number]
         longest = max((shared(tokens, other) for other in before), default=0)
@@ -39,7 +39,7 @@ def shared(a: list[int], b: list[int]) -> int:
 
 
 def test_a_conversation_costs_its_final_length() -> None:
-    store = TokenStore()
+    store = PrefixTree()
     context = np.empty(0, np.int32)
     for turn in range(200):
         context = np.concatenate([context, np.full(500, turn, np.int32)])
@@ -49,7 +49,7 @@ def test_a_conversation_costs_its_final_length() -> None:
 
 
 def test_turns_whose_thinking_is_dropped_fork_at_the_difference() -> None:
-    store = TokenStore()
+    store = PrefixTree()
     store.place(ids_array([1, 2, 3, 9, 9, 9]))
     placement = store.place(ids_array([1, 2, 3, 4, 5]))
     assert (placement.shared, placement.added.tolist()) == (3, [4, 5])

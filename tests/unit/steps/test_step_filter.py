@@ -1,4 +1,4 @@
-"""The gate: what a consumer does not train on, where the reward goes then, and what becomes of the rest."""
+"""The filter: what a consumer does not train on, where the reward goes then, and what becomes of the rest."""
 
 from typing import Any
 

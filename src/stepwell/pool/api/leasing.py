@@ -8,7 +8,7 @@ from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import HeldStep
 from stepwell.steps.columns import Columns
 from stepwell.steps.step import Exactness
-from stepwell.steps.step_filter import Gate
+from stepwell.steps.step_filter import StepFilter
 
 
 class Unit(StrEnum):
@@ -43,8 +43,8 @@ class Wanted:
     """Also the steps marked untrainable, which are left out otherwise."""
 
     @property
-    def gate(self) -> Gate:
-        return Gate(self.min_exactness, self.untrainable)
+    def step_filter(self) -> StepFilter:
+        return StepFilter(self.min_exactness, self.untrainable)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +54,7 @@ class Lease:
     uid: str
     channel: str
     expires_at: float
-    gate: Gate
+    step_filter: StepFilter
     """What of it the consumer got to see."""
     groups: list[Group] = field(default_factory=list)
     steps: list[tuple[Trajectory, HeldStep]] = field(default_factory=list)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepwell.pool.state.stored_step import HeldStep
-from stepwell.steps.step_filter import Gate
+from stepwell.steps.step_filter import StepFilter
 
 
 @dataclass(slots=True)
@@ -58,11 +58,11 @@ class Ledger:
         if tally.steps:
             self.dropped[cause] = self.dropped.get(cause, Tally()) + tally
 
-    def settle(self, steps: Iterable[HeldStep], gate: Gate) -> str:
-        """A consumer is done with them: it has trained those that pass its gate. If none does, gives a kind of why."""
+    def settle(self, steps: Iterable[HeldStep], step_filter: StepFilter) -> str:
+        """Count steps of a consumer: those its filter accepts are trained. If there is none, gives a kind of reason."""
         left_out, trained = "", False
         for step in steps:
-            kind = gate.leaves_out(step)
+            kind = step_filter.rejection_kind(step)
             if kind is None:
                 trained = True
                 self.shipped.add_one(step)

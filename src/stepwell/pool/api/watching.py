@@ -20,7 +20,7 @@ class State(StrEnum):
     LEASED = "leased"
     """A trainer has it and has not acknowledged it yet."""
     TRAINED = "trained"
-    """Acknowledged; the cause names what the trainer's gate left out of it, if all of it was left out."""
+    """Acknowledged; the cause names what the trainer's filter left out of it, if all of it was left out."""
     DROPPED = "dropped"
     """Never to be trained; the cause is the ledger's: evicted, aborted, empty, deadline, stale, reward_failed, cleared,
     rejected."""
@@ -106,7 +106,7 @@ class Window:
     oldest_age: Sequence[float]
     """Seconds since the oldest group held was opened; 0 without any."""
     dropped_tokens: Mapping[str, Sequence[int]]
-    """By cause; and left out by a trainer's gate, as "left out: KIND"."""
+    """By cause; and left out by a trainer's filter, as "left out: KIND"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from stepwell.pool.client.watching import WatchClient
 from stepwell.pool.rules.ingest import TRAIN, Ending, Registration, Reward, Verdict
 from stepwell.steps.columns import Columns, cut, pack, stack
 from stepwell.steps.step import Step
-from stepwell.steps.step_filter import make_gate
+from stepwell.steps.step_filter import make_step_filter
 
 T = TypeVar("T")
 
@@ -140,8 +140,10 @@ class PoolClient:
         untrainable: bool = True,
     ) -> Filled | None:
         """The oldest groups with exactly that many trajectories, or nothing (shares: pool/rules/exact_batch.py)."""
-        gate = make_gate(min_exactness, untrainable)
-        wanted = ExactFill(trajectories=trajectories, channel=channel, shares=shares, lease=lease, gate=gate)
+        step_filter = make_step_filter(min_exactness, untrainable)
+        wanted = ExactFill(
+            trajectories=trajectories, channel=channel, shares=shares, lease=lease, step_filter=step_filter
+        )
         return await fill(self.shards, wanted)
 
     async def backlog(self, channel: str) -> Backlog:

@@ -16,7 +16,7 @@ from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.pool.api.filling import Filled, merge_filled
 from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.rules.exact_batch import Offer, choose
-from stepwell.steps.step_filter import Gate
+from stepwell.steps.step_filter import StepFilter
 
 OFFER_PATIENCE = 2.0
 """Seconds a shard that is up may take to answer; one that is restarting is not waited for."""
@@ -32,7 +32,7 @@ class ExactFill:
     channel: str
     shares: Mapping[str, float]
     lease: float
-    gate: Gate
+    step_filter: StepFilter
 
 
 async def fill(shards: ShardSet, wanted: ExactFill) -> Filled | None:
@@ -57,7 +57,7 @@ async def _fill_alone(shards: ShardSet, wanted: ExactFill, name: str) -> Filled 
     lease_uid = uuid4().hex
     answered = False
     try:
-        args = (wanted.channel, wanted.trajectories, wanted.shares, wanted.lease, lease_uid, wanted.gate)
+        args = (wanted.channel, wanted.trajectories, wanted.shares, wanted.lease, lease_uid, wanted.step_filter)
         filled: Filled | None = await shards.ask(name, "fill", *args)
         answered = True
         return filled
@@ -71,7 +71,7 @@ async def _offers(shards: ShardSet, wanted: ExactFill) -> list[Offer]:
     failures: list[PoolUnavailable] = []
 
     async def ask(name: str) -> list[Offer]:
-        args = (wanted.channel, wanted.trajectories, wanted.gate)
+        args = (wanted.channel, wanted.trajectories, wanted.step_filter)
         try:
             found: list[Offer] = await shards.ask(name, "offers", *args, patience=OFFER_PATIENCE, await_restart=False)
         except PoolUnavailable as failure:
@@ -94,7 +94,7 @@ async def _take(shards: ShardSet, wanted: ExactFill, chosen: Sequence[Offer]) ->
     try:
         for name, offers in groupby(sorted(chosen), key=lambda offer: offer.shard):
             asked.append((name, uuid4().hex))
-            args = (wanted.channel, list(offers), wanted.lease, asked[-1][1], wanted.gate)
+            args = (wanted.channel, list(offers), wanted.lease, asked[-1][1], wanted.step_filter)
             part: Filled | None = await shards.ask(name, "take_offers", *args)
             if part is None:
                 return None

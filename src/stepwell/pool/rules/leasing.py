@@ -1,7 +1,7 @@
 """What consumers do: take what is ready under a lease, acknowledge it, or let it come back.
 
 What always holds: what was handed out is handed out again only if its lease expired or was given back; then it is the
-oldest there is and goes first. A consumer gets only what passes its gate: the rest of a group goes where the group
+oldest there is and goes first. A consumer gets only what passes its filter: the rest of a group goes where the group
 goes, and a group (trajectory, step) of which nothing passes goes as if it had been acknowledged, when it is come upon.
 Where rewards are required, no rollout goes whose only rewards are on steps that do not pass: it waits for another.
 """
@@ -23,7 +23,7 @@ from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.shipment import group_rows, ship, trajectory_rows
 from stepwell.pool.state.snapshots import Sketch
 from stepwell.pool.state.stored_step import HeldStep
-from stepwell.steps.step_filter import Gate
+from stepwell.steps.step_filter import StepFilter
 
 ENDED_KEPT = 10_000
 """How many ended leases are remembered, to tell an expired one from one that was acknowledged before."""
@@ -50,9 +50,9 @@ class Handout:
         if wanted.history and wanted.unit is not Unit.GROUPS:
             raise BadRequest(f"history is kept by groups; a batch of {wanted.unit} cannot mix it in")
         self._claim(channel, wanted.unit)
-        lease = Lease(lease_uid, channel.name, expires_at, wanted.gate)
+        lease = Lease(lease_uid, channel.name, expires_at, wanted.step_filter)
         drawn = channel.draw_history(round(wanted.count * wanted.history))
-        old = [group for group in drawn if _has_any(group.held_steps(), lease.gate)]
+        old = [group for group in drawn if _has_any(group.held_steps(), lease.step_filter)]
         if wanted.unit is Unit.STEPS:
             lease.steps = self._choose_steps(channel, wanted)
             enough = len(lease.steps) == wanted.count
@@ -66,14 +66,16 @@ class Handout:
         self._begin(lease, channel)
         return self._shipment(lease, old)
 
-    def offers(self, name: str, trajectories: int, gate: Gate, shard: str = "") -> list[Offer]:
+    def offers(self, name: str, trajectories: int, step_filter: StepFilter, shard: str = "") -> list[Offer]:
         """The groups among which are the oldest that fill a batch of so many trajectories, whatever is queued."""
         channel = self._books.channels.get(name)
         if channel is None:
             return []
         self._claim(channel, Unit.GROUPS)
-        groups = [group for shelf in channel.shelves for group in self._oldest_of(channel, shelf, trajectories, gate)]
-        sized = ((group, _wanted_trajectories(group, gate)) for group in groups)
+        groups = [
+            group for shelf in channel.shelves for group in self._oldest_of(channel, shelf, trajectories, step_filter)
+        ]
+        sized = ((group, _wanted_trajectories(group, step_filter)) for group in groups)
         return [
             Offer(shard, group.seq, group.age, group.opened_at, size, group.source)
             for group, size in sized
@@ -81,7 +83,7 @@ class Handout:
         ]
 
     def take_offers(
-        self, name: str, offers: Sequence[Offer], gate: Gate, lease_uid: str, expires_at: float
+        self, name: str, offers: Sequence[Offer], step_filter: StepFilter, lease_uid: str, expires_at: float
     ) -> Taken | None:
         """These groups, under a lease of that name; None if one of them is not to be had any more as it was offered.
 
@@ -94,16 +96,22 @@ class Handout:
         if channel is None or len(groups) < len(offers):
             return None
         for offer, group in zip(offers, groups, strict=True):
-            if group.key not in channel.ready or self._passes_over(channel, group, gate):
+            if group.key not in channel.ready or self._passes_over(channel, group, step_filter):
                 return None
-            if _wanted_trajectories(group, gate) != offer.size:
+            if _wanted_trajectories(group, step_filter) != offer.size:
                 return None
-        lease = Lease(lease_uid, channel.name, expires_at, gate, groups)
+        lease = Lease(lease_uid, channel.name, expires_at, step_filter, groups)
         self._begin(lease, channel)
         return self._shipment(lease, [])
 
     def fill(
-        self, name: str, trajectories: int, shares: Mapping[str, float], gate: Gate, lease_uid: str, expires_at: float
+        self,
+        name: str,
+        trajectories: int,
+        shares: Mapping[str, float],
+        step_filter: StepFilter,
+        lease_uid: str,
+        expires_at: float,
     ) -> Taken | None:
         """The groups that `choose` chooses of what is on offer, under a lease of that name; None if there are none.
 
@@ -111,8 +119,8 @@ class Handout:
         """
         if lease_uid in self.leases:
             return self._shipment(self.leases[lease_uid], [])
-        chosen = choose(self.offers(name, trajectories, gate), trajectories, shares)
-        return None if chosen is None else self.take_offers(name, chosen, gate, lease_uid, expires_at)
+        chosen = choose(self.offers(name, trajectories, step_filter), trajectories, shares)
+        return None if chosen is None else self.take_offers(name, chosen, step_filter, lease_uid, expires_at)
 
     def ack(self, lease_uid: str) -> Settlement:
         """The data was trained: it is the pool's no more."""
@@ -122,9 +130,9 @@ class Handout:
         channel = self._books.channels[lease.channel]
         for group in lease.groups:
             channel.take_back(group)
-            self._to_history(channel, group, lease.gate, lease.version)
+            self._to_history(channel, group, lease.step_filter, lease.version)
         for trajectory, step in lease.steps:
-            self._settle_step(channel, trajectory, step, lease.gate)
+            self._settle_step(channel, trajectory, step, lease.step_filter)
         return Settlement.DONE
 
     def nack(self, lease_uid: str, *, attempted: bool = True) -> Settlement:
@@ -157,94 +165,100 @@ class Handout:
 
     def _choose_groups(self, channel: Channel, wanted: Wanted, count: int) -> list[Group]:
         """Fewer than `count` if there are fewer. What is stale or left out altogether goes when it is come upon."""
-        gate = wanted.gate
+        step_filter = wanted.step_filter
         while True:
             keys = (channel.by_age if wanted.order is Order.STRICT else channel.ready).smallest(count)
             groups = [channel.groups[seq] for _, seq in keys]
-            gone = [group for group in groups if self._passes_over(channel, group, gate)]
+            gone = [group for group in groups if self._passes_over(channel, group, step_filter)]
             if not gone:
                 return [group for group in groups if group.key in channel.ready]
 
-    def _oldest_of(self, channel: Channel, shelf: Shelf, trajectories: int, gate: Gate) -> list[Group]:
-        """As many of a shelf as could be used; more where the gate takes something out of them, for then they are
+    def _oldest_of(self, channel: Channel, shelf: Shelf, trajectories: int, step_filter: StepFilter) -> list[Group]:
+        """As many of a shelf as could be used; more where the filter takes something out of them, for then they are
         smaller than their shelf says."""
         count = trajectories // shelf.size
         while True:
             groups = [channel.groups[seq] for _, seq in shelf.smallest(count)]
-            gone = [group for group in groups if self._passes_over(channel, group, gate)]
+            gone = [group for group in groups if self._passes_over(channel, group, step_filter)]
             if gone:
                 continue
-            if all(_wanted_trajectories(group, gate) == shelf.size for group in groups) or count == trajectories:
+            if all(_wanted_trajectories(group, step_filter) == shelf.size for group in groups) or count == trajectories:
                 return groups
             count = trajectories
 
-    def _passes_over(self, channel: Channel, group: Group, gate: Gate) -> bool:
-        if group.key in channel.ready and not _has_any(group.held_steps(), gate):
-            self._leave_out(channel, group, gate)
+    def _passes_over(self, channel: Channel, group: Group, step_filter: StepFilter) -> bool:
+        if group.key in channel.ready and not _has_any(group.held_steps(), step_filter):
+            self._leave_out(channel, group, step_filter)
             return True
-        if self._is_stale(filter(gate.lets_through, group.held_steps())):
+        if self._is_stale(filter(step_filter.accepts, group.held_steps())):
             self._books.drop_group(group, "stale", self._how_stale(group.held_steps()))
             return True
         if not self._books.limits.require_reward or group.key not in channel.ready:
             return False
-        unscored = [t for t in group.trajectories.values() if self._would_go_unscored(t, gate)]
+        unscored = [t for t in group.trajectories.values() if self._would_go_unscored(t, step_filter)]
         for trajectory in unscored:
             self._books.hold_back(trajectory)
         return bool(unscored)
 
     def _choose_trajectories(self, channel: Channel, wanted: Wanted, count: int) -> list[Group]:
         """Each as a group of its own; none if there are fewer than `count`."""
-        gate = wanted.gate
+        step_filter = wanted.step_filter
         while True:
             chosen = [self._books.trajectories[key[3]] for key in channel.ready_trajectories.smallest(count)]
-            gone = [trajectory for trajectory in chosen if self._passes_over_trajectory(channel, trajectory, gate)]
+            gone = [
+                trajectory for trajectory in chosen if self._passes_over_trajectory(channel, trajectory, step_filter)
+            ]
             if not gone:
                 return [self._alone(channel, trajectory) for trajectory in chosen] if len(chosen) == count else []
 
-    def _passes_over_trajectory(self, channel: Channel, trajectory: Trajectory, gate: Gate) -> bool:
-        if not _has_any(trajectory.held_steps(), gate):
-            self._leave_out(channel, self._alone(channel, trajectory), gate)
+    def _passes_over_trajectory(self, channel: Channel, trajectory: Trajectory, step_filter: StepFilter) -> bool:
+        if not _has_any(trajectory.held_steps(), step_filter):
+            self._leave_out(channel, self._alone(channel, trajectory), step_filter)
             return True
-        if self._is_stale(filter(gate.lets_through, trajectory.held_steps())):
+        if self._is_stale(filter(step_filter.accepts, trajectory.held_steps())):
             self._books.shrink(trajectory.group)
             self._books.drop_trajectory(trajectory, "stale", self._how_stale(trajectory.held_steps()))
             return True
-        if self._would_go_unscored(trajectory, gate):
+        if self._would_go_unscored(trajectory, step_filter):
             self._books.hold_back(trajectory)
             return True
         return False
 
     def _choose_steps(self, channel: Channel, wanted: Wanted) -> list[tuple[Trajectory, HeldStep]]:
-        gate = wanted.gate
+        step_filter = wanted.step_filter
         while True:
             chosen = [channel.step(number) for (number,) in channel.ready_steps.smallest(wanted.count)]
-            gone = [step for trajectory, step in chosen if self._passes_over_step(channel, trajectory, step, gate)]
+            gone = [
+                step for trajectory, step in chosen if self._passes_over_step(channel, trajectory, step, step_filter)
+            ]
             if not gone:
                 return chosen
 
-    def _passes_over_step(self, channel: Channel, trajectory: Trajectory, step: HeldStep, gate: Gate) -> bool:
-        if not gate.lets_through(step):
-            self._settle_step(channel, trajectory, step, gate)
+    def _passes_over_step(
+        self, channel: Channel, trajectory: Trajectory, step: HeldStep, step_filter: StepFilter
+    ) -> bool:
+        if not step_filter.accepts(step):
+            self._settle_step(channel, trajectory, step, step_filter)
             return True
         if self._is_stale((step,)):
             channel.ledger.drop("stale", (step,))
             self._lay_down(channel, trajectory, step)
             return True
-        if step.reward is None and self._would_go_unscored(trajectory, gate):
+        if step.reward is None and self._would_go_unscored(trajectory, step_filter):
             self._books.hold_back(trajectory)
             return True
         return False
 
-    def _would_go_unscored(self, trajectory: Trajectory, gate: Gate) -> bool:
+    def _would_go_unscored(self, trajectory: Trajectory, step_filter: StepFilter) -> bool:
         """Are the rewards it has, if it must have any, all on steps that this consumer leaves out?"""
         if trajectory.reward is not None or not self._books.limits.require_reward:
             return False
-        counts = (step for step in trajectory.scored_steps() if gate.leaves_out(step) is None)
-        return _has_any(trajectory.held_steps(), gate) and not any(counts)
+        counts = (step for step in trajectory.scored_steps() if step_filter.rejection_kind(step) is None)
+        return _has_any(trajectory.held_steps(), step_filter) and not any(counts)
 
-    def _leave_out(self, channel: Channel, group: Group, gate: Gate) -> None:
+    def _leave_out(self, channel: Channel, group: Group, step_filter: StepFilter) -> None:
         channel.leave(group)
-        self._to_history(channel, group, gate, self._books.policy_version)
+        self._to_history(channel, group, step_filter, self._books.policy_version)
 
     def _is_stale(self, steps: Iterable[HeldStep]) -> bool:
         return is_stale(steps, self._books.limits, self._books.policy_version)
@@ -296,7 +310,7 @@ class Handout:
             rows = [
                 row
                 for trajectory, step in lease.steps
-                for row in trajectory_rows(trajectory, lease.gate.lets_through)
+                for row in trajectory_rows(trajectory, lease.step_filter.accepts)
                 if row.step is step
             ]
             return Taken(
@@ -308,7 +322,7 @@ class Handout:
                 sources=[row.trajectory.group.source for row in rows],
             )
         groups = [*lease.groups, *old]
-        parcels = [group_rows(group, lease.gate.lets_through) for group in groups]
+        parcels = [group_rows(group, lease.step_filter.accepts) for group in groups]
         return Taken(
             columns=ship([row for parcel in parcels for row in parcel], self._oldest_trained()),
             group_sizes=[len(parcel) for parcel in parcels],
@@ -351,12 +365,12 @@ class Handout:
         for trajectory in [found for found in group.trajectories.values() if found.rejected is not None]:
             self._books.reject(trajectory, trajectory.rejected or "")
 
-    def _to_history(self, channel: Channel, group: Group, gate: Gate, version: int) -> None:
+    def _to_history(self, channel: Channel, group: Group, step_filter: StepFilter, version: int) -> None:
         books, seen = self._books, self._books.timeline.seen(channel.name)
         rejected = []
         for trajectory in group.trajectories.values():
             sketch = books.close(trajectory, State.TRAINED, note=trajectory.rejected or "")
-            left_out = self._settle(channel, trajectory, sketch, gate)
+            left_out = self._settle(channel, trajectory, sketch, step_filter)
             if left_out:
                 books.chronicle.end(trajectory, State.TRAINED, left_out)
             else:
@@ -371,18 +385,18 @@ class Handout:
         else:
             books.journal.remove_group(group)
 
-    def _settle(self, channel: Channel, trajectory: Trajectory, sketch: Sketch, gate: Gate) -> str:
+    def _settle(self, channel: Channel, trajectory: Trajectory, sketch: Sketch, step_filter: StepFilter) -> str:
         """Count what was trained. If all of it was left out, gives the kind. What passes as a whole counts as one."""
         worst = sketch.exactness
-        if worst is not None and sketch.untrainable == 0 and worst.at_least(gate.min_exactness):
+        if worst is not None and sketch.untrainable == 0 and worst.at_least(step_filter.min_exactness):
             channel.ledger.shipped.add_many(sketch.steps - sketch.quarantined, sketch.tokens)
             return ""
-        return channel.ledger.settle(trajectory.held_steps(), gate)
+        return channel.ledger.settle(trajectory.held_steps(), step_filter)
 
-    def _settle_step(self, channel: Channel, trajectory: Trajectory, step: HeldStep, gate: Gate) -> None:
+    def _settle_step(self, channel: Channel, trajectory: Trajectory, step: HeldStep, step_filter: StepFilter) -> None:
         step.lease = None
         if self._has(trajectory):
-            channel.ledger.settle((step,), gate)
+            channel.ledger.settle((step,), step_filter)
             self._lay_down(channel, trajectory, step)
 
     def _has(self, trajectory: Trajectory) -> bool:
@@ -398,11 +412,11 @@ class Handout:
         self._books.close_if_spent(trajectory.group)
 
 
-def _has_any(steps: Iterable[HeldStep], gate: Gate) -> bool:
+def _has_any(steps: Iterable[HeldStep], step_filter: StepFilter) -> bool:
     """Is there anything for this consumer?"""
-    return any(map(gate.lets_through, steps))
+    return any(map(step_filter.accepts, steps))
 
 
-def _wanted_trajectories(group: Group, gate: Gate) -> int:
+def _wanted_trajectories(group: Group, step_filter: StepFilter) -> int:
     """How many of its trajectories have something for this consumer."""
-    return sum([_has_any(trajectory.held_steps(), gate) for trajectory in group.trajectories.values()])
+    return sum([_has_any(trajectory.held_steps(), step_filter) for trajectory in group.trajectories.values()])

@@ -24,7 +24,7 @@ from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import HeldStep
 from stepwell.steps.prefix_tree import Placement
-from stepwell.steps.step_filter import Gate
+from stepwell.steps.step_filter import StepFilter
 
 log = logging.getLogger("stepwell.pool")
 
@@ -61,7 +61,7 @@ STEP_FIELDS = (
     *("metadata", "exactness", "finish_reason", "sampling", "extras", "started_at", "quarantine", "branch", "nbytes"),
     "untrainable",
 )
-GATE_FIELDS = ("min_exactness", "untrainable")
+FILTER_FIELDS = ("min_exactness", "untrainable")
 
 
 class SqliteJournal:
@@ -169,7 +169,7 @@ class SqliteJournal:
             self.db.execute("DELETE FROM closed WHERE n <= ?", (n - self._closed_kept,))
 
     def save_lease(self, lease: Lease) -> None:
-        row = (lease.uid, lease.channel, lease.expires_at, _info(lease.gate, GATE_FIELDS))
+        row = (lease.uid, lease.channel, lease.expires_at, _info(lease.step_filter, FILTER_FIELDS))
         self.db.execute("INSERT INTO leases VALUES (?, ?, ?, ?)", row)
 
     def end_lease(self, lease: Lease, how: Settlement) -> None:
@@ -266,7 +266,7 @@ class SqliteJournal:
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
-    """Give an older file what it lacks: with version 2 leases got their gate, with 3 the closed their revision."""
+    """Give an older file what it lacks: with version 2 leases got their filter, with 3 the closed their revision."""
     if "gate" not in {name for _, name, *_ in db.execute("PRAGMA table_info(leases)")}:
         db.execute("""ALTER TABLE leases ADD COLUMN gate BLOB DEFAULT '["submitted", false]'""")
     if "revision" not in {name for _, name, *_ in db.execute("PRAGMA table_info(closed)")}:
@@ -301,7 +301,7 @@ def _state(step: HeldStep) -> tuple[float | None, str, int, str | None, bool]:
     return step.reward, step.reward_source, step.reward_revision, step.lease, step.shipped
 
 
-def _info(of: Group | Trajectory | HeldStep | Gate, names: Iterable[str]) -> bytes:
+def _info(of: Group | Trajectory | HeldStep | StepFilter, names: Iterable[str]) -> bytes:
     return _dump([getattr(of, name) for name in names])
 
 

@@ -14,7 +14,7 @@ from stepwell.pool.api.stats import Tally
 from stepwell.pool.api.watching import Action, AuditEntry, Curated, State
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.journal import (
-    GATE_FIELDS,
+    FILTER_FIELDS,
     GROUP_FIELDS,
     STEP_FIELDS,
     TRAJECTORY_FIELDS,
@@ -24,9 +24,9 @@ from stepwell.pool.shard.journal import (
 from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import HeldStep
-from stepwell.steps.prefix_tree import TokenStore
+from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import Exactness, VersionSpan
-from stepwell.steps.step_filter import Gate
+from stepwell.steps.step_filter import StepFilter
 
 log = logging.getLogger("stepwell.pool")
 
@@ -157,7 +157,7 @@ def _write_anew(
 
 
 def _write_steps(journal: SqliteJournal, trajectory: Trajectory) -> None:
-    old, trajectory.tokens = trajectory.tokens, TokenStore()
+    old, trajectory.tokens = trajectory.tokens, PrefixTree()
     for step in sorted(trajectory.steps.values(), key=lambda step: step.number):
         placement = None
         if step.quarantine is None:
@@ -214,10 +214,12 @@ class JournalReader:
         return trajectory.completed and 0 < self._counted[trajectory.number] <= len(trajectory.steps)
 
     def leases(self) -> Iterator[Lease]:
-        for uid, channel, expires_at, gate in self._rows("SELECT uid, channel, expires_at, gate FROM leases"):
-            fields = self._named(GATE_FIELDS, gate)
+        for uid, channel, expires_at, step_filter in self._rows("SELECT uid, channel, expires_at, gate FROM leases"):
+            fields = self._named(FILTER_FIELDS, step_filter)
             if fields is not None:
-                yield Lease(uid, channel, expires_at, Gate(Exactness(fields["min_exactness"]), fields["untrainable"]))
+                yield Lease(
+                    uid, channel, expires_at, StepFilter(Exactness(fields["min_exactness"]), fields["untrainable"])
+                )
 
     def ended(self) -> Iterator[tuple[str, Settlement]]:
         for uid, how in self._rows("SELECT uid, how FROM ended ORDER BY n"):

@@ -35,7 +35,7 @@ from stepwell.pool.shard.recovery import restore
 from stepwell.pool.state.series import Strip
 from stepwell.steps.columns import Columns
 from stepwell.steps.step import Step
-from stepwell.steps.step_filter import Gate
+from stepwell.steps.step_filter import StepFilter
 
 log = logging.getLogger("stepwell.pool")
 
@@ -146,26 +146,32 @@ class ShardService:
     async def waiting_for(self, wanted: Wanted) -> str:
         return self._pool.waiting_for(wanted)
 
-    async def offers(self, channel: str, trajectories: int, gate: Gate) -> list[Offer]:
+    async def offers(self, channel: str, trajectories: int, step_filter: StepFilter) -> list[Offer]:
         """What could become part of a batch of so many trajectories."""
         with self._changing():
-            return self._pool.handout.offers(channel, trajectories, gate, self._name)
+            return self._pool.handout.offers(channel, trajectories, step_filter, self._name)
 
     async def take_offers(
-        self, channel: str, offers: Sequence[Offer], lease: float, lease_uid: str, gate: Gate
+        self, channel: str, offers: Sequence[Offer], lease: float, lease_uid: str, step_filter: StepFilter
     ) -> Filled | None:
         """None if one of them is gone by now."""
         with self._changing():
-            taken = self._pool.handout.take_offers(channel, offers, gate, lease_uid, time.time() + lease)
+            taken = self._pool.handout.take_offers(channel, offers, step_filter, lease_uid, time.time() + lease)
         return None if taken is None else as_filled(taken, ((self._name, lease_uid),))
 
     async def fill(
-        self, channel: str, trajectories: int, shares: Mapping[str, float], lease: float, lease_uid: str, gate: Gate
+        self,
+        channel: str,
+        trajectories: int,
+        shares: Mapping[str, float],
+        lease: float,
+        lease_uid: str,
+        step_filter: StepFilter,
     ) -> Filled | None:
         """A batch of exactly so many trajectories, from this shard alone; None if there is none now."""
         with self._changing():
             expires_at = time.time() + lease
-            taken = self._pool.handout.fill(channel, trajectories, shares, gate, lease_uid, expires_at)
+            taken = self._pool.handout.fill(channel, trajectories, shares, step_filter, lease_uid, expires_at)
         return None if taken is None else as_filled(taken, ((self._name, lease_uid),))
 
     async def put_back(self, lease_uid: str) -> Settlement:

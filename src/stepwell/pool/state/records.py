@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from stepwell.pool.state.stored_step import HeldStep
-from stepwell.steps.prefix_tree import TokenStore
+from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import INDEX_BY_POOL, JsonObject
 
 PLACE = attrgetter("step_index", "started_at", "number")
@@ -23,7 +23,7 @@ class Trajectory:
     """Order of registration in the pool."""
     steps: dict[str, HeldStep] = field(default_factory=dict)
     """By identity. Quarantined ones stand here too, without tokens, so that they keep their place."""
-    tokens: TokenStore = field(default_factory=TokenStore)
+    tokens: PrefixTree = field(default_factory=PrefixTree)
     completed: bool = False
     reward: float | None = None
     """The reward of the whole rollout, if someone gave one; its revision counts how often."""

@@ -10,7 +10,7 @@ from stepwell.pool.rules.exact_batch import choose
 from stepwell.pool.rules.ingest import Registration, Verdict
 from stepwell.steps.columns import cut, pack, stack, unpack
 from stepwell.steps.step import Exactness, Step
-from stepwell.steps.step_filter import Gate, make_gate
+from stepwell.steps.step_filter import StepFilter, make_step_filter
 from tests.builders import EVERYTHING, EasyPool, in_groups, make_group, make_step, same_step
 
 
@@ -176,8 +176,8 @@ def test_a_group_of_which_a_part_is_left_out_counts_with_the_rest() -> None:
         pool.intake.submit_groups(pack([*steps[:2], *again]), registrations)
         for step in again:
             pool.complete(step.trajectory_uid, step.prompt_uid, 1.0)
-    gate = Gate(Exactness.SUBMITTED, untrainable=False)
-    filled = pool.fill(8, gate=gate)
+    step_filter = StepFilter(Exactness.SUBMITTED, untrainable=False)
+    filled = pool.fill(8, step_filter=step_filter)
     assert trajectories(filled) == 8
     assert prompts(filled) == ["p0", "p1", "p2", "p3"]
     assert trajectories(pool.fill(8)) == 8
@@ -192,7 +192,7 @@ def test_a_channel_consumed_by_steps_cannot_be_filled_from() -> None:
 
 def test_an_unknown_grade_is_told() -> None:
     with pytest.raises(BadRequest, match="perfect"):
-        make_gate("perfect", True)
+        make_step_filter("perfect", True)
 
 
 # -- the backlog, and clearing -----------------------------------------------------------------------------------------
