@@ -1,23 +1,62 @@
-"""How many frames SQLite's write-ahead log holds, counted from its headers alone.
+"""SQLite files that must survive a kill: opened in WAL mode, set aside when damaged.
 
-After a crash SQLite silently ignores frames at the end that belong to no committed transaction. Compared with what
-SQLite says it recovered, this count tells how many those were.
+- A change is in the file as a whole or not at all. A kill of the process loses no committed change.
+- `sqlite3.OperationalError` means that the file cannot be used now (locked, no permission, full disk). Any other
+  `sqlite3.DatabaseError` means that the file is damaged.
 """
 
+import sqlite3
 import struct
 from pathlib import Path
 
-HEADER, FRAME_HEADER = 32, 24
+PAGE_SIZE = 16_384
+WAL_HEADER, FRAME_HEADER = 32, 24
+"""Bytes."""
+MAX_SET_ASIDE = 1000
 
 
-def torn_frames(database: Path) -> int:
-    """Frames of the log's current generation, whole or torn; 0 if there is no log."""
-    wal = database.with_name(database.name + "-wal")
+def open_wal(path: Path, *, exclusive: bool = False, lock_timeout: float = 5.0) -> sqlite3.Connection:
+    """Open a database in WAL mode, with explicit transactions. The folder is created if it is missing.
+
+    With `exclusive`, no other process can open the file from the first change until this process closes it or ends.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    db = sqlite3.connect(path, timeout=lock_timeout, isolation_level=None, check_same_thread=False)
+    try:
+        db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+        if exclusive:
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def set_aside_damaged(path: Path) -> Path:
+    """Rename a closed database and its log files to a free name beside it. Returns the new path."""
+    candidates = (path.with_name(f"{path.name}.damaged-{n}") for n in range(MAX_SET_ASIDE))
+    aside = next(candidate for candidate in candidates if not candidate.exists())
+    for suffix in ("", "-wal", "-shm"):
+        source = path.with_name(path.name + suffix)
+        if source.exists():
+            source.rename(aside.with_name(aside.name + suffix))
+    return aside
+
+
+def count_wal_frames(path: Path) -> int:
+    """Frames in the current generation of the write-ahead log, complete or torn; 0 if there is no log.
+
+    SQLite silently ignores frames at the end that belong to no committed transaction. The difference between this
+    count and the number of frames that SQLite recovers is the number of torn frames.
+    """
+    wal = path.with_name(path.name + "-wal")
     if not wal.exists():
         return 0
     with wal.open("rb") as file:
-        header = file.read(HEADER)
-        if len(header) < HEADER:
+        header = file.read(WAL_HEADER)
+        if len(header) < WAL_HEADER:
             return 0
         page_size, salt = struct.unpack(">I", header[8:12])[0], header[16:24]
         frames = 0

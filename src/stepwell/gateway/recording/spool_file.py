@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from zlib import crc32
 
+from stepwell.common.sqlite_file import open_wal, set_aside_damaged
 from stepwell.errors import StepwellError
 from stepwell.steps.packing import from_bytes, to_bytes
 from stepwell.steps.step import Step
@@ -19,10 +20,9 @@ from stepwell.steps.step import Step
 log = logging.getLogger("stepwell.gateway")
 
 TABLE = "CREATE TABLE IF NOT EXISTS messages (n INTEGER PRIMARY KEY, packed BLOB, checksum INTEGER)"
-PAGE_SIZE = 16_384
 LOG_SIZE = 64 * 2**20
 """Bytes SQLite's write-ahead log may keep on disk while there is nothing in it."""
-LOCK_PATIENCE = 1.0
+LOCK_TIMEOUT = 1.0
 """Seconds to wait for an earlier process to let go of the file."""
 TOLD_EVERY = 1.0
 """Seconds between two lines about a disk that fails."""
@@ -36,8 +36,6 @@ class SpoolFile:
         """What was in it when it was opened, by row, oldest first."""
         self._told_at = -TOLD_EVERY
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = self._connect()
             self._open()
         except (OSError, sqlite3.OperationalError) as failure:
             raise StepwellError(_refusal(path, failure)) from None
@@ -73,31 +71,29 @@ class SpoolFile:
             log.error("spool %s cannot be written, new steps are in memory alone: %s", self.path, failure)
         return False
 
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=LOCK_PATIENCE, isolation_level=None, check_same_thread=False)
-
     def _open(self) -> None:
         try:
-            self._lock()
-            self._read()
+            self._db = self._open_file()
         except sqlite3.OperationalError:
-            self._db.close()
             raise
         except sqlite3.DatabaseError as damage:
-            self._start_anew(damage)
+            self._replace_damaged(damage)
 
-    def _lock(self) -> None:
-        self._db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
-        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.execute(f"PRAGMA journal_size_limit = {LOG_SIZE}")
-        self._db.executescript(f"BEGIN IMMEDIATE; {TABLE}; COMMIT")
+    def _open_file(self) -> sqlite3.Connection:
+        db = open_wal(self.path, exclusive=True, lock_timeout=LOCK_TIMEOUT)
+        try:
+            db.execute(f"PRAGMA journal_size_limit = {LOG_SIZE}")
+            db.executescript(f"BEGIN IMMEDIATE; {TABLE}; COMMIT")
+            self._read(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
 
-    def _read(self) -> None:
-        """As much as can be read; DatabaseError, afterwards, if that is not all."""
+    def _read(self, db: sqlite3.Connection) -> None:
+        """Read every row that can be read. Raises DatabaseError afterwards if some rows cannot."""
         unreadable = 0
-        for row, packed, checksum in self._db.execute("SELECT n, packed, checksum FROM messages ORDER BY n"):
+        for row, packed, checksum in db.execute("SELECT n, packed, checksum FROM messages ORDER BY n"):
             try:
                 if crc32(packed) != checksum:
                     raise ValueError
@@ -107,19 +103,14 @@ class SpoolFile:
         if unreadable:
             raise sqlite3.DatabaseError(f"{unreadable} rows are not what was written, or are of another version")
 
-    def _start_anew(self, damage: sqlite3.DatabaseError) -> None:
-        self._db.close()
-        aside = next(p for n in range(1000) if not (p := self.path.with_name(f"{self.path.name}.damaged-{n}")).exists())
-        for suffix in ("", "-wal", "-shm"):
-            source = self.path.with_name(self.path.name + suffix)
-            if source.exists():
-                source.rename(aside.with_name(aside.name + suffix))
+    def _replace_damaged(self, damage: sqlite3.DatabaseError) -> None:
+        """Set the file aside and write the rows that were read to a new one."""
+        aside = set_aside_damaged(self.path)
         steps = sum(len(found) for found in self.found.values())
         log.error(
             "spool %s is damaged: %s; %d steps could be read, it is set aside as %s", self.path, damage, steps, aside
         )
-        self._db = self._connect()
-        self._lock()
+        self._db = self._open_file()
         for row, found in self.found.items():
             self.insert(row, found)
 

@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 import orjson
 
-from stepwell.common.sqlite_file import torn_frames
+from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_damaged
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.leasing import Lease, Settlement
 from stepwell.pool.api.watching import AuditEntry
@@ -46,7 +46,6 @@ CREATE TABLE IF NOT EXISTS late_rewards (n INTEGER PRIMARY KEY AUTOINCREMENT, in
 CREATE TABLE IF NOT EXISTS audit (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
 CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
 """
-PAGE_SIZE = 16_384
 CHECKPOINT_PAGES = 4_096
 GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
@@ -80,16 +79,15 @@ class SqliteJournal:
         self._numbers = b""
         """The pool's numbers, and the database's count of changes, as of the last commit."""
         self._changes = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.torn = 0
-        """Frames at the end of the log that belong to no committed transaction; nothing in them was acknowledged."""
+        self.torn_frames = 0
+        """Frames at the end of the log that belong to no committed transaction. Nothing in them was acknowledged."""
         self.db = self._open()
 
     def commit(self, snapshot: Mapping[str, Any]) -> None:
         """Make all changes since the last commit last. Costs nothing if there are none."""
         numbers = _dump(snapshot)
         if numbers != self._numbers:
-            self._set_meta("snapshot", numbers)
+            self.db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshot', ?)", (numbers,))
             self._numbers = numbers
         elif not self._is_changed():
             return
@@ -189,13 +187,9 @@ class SqliteJournal:
         return None if row is None else orjson.loads(row[0])
 
     def start_anew(self) -> Path:
-        """Put the file aside, for it is damaged, and begin an empty one; gives the place of the old."""
+        """Set the damaged file aside and open an empty one. Returns the path of the old file."""
         self.db.close()
-        aside = next(p for n in range(1000) if not (p := self.path.with_name(f"{self.path.name}.damaged-{n}")).exists())
-        for suffix in ("", "-wal", "-shm"):
-            source = self.path.with_name(self.path.name + suffix)
-            if source.exists():
-                source.rename(aside.with_name(aside.name + suffix))
+        aside = set_aside_damaged(self.path)
         self.db = self._open()
         return aside
 
@@ -221,33 +215,33 @@ class SqliteJournal:
             pending.clear()
 
     def _open(self) -> sqlite3.Connection:
-        wal_frames = torn_frames(self.path)
-        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         try:
-            db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            self.torn = max(0, wal_frames - int(db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]))
+            return self._open_file()
+        except sqlite3.OperationalError as failure:
+            raise JournalRefused(f"journal {self.path} cannot be opened: {failure}") from None
+        except sqlite3.DatabaseError as failure:
+            aside = set_aside_damaged(self.path)
+            log.error(
+                "journal %s is damaged, nothing can be read: %s; it is set aside as %s", self.path, failure, aside
+            )
+            return self._open_file()
+
+    def _open_file(self) -> sqlite3.Connection:
+        wal_frames = count_wal_frames(self.path)
+        db = open_wal(self.path)
+        try:
+            recovered_frames = int(db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])
+            self.torn_frames = max(0, wal_frames - recovered_frames)
             db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             self._check_schema(db)
             db.executescript(TABLES)
             _upgrade(db)
-        except sqlite3.DatabaseError as failure:
-            if isinstance(failure, sqlite3.OperationalError):
-                raise JournalRefused(f"journal {self.path} cannot be opened: {failure}") from None
-            log.error("journal %s is damaged: %s", self.path, failure)
+            db.execute("BEGIN")
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION).encode(),))
+        except BaseException:
             db.close()
-            return self._open_beside_the_damaged()
-        db.execute("BEGIN")
-        self.db = db
-        self._set_meta("schema_version", str(SCHEMA_VERSION).encode())
+            raise
         return db
-
-    def _open_beside_the_damaged(self) -> sqlite3.Connection:
-        self.db = sqlite3.connect(":memory:")
-        aside = self.start_anew()
-        log.error("nothing could be read from it; it was put aside as %s", aside)
-        return self.db
 
     def _check_schema(self, db: sqlite3.Connection) -> None:
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
@@ -255,14 +249,10 @@ class SqliteJournal:
         row = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
         found = int(row[0]) if row else 0
         if found > SCHEMA_VERSION:
-            db.close()
             raise JournalRefused(
                 f"journal {self.path} has schema version {found}, and this Stepwell reads up to {SCHEMA_VERSION}; "
                 "use the newer Stepwell that wrote it, or another --journal"
             )
-
-    def _set_meta(self, key: str, value: bytes) -> None:
-        self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
 
 def _upgrade(db: sqlite3.Connection) -> None:

@@ -79,7 +79,7 @@ def restore(pool: Pool, journal: SqliteJournal) -> RecoveryReport:
         groups=len(groups),
         trajectories=len(trajectories),
         steps=sum(len(trajectory.steps) for trajectory in trajectories.values()),
-        torn_frames=journal.torn,
+        torn_frames=journal.torn_frames,
         damaged=reader.damaged,
     )
 

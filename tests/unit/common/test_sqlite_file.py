@@ -1,0 +1,52 @@
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_damaged
+
+
+def test_a_file_is_opened_in_wal_mode_in_a_folder_that_is_made(tmp_path: Path) -> None:
+    db = open_wal(tmp_path / "new" / "file.sqlite")
+    assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    db.close()
+
+
+def test_an_exclusive_file_is_refused_to_others_until_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "file.sqlite"
+    db = open_wal(path, exclusive=True)
+    db.execute("CREATE TABLE t (n)")
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        open_wal(path, exclusive=True, lock_timeout=0.0)
+    db.close()
+    open_wal(path, exclusive=True, lock_timeout=0.0).close()
+
+
+def test_what_is_no_database_is_damage_and_not_an_operational_error(tmp_path: Path) -> None:
+    path = tmp_path / "file.sqlite"
+    path.write_bytes(b"this is not a database" * 1000)
+    with pytest.raises(sqlite3.DatabaseError) as raised:
+        open_wal(path)
+    assert not isinstance(raised.value, sqlite3.OperationalError)
+
+
+def test_damaged_files_are_set_aside_with_their_logs_under_free_names(tmp_path: Path) -> None:
+    path = tmp_path / "file.sqlite"
+    for n in range(2):
+        path.write_bytes(b"x")
+        path.with_name("file.sqlite-wal").write_bytes(b"y")
+        aside = set_aside_damaged(path)
+        assert aside.name == f"file.sqlite.damaged-{n}"
+        assert aside.with_name(aside.name + "-wal").read_bytes() == b"y"
+    assert not path.exists()
+
+
+def test_frames_of_the_log_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "file.sqlite"
+    assert count_wal_frames(path) == 0
+    db = open_wal(path)
+    db.execute("CREATE TABLE t (n)")
+    one = count_wal_frames(path)
+    db.execute("INSERT INTO t VALUES (1)")
+    assert 0 < one < count_wal_frames(path)
+    db.close()
