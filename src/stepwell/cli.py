@@ -1,4 +1,4 @@
-"""The command line. Its --help loads nothing; a command loads what it needs."""
+"""The command line. `stepwell --help` imports no room; a command imports only what it needs."""
 
 import os
 import sys
@@ -10,23 +10,23 @@ from stepwell import logs
 from stepwell.errors import RayUnreachable, StepwellError
 
 COMMANDS = {
-    "up": ("start everything on this machine, and keep it running", "up.UpSettings", "up.run.run_up"),
-    "down": ("end what `stepwell up` started in this folder", "up.DownSettings", "up.down.run_down"),
-    "status": ("show on one screen what happens", "up.StatusSettings", "up.status.run_status"),
-    "doctor": ("prove that an engine is token-exact, or say why not", "doctor.DoctorSettings", "doctor.run.run_doctor"),
+    "up": ("start everything on this machine, and keep it running", "up.UpSettings", "up.command_up.run_up"),
+    "down": ("stop what `stepwell up` started in this folder", "up.DownSettings", "up.command_down.run_down"),
+    "status": ("show the state of everything on one screen", "up.StatusSettings", "up.command_status.run_status"),
+    "doctor": ("check whether an engine is token-exact", "tools.DoctorSettings", "doctor.command.run_doctor"),
     "pool": ("create the DataPool on a running Ray cluster", "pool.PoolSettings", "run_pool"),
-    "gateway": ("serve agents and record what they do", "serving.GatewaySettings", "run_gateway"),
+    "gateway": ("serve agents and record their calls", "serving.GatewaySettings", "run_gateway"),
     "atropos": ("serve environments and trainers written for Atropos", "serving.AtroposSettings", "run_atropos"),
-    "dashboard": ("serve a page that shows what happens", "dashboard.DashboardSettings", "run_dashboard"),
+    "dashboard": ("serve the web dashboard", "serving.DashboardSettings", "run_dashboard"),
     "rewards": ("start reward workers on a running Ray cluster", "rewards.RewardSettings", "run_rewards"),
     "reward try": ("call a reward function on stored trajectories", "rewards.TrySettings", "run_try"),
     "rescore": ("copy stored trajectories with new rewards", "rewards.RescoreSettings", "run_rescore"),
     "export": ("write steps to Parquet, JSONL or a dataset", "exports.ExportSettings", "run_export"),
     "import": ("send exported steps into a running pool", "exports.ImportSettings", "run_import"),
-    "demo": ("watch a tiny model learn, on a bare CPU", "demo.DemoSettings", "demo.run.run_demo"),
+    "demo": ("train a tiny model on a CPU", "tools.DemoSettings", "demo.run.run_demo"),
 }
-"""By name, of one or two words: what --help says, the settings in config/, the function, in wiring.py if no module is
-named."""
+"""Each command, of one or two words: its line in --help, its settings class in config/, and its function. A function
+without a module is in wiring.py."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def command_of(arguments: Sequence[str]) -> str | None:
-    """The command that the first word names, or the first two."""
+    """The command that the first word or the first two words name."""
     candidates = (" ".join(arguments[:words]) for words in (1, 2))
     return next((command for command in candidates if command in COMMANDS), None)
 
@@ -58,7 +58,7 @@ def usage() -> str:
 
 
 def run(command: str, arguments: Sequence[str], program: str) -> None:
-    """Run one command; whatever fails, fails in one line."""
+    """Run one command. A failure is reported in one line."""
     logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")
     _, settings_name, function_name = COMMANDS[command]
     try:
@@ -71,7 +71,7 @@ def run(command: str, arguments: Sequence[str], program: str) -> None:
     except RayUnreachable as failure:
         sys.stdout.flush()
         tell(program, str(failure))
-        os._exit(1)  # Ray may still be trying, and would write on for as long as this process takes to end
+        os._exit(1)  # Ray may still try to connect, and would print until this process has ended
     except StepwellError as failure:
         fail(program, str(failure), status=1)
 

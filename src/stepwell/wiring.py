@@ -14,11 +14,10 @@ from stepwell.atropos.app import Door, create_door
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.reward_decoding import load_decode
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
-from stepwell.config.dashboard import DashboardSettings
 from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import FunctionSection, RescoreSettings, RewardSettings, TrySettings
-from stepwell.config.serving import AtroposSettings, GatewaySettings
+from stepwell.config.serving import AtroposSettings, DashboardSettings, GatewaySettings
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import Gateways
 from stepwell.dashboard.status import About

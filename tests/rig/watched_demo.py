@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from stepwell.config.demo import DemoSettings
+from stepwell.config.tools import DemoSettings
 from stepwell.demo.agent_process import Agents
 from stepwell.demo.pool import NAMESPACE
 from stepwell.demo.run import POOL, Demo

@@ -79,3 +79,10 @@ def test_the_door_takes_exactly_the_flags_it_documents() -> None:
         *("--data-pool-name", "--control-keys", "--state", "--ray-address", "--ray-namespace"),
         *("--host", "--port", "--help"),
     }
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_names_the_values_of_flags_in_words(command: str) -> None:
+    usage = run("-m", "stepwell", *command.split(), "--help").stdout.partition("\n\n")[0]
+    values = re.findall(r"--[\w-]+ ([^\s{\]]+)\]", usage)
+    assert [value for value in values if not value.isupper()] == []

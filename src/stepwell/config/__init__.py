@@ -1,1 +1,1 @@
-"""The settings, a module for each subject."""
+"""The settings tree: one module per subject."""

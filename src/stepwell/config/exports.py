@@ -10,58 +10,58 @@ from stepwell.config.sections import RaySection
 
 
 class ExportSettings(RaySection):
-    """Write what a running pool holds, or what an archive has, to Parquet, JSONL or a dataset's folder.
+    """Write the steps of a running pool or of an archive to Parquet, JSONL or a dataset folder.
 
-    Reading changes nothing, and training goes on. Filters are combined: what is exported passes all of them.
+    An export changes nothing, and training continues. All given filters apply together.
     """
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_EXPORT_")
 
     to: str
-    """Path or fsspec URL to write: x.parquet, x.jsonl, or a folder for a dataset. What is there is not written over."""
+    """Path or fsspec URL to write: x.parquet, x.jsonl, or a folder for a dataset. It must not exist yet."""
     from_: str | None = Field(default=None, alias="from")
-    """Read this instead of a pool: an archive, an earlier export, or any folder or file of them."""
+    """Read this instead of a pool: an archive, an earlier export, or a folder or file of them."""
     data_pool_name: str = "data_pool"
     """Name of the DataPool's Ray actor."""
     format: Literal["parquet", "jsonl", "dataset"] | None = None
-    """Where the path's ending does not say it. A dataset is a folder with data/*.parquet."""
+    """File format; without it, the path's suffix decides. A dataset is a folder with data/*.parquet."""
     shape: Literal["steps", "sft", "preferences"] = "steps"
-    """steps: all that is known, to be imported again. sft: an example a step. preferences: pairs within groups."""
+    """steps: all columns, can be imported again. sft: one example per step. preferences: pairs within groups."""
     tokenizer_path: str | None = None
-    """Folder or name of the Hugging Face tokenizer, for the texts of sft and preferences; without it, ids alone."""
+    """Folder or name of the Hugging Face tokenizer, for the texts of sft and preferences; without it, ids only."""
     best: int | None = Field(default=None, ge=1)
-    """sft: so many trajectories of each group, those with the highest rewards."""
+    """sft: take this number of trajectories from each group, those with the highest rewards."""
     margin: float = Field(default=0.0, ge=0)
-    """preferences: how much higher the better reward must be at least; equal ones are no pair."""
+    """preferences: the least difference between the two rewards of a pair; equal rewards make no pair."""
     channel: str | None = None
-    """Of this channel."""
+    """Only this channel."""
     source: str | None = None
-    """Of this source: an environment's name."""
+    """Only this source: the name of an environment."""
     state: Literal["open", "waiting", "ready", "leased", "trained"] | None = None
-    """In this state, in a pool. What was dropped or rejected is never exported."""
+    """Only this state, in a pool. Dropped and rejected trajectories are never exported."""
     mark: str | None = None
-    """With this mark."""
+    """Only trajectories with this mark."""
     min_exactness: Literal["engine", "submitted", "retokenized"] | None = None
-    """With steps of this grade or better only."""
+    """Only steps of this grade or better."""
     reward_min: float | None = None
-    """With this reward or more."""
+    """Only rewards of at least this value."""
     reward_max: float | None = None
-    """With this reward or less."""
+    """Only rewards of at most this value."""
     version_min: int | None = None
-    """With no token of an older policy version."""
+    """Only steps without a token of an older policy version."""
     version_max: int | None = None
-    """With no token of a newer policy version."""
+    """Only steps without a token of a newer policy version."""
     since: datetime | None = None
-    """Begun at this time or later: 2026-11-15, 2026-11-15T08:30, or seconds since 1970."""
+    """Only trajectories started at this time or later: 2026-11-15, 2026-11-15T08:30, or seconds since 1970."""
     until: datetime | None = None
-    """Begun at this time or before."""
+    """Only trajectories started at this time or earlier."""
     limit: int | None = Field(default=None, ge=1)
-    """Trajectories at most."""
+    """At most this number of trajectories."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.state is not None and self.from_ is not None:
-            raise ValueError("--state asks for a state in a pool; what is in files has none")
+            raise ValueError("--state selects a state in a pool; trajectories in files have no state")
         if self.best is not None and self.shape != "sft":
             raise ValueError("--best belongs to --shape sft")
         if self.margin and self.shape != "preferences":
@@ -70,7 +70,7 @@ class ExportSettings(RaySection):
 
 
 class ImportSettings(RaySection):
-    """Send exported groups, or those of an archive, into a running pool. What is there already is not taken twice."""
+    """Send exported groups, or those of an archive, into a running pool. Groups that the pool has are skipped."""
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_IMPORT_")
 
@@ -79,4 +79,4 @@ class ImportSettings(RaySection):
     data_pool_name: str = "data_pool"
     """Name of the DataPool's Ray actor."""
     channel: str | None = None
-    """Into this channel, whatever the file says; an archive does not say any."""
+    """Send all groups to this channel; without it, to the channel in the file. An archive names no channel."""

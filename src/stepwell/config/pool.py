@@ -8,25 +8,25 @@ from pydantic_settings import SettingsConfigDict
 from stepwell.config.sections import RaySection
 from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
 
-RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
+RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that Ray counts itself, on every node."""
 
 
 class PoolSettings(RaySection):
-    """Create the DataPool on a running Ray cluster, and leave it there. Finding it there already is fine."""
+    """Create the DataPool on a running Ray cluster, and leave it there. An existing pool of this name is kept."""
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_POOL_")
 
     name: str = "data_pool"
     """Name of the DataPool's Ray actor."""
     shards: int = Field(default=1, ge=1, le=256)
-    """Actors the pool is made of."""
+    """Number of actors that form the pool."""
     journal: str | None = None
-    """Folder of the journals; with one, a pool that is killed comes back with all it had acknowledged."""
+    """Folder of the journals; with it, a killed pool restarts with all data that it had acknowledged."""
     resource: str | None = Field(default=None, min_length=1)
-    """Place the actors only on nodes that offer this custom Ray resource: those that have the journals' volume."""
+    """Place the actors only on nodes with this custom Ray resource: the nodes that mount the journals' volume."""
     archive: str | None = None
-    """Folder or fsspec URL that trained groups leave for, as Parquet; needs a journal."""
+    """Folder or fsspec URL to which trained groups are written as Parquet; needs --journal."""
     max_queue_size: int = Field(default=10_000, ge=1)
     """Groups held per channel and shard."""
     max_bytes: int | None = Field(default=None, ge=1)
@@ -34,27 +34,27 @@ class PoolSettings(RaySection):
     overflow: Literal["drop_oldest", "refuse"] = "drop_oldest"
     """What a full channel does: drop_oldest, or refuse new trajectories."""
     group_size: int = Field(default=1, ge=1)
-    """Trajectories in a group, where whoever registers them does not say."""
+    """Trajectories in a group, where the registration does not say it."""
     group_deadline: float | None = Field(default=None, gt=0)
-    """Seconds a group may take to complete."""
+    """Seconds that a group may take to complete."""
     on_deadline: Literal["partial", "drop", "refill"] = "partial"
-    """What happens then: ship it partial, drop it, or refill it."""
+    """What happens at the deadline: ship the group partial, drop it, or refill it."""
     min_group_size: int = Field(default=1, ge=1)
-    """The fewest trajectories a partial group is shipped with."""
+    """The fewest trajectories with which a partial group is shipped."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Policy versions the oldest token may be behind when it is shipped."""
+    """Policy versions that the oldest token may be behind when it is shipped."""
     on_stale: Literal["drop", "keep", "mask"] = "drop"
-    """What happens to older data: drop, keep, or mask its tokens."""
+    """What happens to older data: drop it, keep it, or mask its tokens."""
     require_reward: bool = False
-    """Hold a group back until each of its trajectories has a reward; offer those without to reward workers."""
+    """Hold a group back until each of its trajectories has a reward; offer unscored ones to reward workers."""
     reward_attempts: int = Field(default=3, ge=1)
     """How often reward workers may fail to score a trajectory."""
     on_reward_failure: Literal["drop", "drop_group", "keep"] = "drop"
-    """What happens then: drop the trajectory, drop its group, or keep it, without a reward."""
+    """What happens after that: drop the trajectory, drop its group, or keep it without a reward."""
     history_size: int = Field(default=0, ge=0)
     """Trained groups kept per channel and shard, for batches that mix in history."""
     batch_size: int | None = Field(default=None, ge=1)
-    """Trajectories a training step takes, for pacing; without it, what the last fetch took."""
+    """Trajectories per training step, for pacing; without it, the size of the last fetch."""
 
     def limits(self) -> Limits:
         return Limits(
@@ -69,13 +69,13 @@ class PoolSettings(RaySection):
 
     @field_validator("resource")
     @classmethod
-    def _is_a_custom_one(cls, value: str | None) -> str | None:
-        if value in RAYS_OWN:
-            raise ValueError(f"{value} is Ray's own, and every node has it; choose another name")
+    def _is_custom(cls, value: str | None) -> str | None:
+        if value in RAY_RESOURCES:
+            raise ValueError(f"{value} is a resource of Ray itself, and every node has it; choose another name")
         return value
 
     @model_validator(mode="after")
-    def _archive_needs_a_journal(self) -> Self:
+    def _archive_needs_journal(self) -> Self:
         if self.archive is not None and self.journal is None:
             raise ValueError("--archive needs --journal: groups wait there until their file is written")
         return self

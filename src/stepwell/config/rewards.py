@@ -10,18 +10,18 @@ from stepwell.config.sections import RaySection, Section
 
 
 class FunctionSection(Section):
-    """How a reward function is called, wherever that is."""
+    """How a reward function is called."""
 
     options: Annotated[dict[str, JsonValue], NoDecode] = Field(default_factory=dict)
     """A JSON object: the options of a built-in function."""
     tokenizer_path: str | None = None
     """Folder or name of the Hugging Face tokenizer, for functions that read texts."""
     timeout: float = Field(default=30.0, gt=0)
-    """Seconds one call may take."""
+    """Seconds that one call may take."""
     memory_mb: int = Field(default=2_048, ge=64)
-    """Megabytes that a process of the function's may take."""
+    """Megabytes of memory for each process that runs the function."""
     children: int = Field(default=2, ge=1, le=1_024)
-    """Processes in which the function is called; in each, one call at a time, or many of an async function."""
+    """Processes that run the function; each runs one call at a time, or many calls of an async function."""
 
     @field_validator("options", mode="before")
     @classmethod
@@ -29,16 +29,16 @@ class FunctionSection(Section):
         try:
             read = json.loads(value) if isinstance(value, str) else value
         except ValueError as failure:
-            raise ValueError(f"{value!r} is no JSON: {failure}") from None
+            raise ValueError(f"{value!r} is not JSON: {failure}") from None
         if not isinstance(read, dict):
-            raise ValueError(f'{value!r} is no JSON object; write {{"answer_key": "solution"}}')
+            raise ValueError(f'{value!r} is not a JSON object; write {{"answer_key": "solution"}}')
         return read
 
 
 class RewardSettings(RaySection, FunctionSection):
-    """Start reward workers on a running Ray cluster, and leave them there. Finding them there already is fine.
+    """Start reward workers on a running Ray cluster, and leave them there. Existing workers of this name are kept.
 
-    They score what the DataPool holds that no one has rewarded, and answer the gateways' /compute_reward.
+    They score the unscored trajectories of the DataPool, and answer the gateways' /compute_reward.
     """
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_REWARDS_")
@@ -48,9 +48,9 @@ class RewardSettings(RaySection, FunctionSection):
     data_pool_name: str = "data_pool"
     """Name of the DataPool's Ray actor; the pool must have been created with --require-reward."""
     name: str = "reward_loop_worker"
-    """Name of the first worker's Ray actor, which is the one a gateway is told; the others are NAME-1 and so on."""
+    """Name of the first worker's Ray actor, which gateways use; the others are NAME-1, NAME-2 and so on."""
     workers: int = Field(default=1, ge=1, le=1_024)
-    """Actors, spread over the cluster."""
+    """Number of actors, spread over the cluster."""
 
 
 class OfflineSection(FunctionSection):
@@ -61,18 +61,18 @@ class OfflineSection(FunctionSection):
 
 
 class TrySettings(OfflineSection):
-    """Call a reward function on stored trajectories and print what it gives. Nothing is written; no Ray is needed."""
+    """Call a reward function on stored trajectories and print its scores. Nothing is written; Ray is not needed."""
 
     on: str
     """Parquet file, or folder or fsspec URL of Parquet files, from a pool's archive or Batch.to_arrow()."""
     limit: int = Field(default=20, ge=1)
-    """Trajectories at most."""
+    """At most this number of trajectories."""
 
 
 class RescoreSettings(OfflineSection):
-    """Copy stored trajectories with the rewards of another function, as the next revision. No Ray is needed."""
+    """Copy stored trajectories with the rewards of another function, as the next revision. Ray is not needed."""
 
     from_: str = Field(alias="from")
     """Parquet file, or folder or fsspec URL of Parquet files: a pool's archive."""
     to: str
-    """Folder or fsspec URL for the copies, without any Parquet file yet."""
+    """Folder or fsspec URL for the copies; it must not contain a Parquet file yet."""

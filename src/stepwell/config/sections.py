@@ -1,17 +1,61 @@
 """What all settings have in common, and how they are read: defaults < environment < flags.
 
-An unknown key is an error. A field's docstring is its line in --help.
+- An unknown key is an error.
+- A field's docstring is its line in --help.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, TypeVar
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from stepwell.errors import BadRequest
 
 S = TypeVar("S", bound=BaseSettings)
+
+METAVARS: Mapping[str, str] = {
+    "--vllm-addresses": "ADDRESSES",
+    "--gateways": "ADDRESSES",
+    "--engine": "ADDRESS",
+    "--ray-address": "ADDRESS",
+    "--host": "ADDRESS",
+    "--url": "ADDRESS",
+    "--control-keys": "KEYS",
+    "--key": "KEY",
+    "--engine-key": "KEY",
+    "--group-deadline": "SECONDS",
+    "--timeout": "SECONDS",
+    "--journal": "FOLDER",
+    "--out": "FOLDER",
+    "--tokenizer-path": "FOLDER",
+    "--archive": "PATH",
+    "--from": "PATH",
+    "--on": "PATH",
+    "--to": "PATH",
+    "--vllm-python": "PATH",
+    "--atropos-state": "FILE",
+    "--spool": "FILE",
+    "--state": "FILE",
+    "--function": "FUNCTION",
+    "--reward": "FUNCTION",
+    "--options": "JSON",
+    "--memory-mb": "MEGABYTES",
+    "--max-bytes": "BYTES",
+    "--since": "TIME",
+    "--until": "TIME",
+    "--margin": "REWARD",
+    "--reward-min": "REWARD",
+    "--reward-max": "REWARD",
+    "--version-min": "VERSION",
+    "--version-max": "VERSION",
+    "--max-staleness": "VERSIONS",
+    "--prompt-length": "TOKENS",
+    "--response-length": "TOKENS",
+}
+"""What --help shows for a flag's value. A flag that is not listed takes a NAME if it is text, else a NUMBER."""
+TYPES: Mapping[str, str] = {"str": "NAME", "int": "NUMBER", "float": "NUMBER"}
 
 
 def split(value: object) -> object:
@@ -21,7 +65,7 @@ def split(value: object) -> object:
 def _are_addresses(value: tuple[str, ...]) -> tuple[str, ...]:
     for address in value:
         if not address.startswith(("http://", "https://")):
-            raise ValueError(f"{address!r} is no address; write http://host:port,http://host:port")
+            raise ValueError(f"{address!r} is not an address; write http://host:port,http://host:port")
     return tuple(address.rstrip("/") for address in value)
 
 
@@ -47,15 +91,25 @@ class RaySection(Section):
     ray_address: str = "auto"
     """Ray's address, host:port; auto is the cluster on this machine."""
     ray_namespace: str = "default"
-    """Ray namespace the DataPool lives in."""
+    """Ray namespace of the DataPool."""
 
 
 def read_settings(settings: type[S], argv: Sequence[str], command: str) -> S:
-    """The settings from the environment and the flags. BadRequest says what is wrong with them, a line each."""
+    """The settings from the environment and the flags. BadRequest has one line for each mistake."""
     try:
-        return settings(_cli_parse_args=list(argv), _cli_prog_name=command)
+        flags = CliSettingsSource[Any](
+            settings, cli_prog_name=command, cli_parse_args=list(argv), add_argument_method=_add_argument
+        )
+        return settings(_cli_settings_source=flags)
     except ValidationError as wrong:
         raise BadRequest("\n".join(_explained(error["loc"], error["msg"]) for error in wrong.errors())) from None
+
+
+def _add_argument(parser: argparse.ArgumentParser, *names: str, **options: Any) -> None:
+    metavar = options.get("metavar")
+    if names[0].startswith("-") and metavar is not None and not metavar.startswith("{"):
+        options["metavar"] = METAVARS.get(names[0], TYPES.get(metavar, metavar))
+    parser.add_argument(*names, **options)
 
 
 def _explained(where: tuple[int | str, ...], message: str) -> str:

@@ -1,4 +1,4 @@
-"""The settings of what agents and environments call: `stepwell gateway` and `stepwell atropos`."""
+"""The settings of the HTTP servers: `stepwell gateway`, `stepwell atropos` and `stepwell dashboard`."""
 
 from typing import Literal
 
@@ -9,37 +9,37 @@ from stepwell.config.sections import Addresses, Listed, RaySection
 
 
 class GatewaySettings(RaySection):
-    """The gateway: agents call it as they would call OpenAI, and every call becomes a step in the DataPool."""
+    """Serve agents as an OpenAI-compatible API, and record every call as a step in the DataPool."""
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_GATEWAY_")
 
     data_pool_name: str
     """Name of the DataPool's Ray actor."""
     vllm_addresses: Addresses
-    """Addresses of the vLLM servers, separated by commas; calls go to them in turn."""
+    """Addresses of the vLLM servers, separated by commas; --routing chooses between them."""
     tokenizer_path: str
-    """Folder or name of the Hugging Face tokenizer. It decodes text for rewards; recording never uses it."""
+    """Folder or name of the Hugging Face tokenizer. It decodes text for rewards; recording does not use it."""
     prompt_length: int = Field(ge=1)
-    """Longest prompt, in tokens, that a trainer will take; a longer one is answered, and quarantined."""
+    """Longest prompt, in tokens, that the trainer accepts; a longer one is answered, and its step is quarantined."""
     response_length: int = Field(ge=1)
     """Longest response, in tokens; no engine is asked for more."""
     reward_worker_name: str | None = None
     """Name of the reward worker's Ray actor, if there is one."""
     control_keys: Listed = ()
-    """Keys that may do everything, separated by commas: the current one first, then older ones. Without any, all is
-    open. Better given by STEPWELL_GATEWAY_CONTROL_KEYS than on the command line, where others can read it."""
+    """Keys with full access, separated by commas: the current one first, then older ones. Without a key, access is
+    open. Prefer STEPWELL_GATEWAY_CONTROL_KEYS: other users can read a command line."""
     engine_key: str | None = None
-    """Key that the engines ask for."""
+    """API key that the engines require."""
     routing: Literal["round_robin", "least_busy", "sticky"] = "round_robin"
     """Which engine gets a call: round_robin, least_busy, or sticky (always the same one for a trajectory)."""
     durability: Literal["async", "sync"] = "async"
     """async answers at once; sync answers only after the pool has confirmed the step."""
     spool: str | None = None
-    """File in which steps wait for the pool, so that they outlive this process; without one they wait in memory."""
+    """File in which steps wait for the pool, so that they survive this process; without it, they wait in memory."""
     atropos: bool = False
-    """Serve the Atropos door too, below /atropos."""
+    """Also serve the Atropos-compatible API, below /atropos."""
     atropos_state: str | None = None
-    """File in which the door's registrations and steps outlive this process."""
+    """File that keeps the registrations and step count of the Atropos-compatible API across restarts."""
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: int = Field(default=8100, ge=0, le=65535)
@@ -47,9 +47,9 @@ class GatewaySettings(RaySection):
 
 
 class AtroposSettings(RaySection):
-    """The Atropos door: environments and trainers written for Atropos use it as their server, with the DataPool behind.
+    """Serve environments and trainers that were written for Atropos, with the DataPool as the storage.
 
-    Below /channel/NAME it serves further channels, each with a trainer of its own.
+    Paths below /channel/NAME serve further channels, each with its own trainer.
     """
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_ATROPOS_")
@@ -57,11 +57,31 @@ class AtroposSettings(RaySection):
     data_pool_name: str = "data_pool"
     """Name of the DataPool's Ray actor."""
     control_keys: Listed = ()
-    """Keys that may do everything, separated by commas: the current one first, then older ones. Without any, all is
-    open. Better given by STEPWELL_ATROPOS_CONTROL_KEYS than on the command line, where others can read it."""
+    """Keys with full access, separated by commas: the current one first, then older ones. Without a key, access is
+    open. Prefer STEPWELL_ATROPOS_CONTROL_KEYS: other users can read a command line."""
     state: str | None = None
-    """File in which registrations and steps outlive this process; without one, they are forgotten with it."""
+    """File that keeps the registrations and the step count across restarts; without it, they are lost."""
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on."""
+
+
+class DashboardSettings(RaySection):
+    """Serve a web page that shows the state of the pool, the gateways and the engines, and lets you curate data."""
+
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_DASHBOARD_")
+
+    data_pool_name: str = "data_pool"
+    """Name of the DataPool's Ray actor."""
+    gateways: Addresses = ()
+    """Addresses of the gateways to watch, separated by commas. The first control key is sent to them."""
+    tokenizer_path: str | None = None
+    """Folder or name of the Hugging Face tokenizer; without it, the page shows token ids, and text search is off."""
+    control_keys: Listed = ()
+    """Keys with full access, separated by commas: the current one first, then older ones. Without a key, access is
+    open. Prefer STEPWELL_DASHBOARD_CONTROL_KEYS: other users can read a command line."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=8200, ge=0, le=65535)
     """Port to listen on."""

@@ -1,7 +1,7 @@
 """The settings of `stepwell up`, `stepwell down` and `stepwell status`.
 
-`up` reads ./stepwell.toml too: defaults < file < environment < flags. The tables of that file are the settings of the
-commands that `up` stands for, under their own names; there is no second list of them.
+`up` reads ./stepwell.toml too: defaults < file < environment < flags. The tables of that file take the settings of the
+commands that `up` starts, under the same names; the settings are not listed a second time.
 """
 
 from collections.abc import Mapping
@@ -17,26 +17,25 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from stepwell.config.dashboard import DashboardSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import RewardSettings
 from stepwell.config.sections import Listed, Section
-from stepwell.config.serving import GatewaySettings
+from stepwell.config.serving import DashboardSettings, GatewaySettings
 from stepwell.errors import BadRequest
 
 S = TypeVar("S", bound=Section)
 
 FILE = "stepwell.toml"
 OWN = ("ray_address", "ray_namespace", "data_pool_name", "control_keys")
-"""Settings that bind the parts together: `up` gives them itself."""
+"""Settings that connect the parts to each other: `up` sets them itself."""
 
 
 class UpSettings(Section):
     """Start everything on this machine: Ray, the DataPool, the gateway and the dashboard, and keep it running.
 
-    What it needs to know stands in flags, in the environment or in ./stepwell.toml, whose tables [pool], [gateway],
-    [dashboard] and [rewards] take all settings of the commands of these names. Ctrl-C, or `stepwell down` in the same
-    folder, ends all of it. The key, the journal and the logs are in ./.stepwell.
+    Settings come from flags, from the environment or from ./stepwell.toml, whose tables [pool], [gateway], [dashboard]
+    and [rewards] take all settings of the commands of these names. Ctrl-C, or `stepwell down` in the same folder,
+    stops everything. The key, the journal and the logs are in ./.stepwell.
     """
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_UP_")
@@ -46,29 +45,29 @@ class UpSettings(Section):
     tokenizer_path: str | None = None
     """Folder or name of the Hugging Face tokenizer; without it, the engine is asked."""
     prompt_length: int | None = Field(default=None, ge=1)
-    """Longest prompt, in tokens, that a trainer will take; without it, the engine's window."""
+    """Longest prompt, in tokens, that the trainer accepts; without it, the engine's context length."""
     response_length: int | None = Field(default=None, ge=1)
-    """Longest response, in tokens; without it, the engine's window."""
+    """Longest response, in tokens; without it, the engine's context length."""
     group_size: int | None = Field(default=None, ge=1)
-    """Trajectories in a group, where whoever registers them does not say: 1."""
+    """Trajectories in a group, where the registration does not say it; without it, 1."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Policy versions the oldest token may be behind when it is shipped; without it, any."""
+    """Policy versions that the oldest token may be behind when it is shipped; without it, any number."""
     reward: str | None = None
-    """Score what no one has rewarded with this function: module:function, path/to/file.py:function, or a built-in."""
+    """Score unscored trajectories with this function: module:function, path/to/file.py:function, or a built-in."""
     atropos: bool = False
-    """Serve the Atropos door too, below /atropos of the gateway."""
+    """Also serve the Atropos-compatible API, below /atropos of the gateway."""
     host: str | None = None
-    """Address to listen on: 127.0.0.1."""
+    """Address to listen on; without it, 127.0.0.1."""
     port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of the gateway: 8100."""
+    """Port of the gateway; without it, 8100."""
     dashboard_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of the dashboard: 8200."""
+    """Port of the dashboard; without it, 8200."""
     ray_address: str | None = None
-    """Join this Ray cluster, host:port or auto, instead of starting one; the DataPool then outlives this command."""
+    """Join this Ray cluster, host:port or auto, instead of starting one; the DataPool then stays after this command."""
     ray_namespace: str = "default"
-    """Ray namespace the DataPool lives in."""
+    """Ray namespace of the DataPool."""
     detach: bool = False
-    """Go to the background once everything is ready."""
+    """Continue in the background once everything is ready."""
     pool: CliSuppress[dict[str, JsonValue]] = Field(default_factory=dict)
     gateway: CliSuppress[dict[str, JsonValue]] = Field(default_factory=dict)
     dashboard: CliSuppress[dict[str, JsonValue]] = Field(default_factory=dict)
@@ -80,7 +79,7 @@ class UpSettings(Section):
         "dashboard": (DashboardSettings, (*OWN, "gateways")),
         "rewards": (RewardSettings, (*OWN, "function")),
     }
-    """By name: the settings, and those of them that are not for the file."""
+    """By name: the settings class, and the settings that the file may not contain."""
 
     @field_validator("engine")
     @classmethod
@@ -119,25 +118,25 @@ class UpSettings(Section):
 
 
 class DownSettings(Section):
-    """End what `stepwell up` started in this folder: the gateway delivers what it holds, and all of it stops."""
+    """Stop what `stepwell up` started in this folder. The gateway delivers its waiting steps before it ends."""
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_DOWN_")
 
 
 class StatusSettings(Section):
-    """One screen: the pool, its channels, the gateways and the engines, and what is lost and why.
+    """Show the pool, its channels, the gateways, the engines, and which data was lost and why, on one screen.
 
-    Of what `stepwell up` started in this folder, or of any dashboard, asked over HTTP.
+    The status is that of `stepwell up` in this folder, or of any dashboard, asked over HTTP.
     """
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_STATUS_")
 
     url: str | None = None
-    """Address of the dashboard; without it, that of this folder's `stepwell up`."""
+    """Address of the dashboard; without it, the one of `stepwell up` in this folder."""
     key: str | None = None
-    """Its control key. Better given by STEPWELL_STATUS_KEY than on the command line, where others can read it."""
+    """Control key of the dashboard. Prefer STEPWELL_STATUS_KEY: other users can read a command line."""
     as_json: bool = Field(default=False, alias="json")
-    """Print all of it as JSON, as the dashboard answers."""
+    """Print the dashboard's whole answer as JSON."""
 
 
 def layered(
@@ -148,8 +147,8 @@ def layered(
     file: Mapping[str, object],
     otherwise: Mapping[str, object],
 ) -> S:
-    """A command's settings, from what `up` was given, the environment, the file's table, and what `up` takes otherwise,
-    the first of these that has it. BadRequest names what is wrong."""
+    """A command's settings. Each comes from the first of these that has it: `given` to `up`, the environment, the
+    `file`'s table, `otherwise`. BadRequest says what is wrong."""
 
     class Layered(settings):  # type: ignore[misc, valid-type]
         @classmethod

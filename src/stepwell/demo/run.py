@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from stepwell.common.optional import needed
-from stepwell.config.demo import DemoSettings
+from stepwell.config.tools import DemoSettings
 from stepwell.demo.agent_process import Agents, start_agents
 from stepwell.demo.chart import write_picture
 from stepwell.demo.engine import find_vllm, start_engine

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orjson
 
-from stepwell.config.doctor import DoctorSettings
+from stepwell.config.tools import DoctorSettings
 from stepwell.doctor.examination import Patient, examine
 from stepwell.doctor.findings import Report
 from stepwell.doctor.machine_checks import machine_checks

@@ -17,8 +17,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, TypeAlias
 
-from stepwell.config.dashboard import DashboardSettings
-from stepwell.config.serving import GatewaySettings
+from stepwell.config.serving import DashboardSettings, GatewaySettings
 from stepwell.config.up import UpSettings
 from stepwell.errors import BadRequest
 from stepwell.up.background import detach, fall_silent

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
-from stepwell.config.dashboard import DashboardSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import RewardSettings
 from stepwell.config.sections import Section
-from stepwell.config.serving import GatewaySettings
+from stepwell.config.serving import DashboardSettings, GatewaySettings
 from stepwell.config.up import UpSettings, layered
 from stepwell.errors import BadRequest
 from stepwell.up.engine_model import Model, tokenizer_of

@@ -132,7 +132,7 @@ def test_wrong_flags_give_one_clear_line_each() -> None:
     status, output = gateway_output(vllm_addresses="host:8001", prompt_length="0")
     assert status == 2
     assert output.splitlines() == [
-        "python -m stepwell.gateway: --vllm-addresses: 'host:8001' is no address; write "
+        "python -m stepwell.gateway: --vllm-addresses: 'host:8001' is not an address; write "
         "http://host:port,http://host:port",
         "python -m stepwell.gateway: --prompt-length: Input should be greater than or equal to 1",
     ]

@@ -35,7 +35,7 @@ def test_an_archive_is_filtered_into_another_form(folder: Path, capsys: pytest.C
         ("--to x.parquet --reward-min 5", "nothing was written"),
         ("--to x.parquet --best 2", "--best belongs to --shape sft"),
         ("--to x.parquet --margin 2", "--margin belongs to --shape preferences"),
-        ("--to x.parquet --state ready", "--state asks for a state in a pool"),
+        ("--to x.parquet --state ready", "--state selects a state in a pool"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.config.dashboard import DashboardSettings
-from stepwell.config.serving import GatewaySettings
+from stepwell.config.serving import DashboardSettings, GatewaySettings
 from stepwell.config.up import UpSettings
 from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.up.engine_model import Model, read_model

@@ -1,11 +1,11 @@
 import pytest
 
-from stepwell.config.doctor import DoctorSettings
 from stepwell.config.exports import ExportSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import RescoreSettings, RewardSettings, TrySettings
 from stepwell.config.sections import read_settings
 from stepwell.config.serving import AtroposSettings, GatewaySettings
+from stepwell.config.tools import DoctorSettings
 from stepwell.config.up import StatusSettings
 from stepwell.errors import BadRequest
 from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
@@ -98,7 +98,7 @@ def test_an_archive_needs_a_journal() -> None:
 
 def test_a_resource_that_ray_counts_itself_places_nothing() -> None:
     assert read_settings(PoolSettings, ["--resource", "journals"], "pool").resource == "journals"
-    with pytest.raises(BadRequest, match="--resource: CPU is Ray's own"):
+    with pytest.raises(BadRequest, match="--resource: CPU is a resource of Ray itself"):
         read_settings(PoolSettings, ["--resource", "CPU"], "pool")
 
 
@@ -112,9 +112,9 @@ def test_reward_workers_are_named_as_a_gateway_looks_for_them() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ("[1]", "'\\[1\\]' is no JSON object"),
-        ("{", "'{' is no JSON: "),
-        ("a=1", "'a=1' is no JSON: "),
+        ("[1]", "'\\[1\\]' is not a JSON object"),
+        ("{", "'{' is not JSON: "),
+        ("a=1", "'a=1' is not JSON: "),
     ],
 )
 def test_options_that_are_no_object_are_told_apart(given: str, why: str) -> None:
