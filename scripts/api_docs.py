@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
-from stepwell.engines.fleet import Engines
+from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
 from stepwell.gateway.routes.access import ACCESS
 from stepwell.gateway.routes.openapi import documented
@@ -30,7 +30,7 @@ def document() -> Schema:
     """The OpenAPI document of a gateway that was never started."""
     front = create_app(
         pool=cast("PoolPort", None),
-        engines=Engines([]),
+        engines=EngineFleet([]),
         tokenizer=BackgroundTokenizer("", load_tokenizer),
         rewards=None,
         prompt_length=1,

@@ -21,7 +21,7 @@ from stepwell.config.serving import AtroposSettings, DashboardSettings, GatewayS
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import Gateways
 from stepwell.dashboard.status import About
-from stepwell.engines.fleet import Engines
+from stepwell.engines.fleet import EngineFleet
 from stepwell.exports import commands as exporting
 from stepwell.gateway.app import create_app
 from stepwell.gateway.recording.spool import Spool
@@ -53,7 +53,7 @@ def run_gateway(settings: GatewaySettings) -> None:
     worker = settings.reward_worker_name
     app = create_app(
         pool=PoolClient(settings.data_pool_name, settings.ray_namespace),
-        engines=Engines(settings.vllm_addresses, routing=settings.routing, api_key=settings.engine_key),
+        engines=EngineFleet(settings.vllm_addresses, routing=settings.routing, api_key=settings.engine_key),
         tokenizer=BackgroundTokenizer(settings.tokenizer_path, load_tokenizer),
         rewards=RewardClient(worker, settings.ray_namespace) if worker else None,
         prompt_length=settings.prompt_length,

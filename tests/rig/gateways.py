@@ -16,7 +16,7 @@ import uvicorn
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
-from stepwell.engines.fleet import Engines
+from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
 from stepwell.gateway.routes.asgi import MountedDoor
 from stepwell.pool.api.ports import PoolPort, RewardPort
@@ -47,7 +47,7 @@ async def serve_gateway(
     """A gateway on a free loopback port; gives its URL."""
     app = create_app(
         pool=pool,
-        engines=Engines(engine_urls, routing=routing),
+        engines=EngineFleet(engine_urls, routing=routing),
         tokenizer=BackgroundTokenizer("no/such/folder", load_tokenizer),
         rewards=rewards,
         prompt_length=prompt_length,

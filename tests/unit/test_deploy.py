@@ -21,7 +21,7 @@ from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.config.sections import read_settings
 from stepwell.demo import engine
-from stepwell.engines.fleet import Engines
+from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.access import ACCESS
@@ -286,7 +286,7 @@ async def exposed() -> set[str]:
     with tempfile.TemporaryDirectory() as folder:
         gateway = create_app(
             pool=cast("PoolPort", None),
-            engines=Engines([]),
+            engines=EngineFleet([]),
             tokenizer=BackgroundTokenizer("", load_tokenizer),
             rewards=None,
             prompt_length=1,

@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 from pydantic import ValidationError
 
-from stepwell.agents.gateway_client import PATIENCE, GatewayLink
+from stepwell.agents.gateway_client import PATIENCE, GatewayClient
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus, Sample
 from stepwell.errors import BadRequest, GatewayUnreachable, StepwellError
 from stepwell.pool.rules.ingest import TRAIN
@@ -45,7 +45,7 @@ class AgentFlow(ABC):
         self, gateway: str, *, key: str | None = None, channel: str = TRAIN, group_size: int = 8, timeout: float = 600.0
     ) -> None:
         """`key` is the gateway's control key; `timeout` is in seconds, for one rollout."""
-        self.link = GatewayLink(gateway, key)
+        self.link = GatewayClient(gateway, key)
         self.channel = channel
         self.group_size = group_size
         self.timeout = timeout

@@ -45,7 +45,7 @@ PASSING = (GatewayUnreachable, *SPOKEN)
 """Failures that time may cure."""
 
 
-class GatewayLink:
+class GatewayClient:
     """Used inside `async with`."""
 
     def __init__(self, url: str, key: str | None = None) -> None:

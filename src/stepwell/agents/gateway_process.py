@@ -13,7 +13,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from stepwell.agents.gateway_client import GatewayLink
+from stepwell.agents.gateway_client import GatewayClient
 from stepwell.common.processes import KeptProcess, Program
 
 log = logging.getLogger("stepwell.agents.gateway")
@@ -68,7 +68,7 @@ class GatewayProcess:
         await self._process.__aexit__(kind, error, trace)
 
     async def _why_not_ready(self) -> str | None:
-        async with GatewayLink(self.url, self.key) as link:
+        async with GatewayClient(self.url, self.key) as link:
             return await link.why_not_ready()
 
     def _still_waiting(self, why: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from stepwell.agents.gateway_client import GatewayLink
+from stepwell.agents.gateway_client import GatewayClient
 
 Sample: TypeAlias = Mapping[str, Any]
 """One entry of a dataset."""
@@ -53,7 +53,7 @@ class Rollout:
     trajectory_uid: str
     attempt: int
     """0 the first time; a rollout that failed is tried again under the next number."""
-    link: GatewayLink = field(repr=False)
+    link: GatewayClient = field(repr=False)
 
     async def model(self) -> str:
         return await self.link.model()

@@ -10,7 +10,7 @@ LAST = 200
 
 
 @dataclass(slots=True)
-class Tally:
+class RolloutCounts:
     groups: int = 0
     """Complete, for training."""
     given_up: int = 0

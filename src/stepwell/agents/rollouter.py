@@ -18,11 +18,11 @@ from functools import partial
 
 from stepwell.agents.dataset import Dataset
 from stepwell.agents.flow import AgentFlow
-from stepwell.agents.gateway_client import GatewayLink
+from stepwell.agents.gateway_client import GatewayClient
 from stepwell.agents.gateway_process import GatewayProcess
 from stepwell.agents.rollout import RolloutResult
-from stepwell.agents.rollout_counts import Tally
-from stepwell.agents.schedule import GroupEnd, Pace, Plan, Sizes, Start
+from stepwell.agents.rollout_counts import RolloutCounts
+from stepwell.agents.schedule import GroupEnd, RolloutSchedule, Sizes, Start, StartPace
 from stepwell.agents.validation import Rhythm, Round, Validation, ValidationReport
 from stepwell.common.progress import show
 from stepwell.errors import BadRequest, StepwellError
@@ -52,7 +52,7 @@ class AsyncRollouter:
         """A GatewayProcess is started and kept up; a URL is that of a gateway that runs already."""
         if validation is not None and validation.flow.channel == flow.channel:
             raise BadRequest(f"validation and training are both on channel {flow.channel!r}: give them one each")
-        self.tally = Tally()
+        self.tally = RolloutCounts()
         self._flow = flow
         self._dataset = dataset
         self._gateway = gateway
@@ -63,7 +63,7 @@ class AsyncRollouter:
         self._round: Round | None = None
         self._on_result = on_result
         self._on_validation = on_validation
-        self._plan: Plan | None = None
+        self._plan: RolloutSchedule | None = None
         self._tasks: dict[Start, asyncio.Task[None]] = {}
         self._completed: dict[str, list[RolloutResult]] = {}
         """The rollouts of open groups that are complete, by prompt_uid."""
@@ -75,7 +75,7 @@ class AsyncRollouter:
             self._plan.stop()
             self._changed.set()
 
-    async def run(self, groups: int | None = None) -> Tally:
+    async def run(self, groups: int | None = None) -> RolloutCounts:
         """Make so many groups, or without end, or to the dataset's."""
         plan = self._plan = self._new_plan(groups)
         started = time.monotonic()
@@ -94,10 +94,10 @@ class AsyncRollouter:
                 task.cancel()
         return self.tally
 
-    def _new_plan(self, groups: int | None) -> Plan:
+    def _new_plan(self, groups: int | None) -> RolloutSchedule:
         bounds = [bound for bound in (groups, self._dataset.left) if bound is not None]
         sizes = Sizes(self._flow.group_size, self._validation.flow.group_size if self._validation else 0)
-        return Plan(
+        return RolloutSchedule(
             iter(self._dataset),
             self._dataset.find,
             sizes,
@@ -107,7 +107,7 @@ class AsyncRollouter:
         )
 
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[GatewayLink]:
+    async def _open(self) -> AsyncIterator[GatewayClient]:
         async with AsyncExitStack() as stack:
             url = self._gateway if isinstance(self._gateway, str) else self._gateway.url
             if isinstance(self._gateway, GatewayProcess):
@@ -115,17 +115,17 @@ class AsyncRollouter:
             await stack.enter_async_context(self._flow)
             if self._validation is not None:
                 await stack.enter_async_context(self._validation.flow)
-            yield await stack.enter_async_context(GatewayLink(url, self._flow.link.key))
+            yield await stack.enter_async_context(GatewayClient(url, self._flow.link.key))
 
     # -- what the pool says --------------------------------------------------------------------------------------------
 
-    async def _follow(self, link: GatewayLink, plan: Plan) -> None:
+    async def _follow(self, link: GatewayClient, plan: RolloutSchedule) -> None:
         trouble, version_at = "", 0.0
         while True:
             plan.ask()
             try:
                 now = await link.pacing(self._flow.channel)
-                plan.answer(Pace(now.may_start, [(refill.prompt_uid, refill.missing) for refill in now.refills]))
+                plan.answer(StartPace(now.may_start, [(refill.prompt_uid, refill.missing) for refill in now.refills]))
                 if self._rhythm is not None and time.monotonic() > version_at + VERSION_EVERY:
                     version_at = time.monotonic()
                     self._validate_if_due(plan, self._rhythm, await link.policy_version())
@@ -138,7 +138,7 @@ class AsyncRollouter:
             self._changed.set()
             await asyncio.sleep(PACE_EVERY)
 
-    def _validate_if_due(self, plan: Plan, rhythm: Rhythm, version: int | None) -> None:
+    def _validate_if_due(self, plan: RolloutSchedule, rhythm: Rhythm, version: int | None) -> None:
         if self._validation is None or plan.is_validating or plan.is_stopping or not rhythm.is_due(version):
             return
         rhythm.begin(version)
@@ -147,7 +147,7 @@ class AsyncRollouter:
 
     # -- one rollout ---------------------------------------------------------------------------------------------------
 
-    async def _roll(self, plan: Plan, start: Start) -> None:
+    async def _roll(self, plan: RolloutSchedule, start: Start) -> None:
         flow = self._validation.flow if start.is_validation and self._validation else self._flow
         result = await flow.rollout(
             start.prompt.sample, start.prompt.uid, attempt=start.attempt, on_open=lambda: plan.opened(start)
@@ -167,7 +167,7 @@ class AsyncRollouter:
         except StepwellError as failure:
             log.warning("rollouts of a group that was given up stay in the pool: %s", failure)
 
-    def _leave(self, plan: Plan, start: Start, task: asyncio.Task[None]) -> None:
+    def _leave(self, plan: RolloutSchedule, start: Start, task: asyncio.Task[None]) -> None:
         """However it ended: one that was cancelled may never have begun."""
         del self._tasks[start]
         plan.ended(start, None)
@@ -184,7 +184,7 @@ class AsyncRollouter:
             self._round.add(result)
         self._on_result(result)
 
-    def _note_end(self, plan: Plan, end: GroupEnd, last: RolloutResult) -> None:
+    def _note_end(self, plan: RolloutSchedule, end: GroupEnd, last: RolloutResult) -> None:
         for start in end.to_cancel:
             self._tasks[start].cancel()
         if end.is_given_up:

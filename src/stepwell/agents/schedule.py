@@ -24,7 +24,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StartPace:
     """What the pool says of a channel."""
 
     may_start: int | None
@@ -72,7 +72,7 @@ class Sizes:
     validation: int
 
 
-class Plan:
+class RolloutSchedule:
     def __init__(
         self,
         prompts: Iterator[Prompt],
@@ -96,7 +96,7 @@ class Plan:
         self._running: set[Start] = set()
         self._unopened: set[Start] = set()
         """Running, and the pool does not know of them."""
-        self._pace: Pace | None = None
+        self._pace: StartPace | None = None
         self._uncounted: list[Start] = []
         """Rollouts for training that the pool's last answer did not count."""
         self._asked_without: list[Start] | None = None
@@ -134,7 +134,7 @@ class Plan:
         """The pool is being asked how it is: what starts from now on, it may not have counted."""
         self._asked_without = [start for start in self._unopened if not start.is_validation]
 
-    def answer(self, pace: Pace | None) -> None:
+    def answer(self, pace: StartPace | None) -> None:
         """What it said; None if there was no answer."""
         self._pace, self._uncounted, self._asked_without = pace, self._asked_without or [], None
         for prompt_uid, missing in _summed(pace.refills if pace else ()).items():

@@ -1,4 +1,4 @@
-"""Packages that only training needs, imported when first asked for."""
+"""Packages of an optional extra, imported when they are first used."""
 
 from importlib import import_module
 from types import ModuleType
@@ -6,7 +6,8 @@ from types import ModuleType
 from stepwell.errors import BadRequest
 
 
-def needed(package: str, extra: str) -> ModuleType:
+def require(package: str, extra: str) -> ModuleType:
+    """BadRequest says which extra to install."""
     try:
         return import_module(package)
     except ModuleNotFoundError as missing:

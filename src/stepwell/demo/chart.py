@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from stepwell.common.optional import needed
+from stepwell.common.optional import require
 
 WIDTH, HEIGHT = 60, 10
 TALL, WIDE = " ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█"
@@ -33,7 +33,7 @@ def bar(reward: float, width: int = 30) -> str:
 
 def write_picture(rewards: Sequence[float], evaluations: Sequence[tuple[int, float]], title: str, path: Path) -> None:
     """The reward of each update and its running mean; `evaluations` are on held-out samples, by update."""
-    needed("matplotlib", "demo")
+    require("matplotlib", "demo")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

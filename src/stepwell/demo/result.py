@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stepwell.trainers.metrics import Metrics
+from stepwell.trainers.reporting import UpdateMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,5 +36,5 @@ class Outcome:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
-def largest_gap(updates: Sequence[Metrics]) -> float:
+def largest_gap(updates: Sequence[UpdateMetrics]) -> float:
     return max((metrics.logprob_gap for metrics in updates if not math.isnan(metrics.logprob_gap)), default=math.nan)

@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from stepwell.common.optional import needed
+from stepwell.common.optional import require
 from stepwell.config.tools import DemoSettings
 from stepwell.demo.agent_process import Agents, start_agents
 from stepwell.demo.chart import write_picture
@@ -23,8 +23,7 @@ from stepwell.demo.result import Outcome, largest_gap
 from stepwell.demo.screen import Screen
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.demo.warmup import warm_up
-from stepwell.trainers.metrics import Metrics
-from stepwell.trainers.reporting import Report, ToJsonl
+from stepwell.trainers.reporting import Report, ToJsonl, UpdateMetrics
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.transfers import CheckpointTransfer
@@ -59,17 +58,17 @@ class Demo:
     def __init__(self, settings: DemoSettings, screen: Screen) -> None:
         self._python = find_vllm(settings.vllm_python)
         for package in NEEDED:
-            needed(package, "demo")
+            require(package, "demo")
         self._settings = settings
         self._screen = screen
         self._task = TASKS[settings.task]
         self._updates = settings.updates or self._task.updates
-        self._metrics: list[Metrics] = []
+        self._metrics: list[UpdateMetrics] = []
         self._out = settings.out.absolute()
         self._out.mkdir(parents=True, exist_ok=True)
         (self._out / METRICS).unlink(missing_ok=True)
 
-    def run(self) -> tuple[Outcome, list[Metrics]]:
+    def run(self) -> tuple[Outcome, list[UpdateMetrics]]:
         with ExitStack() as stack:
             trainer, agents = self._start(stack)
             start = self._evaluate(agents, "before training")

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from stepwell.demo.chart import bar, draw
-from stepwell.trainers.metrics import Metrics
-from stepwell.trainers.reporting import Report
+from stepwell.trainers.reporting import Report, UpdateMetrics
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -54,7 +53,7 @@ class Lines:
         self._screen = screen
         self._updates = updates
 
-    def __call__(self, metrics: Metrics) -> None:
+    def __call__(self, metrics: UpdateMetrics) -> None:
         self.rewards.append(metrics.reward)
         if len(self.rewards) % EVERY == 0:
             mean = sum(self.rewards[-EVERY:]) / EVERY
@@ -67,7 +66,7 @@ class Chart:
         self._live = live
         self._updates = updates
 
-    def __call__(self, metrics: Metrics) -> None:
+    def __call__(self, metrics: UpdateMetrics) -> None:
         from rich.text import Text
 
         self._rewards.append(metrics.reward)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from stepwell.doctor.findings import Check, Finding, Mark
-from stepwell.engines.engine import BROKEN, TESTED, Capabilities, Questions
+from stepwell.engines.engine import BROKEN, TESTED, EngineFacts, EngineProbe
 from stepwell.engines.vllm_generate import GENERATE
 
 DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1"
@@ -17,19 +17,19 @@ DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1"
 class Probed:
     """An engine as it was found, before it was asked to write anything."""
 
-    capabilities: Capabilities
+    facts: EngineFacts
     weight_version: str | None
     is_paused: bool
 
 
-async def probe(questions: Questions) -> Probed:
+async def probe(questions: EngineProbe) -> Probed:
     """EngineUnavailable says what is wrong."""
-    capabilities = await questions.capabilities()
-    await questions.check_health(capabilities)
+    facts = await questions.facts()
+    await questions.check_health(facts)
     return Probed(
-        capabilities,
-        await questions.weight_version() if capabilities.weight_info else None,
-        bool(await questions.is_paused()) if capabilities.pause else False,
+        facts,
+        await questions.weight_version() if facts.weight_info else None,
+        bool(await questions.is_paused()) if facts.pause else False,
     )
 
 
@@ -40,7 +40,7 @@ def unreachable(why: str) -> Check:
 
 
 def capability_checks(probed: Probed) -> list[Check]:
-    can = probed.capabilities
+    can = probed.facts
     window = f", {can.max_model_len} tokens" if can.max_model_len else ""
     return [
         Check("engine", _server(can)),
@@ -77,7 +77,7 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def _server(can: Capabilities) -> Finding:
+def _server(can: EngineFacts) -> Finding:
     if not can.server:
         what = "a plain OpenAI server, or one that hides its version: it gives no token ids"
         return Finding(Mark.FAULT, what, "use vLLM; steps are only retokenized here, and left out of batches")
@@ -88,7 +88,7 @@ def _server(can: Capabilities) -> Finding:
     return Finding(Mark.OK, f"vLLM {can.server}")
 
 
-def _generate(can: Capabilities) -> Finding:
+def _generate(can: EngineFacts) -> Finding:
     if can.generate:
         return Finding(Mark.OK, f"{GENERATE} is open")
     what = f"{GENERATE} is closed: an answer that a weight update breaks off cannot be carried on"
@@ -98,7 +98,7 @@ def _generate(can: Capabilities) -> Finding:
 def _pause(probed: Probed) -> Finding:
     if probed.is_paused:
         return Finding(Mark.FAULT, "the engine is paused, so no call is answered", "POST /resume, or wait for the sync")
-    if probed.capabilities.pause:
+    if probed.facts.pause:
         return Finding(Mark.OK, "can be paused for a weight update")
     return Finding(Mark.WARNING, "cannot be paused: a weight update would show in answers", DEV_MODE)
 

@@ -18,7 +18,7 @@ from stepwell.doctor.harness import CALL_TIMEOUT, open_bench
 from stepwell.doctor.stream_check import PATIENCE, Patience, check_stream
 from stepwell.doctor.tool_case import tool_parser
 from stepwell.doctor.verdicts import judge_mode
-from stepwell.engines.engine import ANSWER_TIMEOUT, Questions
+from stepwell.engines.engine import ANSWER_TIMEOUT, EngineProbe
 from stepwell.errors import EngineUnavailable
 
 HOT = 1.5
@@ -44,7 +44,7 @@ async def examine(patient: Patient, *, patience: Patience = PATIENCE, say: Calla
     say("the engine")
     key = await key_check(patient.engine, patient.key)
     async with _sessions(patient) as (questions_http, http):
-        questions = Questions(questions_http, patient.engine)
+        questions = EngineProbe(questions_http, patient.engine)
         try:
             probed = await probe(questions)
         except EngineUnavailable as failure:
@@ -54,7 +54,7 @@ async def examine(patient: Patient, *, patience: Patience = PATIENCE, say: Calla
             return Report(patient.engine, (*checks, key))
         more, rows = await _ask(patient, probed, http, say)
         say("a stream as it comes")
-        stream = Check("stream", await check_stream(http, patient.engine, probed.capabilities.model, patience))
+        stream = Check("stream", await check_stream(http, patient.engine, probed.facts.model, patience))
         changed = weights_after(probed, await questions.weight_version() if probed.weight_version else None)
     checks = [changed if changed and check.name == changed.name else check for check in checks]
     return Report(patient.engine, (*checks, *more, stream, key), rows)
@@ -63,7 +63,7 @@ async def examine(patient: Patient, *, patience: Patience = PATIENCE, say: Calla
 async def _ask(
     patient: Patient, probed: Probed, http: aiohttp.ClientSession, say: Callable[[str], None]
 ) -> tuple[list[Check], tuple[Row, ...]]:
-    model = probed.capabilities.model
+    model = probed.facts.model
     tokenizer, why = await asyncio.to_thread(_tokenizer, patient.tokenizer_path)
     speller = EngineSpeller(http, patient.engine, model) if tokenizer is None else LocalSpeller(tokenizer)
     async with open_bench(patient.engine, patient.key, tokenizer, speller) as bench:

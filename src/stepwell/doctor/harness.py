@@ -19,8 +19,8 @@ from stepwell.doctor.detokenizer import Spelled, Speller
 from stepwell.doctor.notebook import Notebook
 from stepwell.doctor.replies import Heard, error_text, hear
 from stepwell.engines.engine import BROKEN, explained
-from stepwell.engines.fleet import Engines
-from stepwell.engines.vllm import Engine
+from stepwell.engines.fleet import EngineFleet
+from stepwell.engines.vllm import VllmControl
 from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
 from stepwell.gateway.app import create_app
 from stepwell.gateway.dialects.dialect import Kind
@@ -33,7 +33,9 @@ CALLS = {Kind.CHAT: "chat/completions", Kind.COMPLETIONS: "completions"}
 
 
 class Bench:
-    def __init__(self, http: aiohttp.ClientSession, notebook: Notebook, speller: Speller, rescorer: Engine) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, notebook: Notebook, speller: Speller, rescorer: VllmControl
+    ) -> None:
         """`http` speaks to the gateway."""
         self._http = http
         self._notebook = notebook
@@ -104,7 +106,7 @@ async def open_bench(engine: str, key: str | None, tokenizer: Any, speller: Spel
     notebook = Notebook()
     app = create_app(
         pool=notebook,
-        engines=Engines((engine,), api_key=key),
+        engines=EngineFleet((engine,), api_key=key),
         tokenizer=BackgroundTokenizer("--tokenizer-path", lambda _: tokenizer),
         rewards=None,
         prompt_length=LONGEST,
@@ -117,7 +119,7 @@ async def open_bench(engine: str, key: str | None, tokenizer: Any, speller: Spel
         url = f"http://127.0.0.1:{door.getsockname()[1]}"
         try:
             async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http:
-                yield Bench(http, notebook, speller, Engine(engine, key=key, timeout=CALL_TIMEOUT))
+                yield Bench(http, notebook, speller, VllmControl(engine, key=key, timeout=CALL_TIMEOUT))
         finally:
             server.should_exit = True
             await serving

@@ -30,7 +30,7 @@ BROKEN = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
+class EngineFacts:
     """What a server was found to offer when it was probed."""
 
     server: str = ""
@@ -49,22 +49,22 @@ class Capabilities:
     """The first model it serves."""
 
 
-class Questions:
+class EngineProbe:
     """One engine, asked over `http`: connections of their own, lest an engine look dead while calls queue for one."""
 
     def __init__(self, http: aiohttp.ClientSession, address: str) -> None:
         self._http = http
         self._address = address
 
-    async def capabilities(self) -> Capabilities:
+    async def facts(self) -> EngineFacts:
         server = await self._field("/version", "version")
         status, models = await self._ask("/v1/models")
         if status != 200:
             raise EngineUnavailable(f"/v1/models answers {status}")
         model, max_model_len = read_model(models)
         if not isinstance(server, str):
-            return Capabilities(max_model_len=max_model_len, model=model)
-        return Capabilities(
+            return EngineFacts(max_model_len=max_model_len, model=model)
+        return EngineFacts(
             server=server,
             token_ids=_gives_token_ids(self._address, server),
             generate=server.startswith(TESTED) and await self._is_open(GENERATE),
@@ -74,9 +74,9 @@ class Questions:
             model=model,
         )
 
-    async def check_health(self, capabilities: Capabilities) -> None:
+    async def check_health(self, facts: EngineFacts) -> None:
         """EngineUnavailable says what is wrong. A plain OpenAI server has nothing better to tell than its models."""
-        path = "/health" if capabilities.server else "/v1/models"
+        path = "/health" if facts.server else "/v1/models"
         status, _ = await self._ask(path)
         if status != 200:
             raise EngineUnavailable(f"{path} answers {status}")

@@ -14,11 +14,11 @@ from typing import Self, TypeAlias
 
 import aiohttp
 
-from stepwell.engines.engine import ANSWER_TIMEOUT, Capabilities, Questions, explained
-from stepwell.engines.replica import Engine, EngineView
-from stepwell.engines.replies import EngineAnswer, EngineReply
+from stepwell.engines.engine import ANSWER_TIMEOUT, EngineFacts, EngineProbe, explained
+from stepwell.engines.replica import EngineReplica, EngineView
+from stepwell.engines.replies import EngineReply, RefusedReply
 from stepwell.engines.routing import routing_named
-from stepwell.engines.selection import Fleet
+from stepwell.engines.selection import EngineSelector
 from stepwell.engines.vllm_generate import (
     COMPLETIONS,
     GENERATE,
@@ -44,15 +44,15 @@ UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 HUNG_UP = (aiohttp.ClientConnectionError, OSError)
 """Raised before the head of an answer is there; UNREACHED and timeouts are told apart first."""
 
-Ask: TypeAlias = Callable[[Capabilities], tuple[str, bytes | None]]
-"""A request's path and body (None: a GET), for an engine with those capabilities."""
+Ask: TypeAlias = Callable[[EngineFacts], tuple[str, bytes | None]]
+"""A request's path and body (None: a GET), for an engine with those facts."""
 
 
-class Engines:
+class EngineFleet:
     """Open it with `async with`: its connections belong to one event loop. Someone must run `watch`."""
 
     def __init__(self, addresses: Sequence[str], *, routing: str = "round_robin", api_key: str | None = None) -> None:
-        self._fleet = Fleet(routing_named(routing))
+        self._fleet = EngineSelector(routing_named(routing))
         self._configured = tuple(addresses)
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if api_key is not None:
@@ -74,23 +74,23 @@ class Engines:
         await self._calls.close()
         await self._questions.close()
 
-    async def send(self, path: str, body: Callable[[Capabilities], bytes], *, sticky: str = "") -> EngineReply:
+    async def send(self, path: str, body: Callable[[EngineFacts], bytes], *, sticky: str = "") -> EngineReply:
         """The answer of one engine, as soon as its head is there. Waits while all engines are paused."""
-        return await self._send(lambda capabilities: (path, body(capabilities)), sticky)
+        return await self._send(lambda facts: (path, body(facts)), sticky)
 
-    async def models(self) -> EngineAnswer:
+    async def models(self) -> RefusedReply:
         reply = await self._send(lambda _: ("/v1/models", None), "")
-        return EngineAnswer(reply.status, await reply.read())
+        return RefusedReply(reply.status, await reply.read())
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: JsonObject) -> Generated | EngineAnswer:
+    async def generate(self, prompt_ids: Sequence[int], sampling: JsonObject) -> Generated | RefusedReply:
         """The generation, or the engine's own answer where it refused."""
-        reply = await self._send(lambda capabilities: _generation(capabilities, prompt_ids, sampling), "")
+        reply = await self._send(lambda facts: _generation(facts, prompt_ids, sampling), "")
         body = await reply.read()
         if reply.status != 200:
-            return EngineAnswer(reply.status, body)
-        return read_generated(body, prompt_ids, reply.engine.capabilities.model)
+            return RefusedReply(reply.status, body)
+        return read_generated(body, prompt_ids, reply.engine.facts.model)
 
-    async def version_after(self, engine: Engine) -> int | None:
+    async def version_after(self, engine: EngineReplica) -> int | None:
         """The engine's version as told by a request that began after this call; None where it cannot tell."""
         return await engine.version_after()
 
@@ -101,7 +101,7 @@ class Engines:
         address = address.rstrip("/")
         if any(engine.address == address for engine in self._fleet.engines):
             return
-        engine = Engine(address, Questions(self._questions, address), self._fleet.note_change)
+        engine = EngineReplica(address, EngineProbe(self._questions, address), self._fleet.note_change)
         self._fleet.add(engine)
         await engine.check()
 
@@ -118,7 +118,7 @@ class Engines:
 
     async def watch(self) -> None:
         """Keep every engine's state up to date, also of those that come later, until cancelled."""
-        watches: dict[Engine, asyncio.Task[None]] = {}
+        watches: dict[EngineReplica, asyncio.Task[None]] = {}
         try:
             while True:
                 for engine in self._fleet.engines:
@@ -132,7 +132,7 @@ class Engines:
                 watch.cancel()
 
     async def _send(self, ask: Ask, sticky: str) -> EngineReply:
-        failures: dict[Engine, str] = {}
+        failures: dict[EngineReplica, str] = {}
         while (engine := await self._fleet.next(sticky, failures)) is not None:
             if not engine.probed:
                 await engine.check()
@@ -146,9 +146,9 @@ class Engines:
         reasons = "; ".join(f"{engine.address}: {why}" for engine, why in failures.items())
         raise EngineUnavailable(f"no engine answers: {reasons or 'there is none'}")
 
-    async def _try(self, engine: Engine, ask: Ask) -> EngineReply | str:
+    async def _try(self, engine: EngineReplica, ask: Ask) -> EngineReply | str:
         """The reply; or why there is none, where another engine may be asked."""
-        path, body = ask(engine.capabilities)
+        path, body = ask(engine.facts)
         version = engine.version
         method = "GET" if body is None else "POST"
         engine.in_flight += 1
@@ -176,11 +176,11 @@ class Engines:
         return aiohttp.ClientSession(timeout=timeout, connector=connector, headers=self._headers, cookie_jar=jar)
 
 
-def _generation(capabilities: Capabilities, prompt_ids: Sequence[int], sampling: JsonObject) -> tuple[str, bytes]:
-    if capabilities.generate:
+def _generation(facts: EngineFacts, prompt_ids: Sequence[int], sampling: JsonObject) -> tuple[str, bytes]:
+    if facts.generate:
         return GENERATE, generate_body(prompt_ids, sampling)
-    if capabilities.token_ids:
-        return COMPLETIONS, completions_body(capabilities.model, prompt_ids, sampling)
+    if facts.token_ids:
+        return COMPLETIONS, completions_body(facts.model, prompt_ids, sampling)
     raise EngineUnavailable("a plain OpenAI server gives no token ids: only vLLM can generate from tokens")
 
 

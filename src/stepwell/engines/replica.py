@@ -13,7 +13,7 @@ from enum import StrEnum
 from yarl import URL
 
 from stepwell.common.coalescing import Coalescer
-from stepwell.engines.engine import Capabilities, Questions
+from stepwell.engines.engine import EngineFacts, EngineProbe
 from stepwell.errors import EngineUnavailable
 
 log = logging.getLogger("stepwell.gateway")
@@ -42,15 +42,15 @@ class EngineView:
     """Why it is down; else empty."""
     in_flight: int
     weight_version: str | None
-    capabilities: Capabilities
+    facts: EngineFacts
 
 
-class Engine:
+class EngineReplica:
     """One replica. Compared by identity: the same address removed and added again is another engine."""
 
-    def __init__(self, address: str, questions: Questions, on_change: Callable[[], None]) -> None:
+    def __init__(self, address: str, questions: EngineProbe, on_change: Callable[[], None]) -> None:
         self.address = address
-        self.capabilities = Capabilities()
+        self.facts = EngineFacts()
         self.probed = False
         self.state = EngineState.DOWN
         self.why = "not probed yet"
@@ -76,7 +76,7 @@ class Engine:
         return url
 
     def view(self) -> EngineView:
-        return EngineView(self.address, self.state, self.why, self.in_flight, self.weight_version, self.capabilities)
+        return EngineView(self.address, self.state, self.why, self.in_flight, self.weight_version, self.facts)
 
     def set_down(self, why: str) -> None:
         self.probed = False
@@ -89,7 +89,7 @@ class Engine:
 
     async def version_after(self) -> int | None:
         """The version as told by a request that began after this call; None where the engine cannot tell."""
-        if not self.capabilities.weight_info:
+        if not self.facts.weight_info:
             return None
         asked_at = time.monotonic()
         await self._asking_version.fresh()
@@ -109,8 +109,8 @@ class Engine:
     async def _check(self) -> None:
         try:
             if not self.probed:
-                self.capabilities = await self._questions.capabilities()
-            await self._questions.check_health(self.capabilities)
+                self.facts = await self._questions.facts()
+            await self._questions.check_health(self.facts)
         except EngineUnavailable as failure:
             self.set_down(str(failure))
             return
@@ -123,7 +123,7 @@ class Engine:
 
     async def _is_paused(self) -> bool:
         """An engine that does not say is as it was."""
-        told = await self._questions.is_paused() if self.capabilities.pause else False
+        told = await self._questions.is_paused() if self.facts.pause else False
         return self.state is EngineState.PAUSED if told is None else told
 
     async def _ask_version(self) -> None:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import aiohttp
 
 from stepwell.engines.engine import BROKEN, explained
-from stepwell.engines.replica import Engine
+from stepwell.engines.replica import EngineReplica
 from stepwell.errors import EngineUnavailable
 
 
 @dataclass(frozen=True, slots=True)
-class EngineAnswer:
+class RefusedReply:
     """An answer read to its end."""
 
     status: int
@@ -22,7 +22,7 @@ class EngineReply:
 
     __slots__ = ("_answer", "_is_open", "content_type", "engine", "status", "version_before")
 
-    def __init__(self, engine: Engine, answer: aiohttp.ClientResponse, version_before: int | None) -> None:
+    def __init__(self, engine: EngineReplica, answer: aiohttp.ClientResponse, version_before: int | None) -> None:
         self.engine = engine
         self.version_before = version_before
         """The engine's policy version, as known when the call was sent: no token is older."""

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Collection
 
-from stepwell.engines.replica import Engine, EngineState
+from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.engines.routing import Routing
 from stepwell.errors import EngineUnavailable
 
@@ -18,18 +18,18 @@ RESUME_TOGETHER = 0.2
 """Seconds a waiting call leaves to the other engines to resume too, lest all that waited fall on the first one."""
 
 
-class Fleet:
+class EngineSelector:
     def __init__(self, routing: Routing) -> None:
-        self.engines: list[Engine] = []
+        self.engines: list[EngineReplica] = []
         self._routing = routing
-        self._healthy: list[Engine] = []
+        self._healthy: list[EngineReplica] = []
         self._changed = asyncio.Event()
 
-    def add(self, engine: Engine) -> None:
+    def add(self, engine: EngineReplica) -> None:
         self.engines.append(engine)
         self.note_change()
 
-    def remove(self, engine: Engine) -> None:
+    def remove(self, engine: EngineReplica) -> None:
         self.engines.remove(engine)
         self.note_change()
 
@@ -43,7 +43,7 @@ class Fleet:
         """Returns once an engine came, went, or changed its state."""
         await self._changed.wait()
 
-    async def next(self, sticky: str, tried: Collection[Engine]) -> Engine | None:
+    async def next(self, sticky: str, tried: Collection[EngineReplica]) -> EngineReplica | None:
         """An engine that was not tried yet; None once there is none."""
         if self._healthy and not tried:
             return self._routing.choose(self._healthy, sticky)
@@ -52,13 +52,13 @@ class Fleet:
         left = self._left(tried, EngineState.HEALTHY) or self._left(tried, EngineState.DOWN)
         return self._routing.choose(left, sticky) if left else None
 
-    def _left(self, tried: Collection[Engine], state: EngineState) -> list[Engine]:
+    def _left(self, tried: Collection[EngineReplica], state: EngineState) -> list[EngineReplica]:
         return [engine for engine in self.engines if engine.state is state and engine not in tried]
 
-    def _must_wait(self, tried: Collection[Engine]) -> bool:
+    def _must_wait(self, tried: Collection[EngineReplica]) -> bool:
         return not self._left(tried, EngineState.HEALTHY) and bool(self._left(tried, EngineState.PAUSED))
 
-    async def _resumed(self, tried: Collection[Engine]) -> None:
+    async def _resumed(self, tried: Collection[EngineReplica]) -> None:
         try:
             async with asyncio.timeout(HOLD_TIMEOUT):
                 while self._must_wait(tried):

@@ -24,7 +24,7 @@ HINTS = {
 }
 
 
-class Engine:
+class VllmControl:
     def __init__(self, url: str, *, key: str | None = None, timeout: float = 60.0) -> None:
         self.url = url.rstrip("/")
         self._key = key
@@ -80,7 +80,7 @@ class Engine:
         return answer if isinstance(answer, dict) else {}
 
 
-def on_each(engines: Sequence[Engine], call: Callable[[Engine], T]) -> list[T]:
+def on_each(engines: Sequence[VllmControl], call: Callable[[VllmControl], T]) -> list[T]:
     """Of all engines at once; returns when all have answered, and raises what the first of them did that failed."""
     with ThreadPoolExecutor(len(engines)) as threads:
         return [future.result() for future in [threads.submit(call, engine) for engine in engines]]

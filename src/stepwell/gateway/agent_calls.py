@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepwell.engines.fleet import Engines
+from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import EngineReply
 from stepwell.errors import EngineUnavailable, Overloaded, StepwellError, TooLarge
 from stepwell.gateway.continuation import Continuation
@@ -102,7 +102,7 @@ class AgentCalls:
         self,
         *,
         pool: PoolPort,
-        engines: Engines,
+        engines: EngineFleet,
         known: KnownTrajectories,
         recording: Recording,
         sight: Sight,

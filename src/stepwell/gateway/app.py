@@ -10,7 +10,7 @@ from fastapi import FastAPI, Response
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
-from stepwell.engines.fleet import Engines
+from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.http import error_responses as answers
 from stepwell.gateway.http import tracing
@@ -39,7 +39,7 @@ DRAIN_TIMEOUT = 30.0
 def create_app(
     *,
     pool: PoolPort,
-    engines: Engines,
+    engines: EngineFleet,
     tokenizer: BackgroundTokenizer,
     rewards: RewardPort | None,
     prompt_length: int,

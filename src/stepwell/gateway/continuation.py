@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepwell.engines.fleet import Engines
-from stepwell.engines.replies import EngineAnswer
+from stepwell.engines.fleet import EngineFleet
+from stepwell.engines.replies import RefusedReply
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway import continued
 from stepwell.gateway.continued import ABORT
@@ -21,7 +21,7 @@ MOST_ABORTS = 16
 
 
 class Continuation:
-    def __init__(self, engines: Engines) -> None:
+    def __init__(self, engines: EngineFleet) -> None:
         self._engines = engines
 
     async def whole(self, call: Call, reply: Reply, version: int | None) -> Reply:
@@ -68,7 +68,7 @@ class Continuation:
         written = len(choice.response_ids)
         context = np.concatenate((choice.prompt_ids, choice.response_ids)).tolist()
         got = await self._engines.generate(context, continued.rest_of_sampling(call, written))
-        if isinstance(got, EngineAnswer):
+        if isinstance(got, RefusedReply):
             raise EngineUnavailable(
                 f"the engine refuses to carry its answer on: {got.body[:300].decode(errors='replace')}"
             )

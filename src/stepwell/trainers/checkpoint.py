@@ -1,22 +1,31 @@
-"""Where a run stands, on disk.
+"""The state of a training run: on disk (Checkpoint), and what was trained since (TrainedLedger).
 
-What always holds: the file is whole or absent, whenever the process dies; what it says was trained is in the weights
-beside it, and in no others.
+Invariants:
+- The checkpoint file is whole or absent, at whatever moment the process dies.
+- The trajectories that a checkpoint names are in its weights, and no others are.
+- A lease stays in the ledger until a checkpoint with its rollouts is on disk; then it is acknowledged.
+- A lease that expired before comes back with the same rollouts; the ledger knows their names, so they are not trained
+  again.
 """
 
 import os
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepwell.errors import BadRequest
+from stepwell.trainers.ports import Leases
 
 if TYPE_CHECKING:
     import torch
 
 FILE = "trainer.pt"
+REMEMBERED = 10_000
+"""Acknowledged rollouts whose names are kept: a pool that restarts may have missed an acknowledgement."""
 TensorState: TypeAlias = dict[str, Any]
-"""What torch calls a state_dict."""
+"""torch's state_dict."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -24,13 +33,43 @@ class Checkpoint:
     model: TensorState
     optimizer: TensorState
     random: "dict[str, torch.Tensor]"
-    """The state of torch's random numbers, by device."""
+    """The state of torch's random number generators, by device."""
     update: int
     version: int
     leases: list[tuple[str, str]]
-    """What was trained and had not been acknowledged when this was written."""
+    """Trained, and not acknowledged when this was written."""
     trajectories: list[str]
-    """The last that were trained, the oldest first: those of the leases above, and many before them."""
+    """The last trained ones, the oldest first: those of the leases above, and many before them."""
+
+
+class TrainedLedger:
+    """The open leases, and the names of the trajectories trained last."""
+
+    def __init__(self, open_leases: Iterable[tuple[str, str]] = (), trained: Iterable[str] = ()) -> None:
+        self._leases = [(str(shard), str(lease)) for shard, lease in open_leases]
+        self._trained = OrderedDict.fromkeys(trained)
+
+    def __contains__(self, trajectory_uid: object) -> bool:
+        return trajectory_uid in self._trained
+
+    @property
+    def open_leases(self) -> Leases:
+        return Leases(tuple(self._leases))
+
+    @property
+    def trained(self) -> list[str]:
+        """The oldest first."""
+        return list(self._trained)
+
+    def add(self, leases: Iterable[tuple[str, str]], trained: Sequence[str]) -> None:
+        self._leases += leases
+        self._trained.update(OrderedDict.fromkeys(trained))
+
+    def mark_acknowledged(self) -> None:
+        """The open leases were acknowledged."""
+        self._leases = []
+        while len(self._trained) > REMEMBERED:
+            self._trained.popitem(last=False)
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -48,7 +87,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """None where there is none yet."""
+    """None if there is none yet."""
     import torch
 
     path = folder / FILE
@@ -56,7 +95,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         return None
     fields = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(fields, dict) or fields.keys() != Checkpoint.__dataclass_fields__.keys():
-        raise BadRequest(f"{path} is no checkpoint of this version of Stepwell; name another folder to start anew")
+        raise BadRequest(f"{path} is not a checkpoint of this version of Stepwell; name another folder to start anew")
     return Checkpoint(**fields)
 
 
@@ -76,7 +115,7 @@ def set_random_state(state: "dict[str, torch.Tensor]") -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes the new name outlive a loss of power."""
+    """Makes the new file name survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepwell.common.optional import needed
+from stepwell.common.optional import require
 from stepwell.errors import BadRequest
 from stepwell.trainers.grpo import kl_penalty, policy_loss, token_logprobs
 from stepwell.trainers.rows import Pass, TrainedRows
@@ -33,7 +33,7 @@ class Learned:
 
 class Learner:
     def __init__(self, model: "torch.nn.Module", reference: "torch.nn.Module | None", settings: Settings) -> None:
-        needed("torch", "train")
+        require("torch", "train")
         from torch.optim import AdamW
 
         if settings.kl_coefficient and reference is None:

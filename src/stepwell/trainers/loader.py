@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepwell.common.optional import needed
+from stepwell.common.optional import require
 from stepwell.errors import LeaseExpired
-from stepwell.trainers.ledger import Ledger
+from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows
 
@@ -40,7 +40,7 @@ def pool_loader(
     R × L; `reward` is the mean return of the whole batch, of what it leaves out too. A row's first token is never
     trained. A batch that is not trained within `lease` seconds comes back, and is then passed over.
     """
-    needed("torch", "train")
+    require("torch", "train")
     from torch.utils.data import DataLoader, IterableDataset
 
     class Batches(IterableDataset[dict[str, "torch.Tensor"]]):
@@ -53,7 +53,7 @@ def pool_loader(
 def _tensors(
     pool: TrainingPool, count: int, batches: int | None, channel: str, timeout: float, lease: float
 ) -> "Iterator[dict[str, torch.Tensor]]":
-    trained, given = Ledger(), 0
+    trained, given = TrainedLedger(), 0
     while batches is None or given < batches:
         batch = pool.fetch_batch(count, timeout=timeout, lease=lease, channel=channel)
         rows = choose_rows(batch, trained)
@@ -65,9 +65,9 @@ def _tensors(
                 if not sys.is_finalizing():  # then no one is left to answer, and the lease ends by itself
                     pool.nack(batch)
                 raise
-        trained.enter((), rows.uids)
+        trained.add((), rows.uids)
         _acknowledge(pool, batch)
-        trained.close()
+        trained.mark_acknowledged()
 
 
 def _acknowledge(pool: TrainingPool, batch: TrainingBatch) -> None:

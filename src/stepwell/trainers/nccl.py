@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-from stepwell.engines.vllm import Engine, on_each
+from stepwell.engines.vllm import VllmControl, on_each
 from stepwell.errors import BadRequest
 from stepwell.steps.step import Json, JsonObject
 from stepwell.trainers.transfers import Weights
@@ -53,12 +53,12 @@ class NcclTransfer:
         """The group itself has one sender only."""
         return nullcontext()
 
-    def prepare(self, weights: Weights, engines: Sequence[Engine]) -> None:
+    def prepare(self, weights: Weights, engines: Sequence[VllmControl]) -> None:
         self._weights = weights
         if self._group is None:
             self._group = self._opened(engines)
 
-    def update(self, engines: Sequence[Engine]) -> None:
+    def update(self, engines: Sequence[VllmControl]) -> None:
         """Engines receive while the trainer sends: neither call ends before the other."""
         assert self._group is not None
         on_each(engines, lambda engine: engine.post("/start_weight_update"))
@@ -72,11 +72,11 @@ class NcclTransfer:
         self._group.finish()
         on_each(engines, lambda engine: engine.post("/finish_weight_update"))
 
-    def _opened(self, engines: Sequence[Engine]) -> Broadcast:
+    def _opened(self, engines: Sequence[VllmControl]) -> Broadcast:
         world_size = 1 + len(engines) * self._workers
         first_rank = {engine: 1 + place * self._workers for place, engine in enumerate(engines)}
 
-        def join(engine: Engine) -> JsonObject:
+        def join(engine: VllmControl) -> JsonObject:
             place: dict[str, Json] = {
                 "master_address": self._address,
                 "master_port": self._port,

@@ -1,37 +1,110 @@
-"""Metrics for people and tools: the console, a JSONL file, Weights & Biases. Each can be one of a trainer's reports.
+"""The metrics of an update, and reports of them: the console, a JSONL file, Weights & Biases.
 
-What always holds: reports are readers. One that fails is told of in the log and then left alone; training goes on.
+Invariant: a report never stops training. A report that fails is logged once and not called again.
 """
 
 import json
 import logging
 import math
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Full, Queue
 from threading import Thread
 from typing import Any, TextIO, TypeAlias
 
-from stepwell.common.optional import needed
-from stepwell.trainers.metrics import Metrics
+import numpy as np
+
+from stepwell.common.optional import require
+from stepwell.trainers.learner import Learned
+from stepwell.trainers.ports import TrainingBatch
+from stepwell.trainers.rows import TrainedRows
 
 log = logging.getLogger("stepwell.trainers")
 
-Report: TypeAlias = Callable[[Metrics], None]
-
 WAITING = 1000
-"""Updates that wandb may be behind before it misses some."""
+"""Updates that can wait for wandb; further ones are not sent to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateMetrics(Learned):
+    """One update in numbers."""
+
+    update: int
+    version: int
+    """Of the weights that the engines have now; stays 0 if this trainer does not sync them."""
+    reward: float
+    """The mean return of the batch's scored rollouts; NaN if there is none."""
+    rollouts: int
+    rollouts_trained: int
+    """The others were trained before, are unscored, lack log-probabilities, or all rewards of their group are equal."""
+    rows: int
+    tokens: int
+    """Trained tokens."""
+    staleness: float
+    """Mean number of versions between the weights that sampled a trained token and those before this update."""
+    fetch_seconds: float
+    train_seconds: float
+    save_seconds: float
+    sync_seconds: float
+    logprob_gap: float
+    """The largest difference between the engines' log-probabilities and the trainer's after the sync; NaN if they were
+    not compared."""
+
+
+Report: TypeAlias = Callable[[UpdateMetrics], None]
+
+
+class Stopwatch:
+    """How long the parts of an update took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timing(self, part: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[part] = time.monotonic() - began
+
+
+def measure(
+    batch: TrainingBatch,
+    rows: TrainedRows,
+    learned: Learned,
+    stopwatch: Stopwatch,
+    *,
+    update: int,
+    before: int,
+    version: int,
+    gap: float | None,
+) -> UpdateMetrics:
+    """`before` is the version of the weights before the update, `version` the one after it."""
+    return UpdateMetrics(
+        **asdict(learned),
+        update=update,
+        version=version,
+        reward=_mean_reward(batch),
+        rollouts=len(rows.uids_T),
+        rollouts_trained=len(np.unique(rows.merged.trajectory_of_R[rows.chosen_R])),
+        rows=len(rows.chosen_R),
+        tokens=rows.tokens,
+        staleness=_staleness(rows, before),
+        **{f"{part}_seconds": stopwatch.seconds[part] for part in ("fetch", "train", "save", "sync")},
+        logprob_gap=float("nan") if gap is None else gap,
+    )
 
 
 class ToConsole:
-    """One line an update."""
+    """Writes one line per update."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
 
-    def __call__(self, metrics: Metrics) -> None:
+    def __call__(self, metrics: UpdateMetrics) -> None:
         seconds = metrics.fetch_seconds + metrics.train_seconds + metrics.save_seconds + metrics.sync_seconds
         self._stream.write(
             f"update {metrics.update:4d}  reward {metrics.reward:6.3f}  loss {metrics.loss:+.4f}  "
@@ -42,30 +115,30 @@ class ToConsole:
 
 
 class ToJsonl:
-    """One JSON object an update, appended; what is no number is null."""
+    """Appends one JSON object per update; NaN and infinity are written as null."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def __call__(self, metrics: Metrics) -> None:
+    def __call__(self, metrics: UpdateMetrics) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
             file.write(json.dumps(as_numbers(metrics)) + "\n")
 
 
 class ToWandb:
-    """To Weights & Biases, from a thread of its own: training does not wait for a network. `close` sends what is left.
+    """Sends metrics to Weights & Biases from its own thread, so training does not wait for the network.
 
-    `options` are those of wandb.init.
+    `options` are those of wandb.init. `close` sends what is still queued.
     """
 
     def __init__(self, project: str, **options: Any) -> None:
-        self._wandb = needed("wandb", "wandb")
-        self._queue: Queue[Metrics | None] = Queue(WAITING)
+        self._wandb = require("wandb", "wandb")
+        self._queue: Queue[UpdateMetrics | None] = Queue(WAITING)
         self._thread = Thread(target=self._send, args=(project, options), name="stepwell-wandb", daemon=True)
         self._thread.start()
 
-    def __call__(self, metrics: Metrics) -> None:
+    def __call__(self, metrics: UpdateMetrics) -> None:
         try:
             self._queue.put_nowait(metrics)
         except Full:
@@ -82,11 +155,11 @@ class ToWandb:
         run.finish()
 
 
-def heard(report: Report) -> Report:
-    """The same, but nothing that goes wrong in it reaches training."""
+def guarded(report: Report) -> Report:
+    """The same report; its first exception is logged, and it is not called again."""
     has_failed = False
 
-    def listen(metrics: Metrics) -> None:
+    def call_report(metrics: UpdateMetrics) -> None:
         nonlocal has_failed
         if has_failed:
             return
@@ -94,10 +167,22 @@ def heard(report: Report) -> Report:
             report(metrics)
         except Exception:
             has_failed = True
-            log.exception("a report of metrics failed and is not made any more; training goes on")
+            log.exception("a report of metrics failed and is not called again; training continues")
 
-    return listen
+    return call_report
 
 
-def as_numbers(metrics: Metrics) -> dict[str, float | None]:
+def as_numbers(metrics: UpdateMetrics) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in asdict(metrics).items()}
+
+
+def _mean_reward(batch: TrainingBatch) -> float:
+    rewards_T = batch.rewards_T
+    scored = rewards_T[~np.isnan(rewards_T)]
+    return float(scored.mean()) if len(scored) else float("nan")
+
+
+def _staleness(rows: TrainedRows, version: int) -> float:
+    """If another process syncs the engines, `version` is too old; then the newest token tells the current version."""
+    versions = rows.merged.versions[rows.trained]
+    return float(max(version, versions.max()) - versions.mean()) if len(versions) else 0.0

@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from stepwell.errors import BadRequest, LeaseExpired, StepwellError
-from stepwell.trainers.checkpoint import Checkpoint, random_state, read_checkpoint, set_random_state, write_checkpoint
+from stepwell.trainers.checkpoint import (
+    Checkpoint,
+    TrainedLedger,
+    random_state,
+    read_checkpoint,
+    set_random_state,
+    write_checkpoint,
+)
 from stepwell.trainers.learner import Learner
-from stepwell.trainers.ledger import Ledger
-from stepwell.trainers.metrics import Clock, Metrics, measure
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
-from stepwell.trainers.reporting import Report, heard
+from stepwell.trainers.reporting import Report, Stopwatch, UpdateMetrics, guarded, measure
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import Settings
 
@@ -65,9 +70,9 @@ class AsyncTrainer:
         self._pool = pool
         self._sync = sync
         self._checkpoints = checkpoints
-        self._reports = [heard(report) for report in reports]
+        self._reports = [guarded(report) for report in reports]
         self._learner = Learner(model, reference, self.settings)
-        self._ledger = Ledger()
+        self._ledger = TrainedLedger()
         self._is_started = False
         self._engines_are_behind = False
 
@@ -92,22 +97,24 @@ class AsyncTrainer:
             self._sync.sync(self.model, self.version)
         self._is_started = True
 
-    def step(self) -> Metrics:
+    def step(self) -> UpdateMetrics:
         """Take a batch, train on it, save, and sync."""
         self.start()
-        clock, before = Clock(), self.version
-        with clock.timing("fetch"):
+        stopwatch, before = Stopwatch(), self.version
+        with stopwatch.timing("fetch"):
             batch, rows = self._fetch()
-        with clock.timing("train"), self._given_back_on_failure(batch):
+        with stopwatch.timing("train"), self._given_back_on_failure(batch):
             self._check_temperature(batch)
             learned = self._learner.learn(rows, self.update)
         self._enter(batch, rows)
-        with clock.timing("save"):
+        with stopwatch.timing("save"):
             if self.update % self.settings.checkpoint_every == 0:
                 self._save()
-        with clock.timing("sync"):
+        with stopwatch.timing("sync"):
             gap = self._bring_weights() if self.version != before else None
-        metrics = measure(batch, rows, learned, clock, update=self.update, before=before, version=self.version, gap=gap)
+        metrics = measure(
+            batch, rows, learned, stopwatch, update=self.update, before=before, version=self.version, gap=gap
+        )
         for report in self._reports:
             report(metrics)
         return metrics
@@ -115,7 +122,7 @@ class AsyncTrainer:
     def _enter(self, batch: TrainingBatch, rows: TrainedRows) -> None:
         """The batch is in the weights, which get a version of their own if the engines are to have them now."""
         self.update += 1
-        self._ledger.enter(batch.leases, rows.uids)
+        self._ledger.add(batch.leases, rows.uids)
         self._engines_are_behind |= rows.tokens > 0
         if self._sync is not None and self._engines_are_behind and self.update % self.settings.sync_every == 0:
             self.version += 1
@@ -138,7 +145,7 @@ class AsyncTrainer:
             rows = choose_rows(batch, self._ledger)
             if rows.is_new_T.any():
                 return batch, rows
-            self._ledger.enter(batch.leases, ())
+            self._ledger.add(batch.leases, ())
             self._save()
 
     @contextmanager
@@ -182,11 +189,11 @@ class AsyncTrainer:
             self._pool.ack(self._ledger.open_leases)
         except LeaseExpired:
             log.warning("a lease ran out before its batch was acknowledged; it comes back and is not trained again")
-        self._ledger.close()
+        self._ledger.mark_acknowledged()
 
     def _restore(self, saved: Checkpoint) -> None:
         self.model.load_state_dict(saved.model)
         self._learner.optimizer.load_state_dict(saved.optimizer)
         set_random_state(saved.random)
         self.update, self.version = saved.update, saved.version
-        self._ledger = Ledger(saved.leases, saved.trajectories)
+        self._ledger = TrainedLedger(saved.leases, saved.trajectories)

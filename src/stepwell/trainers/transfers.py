@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from stepwell.common.optional import needed
-from stepwell.engines.vllm import Engine, on_each
+from stepwell.common.optional import require
+from stepwell.engines.vllm import VllmControl, on_each
 from stepwell.errors import Conflict
 from stepwell.steps.step import JsonObject
 
@@ -27,10 +27,10 @@ class Transfer(Protocol):
     def exclusive(self) -> AbstractContextManager[None]:
         """While it is open, no other process syncs through this. Conflict if one does."""
 
-    def prepare(self, weights: Weights, engines: Sequence[Engine]) -> None:
+    def prepare(self, weights: Weights, engines: Sequence[VllmControl]) -> None:
         """What can be done while the engines still serve."""
 
-    def update(self, engines: Sequence[Engine]) -> None:
+    def update(self, engines: Sequence[VllmControl]) -> None:
         """Put what was prepared into the engines, which stand still."""
 
 
@@ -65,8 +65,8 @@ class CheckpointTransfer:
             lock.flush()
             yield
 
-    def prepare(self, weights: Weights, engines: Sequence[Engine]) -> None:
-        needed("safetensors", "train")
+    def prepare(self, weights: Weights, engines: Sequence[VllmControl]) -> None:
+        require("safetensors", "train")
         from safetensors.torch import save_file
 
         self._place = min((self._folder / name for name in FOLDERS), key=_written_at)
@@ -77,7 +77,7 @@ class CheckpointTransfer:
         save_file(plain, unfinished, metadata={"format": "pt"})
         os.replace(unfinished, self._place / FILE)
 
-    def update(self, engines: Sequence[Engine]) -> None:
+    def update(self, engines: Sequence[VllmControl]) -> None:
         asked: JsonObject = {"method": "reload_weights", "kwargs": {"weights_path": str(self._place)}}
         on_each(engines, lambda engine: engine.post("/collective_rpc", asked))
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from stepwell.errors import FetchTimeout, LeaseExpired
 from stepwell.steps.step import FloatArray, IntArray
-from stepwell.trainers.ledger import Ledger
+from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows
 
@@ -126,7 +126,7 @@ class StepwellRolloutWorker:
         self._channel = channel
         self._lease = lease
         self._version_offset = 0
-        self._known = Ledger()
+        self._known = TrainedLedger()
         self._delivered = Delivered()
         self._groups = 0
         self._samples = 0
@@ -204,8 +204,8 @@ class StepwellRolloutWorker:
         rewards = batch.rewards_T[rows.is_new_T & ~np.isnan(batch.rewards_T)]
         if len(rewards):
             self.metrics_queue.put({"reward": (float(rewards.sum()), float(len(rewards)))})
-        self._known.enter((), rows.uids)
-        self._known.close()
+        self._known.add((), rows.uids)
+        self._known.mark_acknowledged()
 
     # -- what was taken ------------------------------------------------------------------------------------------------
 

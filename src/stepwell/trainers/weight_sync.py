@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
-from stepwell.engines.vllm import Engine, on_each
+from stepwell.engines.vllm import VllmControl, on_each
 from stepwell.errors import BadRequest, SyncFailed
 from stepwell.trainers.grpo import token_logprobs
 from stepwell.trainers.ports import VersionedPool
@@ -64,7 +64,7 @@ class WeightSync:
             raise BadRequest("a WeightSync needs the address of at least one engine")
         if len(probe) == 1:
             raise BadRequest("a probe has two token ids or more: the first has no log-probability")
-        self._engines = [Engine(url, key=engine_key, timeout=timeout) for url in engines]
+        self._engines = [VllmControl(url, key=engine_key, timeout=timeout) for url in engines]
         self._transfer = transfer
         self._pool = pool
         self._probe = list(probe)
@@ -92,10 +92,10 @@ class WeightSync:
     def _change(self, version: int) -> float:
         began = time.monotonic()
         try:
-            on_each(self._engines, Engine.pause)
+            on_each(self._engines, VllmControl.pause)
             self._transfer.update(self._engines)
             on_each(self._engines, lambda engine: engine.set_version(version))
-            on_each(self._engines, Engine.forget_prefixes)
+            on_each(self._engines, VllmControl.forget_prefixes)
         finally:
             stuck = [text for text in on_each(self._engines, _resumed) if text]
             for text in stuck:
@@ -105,7 +105,7 @@ class WeightSync:
         return time.monotonic() - began
 
     def _check_version(self, version: int) -> None:
-        for engine, told in zip(self._engines, on_each(self._engines, Engine.version), strict=True):
+        for engine, told in zip(self._engines, on_each(self._engines, VllmControl.version), strict=True):
             if told != str(version):
                 raise SyncFailed(f"{engine.url} was given version {version} and says it has {told}")
 
@@ -155,7 +155,7 @@ def _named(weights: "torch.nn.Module | Weights") -> Weights:
     return named
 
 
-def _resumed(engine: Engine) -> str | None:
+def _resumed(engine: VllmControl) -> str | None:
     """Why it could not be resumed."""
     try:
         engine.resume()

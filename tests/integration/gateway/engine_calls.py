@@ -1,4 +1,4 @@
-"""Calls to engines as the gateway makes them, for the tests of Engines."""
+"""Calls to engines as the gateway makes them, for the tests of the engine fleet."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from stepwell.engines.engine import Capabilities
-from stepwell.engines.fleet import Engines
+from stepwell.engines.engine import EngineFacts
+from stepwell.engines.fleet import EngineFleet
 from tests.rig.fake_engine import FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -17,35 +17,35 @@ LONG = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_t
 LONG_STREAM = orjson.dumps(LONG | {"stream": True})
 
 
-def asked(_: Capabilities) -> bytes:
+def asked(_: EngineFacts) -> bytes:
     return ASKED
 
 
-def long_stream(_: Capabilities) -> bytes:
+def long_stream(_: EngineFacts) -> bytes:
     return LONG_STREAM
 
 
 @asynccontextmanager
-async def watched(*fakes: FakeEngine, **options: Any) -> AsyncIterator[Engines]:
+async def watched(*fakes: FakeEngine, **options: Any) -> AsyncIterator[EngineFleet]:
     """The engines of those servers, watched."""
-    async with Engines([fake.url for fake in fakes], **options) as engines:
+    async with EngineFleet([fake.url for fake in fakes], **options) as engines:
         watch = asyncio.create_task(engines.watch())
         yield engines
         watch.cancel()
 
 
-async def call(engines: Engines, sticky: str = "") -> tuple[int, str]:
+async def call(engines: EngineFleet, sticky: str = "") -> tuple[int, str]:
     """One chat: the status, and the address of the engine that answered."""
     reply = await engines.send(CHAT, asked, sticky=sticky)
     await reply.read()
     return reply.status, reply.engine.address
 
 
-async def addresses(engines: Engines, count: int) -> list[str]:
+async def addresses(engines: EngineFleet, count: int) -> list[str]:
     return [(await call(engines))[1] for _ in range(count)]
 
 
-def states(engines: Engines) -> list[str]:
+def states(engines: EngineFleet) -> list[str]:
     return [str(view.state) for view in engines.states()]
 
 

@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 import orjson
 import pytest
 
-from stepwell.engines.engine import Capabilities
-from stepwell.engines.fleet import Engines
-from stepwell.engines.replies import EngineAnswer
+from stepwell.engines.engine import EngineFacts
+from stepwell.engines.fleet import EngineFleet
+from stepwell.engines.replies import RefusedReply
 from stepwell.engines.vllm_generate import Generated
 from stepwell.errors import EngineUnavailable
 from tests.integration.gateway.engine_calls import (
@@ -140,7 +140,7 @@ async def test_an_engine_that_dies_is_passed_over_and_used_again_when_it_is_back
             assert states(engines) == ["down", "healthy"]
             async with FakeEngine(port=port, model="another"):
                 await until(lambda: states(engines) == ["healthy", "healthy"], "the engine to be back")
-                assert engines.states()[0].capabilities.model == "another", "it was not probed again"
+                assert engines.states()[0].facts.model == "another", "it was not probed again"
     lines = [record.getMessage() for record in caplog.records if mortal.url in record.getMessage()]
     assert [line.split(" is ")[1].split(":")[0] for line in lines] == ["healthy", "down", "healthy"]
 
@@ -161,16 +161,16 @@ async def test_an_unhealthy_engine_gets_no_calls(
 
 async def test_an_engine_that_is_still_starting_is_probed_before_its_first_call() -> None:
     port = free_port()
-    async with Engines([f"http://127.0.0.1:{port}"]) as engines:
+    async with EngineFleet([f"http://127.0.0.1:{port}"]) as engines:
         assert states(engines) == ["down"]
         with pytest.raises(EngineUnavailable, match=f"127.0.0.1:{port}: Cannot connect"):
             await call(engines)
         async with FakeEngine(port=port) as fake:
-            seen: list[Capabilities] = []
+            seen: list[EngineFacts] = []
 
-            def body(capabilities: Capabilities) -> bytes:
-                seen.append(capabilities)
-                return asked(capabilities)
+            def body(facts: EngineFacts) -> bytes:
+                seen.append(facts)
+                return asked(facts)
 
             replies = await asyncio.gather(*(engines.send(CHAT, body) for _ in range(50)))
             assert [reply.status for reply in replies] == [200] * 50
@@ -184,16 +184,16 @@ async def test_an_engine_that_is_still_starting_is_probed_before_its_first_call(
 
 
 async def test_a_probe_finds_what_vllm_can_do(engine: FakeEngine) -> None:
-    async with Engines([engine.url]) as engines:
-        can = engines.states()[0].capabilities
-    assert can == Capabilities("0.32.0", True, True, True, True, engine.max_model_len, "tiny")
+    async with EngineFleet([engine.url]) as engines:
+        can = engines.states()[0].facts
+    assert can == EngineFacts("0.32.0", True, True, True, True, engine.max_model_len, "tiny")
     assert engine.request_count == 0
 
 
 async def test_a_plain_openai_server_is_recognised_and_watched() -> None:
     port = free_port()
     async with FakeEngine(plain=True, port=port) as fake, watched(fake) as engines:
-        assert engines.states()[0].capabilities == Capabilities(model="tiny")
+        assert engines.states()[0].facts == EngineFacts(model="tiny")
         assert await call(engines) == (200, fake.url)
         assert await engines.version_after((await engines.send(CHAT, asked)).engine) is None
         with pytest.raises(EngineUnavailable, match="no token ids"):
@@ -210,7 +210,7 @@ async def test_an_unknown_version_is_a_warning_and_a_lesser_mode(
     version: str, token_ids: bool, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeEngine(version=version) as fake, watched(fake) as engines:
-        can = engines.states()[0].capabilities
+        can = engines.states()[0].facts
         assert (can.server, can.token_ids, can.generate) == (version, token_ids, False)
         assert (await call(engines))[0] == 200
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -220,7 +220,7 @@ async def test_an_unknown_version_is_a_warning_and_a_lesser_mode(
 
 @pytest.mark.parametrize("scale_out", [True, False])
 async def test_generating_from_tokens_needs_no_open_generate_route(scale_out: bool) -> None:
-    async with FakeEngine(scale_out=scale_out) as fake, Engines([fake.url]) as engines:
+    async with FakeEngine(scale_out=scale_out) as fake, EngineFleet([fake.url]) as engines:
         fake.faults = Faults(version_change_at_token=2, new_version="8")
         fake.weight_version = "7"
         generated = await engines.generate([1, 2, 3], {"max_tokens": 5, "ignore_eos": True})
@@ -228,5 +228,5 @@ async def test_generating_from_tokens_needs_no_open_generate_route(scale_out: bo
         assert (len(generated.sampled.response_ids), generated.usage.completion_tokens) == (5, 5)
         assert generated.version_spans == (((7, 0, 2), (8, 2, 5)) if scale_out else ())
         refused = await engines.generate([1, 2, 3], {"max_tokens": 100_000})
-        assert isinstance(refused, EngineAnswer)
+        assert isinstance(refused, RefusedReply)
         assert refused.status == 400

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stepwell.engines.fleet import Engines
+from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import BadRequest, EngineUnavailable
 from tests.integration.gateway.engine_calls import (
     CHAT,
@@ -41,7 +41,7 @@ async def test_a_trajectory_stays_on_its_engine(two: tuple[FakeEngine, FakeEngin
 
 def test_an_unknown_routing_is_refused() -> None:
     with pytest.raises(BadRequest, match="random"):
-        Engines(["http://127.0.0.1:1"], routing="random")
+        EngineFleet(["http://127.0.0.1:1"], routing="random")
 
 
 async def test_engines_come_and_go_under_load(two: tuple[FakeEngine, FakeEngine]) -> None:

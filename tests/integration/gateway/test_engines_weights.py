@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from stepwell.engines import selection as fleet
-from stepwell.engines.fleet import Engines
+from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
 from stepwell.engines.replies import EngineReply
 from stepwell.errors import EngineUnavailable
@@ -103,7 +103,7 @@ async def test_a_wait_for_paused_engines_is_bounded_and_says_for_whom(
 
 
 async def test_the_version_is_told_by_a_question_asked_afterwards(engine: FakeEngine) -> None:
-    async with Engines([engine.url]) as engines:
+    async with EngineFleet([engine.url]) as engines:
         reply: EngineReply = await engines.send(CHAT, asked)
         await reply.read()
         assert (reply.version_before, reply.engine.weight_version) == (None, "default")
@@ -115,7 +115,7 @@ async def test_the_version_is_told_by_a_question_asked_afterwards(engine: FakeEn
 
 
 async def test_many_who_ask_for_the_version_share_a_question(engine: FakeEngine) -> None:
-    async with Engines([engine.url]) as engines:
+    async with EngineFleet([engine.url]) as engines:
         engine.weight_version = "3"
         reply = await engines.send(CHAT, asked)
         await reply.read()
@@ -130,7 +130,7 @@ async def test_many_who_ask_for_the_version_share_a_question(engine: FakeEngine)
 async def test_a_version_that_cannot_be_told_is_none(engine: FakeEngine) -> None:
     async with AsyncExitStack() as stack:
         mortal = await stack.enter_async_context(FakeEngine())
-        async with Engines([mortal.url]) as engines:
+        async with EngineFleet([mortal.url]) as engines:
             mortal.weight_version = "3"
             reply = await engines.send(CHAT, asked)
             await reply.read()

@@ -8,22 +8,22 @@ from hypothesis import strategies as st
 
 from stepwell.agents.dataset import Prompt
 from stepwell.agents.rollout import RolloutStatus
-from stepwell.agents.schedule import GroupEnd, Pace, Plan, Sizes, Start
+from stepwell.agents.schedule import GroupEnd, RolloutSchedule, Sizes, Start, StartPace
 
 COMPLETED, ABORTED, EMPTY, LATE, FAILED = RolloutStatus
-FREE = Pace(None)
+FREE = StartPace(None)
 """A pool that does not know how much may start."""
 
 
 def make_plan(
     *, size: int = 2, concurrency: int = 100, retries: int = 1, groups: int | None = None, known: Sequence[str] = ()
-) -> Plan:
+) -> RolloutSchedule:
     prompts = (Prompt(f"g{number}", {}) for number in count())
     find = {uid: Prompt(uid, {}) for uid in known}.get
-    return Plan(prompts, find, Sizes(size, 1), concurrency=concurrency, retries=retries, groups=groups)
+    return RolloutSchedule(prompts, find, Sizes(size, 1), concurrency=concurrency, retries=retries, groups=groups)
 
 
-def tell(plan: Plan, pace: Pace | None) -> None:
+def tell(plan: RolloutSchedule, pace: StartPace | None) -> None:
     plan.ask()
     plan.answer(pace)
 
@@ -53,38 +53,38 @@ def test_no_more_run_than_the_bound_on_concurrency() -> None:
 
 def test_groups_are_opened_only_as_far_as_the_pool_leaves_room() -> None:
     plan = make_plan(size=4)
-    tell(plan, Pace(8))
+    tell(plan, StartPace(8))
     assert names(plan.next_starts()) == ["g0"] * 4 + ["g1"] * 4
     assert plan.next_starts() == []
 
 
 def test_what_has_started_counts_until_an_answer_that_knows_of_it() -> None:
     plan = make_plan(size=1)
-    tell(plan, Pace(2))
+    tell(plan, StartPace(2))
     first = plan.next_starts()
-    tell(plan, Pace(2))  # the pool was asked before either was opened
+    tell(plan, StartPace(2))  # the pool was asked before either was opened
     assert plan.next_starts() == []
     plan.opened(first[0])
-    tell(plan, Pace(1))
+    tell(plan, StartPace(1))
     assert plan.next_starts() == []
     plan.opened(first[1])
-    tell(plan, Pace(1))
+    tell(plan, StartPace(1))
     assert len(plan.next_starts()) == 1
 
 
 def test_what_starts_between_question_and_answer_counts_too() -> None:
     plan = make_plan(size=1)
-    tell(plan, Pace(2))
+    tell(plan, StartPace(2))
     plan.ask()
     for start in plan.next_starts():
         plan.opened(start)
-    plan.answer(Pace(2))
+    plan.answer(StartPace(2))
     assert plan.next_starts() == []
 
 
 def test_a_group_is_opened_whole_even_where_the_pool_has_room_for_less() -> None:
     plan = make_plan(size=4)
-    tell(plan, Pace(1))
+    tell(plan, StartPace(1))
     assert names(plan.next_starts()) == ["g0"] * 4, "a batch smaller than a group would otherwise never be made"
     assert plan.next_starts() == []
 
@@ -146,7 +146,7 @@ def test_a_group_that_the_pool_wants_more_of_gets_as_many_as_are_missing_once() 
     for start in (first, *lost):
         plan.opened(start)
     plan.ended(first, COMPLETED)
-    wanted = Pace(None, [("g0", 2)])
+    wanted = StartPace(None, [("g0", 2)])
     tell(plan, wanted)
     again = plan.next_starts()
     assert names(again) == ["g0", "g0"]
@@ -160,7 +160,7 @@ def test_a_group_that_the_pool_wants_more_of_gets_as_many_as_are_missing_once() 
 
 def test_a_group_from_before_a_restart_is_refilled_and_a_strangers_is_not() -> None:
     plan = make_plan(groups=0, known=["before"])
-    tell(plan, Pace(0, [("before", 1), ("stranger", 3)]))
+    tell(plan, StartPace(0, [("before", 1), ("stranger", 3)]))
     (start,) = plan.next_starts()
     assert start.prompt.uid == "before"
     assert not plan.is_over
@@ -173,14 +173,14 @@ def test_a_group_that_was_given_up_is_not_refilled() -> None:
     tell(plan, FREE)
     (start,) = plan.next_starts()
     plan.ended(start, ABORTED)
-    tell(plan, Pace(None, [("g0", 1)]))
+    tell(plan, StartPace(None, [("g0", 1)]))
     assert plan.next_starts() == []
 
 
 def test_validation_is_started_first_and_does_not_count_for_pacing() -> None:
     plan = make_plan(size=2, concurrency=5)
     plan.validate([Prompt(f"v{number}", {}) for number in range(3)])
-    tell(plan, Pace(2))
+    tell(plan, StartPace(2))
     starts = plan.next_starts()
     assert names(starts) == ["v0", "v1", "v2", "g0", "g0"]
     assert [start.is_validation for start in starts] == [True] * 3 + [False] * 2
@@ -210,8 +210,8 @@ class ToyPool:
         self.room = room
         self.in_flight = self.queued = 0
 
-    def pace(self) -> Pace:
-        return Pace(max(0, self.room - self.in_flight - self.queued))
+    def pace(self) -> StartPace:
+        return StartPace(max(0, self.room - self.in_flight - self.queued))
 
 
 @given(st.data(), st.integers(1, 4), st.integers(1, 4))
@@ -221,12 +221,12 @@ def test_the_pools_room_is_never_exceeded_whatever_the_order_of_events(
     plan, pool = make_plan(size=size, retries=100), ToyPool(size * batches)
     running: deque[Start] = deque()
     opened: deque[Start] = deque()
-    answers: deque[Pace] = deque()
+    answers: deque[StartPace] = deque()
     for _ in range(60):
         event = data.draw(st.sampled_from(["ask", "count", "answer", "start", "open", "complete", "abort", "train"]))
         if event == "ask" and not answers:
             plan.ask()
-            answers.append(Pace(-1))
+            answers.append(StartPace(-1))
         elif event == "count" and answers:
             answers[0] = pool.pace()
         elif event == "answer" and answers and answers[0].may_start != -1:

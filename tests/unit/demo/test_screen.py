@@ -5,12 +5,12 @@ import pytest
 from rich.live import Live
 
 from stepwell.demo.screen import Chart, Screen
-from stepwell.trainers.metrics import Metrics
+from stepwell.trainers.reporting import UpdateMetrics
 
 
-def metrics(reward: float) -> Metrics:
-    zeros: dict[str, Any] = {field.name: 0 for field in fields(Metrics)}
-    return Metrics(**(zeros | {"reward": reward}))
+def metrics(reward: float) -> UpdateMetrics:
+    zeros: dict[str, Any] = {field.name: 0 for field in fields(UpdateMetrics)}
+    return UpdateMetrics(**(zeros | {"reward": reward}))
 
 
 def test_without_a_terminal_there_is_a_line_every_ten_updates(capsys: pytest.CaptureFixture[str]) -> None:

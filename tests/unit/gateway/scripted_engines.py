@@ -6,17 +6,17 @@ from typing import cast
 
 import aiohttp
 
-from stepwell.engines.engine import Capabilities, Questions
-from stepwell.engines.fleet import Engines
-from stepwell.engines.replica import Engine
-from stepwell.engines.replies import EngineAnswer, EngineReply
+from stepwell.engines.engine import EngineFacts, EngineProbe
+from stepwell.engines.fleet import EngineFleet
+from stepwell.engines.replica import EngineReplica
+from stepwell.engines.replies import EngineReply, RefusedReply
 from stepwell.engines.vllm_generate import Generated
 from stepwell.steps.step import JsonObject
 
 
-def make_engine(address: str = "http://e", *, weight_info: bool = True) -> Engine:
-    engine = Engine(address, cast("Questions", None), lambda: None)
-    engine.capabilities = Capabilities(token_ids=True, generate=True, weight_info=weight_info)
+def make_engine(address: str = "http://e", *, weight_info: bool = True) -> EngineReplica:
+    engine = EngineReplica(address, cast("EngineProbe", None), lambda: None)
+    engine.facts = EngineFacts(token_ids=True, generate=True, weight_info=weight_info)
     return engine
 
 
@@ -35,28 +35,28 @@ class ScriptedBody:
         """There is no connection."""
 
 
-class ScriptedEngines(Engines):
+class ScriptedEngines(EngineFleet):
     def __init__(self) -> None:
         super().__init__([])
         self.engine = make_engine()
-        self.versions: dict[Engine, int | None] = {}
+        self.versions: dict[EngineReplica, int | None] = {}
         """What each engine says its version is."""
-        self.asked_versions: list[Engine] = []
-        self.generations: list[Generated | EngineAnswer] = []
+        self.asked_versions: list[EngineReplica] = []
+        self.generations: list[Generated | RefusedReply] = []
         """The answers to come."""
         self.generated: list[tuple[list[int], JsonObject]] = []
         """What was asked for."""
         self.answers: list[ScriptedBody] = []
         self.sent: list[tuple[str, bytes]] = []
 
-    async def version_after(self, engine: Engine) -> int | None:
+    async def version_after(self, engine: EngineReplica) -> int | None:
         self.asked_versions.append(engine)
         return self.versions.get(engine)
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: JsonObject) -> Generated | EngineAnswer:
+    async def generate(self, prompt_ids: Sequence[int], sampling: JsonObject) -> Generated | RefusedReply:
         self.generated.append((list(prompt_ids), sampling))
         return self.generations.pop(0)
 
-    async def send(self, path: str, body: Callable[[Capabilities], bytes], *, sticky: str = "") -> EngineReply:
-        self.sent.append((path, body(self.engine.capabilities)))
+    async def send(self, path: str, body: Callable[[EngineFacts], bytes], *, sticky: str = "") -> EngineReply:
+        self.sent.append((path, body(self.engine.facts)))
         return EngineReply(self.engine, cast("aiohttp.ClientResponse", self.answers.pop(0)), None)

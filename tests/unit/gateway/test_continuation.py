@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.engines.replies import EngineAnswer
+from stepwell.engines.replies import RefusedReply
 from stepwell.engines.vllm_generate import Generated
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.continuation import MOST_ABORTS, Continuation
@@ -193,7 +193,7 @@ async def test_an_engine_that_does_not_come_to_an_end_is_given_up(
 @pytest.mark.parametrize(
     ("generation", "answer", "why"),
     [
-        (EngineAnswer(400, b"no room"), None, "refuses to carry its answer on: no room"),
+        (RefusedReply(400, b"no room"), None, "refuses to carry its answer on: no room"),
         (more(8, logprobs=False), None, "without log-probabilities"),
         (more(8, 9), ScriptedBody(b"{}", status=404), "cannot tell what its tokens spell"),
         (more(8, 9), ScriptedBody(b"{}"), "no choices"),
@@ -202,7 +202,7 @@ async def test_an_engine_that_does_not_come_to_an_end_is_given_up(
 async def test_an_engine_that_cannot_help_is_named_in_the_failure(
     engines: ScriptedEngines,
     continuation: Continuation,
-    generation: Generated | EngineAnswer,
+    generation: Generated | RefusedReply,
     answer: ScriptedBody | None,
     why: str,
 ) -> None:

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stepwell.demo.engine import ENVIRONMENT, FLAGS
-from stepwell.trainers.metrics import Metrics
+from stepwell.trainers.reporting import UpdateMetrics
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.weight_sync import PROBE, probe_logprobs
 from tests.rig import vllm_server
@@ -126,4 +126,4 @@ def test_every_setting_is_listed_with_its_default() -> None:
 def test_every_metric_is_listed() -> None:
     table = PAGE.partition("| metric |")[2]
     listed = [name for names in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", names)]
-    assert sorted(listed) == sorted(field.name for field in fields(Metrics))
+    assert sorted(listed) == sorted(field.name for field in fields(UpdateMetrics))

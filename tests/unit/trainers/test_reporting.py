@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.trainers.metrics import Metrics
-from stepwell.trainers.reporting import ToConsole, ToJsonl, ToWandb, heard
+from stepwell.trainers.reporting import ToConsole, ToJsonl, ToWandb, UpdateMetrics, guarded
 
-METRICS = Metrics(
+METRICS = UpdateMetrics(
     update=3,
     version=2,
     reward=0.25,
@@ -50,11 +49,11 @@ def test_a_file_gets_an_object_an_update_that_any_json_reader_takes(tmp_path: Pa
 def test_a_report_that_fails_is_told_of_once_and_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
     asked = []
 
-    def broken(metrics: Metrics) -> None:
+    def broken(metrics: UpdateMetrics) -> None:
         asked.append(metrics)
         raise OSError("the disk is full")
 
-    report = heard(broken)
+    report = guarded(broken)
     with caplog.at_level(logging.ERROR):
         report(METRICS)
         report(METRICS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stepwell.errors import BadRequest, SyncFailed
-from stepwell.trainers.metrics import Metrics
+from stepwell.trainers.reporting import UpdateMetrics
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from tests.unit.trainers.models import VOCABULARY, Recurrent, one_turn
@@ -61,7 +61,7 @@ class SyncLog:
 
 def test_what_earns_more_becomes_likelier() -> None:
     pool, model = filled(12), Recurrent()
-    seen: list[Metrics] = []
+    seen: list[UpdateMetrics] = []
     AsyncTrainer(pool, model, settings=SETTINGS, reports=[seen.append]).run()
     assert [metrics.update for metrics in seen] == [1, 2, 3, 4, 5, 6]
     assert pool.held == 0

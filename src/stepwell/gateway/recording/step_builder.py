@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from stepwell.common.tokenizers import BackgroundTokenizer
-from stepwell.engines.replica import Engine
+from stepwell.engines.replica import EngineReplica
 from stepwell.gateway.dialects.dialect import Call
 from stepwell.gateway.http.metrics import Sight
 from stepwell.gateway.recording.outbox import Recorder
@@ -38,7 +38,7 @@ class Recording:
         self._is_durable = is_durable
 
     def context(
-        self, ref: TrajectoryRef, call: Call, engine: Engine, policy_version: int, started_at: float
+        self, ref: TrajectoryRef, call: Call, engine: EngineReplica, policy_version: int, started_at: float
     ) -> CallContext:
         extras: JsonObject = {MALFORMED_HISTORY: call.malformed_history} if call.malformed_history else {}
         return CallContext(
@@ -49,12 +49,12 @@ class Recording:
             sampling=call.sampling,
             prompt_length=self._prompt_length,
             untrainable=call.untrainable,
-            exactness=Exactness.ENGINE if engine.capabilities.token_ids else Exactness.RETOKENIZED,
+            exactness=Exactness.ENGINE if engine.facts.token_ids else Exactness.RETOKENIZED,
             extras=extras,
             choices_per_prompt=call.choices_per_prompt,
         )
 
-    async def keep(self, context: CallContext, engine: Engine, choices: Sequence[Sampled], usage: Usage) -> None:
+    async def keep(self, context: CallContext, engine: EngineReplica, choices: Sequence[Sampled], usage: Usage) -> None:
         """Hand the steps of a whole answer over."""
         steps = recorded_steps(context, choices, usage)
         for step in steps:

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stepwell.engines.fleet import Engines
-from stepwell.engines.replica import Engine
+from stepwell.engines.fleet import EngineFleet
+from stepwell.engines.replica import EngineReplica
 from stepwell.steps.step import JsonObject, Step, VersionSpan
 
 BRACKET = "version_bracket"
@@ -17,14 +17,14 @@ BRACKET = "version_bracket"
 
 
 class Versions:
-    def __init__(self, engines: Engines) -> None:
+    def __init__(self, engines: EngineFleet) -> None:
         self._engines = engines
-        self._sampled_by: dict[str, Engine] = {}
+        self._sampled_by: dict[str, EngineReplica] = {}
         self._after: dict[str, int | None] = {}
 
-    def note(self, step: Step, engine: Engine) -> None:
+    def note(self, step: Step, engine: EngineReplica) -> None:
         """Remember who wrote a step, until it is sealed."""
-        if engine.capabilities.weight_info and not step.version_spans:
+        if engine.facts.weight_info and not step.version_spans:
             self._sampled_by[step.uid] = engine
 
     async def seal(self, steps: Sequence[Step]) -> list[Step]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from stepwell.engines.fleet import Engines
+from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.http.error_responses import relayed
@@ -16,7 +16,7 @@ from stepwell.gateway.routes.readiness import ReadinessCheck
 from stepwell.wire import gateway_api as shapes
 
 
-def operating_router(engines: Engines, readiness: ReadinessCheck, sight: Sight) -> APIRouter:
+def operating_router(engines: EngineFleet, readiness: ReadinessCheck, sight: Sight) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
@@ -63,7 +63,7 @@ def operating_router(engines: Engines, readiness: ReadinessCheck, sight: Sight) 
     return router
 
 
-def show(sight: Sight, calls: AgentCalls, engines: Engines, recorder: Recorder, spool: Spool | None) -> None:
+def show(sight: Sight, calls: AgentCalls, engines: EngineFleet, recorder: Recorder, spool: Spool | None) -> None:
     """What has its value elsewhere and is read when /metrics is."""
 
     def states() -> Iterator[tuple[tuple[str, ...], float]]:
@@ -105,7 +105,7 @@ def show(sight: Sight, calls: AgentCalls, engines: Engines, recorder: Recorder, 
         )
 
 
-def _listed(engines: Engines) -> shapes.EngineList:
+def _listed(engines: EngineFleet) -> shapes.EngineList:
     return shapes.EngineList(
         engines=[
             shapes.EngineNow(
@@ -114,7 +114,7 @@ def _listed(engines: Engines) -> shapes.EngineList:
                 why=view.why,
                 in_flight=view.in_flight,
                 weight_version=view.weight_version,
-                server=view.capabilities.server,
+                server=view.facts.server,
             )
             for view in engines.states()
         ]

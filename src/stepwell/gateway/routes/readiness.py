@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from stepwell.common.tokenizers import BackgroundTokenizer
-from stepwell.engines.fleet import Engines
+from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
 from stepwell.errors import StepwellError
 from stepwell.pool.api.ports import PoolPort, RewardPort
@@ -16,7 +16,7 @@ PAUSE = 1.0
 
 class ReadinessCheck:
     def __init__(
-        self, pool: PoolPort, engines: Engines, tokenizer: BackgroundTokenizer, rewards: RewardPort | None
+        self, pool: PoolPort, engines: EngineFleet, tokenizer: BackgroundTokenizer, rewards: RewardPort | None
     ) -> None:
         self._pool = pool
         self._engines = engines

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from stepwell.engines.fleet import Engines
+from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import BadRequest
 from stepwell.gateway.http.error_responses import relayed
 from stepwell.gateway.recording.outbox import Recorder
@@ -60,7 +60,7 @@ def opening_router(rollouts: Rollouts, pool: PoolPort) -> APIRouter:
 
 
 def trajectory_router(
-    rollouts: Rollouts, pool: PoolPort, engines: Engines, recorder: Recorder, known: KnownTrajectories
+    rollouts: Rollouts, pool: PoolPort, engines: EngineFleet, recorder: Recorder, known: KnownTrajectories
 ) -> APIRouter:
     """What stands below a trajectory's base_url, beside the agent's own calls."""
     router = APIRouter()

@@ -15,8 +15,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from stepwell.engines.fleet import Engines
-from stepwell.engines.replica import Engine
+from stepwell.engines.fleet import EngineFleet
+from stepwell.engines.replica import EngineReplica
 from stepwell.engines.replies import EngineReply
 from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.gateway.continuation import Continuation
@@ -59,7 +59,7 @@ class WhiteboxChat:
     def __init__(
         self,
         pool: PoolPort,
-        engines: Engines,
+        engines: EngineFleet,
         recording: Recording,
         versions: Versions,
         sight: Sight,
@@ -106,7 +106,7 @@ class WhiteboxChat:
         steps = recorded_steps(context, choices, got.usage)
         return got, await self._sealed(steps, reply.engine)
 
-    async def _sealed(self, steps: Sequence[Step], engine: Engine) -> list[Step]:
+    async def _sealed(self, steps: Sequence[Step], engine: EngineReplica) -> list[Step]:
         try:
             for step in steps:
                 self._versions.note(step, engine)
@@ -125,7 +125,7 @@ def _context(call: Call, reply: EngineReply, version: int, began: float) -> Call
         started_at=began,
         sampling=call.sampling,
         prompt_length=sys.maxsize,
-        exactness=Exactness.ENGINE if reply.engine.capabilities.token_ids else Exactness.RETOKENIZED,
+        exactness=Exactness.ENGINE if reply.engine.facts.token_ids else Exactness.RETOKENIZED,
         choices_per_prompt=call.choices_per_prompt,
     )
 

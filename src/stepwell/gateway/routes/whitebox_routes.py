@@ -6,8 +6,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from stepwell.common.tokenizers import BackgroundTokenizer
-from stepwell.engines.fleet import Engines
-from stepwell.engines.replies import EngineAnswer
+from stepwell.engines.fleet import EngineFleet
+from stepwell.engines.replies import RefusedReply
 from stepwell.engines.vllm_generate import Generated
 from stepwell.errors import BadRequest, EngineUnavailable, NotReady
 from stepwell.gateway.dialects.sampling import make_explicit
@@ -22,7 +22,7 @@ from stepwell.wire import gateway_api as shapes
 
 def whitebox_router(
     pool: PoolPort,
-    engines: Engines,
+    engines: EngineFleet,
     tokenizer: BackgroundTokenizer,
     rewards: RewardPort | None,
     sight: Sight,
@@ -43,7 +43,7 @@ def whitebox_router(
         make_explicit(sampling, response_length)
         context = CallContext("", "", pool.policy_version, time.time(), sampling, prompt_length)
         generated = await engines.generate(wanted.prompt_ids, sampling)
-        if isinstance(generated, EngineAnswer):
+        if isinstance(generated, RefusedReply):
             return relayed(generated.status, generated.body)
         took, written = time.time() - context.started_at, len(generated.sampled.response_ids)
         sight.call_done("generate", 200, took, None, len(wanted.prompt_ids), written)

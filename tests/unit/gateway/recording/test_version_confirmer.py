@@ -1,6 +1,6 @@
 import pytest
 
-from stepwell.engines.replica import Engine
+from stepwell.engines.replica import EngineReplica
 from stepwell.gateway.recording.version_confirmer import BRACKET, Versions
 from stepwell.steps.step import Step, VersionSpan
 from tests.builders import make_step, same_step
@@ -17,7 +17,7 @@ def versions(engines: ScriptedEngines) -> Versions:
     return Versions(engines)
 
 
-def noted(versions: Versions, engine: Engine, uid: str = "a", version: int = 5) -> Step:
+def noted(versions: Versions, engine: EngineReplica, uid: str = "a", version: int = 5) -> Step:
     step = make_step(uid=uid, policy_version=version, extras={"kept": 1})
     versions.note(step, engine)
     return step

@@ -5,7 +5,7 @@ import pytest
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
-from stepwell.engines.fleet import Engines
+from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
 from stepwell.gateway.routes.access import ACCESS
 from stepwell.gateway.routes.openapi import documented
@@ -18,7 +18,7 @@ METHODS = {"get", "post", "put", "delete", "patch"}
 def document() -> dict[str, Any]:
     front = create_app(
         pool=MemoryPool(),
-        engines=Engines(["http://nowhere"]),
+        engines=EngineFleet(["http://nowhere"]),
         tokenizer=BackgroundTokenizer("nowhere", lambda _: None),
         rewards=None,
         prompt_length=8,
