@@ -58,7 +58,7 @@ def test_a_report_that_fails_is_told_of_once_and_harms_nothing(caplog: pytest.Lo
         report(METRICS)
         report(METRICS)
     assert len(asked) == 1
-    assert "training goes on" in caplog.text
+    assert "training continues" in caplog.text
 
 
 def test_wandb_gets_every_update_from_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
