@@ -273,5 +273,5 @@ def test_a_lease_that_runs_out_while_training_costs_nothing_but_a_warning(
 
 def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     torch.save({"something": 1}, tmp_path / "trainer.pt")
-    with pytest.raises(BadRequest, match=r"trainer.pt is no checkpoint"):
+    with pytest.raises(BadRequest, match=r"trainer.pt is not a checkpoint"):
         AsyncTrainer(TrainingPool(), Recurrent(), settings=SETTINGS, checkpoints=tmp_path).start()
