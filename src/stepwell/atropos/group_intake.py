@@ -5,11 +5,12 @@ after the pool has it.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from stepwell.atropos.http import Request
 from stepwell.atropos.metrics import Sight
 from stepwell.atropos.registry import Registry
 from stepwell.atropos.repeats import Repeats
-from stepwell.atropos.submitting import Submissions
+from stepwell.common.coalescing import BatchSender
 from stepwell.errors import BadRequest, PoolFull
 from stepwell.pool.api.ports import DoorPort
 from stepwell.pool.rules.ingest import Registration, Verdict
@@ -29,6 +30,68 @@ from stepwell.wire.scored_groups_steps import columns_from_group
 
 REPEATED = {Verdict.DUPLICATE, Verdict.LATE}
 """The pool has the step, or had it."""
+READING_TIMEOUT = 0.01
+"""Seconds that a message waits for groups that are being read."""
+PAUSE = 0.004
+"""Seconds between two messages. Environments that were just answered come back in this time with their next groups."""
+MAX_MESSAGE_TOKENS = 2**25
+
+
+class PackedGroups(NamedTuple):
+    """Groups of one request."""
+
+    columns: Columns
+    registrations: Sequence[Registration]
+
+
+class GroupSender:
+    """Sends groups of several requests to the pool in one message.
+
+    A message waits a moment for groups that are being read. Where many groups come, it also waits for environments that
+    were just answered; a single environment waits for no one.
+    """
+
+    def __init__(self, pool: DoorPort) -> None:
+        self._pool = pool
+        self._reading = 0
+        self._all_read = asyncio.Event()
+        self._all_read.set()
+        self._sender = BatchSender[PackedGroups, list[Verdict]](
+            self._send,
+            before_send=self._await_read,
+            pause=PAUSE,
+            weigh=lambda groups: len(groups.columns.tokens),
+            max_weight=MAX_MESSAGE_TOKENS,
+            sends_cancelled=True,
+        )
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around the reading of a request's groups: the next message waits for them."""
+        self._reading += 1
+        self._all_read.clear()
+        try:
+            yield
+        finally:
+            self._reading -= 1
+            if not self._reading:
+                self._all_read.set()
+
+    async def submit(self, columns: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+        """One verdict a step. The groups are sent even if the caller is cancelled."""
+        return await self._sender.submit(PackedGroups(columns, registrations))
+
+    async def _await_read(self) -> None:
+        if self._all_read.is_set():
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_read.wait(), READING_TIMEOUT)
+
+    async def _send(self, message: Sequence[PackedGroups]) -> list[list[Verdict]]:
+        registrations = [wanted for groups in message for wanted in groups.registrations]
+        columns = stack([groups.columns for groups in message])
+        verdicts = iter(await self._pool.submit_columns(columns, registrations))
+        return [[next(verdicts) for _ in range(len(groups.columns))] for groups in message]
 
 
 async def read_groups(request: Request, kind: Literal["group", "list"]) -> list[ScoredGroup]:
@@ -63,8 +126,8 @@ class Taking:
         self._pool = pool
         self._sight = sight
         self._repeats = Repeats()
-        self._submissions = Submissions(pool)
-        self.arriving = self._submissions.arriving
+        self._sender = GroupSender(pool)
+        self.reading = self._sender.reading
 
     async def take(
         self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], key: str | None, now: float
@@ -76,7 +139,7 @@ class Taking:
             _check_fits(group, registry)
         names = [self._name(channel, group, key, place, now) for place, group in enumerate(groups)]
         parts, registrations = self._packed(channel, registry, groups, names, now)
-        verdicts = iter(await self._submissions.submit(stack(parts), registrations))
+        verdicts = iter(await self._sender.submit(stack(parts), registrations))
         fates = [{next(verdicts) for _ in range(len(group))} for group in groups]
         self._count(fates)
         if any(Verdict.FULL in fate for fate in fates):

@@ -113,7 +113,7 @@ class Calls:
         return json_answer({**told, **({"duplicates": sum(repeated)} if any(repeated) else {})})
 
     async def _take(self, channel: str, request: Request, kind: Literal["group", "list"]) -> list[bool]:
-        with self._taking.arriving():
+        with self._taking.reading():
             groups = await read_groups(request, kind)
         key = request.headers.get("idempotency-key")
         return await self._taking.take(channel, self._registries.of(channel), groups, key, self._clock())

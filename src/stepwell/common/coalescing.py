@@ -1,15 +1,23 @@
-"""One request serves all who wait for its answer."""
+"""Fewer calls for many callers: one call for all who wait, one answer for all who ask, one message for many items."""
 
 import asyncio
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from stepwell.errors import PoolUnavailable
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Coalescer:
-    """A call made at most once at a time, and no oftener than `every` seconds, for however many wait for it.
+    """Makes a call at most once at a time, and at most once in `every` seconds, for any number of callers.
 
-    Whoever awaits `fresh` gets a call that began afterwards: those who come while one runs share the next. The call
-    leaves its result where they look for it, and does not fail.
+    A caller of `fresh` gets a call that starts afterwards; callers that come while one runs share the next. The call
+    stores its result where the callers look for it. It must not fail.
     """
 
     def __init__(self, call: Callable[[], Awaitable[None]], *, every: float = 0.0) -> None:
@@ -27,7 +35,7 @@ class Coalescer:
         await self._next.wait()
 
     def close(self) -> None:
-        """Lets go of all who wait."""
+        """Release all callers that wait."""
         if self._calling is not None:
             self._calling.cancel()
         self._release(self._next)
@@ -49,3 +57,154 @@ class Coalescer:
     def _release(self, waiting: asyncio.Event | None) -> None:
         if waiting is not None:
             waiting.set()
+
+
+class SharedAnswer(Generic[T]):
+    """The pool's answer to one question. Any number of callers cost the pool as much as one caller.
+
+    An answer is reused for `max_age` seconds at most, and for `min_age` at least; in between, for so long that the
+    question takes no more than `share` of the pool's time.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[T]],
+        *,
+        timeout: float = 2.0,
+        min_age: float = 1.0,
+        max_age: float = 10.0,
+        share: float = 0.002,
+    ) -> None:
+        self._ask = ask
+        self._timeout = timeout
+        self._min_age = min_age
+        self._max_age = max_age
+        self._share = share
+        self._asking: asyncio.Task[T] | None = None
+        self._asked_at = 0.0
+        self._valid_until = 0.0
+
+    async def get(self, *, fresh: bool = False) -> T:
+        """The answer; with `fresh`, one to a question that is asked from now on.
+
+        PoolUnavailable if the pool does not answer in time. The question stays open and serves the next caller.
+        """
+        since = time.monotonic() if fresh else 0.0
+        while True:
+            asking = self._current_question(since)
+            asked_at = self._asked_at
+            left = max(0.05, asked_at + self._timeout - time.monotonic())
+            done, _ = await asyncio.wait({asking}, timeout=left)
+            if not done:
+                raise PoolUnavailable(f"the pool has not answered for {time.monotonic() - asked_at:.0f} s")
+            if asked_at >= since:
+                return asking.result()
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    def _current_question(self, since: float) -> asyncio.Task[T]:
+        """The open question, the last one if its answer is still valid, or a new one."""
+        now = time.monotonic()
+        if self._asking is None or (self._asking.done() and (now >= self._valid_until or self._asked_at < since)):
+            self._asked_at = now
+            self._asking = asyncio.create_task(self._ask_and_time())
+        return self._asking
+
+    async def _ask_and_time(self) -> T:
+        try:
+            answer = await self._ask()
+        except PoolUnavailable:
+            self._valid_until = time.monotonic() + self._min_age
+            raise
+        now = time.monotonic()
+        self._valid_until = now + min(self._max_age, max(self._min_age, (now - self._asked_at) / self._share))
+        return answer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueuedItem(Generic[T, R]):
+    item: T
+    answer: asyncio.Future[R]
+
+
+class BatchSender(Generic[T, R]):
+    """Sends items in shared messages, because a message costs more than an item.
+
+    - One message is under way at a time. It holds all items that came while the last one was under way: a single item
+      waits for nothing, and under load the messages grow instead of their number.
+    - Each item gets its own answer or exception. If the message fails, every item of it gets that exception.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[list[T]], Awaitable[Sequence[R | Exception]]],
+        *,
+        before_send: Callable[[], Awaitable[None]] | None = None,
+        pause: float = 0.0,
+        weigh: Callable[[T], int] = lambda _: 1,
+        max_weight: int = sys.maxsize,
+        sends_cancelled: bool = False,
+    ) -> None:
+        """`before_send` is awaited before each message, so that more items can come; `pause` is the time in seconds
+        between two messages. A message weighs at most `max_weight`, unless a single item weighs more.
+
+        An item whose caller was cancelled before its message left is dropped, unless `sends_cancelled`.
+        """
+        self._send = send
+        self._before_send = before_send
+        self._pause = pause
+        self._weigh = weigh
+        self._max_weight = max_weight
+        self._sends_cancelled = sends_cancelled
+        self._queue: list[QueuedItem[T, R]] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def submit(self, item: T) -> R:
+        queued: QueuedItem[T, R] = QueuedItem(item, asyncio.get_running_loop().create_future())
+        self._queue.append(queued)
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_all())
+        return await queued.answer
+
+    async def _send_all(self) -> None:
+        try:
+            while True:
+                if self._before_send is not None:
+                    await self._before_send()
+                if message := self._next_message():
+                    await self._exchange(message)
+                if not self._queue:
+                    return
+                if self._pause:
+                    await asyncio.sleep(self._pause)
+        finally:
+            self._sending = None
+
+    def _next_message(self) -> list[QueuedItem[T, R]]:
+        if not self._sends_cancelled:
+            self._queue = [queued for queued in self._queue if not queued.answer.done()]
+        weight = count = 0
+        for queued in self._queue:
+            weight += self._weigh(queued.item)
+            if count and weight > self._max_weight:
+                break
+            count += 1
+        message, self._queue = self._queue[:count], self._queue[count:]
+        return message
+
+    async def _exchange(self, message: Sequence[QueuedItem[T, R]]) -> None:
+        answers: Sequence[R | Exception]
+        try:
+            answers = await self._send([queued.item for queued in message])
+        except Exception as failure:  # noqa: BLE001 - each caller gets it
+            answers = [failure] * len(message)
+        for queued, answer in zip(message, answers, strict=True):
+            if queued.answer.done():
+                continue
+            if isinstance(answer, Exception):
+                queued.answer.set_exception(answer)
+            else:
+                queued.answer.set_result(answer)

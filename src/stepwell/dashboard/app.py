@@ -7,8 +7,8 @@ from functools import partial
 from fastapi import FastAPI, Response
 
 from stepwell.common.access_keys import AccessKeys
+from stepwell.common.coalescing import SharedAnswer
 from stepwell.common.repeating import repeating
-from stepwell.common.shared_answer import SharedAnswer
 from stepwell.common.token_decoder import Decoder, Tokenizer
 from stepwell.dashboard import http as answers
 from stepwell.dashboard.gateway_monitor import Gateways

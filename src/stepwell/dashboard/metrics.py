@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from stepwell.common.shared_answer import SharedAnswer
+from stepwell.common.coalescing import SharedAnswer
 from stepwell.dashboard.index.follower import Following
 from stepwell.dashboard.index.trajectories import Index
 from stepwell.errors import PoolUnavailable

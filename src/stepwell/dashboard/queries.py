@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stepwell.common.shared_answer import SharedAnswer
+from stepwell.common.coalescing import SharedAnswer
 from stepwell.common.token_decoder import Decoder
 from stepwell.dashboard.index.follower import Following
 from stepwell.dashboard.index.indexing import by_trajectory

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from stepwell.common.shared_answer import SharedAnswer
+from stepwell.common.coalescing import SharedAnswer
 from stepwell.dashboard.gateway_monitor import Gateways
 from stepwell.dashboard.http import json_answer
 from stepwell.dashboard.index.texts import Texts

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from stepwell.common.shared_answer import SharedAnswer
+from stepwell.common.coalescing import SharedAnswer
 from stepwell.dashboard.gateway_monitor import EngineNow, GatewayNow, Gateways
 from stepwell.dashboard.index.follower import Following
 from stepwell.dashboard.index.texts import Texts

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from stepwell.common.shared_answer import SharedAnswer
+from stepwell.common.coalescing import SharedAnswer
 from stepwell.dashboard.index.follower import Following
 from stepwell.dashboard.index.texts import Texts
 from stepwell.dashboard.index.trajectories import Index

@@ -2,9 +2,7 @@ import asyncio
 
 import pytest
 
-from stepwell.common import repeating
-from stepwell.common import shared_answer as asking
-from stepwell.common.shared_answer import SharedAnswer
+from stepwell.common.coalescing import SharedAnswer
 from stepwell.errors import PoolUnavailable
 from tests.rig.waiting import until
 
@@ -43,13 +41,10 @@ async def test_who_wants_it_fresh_gets_what_was_asked_for_afterwards() -> None:
     assert [await under_way, *[await one for one in later]] == [3, 4, 4, 4]
 
 
-async def test_a_pool_that_does_not_answer_is_told_soon_and_asked_no_second_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(asking, "PATIENCE", 0.05)
+async def test_a_pool_that_does_not_answer_is_told_soon_and_asked_no_second_time() -> None:
     pool = Pool()
     pool.answers.clear()
-    shared = SharedAnswer(pool.stats)
+    shared = SharedAnswer(pool.stats, timeout=0.05)
     for _ in range(3):
         with pytest.raises(PoolUnavailable, match="has not answered"):
             await shared.get()
@@ -58,28 +53,11 @@ async def test_a_pool_that_does_not_answer_is_told_soon_and_asked_no_second_time
     assert await shared.get() == 1
 
 
-async def test_a_question_that_is_under_way_ends_with_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "PATIENCE", 0.05)
+async def test_a_question_that_is_under_way_ends_with_the_dashboard() -> None:
     pool = Pool()
     pool.answers.clear()
-    shared = SharedAnswer(pool.stats)
+    shared = SharedAnswer(pool.stats, timeout=0.05)
     with pytest.raises(PoolUnavailable):
         await shared.get()
     await shared.close()
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-
-async def test_a_look_that_fails_is_logged_and_looks_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(repeating, "AFTER_A_FAULT", 0.0)
-    looks = 0
-
-    async def look() -> float:
-        nonlocal looks
-        looks += 1
-        raise ZeroDivisionError("a fault of ours")
-
-    async with repeating.repeating(look):
-        await until(lambda: looks > 2, "more looks")
-    assert "a fault of ours" in caplog.text

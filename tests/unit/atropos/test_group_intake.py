@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from stepwell.atropos.submitting import Submissions
+from stepwell.atropos.group_intake import GroupSender
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.rules.ingest import Registration, Verdict
 from stepwell.steps.columns import Columns
@@ -37,11 +37,11 @@ def parcel(name: str, size: int) -> tuple[Columns, list[Registration]]:
 
 async def test_what_comes_while_a_message_is_under_way_goes_with_the_next() -> None:
     pool = SlowPool()
-    submissions = Submissions(pool)
-    first = asyncio.create_task(submissions.submit(*parcel("a", 1)))
+    sender = GroupSender(pool)
+    first = asyncio.create_task(sender.submit(*parcel("a", 1)))
     await until(lambda: pool.asked == 1, "the first message")
-    others = [asyncio.create_task(submissions.submit(*parcel(name, size))) for name, size in (("b", 2), ("c", 3))]
-    again = asyncio.create_task(submissions.submit(*parcel("a", 1)))
+    others = [asyncio.create_task(sender.submit(*parcel(name, size))) for name, size in (("b", 2), ("c", 3))]
+    again = asyncio.create_task(sender.submit(*parcel("a", 1)))
     pool.go_on.set()
     assert await first == [Verdict.ACCEPTED]
     assert [await other for other in others] == [[Verdict.ACCEPTED] * 2, [Verdict.ACCEPTED] * 3]
@@ -51,38 +51,38 @@ async def test_what_comes_while_a_message_is_under_way_goes_with_the_next() -> N
 
 async def test_a_message_waits_for_a_group_that_is_being_read() -> None:
     pool = MemoryPool()
-    submissions = Submissions(pool)
-    with submissions.arriving():
-        early = asyncio.create_task(submissions.submit(*parcel("a", 1)))
+    sender = GroupSender(pool)
+    with sender.reading():
+        early = asyncio.create_task(sender.submit(*parcel("a", 1)))
         await asyncio.sleep(0)
-    assert await submissions.submit(*parcel("b", 2)) == [Verdict.ACCEPTED] * 2
+    assert await sender.submit(*parcel("b", 2)) == [Verdict.ACCEPTED] * 2
     assert await early == [Verdict.ACCEPTED]
     assert pool.messages == [3]
 
 
 async def test_a_message_does_not_wait_for_one_that_is_read_for_ever() -> None:
     pool = MemoryPool()
-    submissions = Submissions(pool)
-    with submissions.arriving():
-        assert await submissions.submit(*parcel("a", 1)) == [Verdict.ACCEPTED]
+    sender = GroupSender(pool)
+    with sender.reading():
+        assert await sender.submit(*parcel("a", 1)) == [Verdict.ACCEPTED]
 
 
 async def test_a_failure_is_told_to_all_of_its_message_and_to_no_one_else() -> None:
     pool = SlowPool()
-    submissions = Submissions(pool)
-    waiting = [asyncio.create_task(submissions.submit(*parcel(name, 1))) for name in "ab"]
+    sender = GroupSender(pool)
+    waiting = [asyncio.create_task(sender.submit(*parcel(name, 1))) for name in "ab"]
     pool.loses_answers = 1
     pool.go_on.set()
     for task in waiting:
         with pytest.raises(PoolUnavailable):
             await task
-    assert await submissions.submit(*parcel("c", 1)) == [Verdict.ACCEPTED]
+    assert await sender.submit(*parcel("c", 1)) == [Verdict.ACCEPTED]
 
 
 async def test_one_that_no_longer_waits_takes_nothing_from_the_others() -> None:
     pool = SlowPool()
-    submissions = Submissions(pool)
-    leaves, stays = (asyncio.create_task(submissions.submit(*parcel(name, 1))) for name in "ab")
+    sender = GroupSender(pool)
+    leaves, stays = (asyncio.create_task(sender.submit(*parcel(name, 1))) for name in "ab")
     await asyncio.sleep(0)
     leaves.cancel()
     pool.go_on.set()
