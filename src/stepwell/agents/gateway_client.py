@@ -5,9 +5,7 @@ twice, so such calls name their trajectory themselves and are safe to repeat; an
 each would be a step.
 """
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 from urllib.parse import urlencode
@@ -16,6 +14,7 @@ import aiohttp
 import orjson
 from pydantic import BaseModel, ValidationError
 
+from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.errors import (
     BadRequest,
     GatewayUnreachable,
@@ -29,7 +28,6 @@ from stepwell.errors import (
 from stepwell.wire import gateway_api as shapes
 
 S = TypeVar("S", bound=BaseModel)
-T = TypeVar("T")
 Passing: TypeAlias = tuple[type[StepwellError], ...]
 
 TIMEOUT = aiohttp.ClientTimeout(total=90, sock_connect=10)
@@ -38,7 +36,7 @@ SAMPLING = aiohttp.ClientTimeout(total=None, sock_connect=10)
 """Of calls that wait for the model: whoever makes them has a limit of its own."""
 PATIENCE = 120.0
 """Seconds for which a gateway or a pool that is away is waited for."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+BACKOFF = Backoff(first=0.1, longest=2.0)
 SPOKEN = (NotReady, Overloaded, PoolFull, PoolUnavailable)
 """Failures that time may cure, told by a gateway that lives."""
 PASSING = (GatewayUnreachable, *SPOKEN)
@@ -55,8 +53,11 @@ class GatewayClient:
         self._model: str | None = None
 
     async def open_trajectory(self, wanted: shapes.InitTrajectory, patience: float) -> shapes.TrajectoryOpened:
-        return await insisting(
-            lambda: self.ask("POST", "/init_trajectory", shapes.TrajectoryOpened, _dumped(wanted)), patience
+        return await retry_while_unavailable(
+            lambda: self.ask("POST", "/init_trajectory", shapes.TrajectoryOpened, _dumped(wanted)),
+            PASSING,
+            BACKOFF,
+            seconds=patience,
         )
 
     async def complete_trajectory(self, ref: str, reward: float | None, patience: float) -> str:
@@ -72,8 +73,8 @@ class GatewayClient:
 
     async def _end(self, ref: str, how: str, said: BaseModel, patience: float, passing: Passing) -> str:
         path = f"/{ref}/v1/{how}_trajectory"
-        ended = await insisting(
-            lambda: self.ask("POST", path, shapes.TrajectoryEnded, _dumped(said)), patience, passing
+        ended = await retry_while_unavailable(
+            lambda: self.ask("POST", path, shapes.TrajectoryEnded, _dumped(said)), passing, BACKOFF, seconds=patience
         )
         return str(ended.status)
 
@@ -145,19 +146,6 @@ class GatewayClient:
         assert self._http is not None
         await self._http.close()
         self._http = None
-
-
-async def insisting(ask: Callable[[], Awaitable[T]], patience: float, passing: Passing = PASSING) -> T:
-    """Ask until there is an answer, or a failure that time will not cure, or patience is at its end."""
-    deadline, pause = time.monotonic() + patience, FIRST_PAUSE
-    while True:
-        try:
-            return await ask()
-        except passing:
-            if time.monotonic() + pause > deadline:
-                raise
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _refusal(url: str, status: int, raw: bytes) -> StepwellError:

@@ -24,7 +24,7 @@ from stepwell.agents.rollout import RolloutResult
 from stepwell.agents.rollout_counts import RolloutCounts
 from stepwell.agents.schedule import GroupEnd, RolloutSchedule, Sizes, Start, StartPace
 from stepwell.agents.validation import Rhythm, Round, Validation, ValidationReport
-from stepwell.common.progress import show
+from stepwell.common.progress import ProgressLine
 from stepwell.errors import BadRequest, StepwellError
 from stepwell.logs import about
 
@@ -79,10 +79,11 @@ class AsyncRollouter:
         """Make so many groups, or without end, or to the dataset's."""
         plan = self._plan = self._new_plan(groups)
         started = time.monotonic()
+        progress = ProgressLine(lambda: self.tally.line(plan.running, time.monotonic() - started))
         async with self._open() as link, asyncio.TaskGroup() as tasks:
             others = [
                 tasks.create_task(self._follow(link, plan)),
-                tasks.create_task(show(lambda: self.tally.line(plan.running, time.monotonic() - started))),
+                tasks.create_task(progress.run()),
             ]
             while not plan.is_over:
                 for start in plan.next_starts():

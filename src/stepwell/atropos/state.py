@@ -5,10 +5,10 @@ disk what was true when it was called. The data itself is the pool's to keep.
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from stepwell.common.atomic_files import replacing_file
 from stepwell.errors import BadRequest
 from stepwell.wire.atropos_calls import DoorState, read_call
 
@@ -41,9 +41,5 @@ class StateFile:
             self._written = now
 
     def _replace(self, text: bytes) -> None:
-        fresh = self._path.with_name(f"{self._path.name}.new")
-        with fresh.open("wb") as file:
+        with replacing_file(self._path) as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._path)

@@ -1,48 +1,53 @@
-"""Progress, shown on stderr: a line that changes in a terminal, else a line every ten seconds. It decides nothing."""
+"""A line of progress on stderr: rewritten in a terminal, elsewhere a new line every ten seconds."""
 
 import asyncio
+import shutil
 import sys
+import time
 from collections.abc import Callable
+from typing import TextIO
 
-REFRESH = 0.5
-EVERY = 10.0
+INTERVAL = 10.0
+TERMINAL_INTERVAL = 0.2
+"""Seconds between two lines."""
+CLEAR = "\r\x1b[K"
 
 
-async def show(line: Callable[[], str]) -> None:
-    """Until cancelled; the last state is left standing."""
-    try:
-        if sys.stderr.isatty() and _has_rich():
-            await _in_terminal(line)
+class ProgressLine:
+    def __init__(
+        self, text: Callable[[], str], out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._text, self._out, self._clock = text, out or sys.stderr, clock
+        self._is_terminal = self._out.isatty()
+        self._interval = TERMINAL_INTERVAL if self._is_terminal else INTERVAL
+        self._shown_at = clock()
+
+    def update(self) -> None:
+        """Show the text, unless the last line is too recent."""
+        if self._clock() - self._shown_at >= self._interval:
+            self._shown_at = self._clock()
+            self._show()
+
+    async def run(self) -> None:
+        """Show the text again and again until cancelled; the last text stays."""
+        try:
+            while True:
+                await asyncio.sleep(self._interval)
+                self._show()
+        finally:
+            self.clear()
+            self._write(f"{self._text()}\n")
+
+    def clear(self) -> None:
+        if self._is_terminal:
+            self._write(CLEAR)
+
+    def _show(self) -> None:
+        if self._is_terminal:
+            self._write(CLEAR + self._text()[: shutil.get_terminal_size().columns - 1])
         else:
-            await _line_by_line(line)
-    finally:
-        _say(line())
+            self._write(f"{self._text()}\n")
 
-
-async def _line_by_line(line: Callable[[], str]) -> None:
-    while True:
-        await asyncio.sleep(EVERY)
-        _say(line())
-
-
-async def _in_terminal(line: Callable[[], str]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    with Console(stderr=True).status("starting") as status:
-        while True:
-            status.update(Text(line()))
-            await asyncio.sleep(REFRESH)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
-def _has_rich() -> bool:
-    try:
-        import rich  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()

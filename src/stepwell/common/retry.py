@@ -1,23 +1,57 @@
-"""A pool that does not answer in time is asked again: an export of an hour must not end for a shard's restart."""
+"""Repeated calls: a call that fails for a passing reason is made again after a pause.
+
+Only for calls that are safe to repeat.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
-from stepwell.errors import PoolUnavailable
-
 T = TypeVar("T")
-
-TRIES = 6
-PAUSE = 2.0
-"""Seconds between two of them; each waits for some time by itself."""
+E = TypeVar("E", bound=Exception)
 
 
-async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """What it gives, of something that is safe to repeat."""
-    for _ in range(TRIES - 1):
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pauses between attempts, in seconds."""
+
+    first: float
+    longest: float
+    """The pause doubles after every attempt up to this."""
+    jitter: float = 0.0
+    """The share by which a pause varies at random, so that many callers do not return at once."""
+
+    def pauses(self) -> Iterator[float]:
+        pause = self.first
+        while True:
+            yield pause * random.uniform(1 - self.jitter, 1 + self.jitter)
+            pause = min(2 * pause, self.longest)
+
+
+async def retry_while_unavailable(
+    call: Callable[[], Awaitable[T]],
+    unavailable: type[E] | tuple[type[E], ...],
+    backoff: Backoff,
+    *,
+    attempts: int | None = None,
+    seconds: float | None = None,
+    before_pause: Callable[[E, float], float] | None = None,
+) -> T:
+    """Make the call until it answers, fails in another way, or the attempts or seconds are used up.
+
+    `before_pause` sees the failure and the planned pause, and returns the pause to make.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = None if seconds is None else loop.time() + seconds
+    for attempt, pause in enumerate(backoff.pauses(), 1):
         try:
-            return await ask()
-        except PoolUnavailable:
-            await asyncio.sleep(PAUSE)
-    return await ask()
+            return await call()
+        except unavailable as failure:
+            is_last = attempt == attempts or (deadline is not None and loop.time() + pause > deadline)
+            if is_last:
+                raise
+            wait = pause if before_pause is None else before_pause(failure, pause)
+        await asyncio.sleep(wait)
+    raise AssertionError("the pauses of a Backoff have no end")

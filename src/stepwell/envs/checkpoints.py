@@ -7,10 +7,11 @@ server still knows the old one, finds the folder that nobody holds and goes on w
 
 import fcntl
 import json
-import os
 import re
 from pathlib import Path
 from typing import IO, Any
+
+from stepwell.common.atomic_files import replacing_file
 
 FILE = re.compile(r"step-(\d+)\.json")
 
@@ -27,12 +28,8 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = self._lock or _hold(self.folder)
         path = self.folder / f"step-{step}.json"
-        passing = path.with_suffix(f".{os.getpid()}.part")
-        with passing.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        passing.replace(path)
+        with replacing_file(path) as file:
+            file.write(text.encode())
         return path
 
     def newest(self, step: int) -> Path | None:

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterable, Callable
 from datetime import datetime
 from typing import TypeAlias
 
-from stepwell.common.export_progress import Progress
 from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.errors import BadRequest
 from stepwell.exports.export_run import chosen, export, limited
@@ -15,6 +14,7 @@ from stepwell.exports.formats import Decode, Shape, Steps
 from stepwell.exports.import_run import PoolToFill, import_groups
 from stepwell.exports.pool_source import list_pool, read_groups
 from stepwell.exports.preferences import Preferences
+from stepwell.exports.progress import TransferProgress
 from stepwell.exports.selection import Choice
 from stepwell.exports.sft import Imitation
 from stepwell.pool.api.ports import SightPort
@@ -42,7 +42,7 @@ async def run_export(
         else:
             listing = await list_pool(pool, choice)
             listed, groups = len(listing), read_groups(pool, listing)
-        progress = Progress(of=settings.limit or listed)
+        progress = TransferProgress(total=settings.limit or listed)
         await export(groups if settings.limit is None else limited(groups, settings.limit), sink, progress)
         words = progress.close()
         if sink.rows == 0:
@@ -53,7 +53,7 @@ async def run_export(
 
 
 async def run_import(settings: ImportSettings, pool: PoolToFill, tables: Tables, say: Say) -> None:
-    progress = Progress()
+    progress = TransferProgress()
     groups = chosen(Files(settings.path, tables).groups(), Choice())
     outcome = await import_groups(pool, groups, settings.channel, progress)
     say(f"read {settings.path}: {progress.close()}")

@@ -2,8 +2,8 @@
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 
-from stepwell.common.export_progress import Progress
 from stepwell.exports.file_target import Sink
+from stepwell.exports.progress import TransferProgress
 from stepwell.exports.selection import Choice
 from stepwell.steps.groups import StepGroup, split_by_size
 
@@ -11,7 +11,7 @@ AT_ONCE = 2**24
 """Bytes that are written at once: a row group of Parquet."""
 
 
-async def export(groups: AsyncIterable[StepGroup], sink: Sink, progress: Progress) -> None:
+async def export(groups: AsyncIterable[StepGroup], sink: Sink, progress: TransferProgress) -> None:
     async for page in split_by_size(groups, AT_ONCE):
         sink.write(page)
         progress.add(sum(group.count() for group in page), sum(len(group.columns) for group in page), sink.nbytes)

@@ -6,10 +6,11 @@ What always holds: nothing that was there is written over, and what has the want
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import PurePath
 from typing import Any, Protocol
 
+from stepwell.common.atomic_files import writing_under_temporary_name
 from stepwell.errors import BadRequest
 from stepwell.exports.file_source import DATA
 from stepwell.exports.formats import Shape
@@ -17,7 +18,6 @@ from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import line_of
 from stepwell.steps.tables import parquet_modules
 
-PASSING = ".part"
 A_FILE = 2**28
 """Bytes after which a dataset gets another file."""
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", "": "dataset"}
@@ -52,22 +52,14 @@ def opened(url: str, kind: str, shape: Shape) -> Iterator[Sink]:
     fs, path = fsspec.core.url_to_fs(url)
     if fs.exists(path):
         raise BadRequest(f"{url} is there already, and is not written over; name another, or remove it")
-    passing = path.rstrip("/") + PASSING
-    _remove(fs, passing)
-    sink = _Lines(fs, passing, shape) if kind == "jsonl" else _Parquet(fs, passing, shape, is_folder=kind == "dataset")
-    try:
-        yield sink
-        sink.close()
-    except BaseException:
-        sink.close()
-        _remove(fs, passing)
-        raise
-    fs.mv(passing, path, recursive=kind == "dataset")
-
-
-def _remove(fs: Any, path: str) -> None:
-    if fs.exists(path):
-        fs.rm(path, recursive=True)
+    with writing_under_temporary_name(fs, path) as temporary:
+        sink = (
+            _Lines(fs, temporary, shape)
+            if kind == "jsonl"
+            else _Parquet(fs, temporary, shape, is_folder=kind == "dataset")
+        )
+        with closing(sink):
+            yield sink
 
 
 def _new_file(fs: Any, path: str) -> Any:

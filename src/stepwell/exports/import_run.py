@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from stepwell.common.export_progress import Progress
-from stepwell.common.retry import patiently
-from stepwell.errors import BadRequest
+from stepwell.common.retry import retry_while_unavailable
+from stepwell.errors import BadRequest, PoolUnavailable
+from stepwell.exports.pool_source import ATTEMPTS, BACKOFF
+from stepwell.exports.progress import TransferProgress
 from stepwell.pool.api.ports import DoorPort, SightPort
 from stepwell.pool.api.watching import Cursor
 from stepwell.pool.rules.ingest import Registration, Verdict
@@ -49,7 +50,7 @@ class Outcome:
 
 
 async def import_groups(
-    pool: PoolToFill, groups: AsyncIterable[StepGroup], channel: str | None, progress: Progress
+    pool: PoolToFill, groups: AsyncIterable[StepGroup], channel: str | None, progress: TransferProgress
 ) -> Outcome:
     outcome = Outcome()
     known, dropped = await _known(pool), await _dropped(pool)
@@ -58,7 +59,8 @@ async def import_groups(
         sound = [found for group in page if (found := _sound(group, outcome.unsound)) is not None]
         if sound:
             columns, registrations = message(sound, known, channel)
-            outcome.verdicts.update(await patiently(partial(pool.submit_columns, columns, registrations)))
+            submit = partial(pool.submit_columns, columns, registrations)
+            outcome.verdicts.update(await retry_while_unavailable(submit, PoolUnavailable, BACKOFF, attempts=ATTEMPTS))
         nbytes += sum(group.nbytes for group in page)
         progress.add(sum(group.count() for group in page), sum(len(group.columns) for group in page), nbytes)
     outcome.lost = {cause: count - dropped[cause] for cause, count in (await _dropped(pool)).items()}

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
-from stepwell.common.retry import patiently
+from stepwell.common.retry import Backoff, retry_while_unavailable
+from stepwell.errors import PoolUnavailable
 from stepwell.exports.selection import Choice
 from stepwell.pool.api.ports import SightPort
 from stepwell.pool.api.watching import Cursor, Summary
@@ -19,6 +20,8 @@ from stepwell.steps.groups import StepGroup
 
 TOKENS_A_PAGE = 500_000
 TRAJECTORIES_A_PAGE = 512
+ATTEMPTS = 6
+BACKOFF = Backoff(first=2.0, longest=2.0)
 
 
 @dataclass(slots=True)
@@ -88,11 +91,12 @@ async def list_pool(pool: SightPort, choice: Choice) -> Listing:
     return listing
 
 
-async def read_groups(pool: SightPort, listing: Listing) -> AsyncIterator[StepGroup]:
+async def read_groups(pool: SightPort, listing: Listing, backoff: Backoff = BACKOFF) -> AsyncIterator[StepGroup]:
     """What is still there of what is listed."""
     for page in listing.pages():
         names = [(uid, group.prompt_uid) for group in page for uid in group.tokens]
-        found = _by_trajectory(await patiently(partial(pool.read, names)))
+        columns = await retry_while_unavailable(partial(pool.read, names), PoolUnavailable, backoff, attempts=ATTEMPTS)
+        found = _by_trajectory(columns)
         for group in page:
             parts = [found[uid] for uid in sorted(group.tokens) if uid in found]
             if parts:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from stepwell.common.atomic_files import writing_under_temporary_name
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns, unpack
 from stepwell.steps.step import Step
@@ -27,7 +28,6 @@ ROWS = 256
 BUFFER = 2**20
 WRITTEN_AT_ONCE = 2**25
 """Bytes that are gathered before they are written."""
-PASSING = ".part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,12 @@ class Store:
     @contextmanager
     def writing(self, name: str) -> Iterator[Write]:
         """A new file of that name, from tables with the same columns."""
-        self._fs.makedirs(self._path, exist_ok=True)
-        file = f"{self._path}/{name}"
-        with self._fs.open(file + PASSING, "wb") as output, _Writer(self._pa, output) as writer:
+        with (
+            writing_under_temporary_name(self._fs, f"{self._path}/{name}") as temporary,
+            self._fs.open(temporary, "wb") as output,
+            _Writer(self._pa, output) as writer,
+        ):
             yield writer.write
-        self._fs.mv(file + PASSING, file)
 
     def _found(self) -> list[str]:
         """In this folder, not in those within: an archive keeps other things there."""

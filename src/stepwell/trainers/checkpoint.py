@@ -8,13 +8,13 @@ Invariants:
   again.
 """
 
-import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from stepwell.common.atomic_files import replacing_file
 from stepwell.errors import BadRequest
 from stepwell.trainers.ports import Leases
 
@@ -76,14 +76,9 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f"{FILE}.tmp"
     fields = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}
-    with unfinished.open("wb") as file:
+    with replacing_file(folder / FILE) as file:
         torch.save(fields, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, folder / FILE)
-    _sync_folder(folder)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
@@ -112,12 +107,3 @@ def set_random_state(state: "dict[str, torch.Tensor]") -> None:
     torch.set_rng_state(state["cpu"])
     for device in range(min(torch.cuda.device_count(), len(state) - 1)):
         torch.cuda.set_rng_state(state[str(device)], device)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the new file name survive a power failure."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

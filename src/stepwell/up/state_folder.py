@@ -16,6 +16,7 @@ from pathlib import Path
 
 import orjson
 
+from stepwell.common.atomic_files import replacing_file
 from stepwell.errors import Conflict
 
 NAME = ".stepwell"
@@ -85,9 +86,8 @@ class StateFolder:
         return None
 
     def write_record(self, record: Record) -> None:
-        new = self._record.with_suffix(".new")
-        new.write_bytes(orjson.dumps(asdict(record), option=orjson.OPT_INDENT_2))
-        new.rename(self._record)
+        with replacing_file(self._record) as file:
+            file.write(orjson.dumps(asdict(record), option=orjson.OPT_INDENT_2))
 
     def write_environment(self, env: Mapping[str, str]) -> None:
         """A file for a shell to read, with `. .stepwell/env`."""

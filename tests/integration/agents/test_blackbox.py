@@ -12,7 +12,6 @@ import pytest
 from aiohttp import web
 
 from stepwell.agents import flow as flow_module
-from stepwell.agents import gateway_client as link_module
 from stepwell.agents.blackbox import Agent, BlackBoxAgentFlow
 from stepwell.agents.rollout import Rollout, RolloutStatus
 from stepwell.errors import BadRequest
@@ -228,11 +227,7 @@ async def test_a_gateway_that_is_not_there_is_a_failed_rollout(monkeypatch: pyte
     assert "could not be opened: no gateway answers at" in result.why
 
 
-async def test_a_pool_that_is_away_when_a_rollout_ends_is_waited_for(
-    gateway: str, pool: MemoryPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link_module, "FIRST_PAUSE", 0.01)
-
+async def test_a_pool_that_is_away_when_a_rollout_ends_is_waited_for(gateway: str, pool: MemoryPool) -> None:
     async def agent(rollout: Rollout) -> float:
         pool.away = True
         asyncio.get_running_loop().call_later(0.3, setattr, pool, "away", False)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from stepwell.common import retry as patience
+from stepwell.common.retry import Backoff
 from stepwell.errors import PoolUnavailable
 from stepwell.exports import pool_source as from_pool
 from stepwell.exports.pool_source import list_pool, read_groups
@@ -13,11 +13,13 @@ from stepwell.pool.api.watching import Summary
 from stepwell.steps.step import Step
 from tests.unit.exports.stored import ShownPool, summary, turns
 
+AT_ONCE = Backoff(first=0.0, longest=0.0)
+
 
 async def exported(pool: ShownPool, choice: Choice | None = None) -> list[list[str]]:
     """The trajectories of each group, one uid a step."""
     listing = await list_pool(pool, choice or Choice())
-    return [group.columns.trajectory_uids async for group in read_groups(pool, listing)]
+    return [group.columns.trajectory_uids async for group in read_groups(pool, listing, AT_ONCE)]
 
 
 def steps_of(pages: Sequence[Sequence[Summary]]) -> list[Step]:
@@ -72,12 +74,11 @@ async def test_what_has_no_sound_step_is_not_asked_for() -> None:
     assert pool.asked == [["b"]]
 
 
-async def test_a_shard_that_restarts_is_waited_for_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "PAUSE", 0.0)
+async def test_a_shard_that_restarts_is_waited_for_but_not_without_end() -> None:
     pool = ShownPool([[summary("a")]], turns("a"))
-    pool.away = patience.TRIES - 1
+    pool.away = from_pool.ATTEMPTS - 1
     assert await exported(pool) == [["a"]]
-    pool.away = patience.TRIES
+    pool.away = from_pool.ATTEMPTS
     with pytest.raises(PoolUnavailable, match="restarting"):
         await exported(pool)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stepwell.common.retry import Backoff
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.builtin import endpoint
@@ -21,7 +22,7 @@ TEN = Scale(0, 10)
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(endpoint, "BACKOFF", Backoff(first=0.01, longest=30.0))
 
 
 async def ask(engine: FakeEngine, response: str = "Certainly.", **options: Any) -> Score:

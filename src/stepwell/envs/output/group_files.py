@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from stepwell.common.atomic_files import temporary_name
 from stepwell.envs.output.html_page import Decode, Page
 from stepwell.errors import BadRequest
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 LINES, TABLE, PAGE = "groups.jsonl", "groups.parquet", "groups.html"
-PASSING = ".part"
 
 SEQUENCES_A_ROW_GROUP = 1_024
 TOKENS_A_ROW_GROUP = 2**20
@@ -82,9 +82,9 @@ class GroupTable:
 
     def __init__(self, path: Path) -> None:
         pa, parquet = _pyarrow()
-        self._path, self._passing = path, path.with_name(path.name + PASSING)
+        self._path, self._temporary = path, Path(temporary_name(str(path)))
         self._schema = _schema(pa)
-        self._writer = parquet.ParquetWriter(self._passing, self._schema, compression="zstd")
+        self._writer = parquet.ParquetWriter(self._temporary, self._schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
         self._tokens = self._groups = 0
 
@@ -99,7 +99,7 @@ class GroupTable:
     def close(self) -> None:
         self._flush()
         self._writer.close()
-        self._passing.rename(self._path)
+        self._temporary.rename(self._path)
 
     def _flush(self) -> None:
         if self._rows:

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.envs.failures import RolloutServerAway, RolloutServerRefused
 from stepwell.envs.rollout_server.bodies import Packed, can_pack_arrow, pack
 from stepwell.envs.scored_data import ScoredDataGroup
@@ -27,9 +28,10 @@ ASKED = 30.0
 """Seconds an answer may take."""
 TRIED = 60.0
 """Seconds for which a group is sent again while the server is away."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+BACKOFF = Backoff(first=0.1, longest=5.0)
 WAITED = 1.0
 """Seconds between two attempts where there is nothing to do but wait."""
+WAITING = Backoff(first=WAITED, longest=WAITED)
 BUSY = (408, 425, 429)
 """Answers below 500 after which asking again may help."""
 
@@ -129,21 +131,22 @@ class RolloutServer:
         return ""
 
     async def _send(self, group: Mapping[str, Any]) -> None:
-        name, loop = uuid.uuid4().hex, asyncio.get_running_loop()
-        deadline, pause = loop.time() + self._tried, FIRST_PAUSE
+        name = uuid.uuid4().hex
         packed: Packed | None = None
-        while True:
-            try:
-                if packed is None:
-                    packed = await asyncio.to_thread(pack, group, arrow=await self._arrow())
-                await self._post(packed, name)
-                return
-            except RolloutServerAway as away:
-                if loop.time() + pause > deadline:
-                    raise
-                log.warning("a group is sent again in %.1f s: %s", pause, away)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+
+        async def send_once() -> None:
+            nonlocal packed
+            if packed is None:
+                packed = await asyncio.to_thread(pack, group, arrow=await self._arrow())
+            await self._post(packed, name)
+
+        def log_pause(away: RolloutServerAway, pause: float) -> float:
+            log.warning("a group is sent again in %.1f s: %s", pause, away)
+            return pause
+
+        await retry_while_unavailable(
+            send_once, RolloutServerAway, BACKOFF, seconds=self._tried, before_pause=log_pause
+        )
 
     async def _post(self, packed: Packed, name: str) -> None:
         headers = {**packed.headers, "Idempotency-Key": name}
@@ -166,15 +169,18 @@ class RolloutServer:
 
     async def _ask_patiently(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """However long the server is away."""
-        said = ""
-        while True:
-            try:
-                return await self._ask(method, path, body)
-            except RolloutServerAway as away:
-                if str(away) != said:
-                    log.info("waiting: %s", away)
-                said = str(away)
-            await asyncio.sleep(WAITED)
+        logged = ""
+
+        def log_once(away: RolloutServerAway, pause: float) -> float:
+            nonlocal logged
+            if str(away) != logged:
+                log.info("waiting: %s", away)
+            logged = str(away)
+            return pause
+
+        return await retry_while_unavailable(
+            lambda: self._ask(method, path, body), RolloutServerAway, WAITING, before_pause=log_once
+        )
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         async with self._answer(method, path, json=body) as answer:

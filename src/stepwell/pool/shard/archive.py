@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from stepwell.common.atomic_files import temporary_name
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import make_batch
 from stepwell.pool.shard.journal import SqliteJournal
@@ -28,7 +29,6 @@ log = logging.getLogger("stepwell.pool")
 GROUPS_A_FILE, REWARDS_A_FILE = 256, 10_000
 SECONDS_A_FILE = 300.0
 """A file is written once there are so many groups, or late rewards, or the oldest has waited so long."""
-PASSING = ".part"
 
 
 class ParquetArchive:
@@ -101,7 +101,7 @@ class ParquetArchive:
     def _write(self, table: "pyarrow.Table", folder: str, number: int) -> None:
         file = f"{folder}/{self._shard}-{number:012d}-{uuid4().hex[:8]}.parquet"
         self._fs.makedirs(folder, exist_ok=True)
-        with self._fs.open(file + PASSING, "wb") as output:
+        with self._fs.open(temporary_name(file), "wb") as output:
             self._parquet.write_table(table, output)
         self._journal.note_archived(file)
 
@@ -112,6 +112,6 @@ class ParquetArchive:
     def _finish(self) -> None:
         """Give every noted file its name; one from before a crash, too."""
         for file in self._journal.archived():
-            if self._fs.exists(file + PASSING):
-                self._fs.mv(file + PASSING, file)
+            if self._fs.exists(temporary_name(file)):
+                self._fs.mv(temporary_name(file), file)
             self._journal.forget_archived(file)

@@ -7,20 +7,18 @@ again, with growing pauses, a bounded number of times; the key is in no text tha
 import asyncio
 import contextlib
 import os
-import random
 from collections.abc import AsyncIterator
 from weakref import WeakKeyDictionary
 
 import aiohttp
 import orjson
 
+from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.steps.step import JsonObject
 
 ATTEMPTS = 4
-FIRST_PAUSE = 0.5
-"""Seconds; doubled after every attempt, give or take a half, so that many callers do not return at once."""
-LONGEST_PAUSE = 30.0
+BACKOFF = Backoff(first=0.5, longest=30.0, jitter=0.5)
 TEXT_KEPT = 300
 BUSY = (408, 425, 429)
 JSON = {"Content-Type": "application/json"}
@@ -53,13 +51,13 @@ class Endpoint:
             yield session
 
     async def post(self, session: aiohttp.ClientSession, path: str, body: JsonObject) -> JsonObject:
-        for attempt in range(1, ATTEMPTS):
-            try:
-                return await self._post_once(session, path, body)
-            except Busy as busy:
-                pause = FIRST_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
-                await asyncio.sleep(min(max(pause, busy.pause or 0.0), LONGEST_PAUSE))
-        return await self._post_once(session, path, body)
+        return await retry_while_unavailable(
+            lambda: self._post_once(session, path, body),
+            Busy,
+            BACKOFF,
+            attempts=ATTEMPTS,
+            before_pause=lambda busy, pause: min(max(pause, busy.pause or 0.0), BACKOFF.longest),
+        )
 
     async def _post_once(self, session: aiohttp.ClientSession, path: str, body: JsonObject) -> JsonObject:
         url = f"{self._url}{path}"

@@ -1,6 +1,7 @@
 import io
 
-from stepwell.common.export_progress import EVERY, Progress
+from stepwell.common.progress import INTERVAL
+from stepwell.exports.progress import TransferProgress
 
 
 class Terminal(io.StringIO):
@@ -10,9 +11,9 @@ class Terminal(io.StringIO):
 
 def test_elsewhere_than_in_a_terminal_a_line_comes_now_and_then() -> None:
     now, out = [0.0], io.StringIO()
-    progress = Progress(of=40, out=out, clock=lambda: now[0])
+    progress = TransferProgress(total=40, out=out, clock=lambda: now[0])
     for _ in range(4):
-        now[0] += EVERY / 2
+        now[0] += INTERVAL / 2
         progress.add(10, 500, 10 * progress.trajectories * 10_000)
     lines = out.getvalue().splitlines()
     assert lines[0] == "20 of 40 trajectories, 1,000 steps, 1.0 MB in 10.0 s (100 steps/s)"
@@ -22,7 +23,7 @@ def test_elsewhere_than_in_a_terminal_a_line_comes_now_and_then() -> None:
 
 def test_in_a_terminal_one_line_is_written_over_and_cleared() -> None:
     now, out = [0.0], Terminal()
-    progress = Progress(out=out, clock=lambda: now[0])
+    progress = TransferProgress(out=out, clock=lambda: now[0])
     for _ in range(3):
         now[0] += 1.0
         progress.add(1, 2, 0)

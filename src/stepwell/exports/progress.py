@@ -1,0 +1,36 @@
+"""How far an export or an import has come."""
+
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from stepwell.common.progress import ProgressLine
+
+
+class TransferProgress:
+    def __init__(
+        self, total: int | None = None, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`total` is the number of trajectories, if it is known."""
+        self.trajectories = self.steps = self.nbytes = 0
+        self._total, self._clock, self._started = total, clock, clock()
+        self._line = ProgressLine(self.text, out, clock)
+
+    def add(self, trajectories: int, steps: int, nbytes: int) -> None:
+        """Count more trajectories and steps; `nbytes` is the total of all so far."""
+        self.trajectories += trajectories
+        self.steps += steps
+        self.nbytes = nbytes
+        self._line.update()
+
+    def text(self) -> str:
+        seconds = max(self._clock() - self._started, 1e-3)
+        total = "" if self._total is None else f" of {self._total:,}"
+        amount = f"{self.trajectories:,}{total} trajectories, {self.steps:,} steps, {self.nbytes / 1e6:,.1f} MB"
+        return f"{amount} in {seconds:.1f} s ({self.steps / seconds:,.0f} steps/s)"
+
+    def close(self) -> str:
+        """Clear the line and return the final text."""
+        self._line.clear()
+        self._total = None
+        return self.text()
