@@ -12,8 +12,7 @@ from fastapi import FastAPI
 
 from stepwell.atropos.app import Door, create_door
 from stepwell.common.access_keys import AccessKeys
-from stepwell.common.reward_decoding import load_decode
-from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
+from stepwell.common.tokenizers import BackgroundTokenizer, load_decode, load_tokenizer
 from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import FunctionSection, RescoreSettings, RewardSettings, TrySettings

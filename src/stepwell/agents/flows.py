@@ -15,7 +15,7 @@ import orjson
 from stepwell.agents.flow import described, portable
 from stepwell.agents.rollout import Rollout, Sample
 from stepwell.common.async_calls import call
-from stepwell.common.commands import run_command
+from stepwell.common.processes import run_command
 
 Messages: TypeAlias = list[Mapping[str, Any]]
 MakeMessages: TypeAlias = Callable[[Sample], str | Sequence[Mapping[str, Any]]]

@@ -3,18 +3,17 @@
     async with GatewayProcess(data_pool_name="data_pool", vllm_addresses="http://127.0.0.1:8001", …) as gateway:
         flow = BlackBoxAgentFlow(gateway.url, agent)
 
-What always holds: it keeps its address over restarts, so that base_urls stay good; and all that holds of a KeptProcess.
+It keeps its address over restarts, so that base_urls stay valid. What a SupervisedProcess guarantees holds here too.
 """
 
 import logging
-import socket
 import sys
 import time
 from types import TracebackType
 from typing import Self
 
 from stepwell.agents.gateway_client import GatewayClient
-from stepwell.common.processes import KeptProcess, Program
+from stepwell.common.processes import Program, SupervisedProcess, free_port
 
 log = logging.getLogger("stepwell.agents.gateway")
 
@@ -37,7 +36,7 @@ class GatewayProcess:
         """`flags` are those of `stepwell gateway`, with underscores; `key` becomes its control key, out of sight of
         whoever lists processes. Without a port, a free one is taken."""
         self.key = key
-        port = port or _free_port(host)
+        port = port or free_port(host)
         self.url = f"http://{host}:{port}"
         self._said_at = time.monotonic()
         program = Program(
@@ -46,7 +45,9 @@ class GatewayProcess:
             why_not_ready=self._why_not_ready,
             env={"STEPWELL_LOG": "json"} | ({"STEPWELL_GATEWAY_CONTROL_KEYS": key} if key else {}),
         )
-        self._process = KeptProcess(program, hear=_hear, still_waiting=self._still_waiting, ready_timeout=ready_timeout)
+        self._process = SupervisedProcess(
+            program, on_line=_hear, on_wait=self._still_waiting, ready_timeout=ready_timeout
+        )
 
     @property
     def pid(self) -> int | None:
@@ -79,11 +80,6 @@ class GatewayProcess:
 
 def _arguments(**flags: object) -> list[str]:
     return [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-
-
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _hear(level: int, text: str) -> None:

@@ -1,32 +1,38 @@
-"""Someone else's function, sync or async, called without holding up the event loop."""
+"""Calls from an event loop: a function that may block, work that repeats, work that a cancellation must not cut."""
 
 import asyncio
 import inspect
+import logging
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
+
+log = logging.getLogger("stepwell")
 
 T = TypeVar("T")
+RepeatedWork: TypeAlias = Callable[[], Awaitable[float]]
+"""One round of work; returns the seconds to wait before the next round."""
 
 
 async def call(function: Callable[..., T] | Callable[..., Awaitable[T]], *args: object, **named: object) -> T:
-    """A plain function is called in a thread; what it gives is awaited where that is possible, as with a lambda."""
+    """Calls a plain function in a thread and a coroutine function in the loop. An awaitable result, for example of a
+    lambda, is awaited."""
     if is_async(function):
-        given = function(*args, **named)
+        result = function(*args, **named)
     else:
-        given = await in_thread(partial(function, *args, **named))
-    return await given if inspect.isawaitable(given) else given
+        result = await in_thread(partial(function, *args, **named))
+    return await result if inspect.isawaitable(result) else result
 
 
 def is_async(function: object) -> bool:
-    """Of a coroutine function, or of an object whose call is one."""
+    """Whether it is a coroutine function, or an object whose `__call__` is one."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """In a thread of its own, which this process does not wait for when it ends."""
+    """Runs the function in its own daemon thread; the process does not wait for that thread when it ends."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -35,16 +41,48 @@ async def in_thread(function: Callable[[], T]) -> T:
             settle = partial(_succeed, done, function())
         except BaseException as failure:  # noqa: BLE001 - it is raised again where the result is awaited
             settle = partial(_fail, done, failure)
-        with suppress(RuntimeError):  # the loop may have ended before
+        with suppress(RuntimeError):  # the loop may be closed already
             loop.call_soon_threadsafe(settle)
 
     threading.Thread(target=run, name="agent", daemon=True).start()
     return await done
 
 
-def _succeed(done: asyncio.Future[T], given: T) -> None:
+async def run_to_end(work: Coroutine[object, object, None]) -> None:
+    """Awaits the work until it is done, even if the caller is cancelled meanwhile; then the cancellation goes on."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    finally:
+        await asyncio.wait([task])
+
+
+@asynccontextmanager
+async def repeating(*works: RepeatedWork, pause_after_failure: float = 5.0) -> AsyncIterator[None]:
+    """Each work repeats beside the block, until the block is left."""
+    tasks = [asyncio.create_task(_repeat(work, pause_after_failure)) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _repeat(work: RepeatedWork, pause_after_failure: float) -> None:
+    """The work handles the failures that it expects. Any other is logged and does not end the repetition."""
+    while True:
+        try:
+            pause = await work()
+        except Exception:
+            log.exception("%s failed and is repeated", getattr(work, "__qualname__", work))
+            pause = pause_after_failure
+        await asyncio.sleep(pause)
+
+
+def _succeed(done: asyncio.Future[T], result: T) -> None:
     if not done.cancelled():
-        done.set_result(given)
+        done.set_result(result)
 
 
 def _fail(done: asyncio.Future[T], failure: BaseException) -> None:

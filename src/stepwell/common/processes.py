@@ -1,68 +1,180 @@
-"""A program kept running as a child of this process: started, listened to, restarted when it dies, ended at the end.
+"""Child processes: a command that runs to its end, and a program that is restarted when it dies.
 
-    async with KeptProcess(Program(name="gateway", command=…, why_not_ready=…), hear=…, still_waiting=…) as process:
+    async with SupervisedProcess(Program(name="gateway", command=…, why_not_ready=…), on_line=…, on_wait=…) as process:
         ...
 
-What always holds: its output is read as it comes, so that it can never hang on a full pipe; on Linux it does not
-outlive this process, however that ends. A program that dies before it was ready is an error that says what it said;
-one that dies later is started again, each time after a longer pause unless it had been up for a while.
+- A child's output is read as it comes and in bounded memory, so a full pipe never blocks the child.
+- A child's end is noticed even while a process that it started holds its pipes (asyncio's own processes miss it then).
+- Closing a child kills it and everything that it started. On Linux a supervised program does not outlive this process.
+- A program that dies before it is ready is an error with its last lines. One that dies later is started again, each
+  time after a longer pause unless it was up for a while.
 """
 
 import asyncio
 import logging
 import os
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import IO, Self, TypeAlias
 
 import orjson
 
-from stepwell.common.child import Child, Tail, how_it_ended
+from stepwell.common.async_calls import in_thread, run_to_end
 from stepwell.errors import NotReady
 
 log = logging.getLogger("stepwell.agents")
 
+CHUNK = 2**16
+LONGEST_LINE = 2**16
+"""Bytes; the rest of a longer line is dropped."""
+DRAIN_TIMEOUT = 1.0
+"""Seconds to read what an ended child has left in its pipes."""
 POLL = 0.1
-LINES_KEPT = 20
+PROGRAM_LINES = 20
+COMMAND_LINES = 200
 GRACE = 40.0
-"""Seconds a program gets to end by itself; a gateway takes up to 30 to deliver its last steps."""
+"""Seconds that a program has to end by itself; a gateway takes up to 30 to deliver its last steps."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-LONG_ENOUGH = 60.0
-"""Seconds after which a program that was up is no longer thought to be failing."""
+STABLE_AFTER = 60.0
+"""Seconds; a program that was up for longer is restarted after the first pause again."""
 
-HearLog: TypeAlias = Callable[[int, str], None]
+OnLine: TypeAlias = Callable[[str], None]
+OnLogLine: TypeAlias = Callable[[int, str], None]
+
+
+class CommandFailed(Exception):
+    """A command could not be started, or failed; the text has its last lines."""
+
+
+class ChildProcess:
+    """Made inside an event loop; whoever makes it closes it. OSError if it cannot be started."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        on_stdout: OnLine,
+        on_stderr: OnLine,
+        stdin: bytes = b"",
+    ) -> None:
+        """`env` is added to the environment of this process."""
+        with tempfile.TemporaryFile() as stdin_file:
+            stdin_file.write(stdin)
+            stdin_file.seek(0)
+            self._process = subprocess.Popen(
+                command,
+                stdin=stdin_file,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **env},
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._readers = [
+            asyncio.create_task(_read_lines(self._process.stdout, on_stdout)),
+            asyncio.create_task(_read_lines(self._process.stderr, on_stderr)),
+        ]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    async def wait(self) -> int:
+        """Its exit code, after it has ended and its output was read."""
+        code = await in_thread(self._process.wait)
+        kill_group(self._process)  # what it left running would keep its pipes open
+        await asyncio.wait(self._readers, timeout=DRAIN_TIMEOUT)
+        return code
+
+    async def close(self) -> None:
+        """Kills it if it runs. A cancelled caller still waits until that is done."""
+        await run_to_end(self._close())
+
+    async def _close(self) -> None:
+        if not self.has_ended:
+            kill_group(self._process)
+        await self.wait()
+        for task in self._readers:
+            task.cancel()
+        await asyncio.wait(self._readers)
+
+
+class LastLines:
+    """The last lines that were added; empty lines are skipped."""
+
+    def __init__(self, size: int) -> None:
+        self._lines: deque[str] = deque(maxlen=size)
+
+    def add(self, line: str) -> None:
+        if line.strip():
+            self._lines.append(line.rstrip())
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines)
+
+
+async def run_command(command: Sequence[str], *, env: Mapping[str, str], stdin: bytes) -> str:
+    """The last lines that the command wrote to stdout. It leaves no process behind, also when it is cancelled."""
+    stdout, stderr = LastLines(COMMAND_LINES), LastLines(COMMAND_LINES)
+    try:
+        child = ChildProcess(command, env=env, on_stdout=stdout.add, on_stderr=stderr.add, stdin=stdin)
+    except (OSError, ValueError) as failure:
+        raise CommandFailed(f"{command[0]} cannot be started: {failure}") from None
+    try:
+        code = await child.wait()
+    finally:
+        await child.close()
+    if code != 0:
+        raise CommandFailed(f"{command[0]} ended with {exit_text(code)}: {str(stderr) or stdout}")
+    return str(stdout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     name: str
-    """For whoever reads what happens to it, after "the"."""
+    """Used in messages, after "the"."""
     command: Sequence[str]
     why_not_ready: Callable[[], Awaitable[str | None]]
-    """Asked until it gives None."""
+    """Called until it returns None."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to this process's own, out of sight of whoever lists processes."""
+    """Added to the environment of this process; not visible in the list of processes."""
 
 
-class KeptProcess:
-    """Used inside `async with`; inside the block it is ready, or was."""
+class SupervisedProcess:
+    """Used inside `async with`; the block begins when the program is ready."""
 
     def __init__(
-        self, program: Program, *, hear: HearLog, still_waiting: Callable[[str], None], ready_timeout: float = 300.0
+        self, program: Program, *, on_line: OnLogLine, on_wait: Callable[[str], None], ready_timeout: float = 300.0
     ) -> None:
-        """`hear` gets the level and text of each line that it writes, `still_waiting` the reason each time that it is
-        not ready yet."""
+        """`on_line` gets the level and text of each line that the program writes; `on_wait` gets the reason each time
+        that the program is not ready yet."""
         self.restarts = 0
         self._program = program
-        self._hear_log = hear
-        self._still_waiting = still_waiting
+        self._on_line = on_line
+        self._on_wait = on_wait
         self._ready_timeout = ready_timeout
-        self._said = Tail(LINES_KEPT)
-        self._child: Child | None = None
-        self._keeping_up: asyncio.Task[None] | None = None
+        self._last_lines = LastLines(PROGRAM_LINES)
+        self._child: ChildProcess | None = None
+        self._supervision: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -75,55 +187,55 @@ class KeptProcess:
         except BaseException:
             await child.close()
             raise
-        self._keeping_up = asyncio.create_task(self._keep_up())
+        self._supervision = asyncio.create_task(self._restart_when_it_ends())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._keeping_up is not None
-        self._keeping_up.cancel()
-        await asyncio.wait([self._keeping_up])
+        assert self._supervision is not None
+        self._supervision.cancel()
+        await asyncio.wait([self._supervision])
         assert self._child is not None
         await self._end(self._child)
 
-    def _start(self) -> Child:
-        tethered = [sys.executable, "-m", "stepwell.common.die_with_parent", str(os.getpid()), *self._program.command]
-        self._child = Child(tethered, env=self._program.env, hear=self._hear, hear_errors=self._hear)
+    def _start(self) -> ChildProcess:
+        command = dying_with_this_process(self._program.command)
+        self._child = ChildProcess(command, env=self._program.env, on_stdout=self._read, on_stderr=self._read)
         return self._child
 
-    def _hear(self, line: str) -> None:
+    def _read(self, line: str) -> None:
         level, text = _read_log_line(line)
-        self._said.add(text)
-        self._hear_log(level, text)
+        self._last_lines.add(text)
+        self._on_line(level, text)
 
-    async def _wait_until_ready(self, child: Child) -> None:
+    async def _wait_until_ready(self, child: ChildProcess) -> None:
         deadline = time.monotonic() + self._ready_timeout
         name = self._program.name
         while (why := await self._program.why_not_ready()) is not None:
             if child.has_ended:
-                raise NotReady(f"the {name} ended with {how_it_ended(await child.wait())}:\n{self._said}")
+                raise NotReady(f"the {name} ended with {exit_text(await child.wait())}:\n{self._last_lines}")
             if time.monotonic() > deadline:
                 raise NotReady(f"the {name} is not ready after {self._ready_timeout:g} s: {why}")
-            self._still_waiting(why)
+            self._on_wait(why)
             await asyncio.sleep(POLL)
 
-    async def _keep_up(self) -> None:
+    async def _restart_when_it_ends(self) -> None:
         pause = FIRST_PAUSE
         while True:
             assert self._child is not None
             started = time.monotonic()
-            how = how_it_ended(await self._child.wait())
-            pause = FIRST_PAUSE if time.monotonic() - started > LONG_ENOUGH else pause
-            log.warning("the %s ended with %s; starting it again in %g s", self._program.name, how, pause)
+            code = await self._child.wait()
+            pause = FIRST_PAUSE if time.monotonic() - started > STABLE_AFTER else pause
+            log.warning("the %s ended with %s; starting it again in %g s", self._program.name, exit_text(code), pause)
             await self._child.close()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
             self.restarts += 1
             self._start()
 
-    async def _end(self, child: Child) -> None:
-        """In its own time, so that it can finish what it has begun, but not without end."""
+    async def _end(self, child: ChildProcess) -> None:
+        """Terminates it, and kills it if it does not end within the grace period."""
         try:
             child.terminate()
             async with asyncio.timeout(GRACE):
@@ -134,11 +246,80 @@ class KeptProcess:
             await child.close()
 
 
+def dying_with_this_process(command: Sequence[str]) -> list[str]:
+    """The command, in a form that ends it when this process ends (on Linux)."""
+    return [sys.executable, "-m", "stepwell.common.die_with_parent", str(os.getpid()), *command]
+
+
+def exit_text(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kills the process, which leads its own session, and everything that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_group(process: subprocess.Popen[bytes], *, timeout: float) -> None:
+    """Terminates the process and everything that it started, kills what is left after the timeout, and waits for all
+    of them: children can outlive the process that leads the group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        deadline = time.monotonic() + timeout
+        while _group_is_alive(process) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def last_lines(log_file: Path, count: int) -> str:
+    """For an error text: the end of a child's log file."""
+    lines = log_file.read_text(errors="replace").splitlines()[-count:]
+    return "\n".join([f"the last lines of {log_file}:", *lines])
+
+
+def _group_is_alive(process: subprocess.Popen[bytes]) -> bool:
+    process.poll()  # reaps the leader, which counts as alive until then
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def _read_log_line(line: str) -> tuple[int, str]:
-    """Its level and its text, of a program of ours that writes JSON; what is no such line is passed on as it is."""
+    """Level and text of a JSON line, as Stepwell's programs write them; any other line is text of level INFO."""
     try:
         record = orjson.loads(line)
         level = logging.getLevelNamesMapping()[record["level"]]
         return level, "\n".join(str(record[part]) for part in ("message", "exception") if part in record)
     except (ValueError, KeyError, TypeError):
         return logging.INFO, line
+
+
+async def _read_lines(pipe: IO[bytes], on_line: OnLine) -> None:
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    try:
+        async for line in _lines(reader):
+            on_line(line)
+    finally:
+        transport.close()
+
+
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    rest = b""
+    while chunk := await reader.read(CHUNK):
+        *whole, rest = (rest + chunk).split(b"\n")
+        rest = rest[:LONGEST_LINE]
+        for line in whole:
+            yield line[:LONGEST_LINE].decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")

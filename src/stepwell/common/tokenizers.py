@@ -1,22 +1,36 @@
-"""The tokenizer, loaded in a thread of its own so that the gateway serves at once.
+"""Tokenizers: loaded once per path or in the background, and token ids shown as text.
 
-It decodes text for rewards. Recording touches it only where an engine gives no token ids, and grades what comes of it.
+- A text that is decoded here keeps its special tokens.
+- The texts of single tokens, joined, are the text of the whole sequence. A token that holds only some bytes of a
+  character has an empty text; the last token of the character has the character.
 """
 
-import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
-from stepwell.errors import NotReady
-from stepwell.steps.step import IntArray, ids_array
-from stepwell.wire.openai import NO_IDS, Sampled, read_ids
+from stepwell.errors import BadRequest, NotReady
 
-log = logging.getLogger("stepwell.gateway")
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+MAX_TOKENS_PER_CHARACTER = 4
+NO_TOKENIZER = "there is no tokenizer here; give --tokenizer-path to see texts"
+
+Decode: TypeAlias = Callable[[list[int]], str]
+
+
+class Tokenizer(Protocol):
+    def start(self) -> None:
+        """Begin to load."""
+
+    def why_not_ready(self) -> str | None: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class BackgroundTokenizer:
+    """A tokenizer that is loaded in its own thread, so that a server can serve at once."""
+
     def __init__(self, path: str, load: Callable[[str], Any]) -> None:
         self._path = path
         self._load = load
@@ -29,53 +43,111 @@ class BackgroundTokenizer:
     def why_not_ready(self) -> str | None:
         return None if self._tokenizer is not None else self._why
 
-    def decode(self, ids: Sequence[int]) -> str:
+    @property
+    def loaded(self) -> Any:
+        """The Hugging Face tokenizer; NotReady if it is not loaded."""
         if self._tokenizer is None:
             raise NotReady(f"the tokenizer is not ready: {self._why}")
-        return str(self._tokenizer.decode(ids))
+        return self._tokenizer
 
-    def encode_again(
-        self, request: Mapping[str, Any], choices: Sequence[Sampled], texts: Sequence[str | None]
-    ) -> list[Sampled]:
-        """The choices with ids made from their texts; without ids, which condemns a step, where that cannot be done."""
-        try:
-            prompt_ids = self._encode_prompt(request)
-        except Exception as failure:  # noqa: BLE001 - chat templates raise anything; the agent has its answer already
-            log.warning("a prompt could not be encoded again: %s", " ".join(str(failure).split()))
-            prompt_ids = NO_IDS
-        return [
-            replace(choice, prompt_ids=prompt_ids, response_ids=NO_IDS if text is None else self._encode(choice, text))
-            for choice, text in zip(choices, texts, strict=True)
-        ]
-
-    def _encode_prompt(self, request: Mapping[str, Any]) -> IntArray:
-        if self._tokenizer is None:
-            raise NotReady(self._why)
-        if "messages" not in request:
-            prompt = request["prompt"]
-            return ids_array(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else read_ids(prompt)
-        text = self._tokenizer.apply_chat_template(
-            request["messages"], tools=request.get("tools"), add_generation_prompt=True, tokenize=False
-        )
-        return ids_array(self._tokenizer.encode(text, add_special_tokens=False))
-
-    def _encode(self, choice: Sampled, text: str) -> IntArray:
-        """With the end of the turn, which is sampled but not shown, unless the log-probabilities have none for it."""
-        if self._tokenizer is None:
-            return NO_IDS
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        counted = None if choice.logprobs is None else len(choice.logprobs)
-        ended = choice.finish_reason == "stop" and self._tokenizer.eos_token_id is not None and counted != len(ids)
-        return ids_array([*ids, self._tokenizer.eos_token_id] if ended else ids)
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.loaded.decode(ids))
 
     def _run(self) -> None:
         try:
             self._tokenizer = self._load(self._path)
-        except Exception as failure:  # noqa: BLE001 - loaders raise anything; /ready must say it
-            self._why = f"could not be loaded from {self._path}: {' '.join(str(failure).split())}"
+        except Exception as failure:  # noqa: BLE001 - loaders raise anything; /ready shows the text
+            self._why = _one_line(failure)
+
+
+class TokenDecoder:
+    """Token ids as text: a whole sequence, or one text per token."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._text_of_token: dict[int, str] = {}
+
+    def start(self) -> None:
+        if self._tokenizer is not None:
+            self._tokenizer.start()
+
+    def why_not(self) -> str:
+        """Why there are no texts; empty if there are."""
+        return NO_TOKENIZER if self._tokenizer is None else self._tokenizer.why_not_ready() or ""
+
+    def text(self, ids: Sequence[int]) -> str:
+        assert self._tokenizer is not None
+        return self._tokenizer.decode(ids) if ids else ""
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """One text per token. Most tokens have the same text everywhere, so each is decoded alone first. If the
+        joined texts differ from the whole, each token gets what it adds to the tokens before it."""
+        texts = list(self._decode_each_alone(ids))
+        return texts if "".join(texts) == self.text(ids) else list(self._decode_each_in_context(ids))
+
+    def _decode_each_alone(self, ids: Sequence[int]) -> Iterator[str]:
+        """A sequence that ends inside a character yields less than the whole; `texts` then decodes in context."""
+        broken: list[int] = []
+        for token in ids:
+            piece = self._token_text(token)
+            broken.append(token)
+            if len(broken) > 1 or BROKEN in piece:
+                piece = self.text(broken)
+                if BROKEN in piece and len(broken) < MAX_TOKENS_PER_CHARACTER:
+                    yield ""
+                    continue
+            broken.clear()
+            yield piece
+
+    def _decode_each_in_context(self, ids: Sequence[int]) -> Iterator[str]:
+        start = read = 0
+        for end in range(1, len(ids) + 1):
+            before, now = self.text(ids[start:read]), self.text(ids[start:end])
+            if (now.endswith(BROKEN) and end < len(ids)) or len(now) <= len(before):
+                yield ""
+            else:
+                yield now[len(before) :]
+                start, read = read, end
+
+    def _token_text(self, token: int) -> str:
+        text = self._text_of_token.get(token)
+        if text is None:
+            text = self._text_of_token[token] = self.text([token])
+        return text
 
 
 def load_tokenizer(path: str) -> Any:
-    from transformers import AutoTokenizer
+    """The Hugging Face tokenizer of a folder or a model name; BadRequest says why there is none."""
+    try:
+        from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path)
+    except Exception as failure:  # noqa: BLE001 - loaders raise anything
+        raise BadRequest(f"no tokenizer could be loaded from {path}: {_one_line(failure)}") from None
+
+
+def load_decode(path: str | None) -> Decode:
+    """The decoding of a tokenizer. A folder's tokenizer.json is read without transformers, because that import takes
+    a child process longer than everything else."""
+    if path is None:
+        return no_tokenizer
+    file = Path(path, "tokenizer.json")
+    if not file.is_file():
+        tokenizer = load_tokenizer(path)
+        return lambda ids: str(tokenizer.decode(ids))
+    try:
+        from tokenizers import Tokenizer as FastTokenizer
+
+        fast = FastTokenizer.from_file(str(file))
+    except Exception as failure:
+        raise BadRequest(f"no tokenizer could be loaded from {path}: {_one_line(failure)}") from failure
+    return lambda ids: str(fast.decode(ids, skip_special_tokens=False))
+
+
+def no_tokenizer(ids: list[int]) -> str:
+    """The Decode of a worker that was given none."""
+    raise NotReady(f"{len(ids)} tokens cannot be shown as text: the worker has no tokenizer; give --tokenizer-path")
+
+
+def _one_line(failure: Exception) -> str:
+    return " ".join(str(failure).split())

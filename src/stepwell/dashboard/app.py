@@ -7,9 +7,9 @@ from functools import partial
 from fastapi import FastAPI, Response
 
 from stepwell.common.access_keys import AccessKeys
+from stepwell.common.async_calls import repeating
 from stepwell.common.coalescing import SharedAnswer
-from stepwell.common.repeating import repeating
-from stepwell.common.token_decoder import Decoder, Tokenizer
+from stepwell.common.tokenizers import TokenDecoder, Tokenizer
 from stepwell.dashboard import http as answers
 from stepwell.dashboard.gateway_monitor import Gateways
 from stepwell.dashboard.index.follower import Following
@@ -37,7 +37,7 @@ def create_dashboard(
     gateways: Gateways,
     about: About,
 ) -> FastAPI:
-    index, texts, decoder = Index(), Texts(), Decoder(tokenizer)
+    index, texts, decoder = Index(), Texts(), TokenDecoder(tokenizer)
     following, indexing = Following(pool, index, texts), Indexing(pool, texts, decoder)
     stats, series = SharedAnswer(pool.stats), SharedSeries(pool)
     status = Status(about, stats, gateways, index, texts, following)

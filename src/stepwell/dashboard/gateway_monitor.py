@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
-from stepwell.common.repeating import Look, repeating
+from stepwell.common.async_calls import RepeatedWork, repeating
 from stepwell.dashboard.latency import Histogram, cumulated, together
 
 INTERVAL = 5.0
@@ -76,7 +76,7 @@ class Gateways:
     def __init__(self, urls: Sequence[str], key: str | None) -> None:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.watched = [Watched(url) for url in urls]
-        self._looks: list[Look] = []
+        self._looks: list[RepeatedWork] = []
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stepwell.common.coalescing import SharedAnswer
-from stepwell.common.token_decoder import Decoder
+from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.index.follower import Following
 from stepwell.dashboard.index.indexing import by_trajectory
 from stepwell.dashboard.index.search import Search
@@ -53,7 +53,7 @@ class Desk:
         index: Index,
         texts: Texts,
         following: Following,
-        decoder: Decoder,
+        decoder: TokenDecoder,
     ) -> None:
         self._pool = pool
         self._limits = limits

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stepwell.common.token_decoder import Decoder
+from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.index.trajectories import Key, key_of
 from stepwell.pool.api.watching import State, Summary
 from stepwell.steps.conversation import ConversationTurn, conversation, shared_length
@@ -81,7 +81,7 @@ class GroupView:
     rows: Sequence[Rollout]
 
 
-def step_views(steps: Sequence[Step], decoder: Decoder) -> list[StepView]:
+def step_views(steps: Sequence[Step], decoder: TokenDecoder) -> list[StepView]:
     pairs = pairwise([None, *steps])
     return [_step_view(step, shared_length(before, step.prompt_ids), decoder) for before, step in pairs if step]
 
@@ -106,11 +106,11 @@ def group_view(rows: Sequence[Summary], last: Mapping[Key, str]) -> GroupView:
     )
 
 
-def last_text(steps: Sequence[Step], decoder: Decoder) -> str:
+def last_text(steps: Sequence[Step], decoder: TokenDecoder) -> str:
     return decoder.text(steps[-1].response_ids.tolist())[-LAST_CHARACTERS:]
 
 
-def _step_view(step: Step, new_from: int, decoder: Decoder) -> StepView:
+def _step_view(step: Step, new_from: int, decoder: TokenDecoder) -> StepView:
     new = step.prompt_ids[new_from:]
     readable = not decoder.why_not()
     prompt_texts = decoder.texts(new.tolist()) if readable else []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from stepwell.common.processes import last_lines
 from stepwell.demo.orders import Orders
 from stepwell.errors import NotReady
 
@@ -49,8 +50,7 @@ class Agents:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            tail = self._log.read_text(errors="replace").splitlines()[-SHOWN:]
-            raise NotReady("\n".join([f"the agents' process ended; the last lines of {self._log}:", *tail]))
+            raise NotReady(f"the agents' process ended; {last_lines(self._log, SHOWN)}")
         return float(line)
 
 

@@ -6,8 +6,6 @@ It does not outlive this process, however that ends (on Linux).
 
 import contextlib
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from stepwell.common.processes import dying_with_this_process, end_group, exit_text, free_port, last_lines
 from stepwell.demo.vocabulary import CONTEXT
 from stepwell.errors import BadRequest, EngineUnavailable
 
@@ -63,9 +62,10 @@ class StartingEngine:
         deadline = time.monotonic() + START_TIMEOUT
         while not _is_healthy(self.url):
             if self.process.poll() is not None:
-                raise EngineUnavailable(f"vLLM ended with code {self.process.returncode}\n{_tail(self.log)}")
+                how = exit_text(self.process.returncode)
+                raise EngineUnavailable(f"vLLM ended with {how}\n{last_lines(self.log, SHOWN)}")
             if time.monotonic() > deadline:
-                raise EngineUnavailable(f"vLLM is not up after {START_TIMEOUT:g} s\n{_tail(self.log)}")
+                raise EngineUnavailable(f"vLLM is not up after {START_TIMEOUT:g} s\n{last_lines(self.log, SHOWN)}")
             time.sleep(POLL)
 
 
@@ -94,13 +94,12 @@ def start_engine(
     environment: Mapping[str, str] = ENVIRONMENT,
 ) -> Iterator[StartingEngine]:
     """Begin to serve a model folder; it is ended when the block is left."""
-    port = _free_port()
+    port = free_port("127.0.0.1")
     served = ("--model", str(model), "--host", "127.0.0.1", "--port", str(port))
     command = (str(python), "-m", "vllm.entrypoints.openai.api_server", *served, *flags)
-    tethered = (sys.executable, "-m", "stepwell.common.die_with_parent", str(os.getpid()), *command)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            tethered,
+            dying_with_this_process(command),
             env={**_of_a_fresh_shell(), **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -109,7 +108,7 @@ def start_engine(
     try:
         yield StartingEngine(f"http://127.0.0.1:{port}", log, process)
     finally:
-        _end_group(process)
+        end_group(process, timeout=STOP_TIMEOUT)
 
 
 def _existing(python: Path) -> Path:
@@ -123,38 +122,9 @@ def _of_a_fresh_shell() -> dict[str, str]:
     return {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 def _is_healthy(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
             return bool(reply.status == 200)
     except OSError:
         return False
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-SHOWN:]
-    return "\n".join([f"the last lines of {log}:", *lines])
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the server and what it forked, which can outlive it: it is the group that is waited for."""
-    for signal_ in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal_)
-        deadline = time.monotonic() + STOP_TIMEOUT
-        while _group_lives(process) and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-
-def _group_lives(process: subprocess.Popen[bytes]) -> bool:
-    process.poll()  # reaps the leader, which would count as living until then
-    try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -19,7 +19,7 @@ from stepwell.doctor.stream_check import PATIENCE, Patience, check_stream
 from stepwell.doctor.tool_case import tool_parser
 from stepwell.doctor.verdicts import judge_mode
 from stepwell.engines.engine import ANSWER_TIMEOUT, EngineProbe
-from stepwell.errors import EngineUnavailable
+from stepwell.errors import BadRequest, EngineUnavailable
 
 HOT = 1.5
 """A temperature at which log-probabilities before and after it differ, however sure the model is."""
@@ -97,9 +97,8 @@ def _tokenizer(path: str | None) -> tuple[Any, Finding | None]:
         return None, Finding(Mark.UNTOLD, "give --tokenizer-path to compare it with the tokenizer's own")
     try:
         return load_tokenizer(path), None
-    except (OSError, ValueError, ImportError) as failure:
-        text = str(failure).splitlines()[0]
-        return None, Finding(Mark.FAULT, f"no tokenizer could be loaded from {path}: {text}", "see --tokenizer-path")
+    except BadRequest as failure:
+        return None, Finding(Mark.FAULT, str(failure), "see --tokenizer-path")
 
 
 async def _mode(asking: Asking) -> Finding:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
+from stepwell.common.tokenizers import load_tokenizer
 from stepwell.envs.checkpoints import Checkpoints
 from stepwell.envs.collection import collect
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
@@ -101,12 +102,10 @@ class BaseEnv(ABC):
     @cached_property
     def tokenizer(self) -> Any:
         """The Hugging Face tokenizer, loaded when first asked for."""
-        from transformers import AutoTokenizer
-
         names = [server.tokenizer_name or server.model_name for server in self.server_configs]
         if not (self.config.tokenizer_name or names):
             raise BadRequest("the environment has no tokenizer: set --env.tokenizer-name")
-        return AutoTokenizer.from_pretrained(self.config.tokenizer_name or names[0])
+        return load_tokenizer(self.config.tokenizer_name or names[0])
 
     async def evaluate_each(self, function: Callable[[T], Awaitable[R]], samples: Iterable[T]) -> list[R]:
         """What the function gives for each sample, at most config.max_eval_workers of them at the same time."""

@@ -19,9 +19,9 @@ from stepwell.envs.flags import Defaults, Flags, Parser, ProcessFlags, Told, rea
 from stepwell.errors import StepwellError
 
 if TYPE_CHECKING:
+    from stepwell.common.tokenizers import Decode
     from stepwell.envs.base import BaseEnv
     from stepwell.envs.loop.progress import Show
-    from stepwell.envs.output.html_page import Decode
 
 
 def main(kind: "type[BaseEnv]", argv: Sequence[str] | None = None) -> None:

@@ -5,12 +5,13 @@ from collections.abc import AsyncIterable, Callable
 from datetime import datetime
 from typing import TypeAlias
 
+from stepwell.common.tokenizers import Decode
 from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.errors import BadRequest
 from stepwell.exports.export_run import chosen, export, limited
 from stepwell.exports.file_source import Files
 from stepwell.exports.file_target import format_of, opened
-from stepwell.exports.formats import Decode, Shape, Steps
+from stepwell.exports.formats import Shape, Steps
 from stepwell.exports.import_run import PoolToFill, import_groups
 from stepwell.exports.pool_source import list_pool, read_groups
 from stepwell.exports.preferences import Preferences

@@ -4,8 +4,8 @@ What always holds: ids are those that were sampled, in every shape; texts are de
 chat template, and only where there is a tokenizer. An agent's side calls are no example of its task.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwell.steps.columns import Columns, unpack
 from stepwell.steps.groups import StepGroup
@@ -15,8 +15,6 @@ from stepwell.steps.tables import Tables, steps_table
 
 if TYPE_CHECKING:
     import pyarrow
-
-Decode: TypeAlias = Callable[[list[int]], str]
 
 SIDE_CALL = "side_call"
 

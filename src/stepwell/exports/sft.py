@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepwell.exports.formats import Decode, return_of, table_of, task_steps
+from stepwell.common.tokenizers import Decode
+from stepwell.exports.formats import return_of, table_of, task_steps
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import Record

@@ -5,24 +5,16 @@ reads none costs no decoding; what the model wrote is never read for the marks o
 words into someone else's mouth.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
 
-from stepwell.errors import NotReady
+from stepwell.common.tokenizers import Decode, no_tokenizer
 from stepwell.pool.api.ports import RewardRequest
 from stepwell.steps.step import IntArray, Json, JsonObject, Step, ids_array
 from stepwell.steps.templates import Message, read_messages, without_end
 
-Decode: TypeAlias = Callable[[list[int]], str]
-
 SIDE_CALL = "side_call:"
-
-
-def no_tokenizer(ids: list[int]) -> str:
-    """The Decode of a worker that was given none."""
-    raise NotReady(f"{len(ids)} tokens cannot be shown as text: the worker has no tokenizer; give --tokenizer-path")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -15,7 +15,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from stepwell.common.async_calls import in_thread
-from stepwell.common.processes import HearLog, KeptProcess, Program
+from stepwell.common.processes import OnLogLine, Program, SupervisedProcess
 from stepwell.errors import NotReady
 from stepwell.up.http import Answer, get, message
 from stepwell.up.launch_plan import Plan, environment, url_of
@@ -67,8 +67,8 @@ async def _start(stack: AsyncExitStack, wanted: Sequence[Program], logs: Path, s
 
     async def start(program: Program) -> None:
         what = f"the {program.name}"
-        process = KeptProcess(
-            program, hear=_writing(logs / f"{program.name}.log"), still_waiting=partial(screen.wait, what)
+        process = SupervisedProcess(
+            program, on_line=_writing(logs / f"{program.name}.log"), on_wait=partial(screen.wait, what)
         )
         await stack.enter_async_context(process)
         screen.say(f"{what} is ready", instead_of=what)
@@ -104,7 +104,7 @@ def _why_no_answer(answer: Answer) -> str:
     return message(answer) if answer.status else "it is starting"
 
 
-def _writing(path: Path) -> HearLog:
+def _writing(path: Path) -> OnLogLine:
     file = RotatingFileHandler(path, maxBytes=LARGEST_LOG, backupCount=1)
 
     def hear(level: int, text: str) -> None:

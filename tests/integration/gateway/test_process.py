@@ -92,7 +92,7 @@ def test_a_missing_pool_engine_tokenizer_or_reward_worker_gives_one_clear_line_e
         f"stepwell pool --name nothing --ray-namespace {namespace}"
     )
     assert nowhere in missing["engines"]
-    assert missing["tokenizer"].startswith("could not be loaded from ./none: ")
+    assert missing["tokenizer"].startswith("no tokenizer could be loaded from ./none: ")
     assert missing["reward_worker"] == f"no reward worker named 'nobody' in Ray namespace '{namespace}'"
     for part, why in missing.items():
         assert sum(f"waiting for {part}: {why}" in line for line in lines) == 1

@@ -3,7 +3,7 @@ import threading
 from collections.abc import ItemsView
 from typing import Any, cast
 
-from stepwell.common.token_decoder import Decoder
+from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.index.texts import Kept, Texts
 from stepwell.dashboard.index.trajectories import Index, Key
@@ -38,7 +38,7 @@ class SlowSnapshot(dict[Key, Kept]):
 
 async def test_a_search_of_texts_holds_up_no_one_and_another_waits_for_its_end() -> None:
     index, texts, unused = Index(), SlowTexts(), cast("Any", None)
-    desk = Desk(unused, unused, unused, index, texts, unused, Decoder(RigTokenizer()))
+    desk = Desk(unused, unused, unused, index, texts, unused, TokenDecoder(RigTokenizer()))
     index.apply(told(row := make_summary("a")))
     texts.put(row, "Hello")
     searches = [asyncio.create_task(desk.find(Search(), text)) for text in ("hello", "moon")]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from stepwell.common.token_decoder import Decoder
+from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.views import PROMPT_TOKENS, group_view, last_text, step_views
 from stepwell.pool.api.watching import State
 from stepwell.steps.step import VersionSpan
@@ -10,7 +10,7 @@ from tests.rig.sight_rollouts import RigTokenizer, steps_of
 from tests.rig.vocabulary import encode
 from tests.unit.dashboard.summaries import make_summary
 
-READER = Decoder(RigTokenizer())
+READER = TokenDecoder(RigTokenizer())
 
 
 def test_a_step_shows_only_what_is_new_in_its_prompt() -> None:
@@ -51,7 +51,7 @@ def test_a_long_prompt_is_cut_where_it_begins() -> None:
 
 
 def test_without_a_tokenizer_there_are_ids_only() -> None:
-    view = step_views([make_step(response_ids=[3, 4])], Decoder(None))[0]
+    view = step_views([make_step(response_ids=[3, 4])], TokenDecoder(None))[0]
     assert (view.turns, view.tokens.texts, view.tokens.ids) == ((), [], [3, 4])
 
 

@@ -1,4 +1,4 @@
-from stepwell.common.token_decoder import Decoder
+from stepwell.common.tokenizers import TokenDecoder
 from stepwell.steps.conversation import ConversationTurn, conversation, shared_length
 from stepwell.steps.step import ids_array
 from tests.builders import make_step
@@ -10,7 +10,7 @@ ANSWER = ConversationTurn("assistant", "Hi.", is_response=True)
 
 
 def read(prompt: str, response: str) -> list[ConversationTurn]:
-    decoder = Decoder(RigTokenizer())
+    decoder = TokenDecoder(RigTokenizer())
     return conversation(decoder.texts(encode(prompt)), decoder.texts(encode(response)))
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from stepwell.common.token_decoder import Decoder
+from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.index.budget import Budget
 from stepwell.dashboard.index.texts import Texts
 from stepwell.dashboard.index.trajectories import Key, key_of
@@ -30,7 +30,7 @@ DECODING_REST = 3.0
 
 
 class Indexing:
-    def __init__(self, pool: SightPort, texts: Texts, decoder: Decoder) -> None:
+    def __init__(self, pool: SightPort, texts: Texts, decoder: TokenDecoder) -> None:
         self._pool = pool
         self._texts = texts
         self._decoder = decoder
@@ -69,7 +69,7 @@ def by_trajectory(columns: Columns) -> Iterator[tuple[Key, list[Step]]]:
         yield key, list(steps)
 
 
-def conversation_text(steps: Sequence[Step], decoder: Decoder) -> str:
+def conversation_text(steps: Sequence[Step], decoder: TokenDecoder) -> str:
     """Each part once: of a prompt, only what was not in the step before."""
     before: Step | None = None
     parts: list[str] = []

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stepwell.common.atomic_files import temporary_name
-from stepwell.envs.output.html_page import Decode, Page
+from stepwell.common.tokenizers import Decode
+from stepwell.envs.output.html_page import Page
 from stepwell.errors import BadRequest
 
 if TYPE_CHECKING:

@@ -5,15 +5,13 @@ the page forbids itself scripts and anything from elsewhere. It is written group
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TextIO
 
+from stepwell.common.tokenizers import Decode
 from stepwell.envs.scored_data import UNTRAINED
-
-Decode: TypeAlias = Callable[[Sequence[int]], str]
-"""The text of token ids: a tokenizer's own decode."""
 
 HEAD = """<!doctype html>
 <html lang="en">

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from stepwell.envs.output.html_page import Decode
+from stepwell.common.tokenizers import Decode
 from stepwell.envs.scored_data import ScoredDataGroup
 from stepwell.errors import BadRequest
 

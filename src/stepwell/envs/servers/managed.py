@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepwell.envs.servers.answers import read_turn
 from stepwell.envs.servers.node import SequenceNode, node_of, tokens_of
-from stepwell.envs.servers.retokenization import Tokenizers, encoded_turn
+from stepwell.envs.servers.retokenization import TokenizerCache, encoded_turn
 from stepwell.envs.servers.sequences import Line, Lines, Turn
 from stepwell.envs.servers.server import Answered, Server, Split
 from stepwell.errors import BadRequest
@@ -29,7 +29,7 @@ AskForTokens: TypeAlias = Callable[[Kind, dict[str, Any], Split, Server | None],
 class ManagedServer:
     """Opened by ServerManager.managed_server. Its calls go to one server while that is well: it has the prefix."""
 
-    def __init__(self, ask: AskForTokens, tokenizers: Tokenizers, tokenizer: Any = None) -> None:
+    def __init__(self, ask: AskForTokens, tokenizers: TokenizerCache, tokenizer: Any = None) -> None:
         self._ask = ask
         self._tokenizers = tokenizers
         self._tokenizer = tokenizer

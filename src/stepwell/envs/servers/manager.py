@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepwell.envs.config import APIServerConfig
 from stepwell.envs.servers.managed import ManagedServer
-from stepwell.envs.servers.retokenization import Tokenizers
+from stepwell.envs.servers.retokenization import TokenizerCache
 from stepwell.envs.servers.server import Answered, Server, Split, openai_package
 from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.gateway.dialects.dialect import Kind
@@ -32,7 +32,7 @@ class ServerManager:
         if not configs:
             raise BadRequest("an environment needs a server to sample from")
         self.servers = [Server(config) for config in configs]
-        self._tokenizers = Tokenizers()
+        self._tokenizers = TokenizerCache()
         self._unreached = openai_package().APIConnectionError
         self._timed_out = openai_package().APITimeoutError
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stepwell.common.tokenizers import load_tokenizer
 from stepwell.envs.servers.answers import turn_of
 from stepwell.envs.servers.sequences import Turn
 from stepwell.errors import BadRequest, EngineUnavailable
@@ -20,7 +21,7 @@ from stepwell.wire.openai import Sampled, read_ids, read_sampled
 MORE_THAN_TEXT = ("tool_calls", "reasoning", "reasoning_content")
 
 
-class Tokenizers:
+class TokenizerCache:
     """Each loaded when first asked for, once."""
 
     def __init__(self) -> None:
@@ -30,18 +31,11 @@ class Tokenizers:
     async def named(self, name: str) -> Any:
         async with self._loading:
             if name not in self._loaded:
-                self._loaded[name] = await asyncio.to_thread(load_tokenizer, name)
+                try:
+                    self._loaded[name] = await asyncio.to_thread(load_tokenizer, name)
+                except BadRequest as failure:
+                    raise BadRequest(f"{failure}; name the model's own in tokenizer_name") from None
             return self._loaded[name]
-
-
-def load_tokenizer(name: str) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name)
-    except Exception as failure:  # noqa: BLE001 - loaders raise anything
-        why = " ".join(str(failure).split())
-        raise BadRequest(f"no tokenizer {name!r}: {why}; name the model's own in tokenizer_name") from None
 
 
 def encoded_turn(tokenizer: Any, asked: Mapping[str, Any], choice: dict[str, Any], place: int) -> Turn:

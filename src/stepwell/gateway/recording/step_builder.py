@@ -1,7 +1,10 @@
 """What was sampled, on its way to the recorder: made into steps, graded, counted."""
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.replica import EngineReplica
@@ -11,8 +14,10 @@ from stepwell.gateway.recording.outbox import Recorder
 from stepwell.gateway.recording.recorded import CallContext, recorded_steps
 from stepwell.gateway.recording.version_confirmer import Versions
 from stepwell.gateway.trajectories import TrajectoryRef
-from stepwell.steps.step import Exactness, JsonObject
-from stepwell.wire.openai import NO_USAGE, Sampled, Usage
+from stepwell.steps.step import Exactness, IntArray, JsonObject, ids_array
+from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
+
+log = logging.getLogger("stepwell.gateway")
 
 MALFORMED_HISTORY = "malformed_history"
 """In a step's extras: how many tool calls in its history had arguments that are no JSON object."""
@@ -75,4 +80,47 @@ class Recording:
 
     async def encoded_again(self, call: Call, choices: Sequence[Sampled], texts: Sequence[str | None]) -> list[Sampled]:
         """The choices of an engine that gives text only, with ids from the tokenizer. Worth less, and graded so."""
-        return await asyncio.to_thread(self._tokenizer.encode_again, call.request, choices, texts)
+        return await asyncio.to_thread(_retokenize, self._tokenizer, call.request, choices, texts)
+
+
+def _retokenize(
+    tokenizer: BackgroundTokenizer,
+    request: Mapping[str, Any],
+    choices: Sequence[Sampled],
+    texts: Sequence[str | None],
+) -> list[Sampled]:
+    """The choices with ids made from their texts. A choice whose ids cannot be made has none; its step is refused."""
+    try:
+        prompt_ids = _encode_prompt(tokenizer.loaded, request)
+    except Exception as failure:  # noqa: BLE001 - chat templates raise anything; the agent has its answer already
+        log.warning("a prompt cannot be retokenized: %s", " ".join(str(failure).split()))
+        prompt_ids = NO_IDS
+    return [
+        replace(
+            choice,
+            prompt_ids=prompt_ids,
+            response_ids=NO_IDS if text is None else _encode_response(tokenizer, choice, text),
+        )
+        for choice, text in zip(choices, texts, strict=True)
+    ]
+
+
+def _encode_prompt(tokenizer: Any, request: Mapping[str, Any]) -> IntArray:
+    if "messages" not in request:
+        prompt = request["prompt"]
+        return ids_array(tokenizer.encode(prompt)) if isinstance(prompt, str) else read_ids(prompt)
+    text = tokenizer.apply_chat_template(
+        request["messages"], tools=request.get("tools"), add_generation_prompt=True, tokenize=False
+    )
+    return ids_array(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _encode_response(tokenizer: BackgroundTokenizer, choice: Sampled, text: str) -> IntArray:
+    """With the token that ends the turn, which is sampled but not shown, unless the log-probabilities have none for
+    it."""
+    if tokenizer.why_not_ready() is not None:
+        return NO_IDS
+    ids, end = tokenizer.loaded.encode(text, add_special_tokens=False), tokenizer.loaded.eos_token_id
+    logprob_count = None if choice.logprobs is None else len(choice.logprobs)
+    is_ended = choice.finish_reason == "stop" and end is not None and logprob_count != len(ids)
+    return ids_array([*ids, end] if is_ended else ids)

@@ -8,6 +8,7 @@ import asyncio
 import faulthandler
 import os
 import pickle
+import signal
 import socket
 import sys
 import time
@@ -18,14 +19,14 @@ from typing import BinaryIO, TypeAlias, cast
 
 import orjson
 
-from stepwell.common.process_limits import die_with, limit_memory
-from stepwell.common.reward_decoding import load_decode
+from stepwell.common.die_with_parent import limit_memory, set_parent_death_signal
+from stepwell.common.tokenizers import Decode, load_decode
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import Outcome
 from stepwell.rewards.attempt import Attempt, attempt_of, write_attempt
 from stepwell.rewards.blame import blame
 from stepwell.rewards.loading import RewardFunction, load
-from stepwell.rewards.sample import Decode, Sample
+from stepwell.rewards.sample import Sample
 from stepwell.rewards.sandbox.job import Job
 from stepwell.rewards.sandbox.marking import marked
 from stepwell.rewards.sandbox.messages import framed, read_frame, read_frame_from
@@ -84,7 +85,7 @@ class Caller:
 
 def main() -> None:
     cell_descriptor, parent = map(int, sys.argv[1:])
-    die_with(parent)
+    set_parent_death_signal(parent, signal.SIGKILL)
     channel = _take_over_channel()
     os.set_inheritable(cell_descriptor, False)
     messages = channel.makefile("rb")

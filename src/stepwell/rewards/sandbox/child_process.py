@@ -18,6 +18,8 @@ from typing import TypeAlias
 
 import orjson
 
+from stepwell.common.async_calls import run_to_end
+from stepwell.common.processes import exit_text, kill_group
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.rewards.sandbox.job import Job
 from stepwell.rewards.sandbox.messages import framed, read_frame
@@ -77,25 +79,21 @@ class Child:
 
     def kill(self) -> None:
         if self._process.returncode is None:
-            self._kill_group()
+            kill_group(self._process)
 
     async def end(self) -> str:
         """How it ended, in words. Killed if it has not ended by itself."""
         if self._process.returncode is None:
             with suppress(subprocess.TimeoutExpired):
                 await asyncio.to_thread(self._process.wait, LAST_WORDS)
-            self._kill_group()
+            kill_group(self._process)
             await asyncio.to_thread(self._process.wait)
             await asyncio.wait([self._listening], timeout=LAST_WORDS)
-        return how_it_ended(self._process.returncode)
+        return _exit_text_with_hint(self._process.returncode)
 
     async def close(self) -> None:
-        """Kills it if it has not ended. Done to the end even for a caller that is cancelled meanwhile."""
-        closing = asyncio.create_task(self._close())
-        try:
-            await asyncio.shield(closing)
-        finally:
-            await asyncio.wait([closing])
+        """Kills it if it has not ended. A cancelled caller still waits until that is done."""
+        await run_to_end(self._close())
 
     async def _close(self) -> None:
         self.kill()
@@ -106,11 +104,6 @@ class Child:
         with suppress(OSError):
             await self._writer.wait_closed()
         self.cell.close()
-
-    def _kill_group(self) -> None:
-        """It, and whatever it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _listen(self, prints: int) -> None:
         """Keeps what was printed since the last call began, up to the bound."""
@@ -167,8 +160,5 @@ def _spawn(channel: Channel, theirs: socket.socket) -> Child:
     return Child(process, cell, channel, prints)
 
 
-def how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    return f"signal {-code} ({name})" + ("; is the machine out of memory?" if name == "SIGKILL" else "")
+def _exit_text_with_hint(code: int) -> str:
+    return exit_text(code) + ("; is the machine out of memory?" if code == -signal.SIGKILL else "")

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.envs.output.html_page import Decode, Page
+from stepwell.common.tokenizers import Decode
+from stepwell.envs.output.html_page import Page
 
 NASTY = """<script>alert("x")</script>' onload='&amp;</pre><img src=//evil.example>"""
 

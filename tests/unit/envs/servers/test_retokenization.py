@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.envs.servers.retokenization import encoded_turn, load_tokenizer
+from stepwell.common.tokenizers import load_tokenizer
+from stepwell.envs.servers.retokenization import TokenizerCache, encoded_turn
 from stepwell.errors import BadRequest, EngineUnavailable
 from tests.rig.chatml import render_chat
 from tests.rig.vocabulary import END_OF_TURN, encode
@@ -81,6 +82,6 @@ def test_a_chat_that_the_template_refuses_is_no_turn(tokenizer: Any) -> None:
         encoded_turn(tokenizer, ASKED, chosen("tool_calls", tool_calls=[broken]), 0)
 
 
-def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="tokenizer_name"):
-        load_tokenizer(str(tmp_path / "none"))
+async def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="none: .*tokenizer_name"):
+        await TokenizerCache().named(str(tmp_path / "none"))

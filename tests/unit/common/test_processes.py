@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.common.commands import CommandFailed, run_command
+from stepwell.common.processes import CommandFailed, run_command
 from tests.rig.waiting import until
 
 STUBBORN = """
