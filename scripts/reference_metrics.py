@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from stepwell.atropos.metrics import Sight as DoorSight
 from stepwell.dashboard.metrics import families
-from stepwell.gateway.http.metrics import Sight as GatewaySight
+from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.routes.operator_routes import show
 
 HEAD = """# Metrics
@@ -26,7 +26,7 @@ def page() -> str:
 
 
 def gateway_collectors() -> Iterator[Any]:
-    sight = GatewaySight()
+    sight = GatewayMetrics()
     nothing = cast("Any", None)
     show(sight, nothing, nothing, nothing, cast("Any", object()))
     yield from _stepwells(sight)

@@ -24,7 +24,7 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.exports import commands as exporting
 from stepwell.gateway.app import create_app
 from stepwell.gateway.recording.spool import Spool
-from stepwell.gateway.routes.asgi import Front
+from stepwell.gateway.routes.asgi import GatewayAsgi
 from stepwell.pool.api.pool_plan import PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import make_batch
@@ -94,7 +94,7 @@ def run_dashboard(settings: DashboardSettings) -> None:
     _serve("dashboard", app, keys, settings.host, settings.port)
 
 
-def _serve(name: str, app: Front | Door | FastAPI, keys: AccessKeys, host: str, port: int) -> None:
+def _serve(name: str, app: GatewayAsgi | Door | FastAPI, keys: AccessKeys, host: str, port: int) -> None:
     if keys.open and host not in LOOPBACK:
         log.warning("listening on %s without keys: everyone who can reach it can use it", host)
     log.info("%s on http://%s:%d", name, host, port)

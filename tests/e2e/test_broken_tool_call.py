@@ -11,7 +11,7 @@ import numpy as np
 from openai.types.chat import ChatCompletionChunk
 
 from stepwell.gateway import continued
-from stepwell.gateway.dialects.dialect import Call, Kind, read_call
+from stepwell.gateway.dialects.dialect import ModelCall, Kind, read_call
 from stepwell.gateway.dialects.sse import StreamReader
 from stepwell.steps.step import ids_array, logprobs_array
 from stepwell.wire.openai import Sampled
@@ -33,7 +33,7 @@ TOOL: Json = {"type": "function", "function": {"name": "flag", "parameters": {"t
 ASKED: Json = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "tools": [TOOL], "stream": True}
 
 
-async def streamed_until(vllm: VllmServer, call: Call, cut: int) -> Json:
+async def streamed_until(vllm: VllmServer, call: ModelCall, cut: int) -> Json:
     """What the engine's streaming parser sends of the first tokens."""
     choice = {"index": 0, "token_ids": IDS[:cut], "finish_reason": None}
     asked = {
@@ -49,7 +49,7 @@ async def streamed_until(vllm: VllmServer, call: Call, cut: int) -> Json:
     return chunk
 
 
-async def spelled(vllm: VllmServer, call: Call, sampled: Sampled) -> Json:
+async def spelled(vllm: VllmServer, call: ModelCall, sampled: Sampled) -> Json:
     answer = await post(vllm.url + continued.DERENDER, json.loads(continued.derender_body(call, sampled)))
     assert answer.status == 200, answer.text
     return continued.read_derendered(answer.text.encode(), sampled)

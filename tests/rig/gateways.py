@@ -18,7 +18,7 @@ from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
-from stepwell.gateway.routes.asgi import MountedDoor
+from stepwell.gateway.routes.asgi import MountedApp
 from stepwell.pool.api.ports import PoolPort, RewardPort
 from tests.rig.waiting import answers, until, wait_until
 
@@ -42,7 +42,7 @@ async def serve_gateway(
     control_keys: Sequence[str] = (),
     is_durable: bool = False,
     routing: str = "round_robin",
-    door: MountedDoor | None = None,
+    door: MountedApp | None = None,
 ) -> AsyncIterator[str]:
     """A gateway on a free loopback port; gives its URL."""
     app = create_app(

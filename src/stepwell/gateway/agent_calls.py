@@ -17,16 +17,16 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import EngineReply
 from stepwell.errors import EngineUnavailable, Overloaded, StepwellError, TooLarge
 from stepwell.gateway.continuation import Continuation
-from stepwell.gateway.dialects.dialect import Call, Kind, read_call
+from stepwell.gateway.dialects.dialect import Kind, ModelCall, read_call
 from stepwell.gateway.dialects.openai_choices import read_reply
 from stepwell.gateway.dialects.sse import DONE, StreamReader
-from stepwell.gateway.http.deduplication import Joins, Marks, read_marks
+from stepwell.gateway.http.deduplication import CallHeaders, RequestDeduplicator, read_call_headers
 from stepwell.gateway.http.error_responses import CONTEXT_OVERFLOW, relayed_parts
-from stepwell.gateway.http.metrics import Sight
-from stepwell.gateway.http.response_writer import Answer, KeepAlives, Message, Send
+from stepwell.gateway.http.metrics import GatewayMetrics
+from stepwell.gateway.http.response_writer import KeepAlives, Message, ResponseWriter, Send
 from stepwell.gateway.http.tracing import NoTracing
 from stepwell.gateway.recording.recorded import CallContext
-from stepwell.gateway.recording.step_builder import Recording
+from stepwell.gateway.recording.step_builder import StepBuilder
 from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryRef
 from stepwell.pool.api.ports import PoolPort
 from stepwell.pool.rules.ingest import Registration
@@ -65,9 +65,9 @@ class Exchange:
     """One call under way."""
 
     ref: TrajectoryRef
-    call: Call
-    answer: Answer
-    marks: Marks
+    call: ModelCall
+    answer: ResponseWriter
+    marks: CallHeaders
     started_at: float
     policy_version: int
     """As the pool knew it when the call began; it counts where the engine does not tell its own."""
@@ -104,8 +104,8 @@ class AgentCalls:
         pool: PoolPort,
         engines: EngineFleet,
         known: KnownTrajectories,
-        recording: Recording,
-        sight: Sight,
+        recording: StepBuilder,
+        sight: GatewayMetrics,
         tracing: NoTracing,
         response_length: int,
     ) -> None:
@@ -119,17 +119,17 @@ class AgentCalls:
         self._tracing = tracing
         self._response_length = response_length
         self._clock = time.monotonic
-        self._joins = Joins(self._clock)
+        self._joins = RequestDeduplicator(self._clock)
         self._continuation = Continuation(engines)
 
     async def serve(self, scope: Message, receive: Receive, send: Send, ref: TrajectoryRef, kind: Kind) -> None:
-        answer = Answer(send, self._clock)
+        answer = ResponseWriter(send, self._clock)
         began, self.in_flight = answer.touched_at, self.in_flight + 1
         exchange = None
         try:
             if self.in_flight > MOST_IN_FLIGHT:
                 raise Overloaded(f"{MOST_IN_FLIGHT} calls are in flight; try again in a moment")
-            marks = read_marks(scope["headers"])
+            marks = read_call_headers(scope["headers"])
             raw = await read_body(receive)
             call = read_call(kind, raw, response_length=self._response_length, marked=marks.kind)
             await self._known.require(ref)
@@ -262,7 +262,7 @@ class AgentCalls:
         texts: Callable[[], Sequence[str | None]],
     ) -> None:
         if context.exactness is Exactness.RETOKENIZED:
-            choices = await self._recording.encoded_again(exchange.call, choices, texts())
+            choices = await self._recording.retokenize(exchange.call, choices, texts())
         exchange.count(choices)
         await self._recording.keep(context, reply.engine, choices, usage)
 
@@ -280,7 +280,7 @@ class AgentCalls:
         else:
             await exchange.answer.whole(status, body)
 
-    def _note(self, kind: Kind, answer: Answer, began: float, exchange: Exchange | None) -> None:
+    def _note(self, kind: Kind, answer: ResponseWriter, began: float, exchange: Exchange | None) -> None:
         took, first = self._clock() - began, answer.first_byte_at
         prompt, response = (exchange.prompt_tokens, exchange.response_tokens) if exchange else (0, 0)
         self._sight.call_done(kind, answer.status, took, None if first is None else first - began, prompt, response)
@@ -294,7 +294,7 @@ async def _watch(exchange: Exchange, receive: Receive, leave: Callable[[], objec
         leave()
 
 
-async def _pass_on(reader: StreamReader, reply: EngineReply, answer: Answer) -> None:
+async def _pass_on(reader: StreamReader, reply: EngineReply, answer: ResponseWriter) -> None:
     """Until the engine says that it is done, or hangs up."""
     while not reader.done:
         data = await reply.next_bytes()

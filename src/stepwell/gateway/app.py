@@ -14,20 +14,20 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.http import error_responses as answers
 from stepwell.gateway.http import tracing
-from stepwell.gateway.http.metrics import Sight
-from stepwell.gateway.recording.outbox import Recorder
+from stepwell.gateway.http.metrics import GatewayMetrics
+from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.spool import Spool
-from stepwell.gateway.recording.step_builder import Recording
-from stepwell.gateway.recording.version_confirmer import Versions
-from stepwell.gateway.rollouts import Rollouts
+from stepwell.gateway.recording.step_builder import StepBuilder
+from stepwell.gateway.recording.version_confirmer import VersionConfirmer
+from stepwell.gateway.rollouts import TrajectoryLifecycle
 from stepwell.gateway.routes.access import BELOW_A_TRAJECTORY
-from stepwell.gateway.routes.asgi import Front, MountedDoor
-from stepwell.gateway.routes.fast_routes import QuickCalls
+from stepwell.gateway.routes.asgi import GatewayAsgi, MountedApp
+from stepwell.gateway.routes.fast_routes import FastRoutes
 from stepwell.gateway.routes.openapi import documented
-from stepwell.gateway.routes.operator_routes import operating_router, show
+from stepwell.gateway.routes.operator_routes import operator_router, show
 from stepwell.gateway.routes.readiness import ReadinessCheck
 from stepwell.gateway.routes.trajectory_routes import opening_router, trajectory_router
-from stepwell.gateway.routes.unrecorded_calls import WhiteboxChat, whitebox_chat_router
+from stepwell.gateway.routes.unrecorded_calls import UnrecordedCalls, unrecorded_router
 from stepwell.gateway.routes.whitebox_routes import whitebox_router
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.pool.api.ports import PoolPort, RewardPort
@@ -47,13 +47,13 @@ def create_app(
     keys: AccessKeys,
     spool: Spool | None = None,
     is_durable: bool = False,
-    door: MountedDoor | None = None,
-) -> Front:
-    sight, traces = Sight(), tracing.start()
-    known, versions = KnownTrajectories(pool), Versions(engines)
-    recorder = Recorder(pool, on_refused=known.forget, sealer=versions, spool=spool)
+    door: MountedApp | None = None,
+) -> GatewayAsgi:
+    sight, traces = GatewayMetrics(), tracing.start()
+    known, versions = KnownTrajectories(pool), VersionConfirmer(engines)
+    recorder = Outbox(pool, on_refused=known.forget, sealer=versions, spool=spool)
     readiness = ReadinessCheck(pool, engines, tokenizer, rewards)
-    recording = Recording(recorder, versions, tokenizer, sight, prompt_length=prompt_length, is_durable=is_durable)
+    recording = StepBuilder(recorder, versions, tokenizer, sight, prompt_length=prompt_length, is_durable=is_durable)
     calls = AgentCalls(
         pool=pool,
         engines=engines,
@@ -87,11 +87,11 @@ def create_app(
         redirect_slashes=False,
     )
     answers.install(app)
-    app.include_router(operating_router(engines, readiness, sight))
-    chat = WhiteboxChat(pool, engines, recording, versions, sight, response_length=response_length)
-    app.include_router(whitebox_chat_router(chat))
-    rollouts = Rollouts(pool, recorder, known, keys)
-    app.add_middleware(QuickCalls, rollouts)
+    app.include_router(operator_router(engines, readiness, sight))
+    chat = UnrecordedCalls(pool, engines, recording, versions, sight, response_length=response_length)
+    app.include_router(unrecorded_router(chat))
+    rollouts = TrajectoryLifecycle(pool, recorder, known, keys)
+    app.add_middleware(FastRoutes, rollouts)
     app.include_router(opening_router(rollouts, pool))
     app.include_router(
         whitebox_router(
@@ -106,7 +106,7 @@ def create_app(
     async def openapi() -> Response:
         return Response(documented(app.openapi()), media_type=answers.JSON)
 
-    return Front(app, calls, keys, door)
+    return GatewayAsgi(app, calls, keys, door)
 
 
 @contextlib.asynccontextmanager

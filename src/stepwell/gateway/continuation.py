@@ -10,8 +10,8 @@ from stepwell.engines.replies import RefusedReply
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway import continued
 from stepwell.gateway.continued import ABORT
-from stepwell.gateway.dialects.dialect import Call, Kind
-from stepwell.gateway.dialects.openai_choices import Reply, trim_choice
+from stepwell.gateway.dialects.dialect import Kind, ModelCall
+from stepwell.gateway.dialects.openai_choices import ChoicesReply, trim_choice
 from stepwell.gateway.dialects.sse import StreamReader
 from stepwell.steps.step import VersionSpan, logprobs_array
 from stepwell.wire.openai import Sampled, Usage
@@ -24,7 +24,7 @@ class Continuation:
     def __init__(self, engines: EngineFleet) -> None:
         self._engines = engines
 
-    async def whole(self, call: Call, reply: Reply, version: int | None) -> Reply:
+    async def whole(self, call: ModelCall, reply: ChoicesReply, version: int | None) -> ChoicesReply:
         """An unstreamed answer, every choice brought to its end. `version` wrote what there is of it."""
         choices = list(reply.choices)
         for choice, sampled in enumerate(choices):
@@ -33,9 +33,9 @@ class Continuation:
                 await self._tell(call, reply.message["choices"][choice], choices[choice])
         written = sum(len(choice.response_ids) for choice in choices)
         reply.message["usage"] = continued.usage(len(choices[0].prompt_ids), written)
-        return Reply(reply.message, tuple(choices), Usage(len(choices[0].prompt_ids), written))
+        return ChoicesReply(reply.message, tuple(choices), Usage(len(choices[0].prompt_ids), written))
 
-    async def stream(self, call: Call, reader: StreamReader, version: int | None) -> tuple[bytes, list[Sampled]]:
+    async def stream(self, call: ModelCall, reader: StreamReader, version: int | None) -> tuple[bytes, list[Sampled]]:
         """The events that bring a stream to its end, and what was sampled in all."""
         events, choices = b"", reader.sampled()
         for place, index in enumerate(sorted(reader.choices)):
@@ -48,7 +48,7 @@ class Continuation:
             events += continued.usage_event(reader.head, len(choices[0].prompt_ids), written)
         return events, choices
 
-    async def _to_its_end(self, call: Call, choice: Sampled, version: int | None) -> Sampled:
+    async def _to_its_end(self, call: ModelCall, choice: Sampled, version: int | None) -> Sampled:
         if choice.logprobs is None and not len(choice.response_ids):
             choice = replace(choice, logprobs=logprobs_array([]))
         if call.kind is not Kind.CHAT or not continued.can_continue(call) or choice.logprobs is None:
@@ -64,7 +64,7 @@ class Continuation:
                 return replace(choice, version_spans=tuple(spans) if covered else ())
         raise EngineUnavailable(f"the engine broke the answer off {MOST_ABORTS} times")
 
-    async def _more(self, call: Call, choice: Sampled) -> tuple[Sampled, Sequence[VersionSpan]]:
+    async def _more(self, call: ModelCall, choice: Sampled) -> tuple[Sampled, Sequence[VersionSpan]]:
         written = len(choice.response_ids)
         context = np.concatenate((choice.prompt_ids, choice.response_ids)).tolist()
         got = await self._engines.generate(context, continued.rest_of_sampling(call, written))
@@ -83,7 +83,7 @@ class Continuation:
         )
         return whole, [VersionSpan(v, start + written, end + written) for v, start, end in got.version_spans]
 
-    async def _message(self, call: Call, choice: Sampled) -> dict[str, object]:
+    async def _message(self, call: ModelCall, choice: Sampled) -> dict[str, object]:
         if not len(continued.spelling_ids(choice)):
             return {"role": "assistant", "content": ""}
         reply = await self._engines.send(continued.DERENDER, lambda _: continued.derender_body(call, choice))
@@ -92,7 +92,7 @@ class Continuation:
             raise EngineUnavailable(f"{reply.engine.address} cannot tell what its tokens spell ({reply.status})")
         return continued.read_derendered(body, choice)
 
-    async def _tell(self, call: Call, choice: dict[str, object], sampled: Sampled) -> None:
+    async def _tell(self, call: ModelCall, choice: dict[str, object], sampled: Sampled) -> None:
         """Put the whole answer in place of what the agent would have got."""
         choice["message"] = message = await self._message(call, sampled)
         choice["finish_reason"] = continued.finish_reason(call, message, sampled)

@@ -10,7 +10,7 @@ import orjson
 
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.dialects.chat import name_both
-from stepwell.gateway.dialects.dialect import Call
+from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.sampling import why_constrained
 from stepwell.gateway.dialects.sse import StreamedChoice
 from stepwell.steps.step import IntArray, JsonObject
@@ -25,12 +25,12 @@ SAMPLING = (
 """What holds for the rest of an answer as it held for its beginning."""
 
 
-def can_continue(call: Call) -> bool:
+def can_continue(call: ModelCall) -> bool:
     """Not under a constraint: where its grammar stood is lost with the engine's state."""
     return why_constrained(call.request) is None
 
 
-def rest_of_sampling(call: Call, written: int) -> JsonObject:
+def rest_of_sampling(call: ModelCall, written: int) -> JsonObject:
     """A seed is changed: the same one again would draw again what the beginning was drawn with."""
     kept = {name: call.request[name] for name in SAMPLING if call.request.get(name) is not None}
     if isinstance(kept.get("seed"), int):
@@ -44,7 +44,7 @@ def spelling_ids(choice: Sampled) -> IntArray:
     return choice.response_ids[:-1] if ends_in_token else choice.response_ids
 
 
-def derender_body(call: Call, choice: Sampled) -> bytes:
+def derender_body(call: ModelCall, choice: Sampled) -> bytes:
     """Ask what message these tokens spell."""
     asked = {name: value for name, value in call.request.items() if name not in ("stream", "stream_options", "n")}
     generated = {"index": 0, "token_ids": spelling_ids(choice).tolist(), "finish_reason": choice.finish_reason}
@@ -77,7 +77,7 @@ def read_derendered(raw: bytes, choice: Sampled) -> dict[str, Any]:
     return message
 
 
-def finish_reason(call: Call, message: Mapping[str, Any], sampled: Sampled) -> str | None:
+def finish_reason(call: ModelCall, message: Mapping[str, Any], sampled: Sampled) -> str | None:
     """As OpenAI names it: an answer that ends in calls says so, unless the agent itself had named the tool."""
     calls = message.get("tool_calls") and not isinstance(call.request.get("tool_choice"), dict)
     return "tool_calls" if calls and sampled.finish_reason == "stop" else sampled.finish_reason
@@ -94,7 +94,7 @@ def logprob_entries(choice: Sampled, start: int) -> list[JsonObject]:
 
 
 def rest_of_stream(
-    call: Call, head: JsonObject, index: int, choice: StreamedChoice, message: Mapping[str, Any], sampled: Sampled
+    call: ModelCall, head: JsonObject, index: int, choice: StreamedChoice, message: Mapping[str, Any], sampled: Sampled
 ) -> bytes:
     """The event that completes a choice of which the agent has a part, so that it spells `message`."""
     delta = _missing(choice, message)

@@ -6,15 +6,15 @@ The trajectory is named by the URL, its state lives in the pool's shard: any gat
 from uuid import uuid4
 
 from stepwell.common.access_keys import AccessKeys
-from stepwell.gateway.recording.outbox import Recorder
+from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryRef
 from stepwell.pool.api.ports import PoolPort
 from stepwell.pool.rules.ingest import Registration
 from stepwell.wire import gateway_api as shapes
 
 
-class Rollouts:
-    def __init__(self, pool: PoolPort, recorder: Recorder, known: KnownTrajectories, keys: AccessKeys) -> None:
+class TrajectoryLifecycle:
+    def __init__(self, pool: PoolPort, recorder: Outbox, known: KnownTrajectories, keys: AccessKeys) -> None:
         self._pool = pool
         self._recorder = recorder
         self._known = known

@@ -20,11 +20,11 @@ Logprob = Annotated[float, Field(gt=-1e38, lt=1e38)]
 JsonFields = dict[str, Any]
 
 
-class Shape(BaseModel):
+class GatewayBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class InitTrajectory(Shape):
+class InitTrajectory(GatewayBody):
     prompt_uid: Uid | None = None
     """The group this rollout belongs to; without one it gets a group of its own."""
     trajectory_uid: Uid | None = None
@@ -34,7 +34,7 @@ class InitTrajectory(Shape):
     metadata: JsonFields = {}
 
 
-class TrajectoryOpened(Shape):
+class TrajectoryOpened(GatewayBody):
     trajectory_uid: str
     prompt_uid: str
     base_url: str
@@ -42,26 +42,26 @@ class TrajectoryOpened(Shape):
     api_key: str
 
 
-class RegisterTrajectory(Shape):
+class RegisterTrajectory(GatewayBody):
     channel: ChannelName | None = None
     metadata: JsonFields = {}
 
 
-class CompleteTrajectory(Shape):
+class CompleteTrajectory(GatewayBody):
     reward: FiniteFloat | None = None
     channel: ChannelName | None = None
 
 
-class AbortTrajectory(Shape):
+class AbortTrajectory(GatewayBody):
     reason: str = ""
     """Why the rollout failed; it goes to the log."""
 
 
-class TrajectoryEnded(Shape):
+class TrajectoryEnded(GatewayBody):
     status: Ending
 
 
-class Feedback(Shape):
+class Feedback(GatewayBody):
     value: FiniteFloat
     """The reward."""
     step_index: int | None = Field(default=None, ge=0, lt=2**31)
@@ -72,16 +72,16 @@ class Feedback(Shape):
     """Why, in words; it goes to the trajectory's metadata."""
 
 
-class FeedbackGiven(Shape):
+class FeedbackGiven(GatewayBody):
     status: Literal["counted", "late"]
     """counted: it is the reward to train with or, if the trajectory was handed out already, is kept in the archive."""
 
 
-class Registered(Shape):
+class Registered(GatewayBody):
     status: str = "registered"
 
 
-class SubmittedStep(Shape):
+class SubmittedStep(GatewayBody):
     prompt_ids: list[TokenId]
     response_ids: list[TokenId]
     trajectory_uid: Uid
@@ -120,22 +120,22 @@ class SubmittedStep(Shape):
         )
 
 
-class SubmitSteps(Shape):
+class SubmitSteps(GatewayBody):
     steps: list[SubmittedStep]
 
 
-class StepsSubmitted(Shape):
+class StepsSubmitted(GatewayBody):
     accepted: int
     refused: dict[str, int]
     """By cause: duplicate, late, mixed_indexes."""
 
 
-class RefillWanted(Shape):
+class RefillWanted(GatewayBody):
     prompt_uid: str
     missing: int
 
 
-class PacingNow(Shape):
+class PacingNow(GatewayBody):
     may_start: int | None
     """New trajectories that may start without anything becoming too stale; null while no one has trained yet."""
     in_flight: int
@@ -144,12 +144,12 @@ class PacingNow(Shape):
     """Groups whose deadline passed and that need so many more rollouts."""
 
 
-class Generate(Shape):
+class Generate(GatewayBody):
     prompt_ids: list[TokenId] = Field(min_length=1)
     sampling_params: JsonFields = {}
 
 
-class GenerationDone(Shape):
+class GenerationDone(GatewayBody):
     token_ids: list[int]
     log_probs: list[float]
     stop_reason: str | None
@@ -158,7 +158,7 @@ class GenerationDone(Shape):
     version_spans: list[VersionSpan]
 
 
-class ComputeReward(Shape):
+class ComputeReward(GatewayBody):
     prompt_ids: list[TokenId]
     response_ids: list[TokenId]
     num_turns: int = Field(default=1, ge=0)
@@ -166,12 +166,12 @@ class ComputeReward(Shape):
     dataset_fields: JsonFields = {}
 
 
-class RewardComputed(Shape):
+class RewardComputed(GatewayBody):
     reward_score: float
     reward_extra_info: JsonFields
 
 
-class Readiness(Shape):
+class Readiness(GatewayBody):
     ready: bool
     missing: dict[str, str]
     """What is not there yet, and why."""
@@ -180,12 +180,12 @@ class Readiness(Shape):
 Address = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+[^\s?#]*$", max_length=2000)]
 
 
-class EngineAddress(Shape):
+class EngineAddress(GatewayBody):
     address: Address
     """http://host:port"""
 
 
-class EngineNow(Shape):
+class EngineNow(GatewayBody):
     address: str
     state: str
     """healthy, paused or down."""
@@ -197,5 +197,5 @@ class EngineNow(Shape):
     """The version the server reports; empty for a plain OpenAI server."""
 
 
-class EngineList(Shape):
+class EngineList(GatewayBody):
     engines: list[EngineNow]

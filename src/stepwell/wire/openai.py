@@ -7,6 +7,7 @@ import json
 import math
 from array import array
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,14 @@ import orjson
 
 from stepwell.errors import EngineUnavailable
 from stepwell.steps.step import FloatArray, IntArray, VersionSpan
+
+
+class Upstream(StrEnum):
+    """How an engine is asked: the path of a chat or a completions request."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+
 
 NO_IDS: IntArray = np.empty(0, np.int32)
 

@@ -10,7 +10,7 @@ import pytest
 
 from stepwell.gateway import agent_calls as calls
 from stepwell.gateway.http.response_writer import KeepAlives
-from stepwell.gateway.recording.outbox import Recorder
+from stepwell.gateway.recording.outbox import Outbox
 from stepwell.steps.step import Exactness
 from tests.integration.gateway.agent import HELLO, Agent, Heard, agent_of
 from tests.rig.chatml import render_chat
@@ -131,7 +131,7 @@ async def test_with_durability_sync_an_answer_ends_once_the_pool_has_its_step(
 async def test_with_durability_sync_an_answer_that_the_pool_does_not_confirm_is_an_error_and_is_kept(
     pool: MemoryPool, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Recorder, "record_durably", partialmethod(Recorder.record_durably, timeout=0.2))
+    monkeypatch.setattr(Outbox, "record_durably", partialmethod(Outbox.record_durably, timeout=0.2))
     async with serve_gateway(pool, [engine.url], is_durable=True) as url, agent_of(url) as agent:
         pool.away = True
         with pytest.raises(openai.APIError, match="has not confirmed this call within 0.2 s; it is kept") as failed:

@@ -7,8 +7,8 @@ from stepwell.engines.replies import RefusedReply
 from stepwell.engines.vllm_generate import Generated
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.continuation import MOST_ABORTS, Continuation
-from stepwell.gateway.dialects.dialect import Call
-from stepwell.gateway.dialects.openai_choices import Reply, read_reply
+from stepwell.gateway.dialects.dialect import ModelCall
+from stepwell.gateway.dialects.openai_choices import ChoicesReply, read_reply
 from stepwell.gateway.dialects.sse import StreamReader
 from stepwell.steps.step import VersionSpan, ids_array, logprobs_array
 from stepwell.wire.openai import NO_USAGE, Sampled, Usage
@@ -44,14 +44,14 @@ def choice(*ids: int, end: str = "abort", index: int = 0) -> dict[str, Any]:
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": end, "token_ids": [*ids]}
 
 
-def reply(call: Call, *choices: dict[str, Any]) -> Reply:
+def reply(call: ModelCall, *choices: dict[str, Any]) -> ChoicesReply:
     usage = {"prompt_tokens": 2, "completion_tokens": 1}
     return read_reply(
         json.dumps({"model": "m", "prompt_token_ids": [1, 2], "choices": choices, "usage": usage}).encode(), call
     )
 
 
-def stream(call: Call, *deltas: dict[str, Any], end: str = "abort") -> StreamReader:
+def stream(call: ModelCall, *deltas: dict[str, Any], end: str = "abort") -> StreamReader:
     """A stream of which each delta is a token, broken off after them."""
     reader = StreamReader(call)
     chunks: list[dict[str, Any]] = [{"id": "x", "prompt_token_ids": [1, 2], "choices": []}]
@@ -175,7 +175,7 @@ async def test_nothing_is_asked_to_be_spelled_where_only_the_end_was_written(
     ],
 )
 async def test_what_cannot_go_on_is_the_engines_failure(
-    engines: ScriptedEngines, continuation: Continuation, call: Call
+    engines: ScriptedEngines, continuation: Continuation, call: ModelCall
 ) -> None:
     with pytest.raises(EngineUnavailable, match="cannot be carried on"):
         await continuation.whole(call, reply(call, choice(7)), 5)

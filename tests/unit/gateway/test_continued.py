@@ -19,7 +19,7 @@ from stepwell.gateway.continued import (
     spelling_ids,
     usage_event,
 )
-from stepwell.gateway.dialects.dialect import Call
+from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.sse import StreamReader
 from stepwell.steps.step import ids_array, logprobs_array
 from stepwell.wire.openai import Sampled
@@ -29,7 +29,7 @@ HEAD = {"id": "x", "model": "m"}
 SAMPLED = Sampled(ids_array([1, 2]), ids_array([7, 8, 9]), logprobs_array([-0.5, -1.0, -1.5]), "stop")
 
 
-def rest(call: Call, sent: list[dict[str, Any]], message: dict[str, Any], told: int = 0) -> dict[str, Any]:
+def rest(call: ModelCall, sent: list[dict[str, Any]], message: dict[str, Any], told: int = 0) -> dict[str, Any]:
     """The choice in the event that completes a stream of which those deltas were sent, with `told` tokens."""
     reader = StreamReader(call)
     for delta in sent:

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stepwell.gateway.dialects.dialect import Call, Kind, read_call
+from stepwell.gateway.dialects.dialect import Kind, ModelCall, read_call
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -28,16 +28,16 @@ def objects_with(*names: str, values: st.SearchStrategy[Any] = JSON) -> st.Searc
     return st.fixed_dictionaries({}, optional=dict.fromkeys(names, values))
 
 
-def chat(marked: str | None = None, **fields: Any) -> Call:
+def chat(marked: str | None = None, **fields: Any) -> ModelCall:
     raw = json.dumps({"model": "m", "messages": HELLO, **fields}).encode()
     return read_call(Kind.CHAT, raw, response_length=64, marked=marked)
 
 
-def completion(marked: str | None = None, **fields: Any) -> Call:
+def completion(marked: str | None = None, **fields: Any) -> ModelCall:
     raw = json.dumps({"model": "m", "prompt": "hello", **fields}).encode()
     return read_call(Kind.COMPLETIONS, raw, response_length=64, marked=marked)
 
 
-def asked(call: Call, **engine: Any) -> dict[str, Any]:
+def asked(call: ModelCall, **engine: Any) -> dict[str, Any]:
     """What an engine is asked; vLLM unless told otherwise."""
     return dict(json.loads(call.body(**{"is_vllm": True, **engine})))

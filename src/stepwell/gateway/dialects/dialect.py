@@ -37,7 +37,7 @@ PATHS = {Kind.CHAT: "/v1/chat/completions", Kind.COMPLETIONS: "/v1/completions"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class ModelCall:
     """A request, ready to be forwarded."""
 
     kind: Kind
@@ -69,7 +69,7 @@ class Call:
             raise BadRequest(f"the request body cannot be passed on: {failure}") from None
 
 
-def read_call(kind: Kind, raw: bytes, *, response_length: int, marked: str | None = None) -> Call:
+def read_call(kind: Kind, raw: bytes, *, response_length: int, marked: str | None = None) -> ModelCall:
     """`marked` is what the agent's owner says of the call: task or side."""
     request = _read_object(raw)
     malformed = 0
@@ -89,7 +89,7 @@ def read_call(kind: Kind, raw: bytes, *, response_length: int, marked: str | Non
         request["logprobs"] = 0
     request["return_token_ids"] = True
     side = side_call(request, marked)
-    return Call(
+    return ModelCall(
         kind=kind,
         request=request,
         sampling=recorded_sampling(request),

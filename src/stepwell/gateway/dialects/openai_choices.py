@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepwell.gateway.dialects.chat import name_both
-from stepwell.gateway.dialects.dialect import Call
+from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.wire.openai import (
     Sampled,
     Usage,
@@ -18,7 +18,7 @@ from stepwell.wire.openai import (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reply:
+class ChoicesReply:
     message: dict[str, Any]
     """What the engine answered, without what the agent did not ask for."""
     choices: tuple[Sampled, ...]
@@ -37,10 +37,10 @@ class Reply:
         return [_text(choice) for choice in self.message["choices"]]
 
 
-def read_reply(raw: bytes, call: Call) -> Reply:
+def read_reply(raw: bytes, call: ModelCall) -> ChoicesReply:
     message = read_object(raw, "answer")
     choices = read_choices(message)
-    reply = Reply(message, _sampled(message, choices), read_usage(message))
+    reply = ChoicesReply(message, _sampled(message, choices), read_usage(message))
     if not call.wants_ids:
         hide_prompt(message)
     for choice in choices:
@@ -54,7 +54,7 @@ def hide_prompt(answer: dict[str, Any]) -> None:
     answer.pop("prompt_text", None)
 
 
-def trim_choice(choice: dict[str, Any], call: Call, content: str) -> None:
+def trim_choice(choice: dict[str, Any], call: ModelCall, content: str) -> None:
     """Leave in a choice, or a piece of one, what the agent asked for. `content` names what holds its text."""
     if not call.wants_ids:
         choice.pop("token_ids", None)

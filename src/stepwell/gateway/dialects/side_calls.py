@@ -27,7 +27,7 @@ LOOKED_BACK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SideCallRule:
     kind: str
     seen_in: str
     """The harnesses whose prompt opens so; many others have copied it from them."""
@@ -37,52 +37,66 @@ class Rule:
 
 
 SYSTEM_RULES = (
-    Rule("title", "opencode", "You are a title generator. You output ONLY a thread title"),
-    Rule("title", "Claude Code, qwen-code", "Generate a concise, sentence-case title (3-7 words) that captures"),
-    Rule("title", "Claude Code, qwen-code", "Generate a short kebab-case name (2-4 words) that captures"),
-    Rule("memory", "qwen-code", "You are now acting as the managed memory extraction subagent"),
-    Rule("memory", "qwen-code", "You are performing a managed memory dream"),
-    Rule("memory", "qwen-code", "You are reviewing this conversation to extract reusable skills."),
-    Rule("memory", "Claude Code, qwen-code", "You are selecting memories that will be useful to "),
-    Rule("summary", "opencode", "You are a context summarization agent. You are given a conversation between"),
-    Rule("summary", "opencode", "Summarize what was done in this conversation. Write like a pull request"),
-    Rule("summary", "qwen-code", "You are the component that summarizes internal chat history into a given"),
-    Rule("summary", "Gemini CLI", "You are a specialized system component responsible for distilling chat history"),
-    Rule("summary", "pi, OpenClaw", "You are a context summarization assistant. Your task is to read a conversation"),
-    Rule("summary", "aider", "*Briefly* summarize this partial conversation about programming."),
-    Rule("recap", "qwen-code", "You generate session recaps for a programming assistant CLI."),
-    Rule("label", "Claude Code, qwen-code", "Write a short summary label describing what these tool calls"),
+    SideCallRule("title", "opencode", "You are a title generator. You output ONLY a thread title"),
+    SideCallRule(
+        "title", "Claude Code, qwen-code", "Generate a concise, sentence-case title (3-7 words) that captures"
+    ),
+    SideCallRule("title", "Claude Code, qwen-code", "Generate a short kebab-case name (2-4 words) that captures"),
+    SideCallRule("memory", "qwen-code", "You are now acting as the managed memory extraction subagent"),
+    SideCallRule("memory", "qwen-code", "You are performing a managed memory dream"),
+    SideCallRule("memory", "qwen-code", "You are reviewing this conversation to extract reusable skills."),
+    SideCallRule("memory", "Claude Code, qwen-code", "You are selecting memories that will be useful to "),
+    SideCallRule("summary", "opencode", "You are a context summarization agent. You are given a conversation between"),
+    SideCallRule("summary", "opencode", "Summarize what was done in this conversation. Write like a pull request"),
+    SideCallRule("summary", "qwen-code", "You are the component that summarizes internal chat history into a given"),
+    SideCallRule(
+        "summary", "Gemini CLI", "You are a specialized system component responsible for distilling chat history"
+    ),
+    SideCallRule(
+        "summary", "pi, OpenClaw", "You are a context summarization assistant. Your task is to read a conversation"
+    ),
+    SideCallRule("summary", "aider", "*Briefly* summarize this partial conversation about programming."),
+    SideCallRule("recap", "qwen-code", "You generate session recaps for a programming assistant CLI."),
+    SideCallRule("label", "Claude Code, qwen-code", "Write a short summary label describing what these tool calls"),
 )
 """By the first message, where it is a system or developer one."""
 
 USER_RULES = (
-    Rule("title", "Claude Code", "You are coming up with a succinct title and git branch name for a coding session"),
-    Rule(
+    SideCallRule(
+        "title", "Claude Code", "You are coming up with a succinct title and git branch name for a coding session"
+    ),
+    SideCallRule(
         "title",
         "Codex",
         "You are a helpful assistant. You will be presented with a user prompt, and your job is to "
         "provide a short title",
     ),
-    Rule("title", "Open WebUI", "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat"),
-    Rule("tags", "Open WebUI", "### Task:\nGenerate 1-3 broad tags categorizing the main themes of the chat"),
-    Rule("suggestion", "Open WebUI", "### Task:\nSuggest 3-5 relevant follow-up questions or prompts that the user"),
-    Rule("suggestion", "Claude Code, qwen-code", "[SUGGESTION MODE: Suggest what the user might naturally type next"),
-    Rule("memory", "Claude Code", "You are now acting as the memory extraction subagent."),
-    Rule("memory", "Claude Code", "# Dream: Memory Consolidation"),
-    Rule(
+    SideCallRule(
+        "title", "Open WebUI", "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat"
+    ),
+    SideCallRule("tags", "Open WebUI", "### Task:\nGenerate 1-3 broad tags categorizing the main themes of the chat"),
+    SideCallRule(
+        "suggestion", "Open WebUI", "### Task:\nSuggest 3-5 relevant follow-up questions or prompts that the user"
+    ),
+    SideCallRule(
+        "suggestion", "Claude Code, qwen-code", "[SUGGESTION MODE: Suggest what the user might naturally type next"
+    ),
+    SideCallRule("memory", "Claude Code", "You are now acting as the memory extraction subagent."),
+    SideCallRule("memory", "Claude Code", "# Dream: Memory Consolidation"),
+    SideCallRule(
         "summary", "Claude Code", "Your task is to create a detailed summary of the conversation so far, paying close"
     ),
-    Rule(
+    SideCallRule(
         "summary", "Claude Code", "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\n- Do NOT use Read, Bash"
     ),
-    Rule("summary", "Codex", "You are performing a CONTEXT CHECKPOINT COMPACTION."),
-    Rule("summary", "LangChain", "<role>\nContext Extraction Assistant\n</role>"),
-    Rule("recap", "Claude Code", "The user stepped away and is coming back. Recap in under "),
-    Rule(
+    SideCallRule("summary", "Codex", "You are performing a CONTEXT CHECKPOINT COMPACTION."),
+    SideCallRule("summary", "LangChain", "<role>\nContext Extraction Assistant\n</role>"),
+    SideCallRule("recap", "Claude Code", "The user stepped away and is coming back. Recap in under "),
+    SideCallRule(
         "next_speaker", "qwen-code", "Analyze *only* the content and structure of your immediately preceding response"
     ),
-    Rule("command_check", "Claude Code", "<policy_spec>\n# Claude Code"),
-    Rule("quota_probe", "Claude Code", "quota", max_tokens=1),
+    SideCallRule("command_check", "Claude Code", "<policy_spec>\n# Claude Code"),
+    SideCallRule("quota_probe", "Claude Code", "quota", max_tokens=1),
 )
 """By the user's last message."""
 
@@ -114,7 +128,7 @@ def _as_marked(marked: str) -> str | None:
     return MARKED if marked == "side" else None
 
 
-def _kind(rules: tuple[Rule, ...], text: str, max_tokens: object) -> str | None:
+def _kind(rules: tuple[SideCallRule, ...], text: str, max_tokens: object) -> str | None:
     if not text.startswith(OPENINGS):
         return None
     for rule in rules:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.dialects.dialect import Call
+from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.openai_choices import hide_prompt, trim_choice
 from stepwell.steps.step import IntArray
 from stepwell.wire.openai import (
@@ -74,7 +74,7 @@ class StreamedChoice:
 
 
 class StreamReader:
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ModelCall) -> None:
         self.usage: Usage = NO_USAGE
         self.choices: dict[int, StreamedChoice] = {}
         self.head: dict[str, Any] = {}

@@ -16,7 +16,7 @@ KEPT_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
-class Shared:
+class SharedResponse:
     """A call under way, what it has answered so far, and how many wait for it."""
 
     on_deserted: Callable[[], object]
@@ -70,14 +70,14 @@ class Shared:
         self._news = None
 
 
-class Joins:
+class RequestDeduplicator:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._in_flight: dict[Hashable, Shared] = {}
-        self._kept: OrderedDict[Hashable, Shared] = OrderedDict()
+        self._in_flight: dict[Hashable, SharedResponse] = {}
+        self._kept: OrderedDict[Hashable, SharedResponse] = OrderedDict()
         self._kept_bytes = 0
 
-    def find(self, key: Hashable) -> Shared | None:
+    def find(self, key: Hashable) -> SharedResponse | None:
         """The call that one with this key is a repetition of."""
         shared = self._in_flight.get(key)
         if shared is not None and shared.listeners:  # one that all have left is about to be cancelled
@@ -85,11 +85,11 @@ class Joins:
         shared = self._kept.get(key)
         return None if shared is None or shared.kept_until < self._clock() else shared
 
-    def lead(self, key: Hashable, on_deserted: Callable[[], object]) -> Shared:
-        shared = self._in_flight[key] = Shared(on_deserted)
+    def lead(self, key: Hashable, on_deserted: Callable[[], object]) -> SharedResponse:
+        shared = self._in_flight[key] = SharedResponse(on_deserted)
         return shared
 
-    def end(self, key: Hashable, shared: Shared, *, keep: bool) -> None:
+    def end(self, key: Hashable, shared: SharedResponse, *, keep: bool) -> None:
         """The call is over. `keep`: it had an Idempotency-Key, and its answer, which was no failure, is given again."""
         shared.give_up()
         if self._in_flight.get(key) is shared:
@@ -114,7 +114,7 @@ class Joins:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class CallHeaders:
     """What a call's headers say of it."""
 
     idempotency_key: bytes | None
@@ -135,7 +135,7 @@ class Marks:
         return trajectory_uid, len(body), hash(body)
 
 
-def read_marks(headers: list[tuple[bytes, bytes]]) -> Marks:
+def read_call_headers(headers: list[tuple[bytes, bytes]]) -> CallHeaders:
     key, first, kind, traceparent = None, False, None, None
     for name, value in headers:
         if name == b"idempotency-key":
@@ -146,4 +146,4 @@ def read_marks(headers: list[tuple[bytes, bytes]]) -> Marks:
             kind = value.decode("latin-1")
         elif name == b"traceparent":
             traceparent = value
-    return Marks(key, first, kind, traceparent)
+    return CallHeaders(key, first, kind, traceparent)

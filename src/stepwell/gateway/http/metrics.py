@@ -62,7 +62,7 @@ class ReadAtScrape(Collector):
         yield family
 
 
-class Sight:
+class GatewayMetrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)

@@ -7,7 +7,7 @@ from typing import Any
 
 from stepwell.errors import EngineUnavailable, StepwellError
 from stepwell.gateway.dialects.sse import DONE, KEEP_ALIVE
-from stepwell.gateway.http.deduplication import Shared
+from stepwell.gateway.http.deduplication import SharedResponse
 from stepwell.gateway.http.error_responses import explained
 
 Message = MutableMapping[str, Any]
@@ -24,7 +24,7 @@ SILENCE = 15.0
 NEVER = math.inf
 
 
-class Answer:
+class ResponseWriter:
     """Towards one client, and towards those who joined its call. What a client that is gone is sent, is ignored."""
 
     __slots__ = ("_clock", "_send", "_shared", "first_byte_at", "status", "touched_at")
@@ -37,9 +37,9 @@ class Answer:
         self.first_byte_at: float | None = None
         self._clock = clock
         self._send = send
-        self._shared: Shared | None = None
+        self._shared: SharedResponse | None = None
 
-    def share(self, shared: Shared) -> None:
+    def share(self, shared: SharedResponse) -> None:
         """From now on, those who joined get what this client gets."""
         self._shared = shared
 
@@ -91,7 +91,7 @@ class Answer:
             self._shared.add(data, more=more)
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def follow(self, shared: Shared) -> None:
+    async def follow(self, shared: SharedResponse) -> None:
         """Answer with what another call answers."""
         more = True
         async for data, more in shared.parts():
@@ -106,12 +106,12 @@ class KeepAlives:
     """Streams that are open now. One task for all of them: a timer for each chunk would cost more than the chunk."""
 
     def __init__(self) -> None:
-        self._open: set[Answer] = set()
+        self._open: set[ResponseWriter] = set()
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: ResponseWriter) -> None:
         self._open.add(answer)
 
-    def discard(self, answer: Answer) -> None:
+    def discard(self, answer: ResponseWriter) -> None:
         self._open.discard(answer)
 
     async def run(self, silence: float = SILENCE) -> None:
@@ -124,5 +124,5 @@ class KeepAlives:
                 comments.add(comment)
                 comment.add_done_callback(comments.discard)
 
-    def _silent_since(self, moment: float) -> Iterable[Answer]:
+    def _silent_since(self, moment: float) -> Iterable[ResponseWriter]:
         return [answer for answer in self._open if answer.touched_at <= moment]

@@ -22,7 +22,7 @@ def weight(step: Step) -> int:
     return BESIDE_TOKENS + 4 * len(step.prompt_ids) + 9 * len(step.response_ids)
 
 
-class Backlog:
+class OutboxQueue:
     def __init__(self, max_steps: int, max_bytes: int) -> None:
         self.steps = 0
         self.nbytes = 0

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from stepwell.errors import Conflict, PoolUnavailable, StepwellError, UnknownTrajectory
-from stepwell.gateway.recording.backlog import MAX_MESSAGE, Backlog
+from stepwell.gateway.recording.backlog import MAX_MESSAGE, OutboxQueue
 from stepwell.gateway.recording.spool import Spool
 from stepwell.pool.api.ports import PoolPort
 from stepwell.pool.rules.ingest import Verdict
@@ -47,7 +47,7 @@ class Sealer(Protocol):
         """Its fate is known."""
 
 
-class Recorder:
+class Outbox:
     def __init__(
         self,
         pool: PoolPort,
@@ -72,7 +72,7 @@ class Recorder:
         self._on_refused = on_refused
         self._sealer = sealer
         self._spool = spool
-        self._backlog = Backlog(max_held, max_held_bytes)
+        self._backlog = OutboxQueue(max_held, max_held_bytes)
         self._arrived = asyncio.Event()
         """There is something to take."""
         self._hurried = asyncio.Event()

@@ -27,7 +27,7 @@ class CallContext:
     choices_per_prompt: int = 1
 
 
-def recorded_steps(context: CallContext, choices: Sequence[Sampled], usage: Usage) -> list[Step]:
+def build_steps(context: CallContext, choices: Sequence[Sampled], usage: Usage) -> list[Step]:
     """One step a choice. A count that does not fit condemns all: no one can tell which of them it speaks of."""
     written = sum(len(choice.response_ids) for choice in choices)
     read = sum(len(choice.prompt_ids) for choice in choices[:: context.choices_per_prompt])

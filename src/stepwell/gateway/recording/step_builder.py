@@ -8,11 +8,11 @@ from typing import Any
 
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.replica import EngineReplica
-from stepwell.gateway.dialects.dialect import Call
-from stepwell.gateway.http.metrics import Sight
-from stepwell.gateway.recording.outbox import Recorder
-from stepwell.gateway.recording.recorded import CallContext, recorded_steps
-from stepwell.gateway.recording.version_confirmer import Versions
+from stepwell.gateway.dialects.dialect import ModelCall
+from stepwell.gateway.http.metrics import GatewayMetrics
+from stepwell.gateway.recording.outbox import Outbox
+from stepwell.gateway.recording.recorded import CallContext, build_steps
+from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.gateway.trajectories import TrajectoryRef
 from stepwell.steps.step import Exactness, IntArray, JsonObject, ids_array
 from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
@@ -23,13 +23,13 @@ MALFORMED_HISTORY = "malformed_history"
 """In a step's extras: how many tool calls in its history had arguments that are no JSON object."""
 
 
-class Recording:
+class StepBuilder:
     def __init__(
         self,
-        recorder: Recorder,
-        versions: Versions,
+        recorder: Outbox,
+        versions: VersionConfirmer,
         tokenizer: BackgroundTokenizer,
-        sight: Sight,
+        sight: GatewayMetrics,
         *,
         prompt_length: int,
         is_durable: bool,
@@ -43,7 +43,7 @@ class Recording:
         self._is_durable = is_durable
 
     def context(
-        self, ref: TrajectoryRef, call: Call, engine: EngineReplica, policy_version: int, started_at: float
+        self, ref: TrajectoryRef, call: ModelCall, engine: EngineReplica, policy_version: int, started_at: float
     ) -> CallContext:
         extras: JsonObject = {MALFORMED_HISTORY: call.malformed_history} if call.malformed_history else {}
         return CallContext(
@@ -61,7 +61,7 @@ class Recording:
 
     async def keep(self, context: CallContext, engine: EngineReplica, choices: Sequence[Sampled], usage: Usage) -> None:
         """Hand the steps of a whole answer over."""
-        steps = recorded_steps(context, choices, usage)
+        steps = build_steps(context, choices, usage)
         for step in steps:
             self._versions.note(step, engine)
         self._sight.steps_recorded(steps)
@@ -74,11 +74,13 @@ class Recording:
         """Hand over what there is of an answer that did not come to its end. Never waits."""
         cut = [choice for choice in choices if len(choice.response_ids)]
         if cut:
-            steps = recorded_steps(context, cut, NO_USAGE)
+            steps = build_steps(context, cut, NO_USAGE)
             self._sight.steps_recorded(steps)
             self._recorder.record(steps)
 
-    async def encoded_again(self, call: Call, choices: Sequence[Sampled], texts: Sequence[str | None]) -> list[Sampled]:
+    async def retokenize(
+        self, call: ModelCall, choices: Sequence[Sampled], texts: Sequence[str | None]
+    ) -> list[Sampled]:
         """The choices of an engine that gives text only, with ids from the tokenizer. Worth less, and graded so."""
         return await asyncio.to_thread(_retokenize, self._tokenizer, call.request, choices, texts)
 

@@ -16,7 +16,7 @@ BRACKET = "version_bracket"
 """In a step's extras: the versions before and after a call during which the weights changed."""
 
 
-class Versions:
+class VersionConfirmer:
     def __init__(self, engines: EngineFleet) -> None:
         self._engines = engines
         self._sampled_by: dict[str, EngineReplica] = {}

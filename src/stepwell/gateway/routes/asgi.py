@@ -14,7 +14,7 @@ from stepwell.common.access_keys import AccessKeys
 from stepwell.errors import Forbidden, StepwellError, TooLarge
 from stepwell.gateway.agent_calls import LARGEST_BODY, TOO_LARGE, AgentCalls, Receive
 from stepwell.gateway.dialects.dialect import Kind
-from stepwell.gateway.http.response_writer import Answer, Headers, Message, Send
+from stepwell.gateway.http.response_writer import Headers, Message, ResponseWriter, Send
 from stepwell.gateway.routes.access import REFUSALS, missing
 from stepwell.gateway.trajectories import TrajectoryRef
 from stepwell.wire.gateway_api import UID_PATTERN
@@ -27,7 +27,7 @@ KINDS = {"chat/completions": Kind.CHAT, "completions": Kind.COMPLETIONS}
 DOOR = "/atropos"
 
 
-class MountedDoor(Protocol):
+class MountedApp(Protocol):
     """Another application below DOOR, which asks for keys by itself."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None: ...
@@ -36,10 +36,10 @@ class MountedDoor(Protocol):
         """Open while it serves."""
 
 
-class Front:
+class GatewayAsgi:
     """The ASGI application."""
 
-    def __init__(self, app: FastAPI, calls: AgentCalls, keys: AccessKeys, door: MountedDoor | None = None) -> None:
+    def __init__(self, app: FastAPI, calls: AgentCalls, keys: AccessKeys, door: MountedApp | None = None) -> None:
         self.app = app
         self._calls = calls
         self._keys = keys
@@ -56,7 +56,7 @@ class Front:
         try:
             self._check(scope["path"], scope["headers"])
         except StepwellError as failure:
-            await Answer(send, float).fail(failure)
+            await ResponseWriter(send, float).fail(failure)
             return
         if below and scope["method"] == "POST":
             await self._calls.serve(scope, receive, send, TrajectoryRef(below[1], below[2]), KINDS[below[3]])

@@ -15,23 +15,23 @@ from starlette.types import ASGIApp
 from stepwell.errors import StepwellError
 from stepwell.gateway.agent_calls import Receive
 from stepwell.gateway.http.error_responses import JSON, refused
-from stepwell.gateway.http.response_writer import Answer, Headers, Message, Send
-from stepwell.gateway.rollouts import Rollouts
+from stepwell.gateway.http.response_writer import Headers, Message, ResponseWriter, Send
+from stepwell.gateway.rollouts import TrajectoryLifecycle
 from stepwell.gateway.trajectories import TrajectoryRef
 from stepwell.wire import gateway_api as shapes
 
-Asked = Awaitable[shapes.Shape]
+Asked = Awaitable[shapes.GatewayBody]
 Call = Callable[[Message, bytes], Asked]
-S = TypeVar("S", bound=shapes.Shape)
+S = TypeVar("S", bound=shapes.GatewayBody)
 
 OPENING = "/init_trajectory"
 COMPLETING = re.compile(rf"/(?!v1/){shapes.UID_PATTERN}/{shapes.UID_PATTERN}(?:/v1){{0,2}}/complete_trajectory")
 
 
-class QuickCalls:
+class FastRoutes:
     """Middleware of the application that has all calls."""
 
-    def __init__(self, app: ASGIApp, rollouts: Rollouts) -> None:
+    def __init__(self, app: ASGIApp, rollouts: TrajectoryLifecycle) -> None:
         self._app = app
         self._rollouts = rollouts
 
@@ -68,7 +68,7 @@ class QuickCalls:
 
 
 async def _answer(scope: Message, send: Send, asked: Asked) -> None:
-    answer = Answer(send, float)
+    answer = ResponseWriter(send, float)
     try:
         given = await asked
     except StepwellError as failure:

@@ -9,14 +9,14 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.http.error_responses import relayed
-from stepwell.gateway.http.metrics import Sight
-from stepwell.gateway.recording.outbox import Recorder
+from stepwell.gateway.http.metrics import GatewayMetrics
+from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.readiness import ReadinessCheck
 from stepwell.wire import gateway_api as shapes
 
 
-def operating_router(engines: EngineFleet, readiness: ReadinessCheck, sight: Sight) -> APIRouter:
+def operator_router(engines: EngineFleet, readiness: ReadinessCheck, sight: GatewayMetrics) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
@@ -63,7 +63,7 @@ def operating_router(engines: EngineFleet, readiness: ReadinessCheck, sight: Sig
     return router
 
 
-def show(sight: Sight, calls: AgentCalls, engines: EngineFleet, recorder: Recorder, spool: Spool | None) -> None:
+def show(sight: GatewayMetrics, calls: AgentCalls, engines: EngineFleet, recorder: Outbox, spool: Spool | None) -> None:
     """What has its value elsewhere and is read when /metrics is."""
 
     def states() -> Iterator[tuple[tuple[str, ...], float]]:

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import BadRequest
 from stepwell.gateway.http.error_responses import relayed
-from stepwell.gateway.recording.outbox import Recorder
-from stepwell.gateway.rollouts import Rollouts
+from stepwell.gateway.recording.outbox import Outbox
+from stepwell.gateway.rollouts import TrajectoryLifecycle
 from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryRef
 from stepwell.pool.api.ports import PoolPort
 from stepwell.pool.rules.ingest import TRAIN, Registration, Reward
@@ -32,7 +32,7 @@ async def ref_from_path(
 Ref = Annotated[TrajectoryRef, Depends(ref_from_path)]
 
 
-def opening_router(rollouts: Rollouts, pool: PoolPort) -> APIRouter:
+def opening_router(rollouts: TrajectoryLifecycle, pool: PoolPort) -> APIRouter:
     """How a trajectory gets its base_url, and what those are told who have none."""
     router = APIRouter()
 
@@ -60,7 +60,7 @@ def opening_router(rollouts: Rollouts, pool: PoolPort) -> APIRouter:
 
 
 def trajectory_router(
-    rollouts: Rollouts, pool: PoolPort, engines: EngineFleet, recorder: Recorder, known: KnownTrajectories
+    rollouts: TrajectoryLifecycle, pool: PoolPort, engines: EngineFleet, recorder: Outbox, known: KnownTrajectories
 ) -> APIRouter:
     """What stands below a trajectory's base_url, beside the agent's own calls."""
     router = APIRouter()

@@ -20,13 +20,13 @@ from stepwell.engines.replica import EngineReplica
 from stepwell.engines.replies import EngineReply
 from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.gateway.continuation import Continuation
-from stepwell.gateway.dialects.dialect import Call, Kind, read_call
-from stepwell.gateway.dialects.openai_choices import Reply, read_reply
+from stepwell.gateway.dialects.dialect import Kind, ModelCall, read_call
+from stepwell.gateway.dialects.openai_choices import ChoicesReply, read_reply
 from stepwell.gateway.http.error_responses import JSON, relayed
-from stepwell.gateway.http.metrics import Sight
-from stepwell.gateway.recording.recorded import CallContext, recorded_steps
-from stepwell.gateway.recording.step_builder import Recording
-from stepwell.gateway.recording.version_confirmer import Versions
+from stepwell.gateway.http.metrics import GatewayMetrics
+from stepwell.gateway.recording.recorded import CallContext, build_steps
+from stepwell.gateway.recording.step_builder import StepBuilder
+from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.gateway.routes.openapi import CHAT, COMPLETIONS
 from stepwell.pool.api.ports import PoolPort
 from stepwell.steps.step import Exactness, Step
@@ -38,7 +38,7 @@ CLIENT_GONE = 499
 """The status of an answer that no one gets to see."""
 
 
-def whitebox_chat_router(chat: "WhiteboxChat") -> APIRouter:
+def unrecorded_router(chat: "UnrecordedCalls") -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/chat/completions", openapi_extra=_asked(CHAT))
@@ -55,14 +55,14 @@ def whitebox_chat_router(chat: "WhiteboxChat") -> APIRouter:
     return router
 
 
-class WhiteboxChat:
+class UnrecordedCalls:
     def __init__(
         self,
         pool: PoolPort,
         engines: EngineFleet,
-        recording: Recording,
-        versions: Versions,
-        sight: Sight,
+        recording: StepBuilder,
+        versions: VersionConfirmer,
+        sight: GatewayMetrics,
         *,
         response_length: int,
     ) -> None:
@@ -93,8 +93,8 @@ class WhiteboxChat:
         return Response(told, media_type=JSON)
 
     async def _understood(
-        self, call: Call, reply: EngineReply, body: bytes, context: CallContext
-    ) -> tuple[Reply, list[Step]]:
+        self, call: ModelCall, reply: EngineReply, body: bytes, context: CallContext
+    ) -> tuple[ChoicesReply, list[Step]]:
         """The answer brought to its end, and each choice as the step it would be."""
         got = read_reply(body, call)
         if got.is_aborted:
@@ -102,8 +102,8 @@ class WhiteboxChat:
             got = await self._continuation.whole(call, got, reply.version_before)
         choices: Sequence[Sampled] = got.choices
         if context.exactness is Exactness.RETOKENIZED:
-            choices = await self._recording.encoded_again(call, choices, got.texts())
-        steps = recorded_steps(context, choices, got.usage)
+            choices = await self._recording.retokenize(call, choices, got.texts())
+        steps = build_steps(context, choices, got.usage)
         return got, await self._sealed(steps, reply.engine)
 
     async def _sealed(self, steps: Sequence[Step], engine: EngineReplica) -> list[Step]:
@@ -116,7 +116,7 @@ class WhiteboxChat:
                 self._versions.forget(step)
 
 
-def _context(call: Call, reply: EngineReply, version: int, began: float) -> CallContext:
+def _context(call: ModelCall, reply: EngineReply, version: int, began: float) -> CallContext:
     """No prompt is too long here: only the environment knows how much its trainer takes."""
     return CallContext(
         trajectory_uid="",
@@ -130,7 +130,7 @@ def _context(call: Call, reply: EngineReply, version: int, began: float) -> Call
     )
 
 
-def _told(reply: Reply, steps: Sequence[Step]) -> bytes:
+def _told(reply: ChoicesReply, steps: Sequence[Step]) -> bytes:
     """The engine's own answer, and with each choice what is known of who wrote it."""
     for choice, step in zip(reply.message["choices"], steps, strict=True):
         if step.exactness is Exactness.ENGINE and step.quarantine is not None:

@@ -12,8 +12,8 @@ from stepwell.engines.vllm_generate import Generated
 from stepwell.errors import BadRequest, EngineUnavailable, NotReady
 from stepwell.gateway.dialects.sampling import make_explicit
 from stepwell.gateway.http.error_responses import relayed
-from stepwell.gateway.http.metrics import Sight
-from stepwell.gateway.recording.recorded import CallContext, recorded_steps
+from stepwell.gateway.http.metrics import GatewayMetrics
+from stepwell.gateway.recording.recorded import CallContext, build_steps
 from stepwell.pool.api.ports import PoolPort, RewardPort, RewardRequest
 from stepwell.pool.rules.ingest import TRAIN, Verdict
 from stepwell.steps.soundness import step_fault
@@ -25,7 +25,7 @@ def whitebox_router(
     engines: EngineFleet,
     tokenizer: BackgroundTokenizer,
     rewards: RewardPort | None,
-    sight: Sight,
+    sight: GatewayMetrics,
     *,
     prompt_length: int,
     response_length: int,
@@ -83,7 +83,7 @@ def whitebox_router(
 
 def _generation(context: CallContext, generated: Generated) -> shapes.GenerationDone:
     """The answer, if a sound step can be built from it; the agent would otherwise train on nonsense."""
-    (step,) = recorded_steps(context, [generated.sampled], generated.usage)
+    (step,) = build_steps(context, [generated.sampled], generated.usage)
     if step.quarantine is not None or step.response_logprobs is None:
         raise EngineUnavailable(f"the engine's answer cannot be trained on: {step.quarantine}")
     versions = [span.version for span in generated.version_spans]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.dialects.dialect import Call
-from stepwell.gateway.dialects.openai_choices import Reply, read_reply
+from stepwell.gateway.dialects.dialect import ModelCall
+from stepwell.gateway.dialects.openai_choices import ChoicesReply, read_reply
 from stepwell.wire.openai import Sampled, Usage
 from tests.unit.wire.asking import ODD_JSON, chat, completion, objects_with
 
@@ -29,7 +29,7 @@ def answer(*choices: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"id": "x", "prompt_token_ids": [1, 2, 3], "choices": list(choices), "usage": usage, **changes}
 
 
-def read(message: dict[str, Any], call: Call | None = None) -> Reply:
+def read(message: dict[str, Any], call: ModelCall | None = None) -> ChoicesReply:
     return read_reply(json.dumps(message).encode(), call or chat())
 
 

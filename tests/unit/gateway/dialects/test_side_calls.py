@@ -12,7 +12,7 @@ from stepwell.gateway.dialects.side_calls import (
     MARKED,
     SYSTEM_RULES,
     USER_RULES,
-    Rule,
+    SideCallRule,
     side_call,
 )
 
@@ -56,7 +56,9 @@ def test_a_side_call_that_keeps_the_tasks_system_prompt_is_known_by_the_users_la
 
 
 @pytest.mark.parametrize("rule", SYSTEM_RULES, ids=lambda rule: f"{rule.kind}-{rule.seen_in}")
-def test_each_system_rule_knows_its_opening_under_both_roles_and_after_claude_codes_own_lines(rule: Rule) -> None:
+def test_each_system_rule_knows_its_opening_under_both_roles_and_after_claude_codes_own_lines(
+    rule: SideCallRule,
+) -> None:
     billing, identity = "x-anthropic-billing-header: v=1;", "You are Claude Code, Anthropic's official CLI for Claude."
     for role in ("system", "developer"):
         for content in (f"\n{rule.opening} …", parts(rule.opening), parts(billing, identity, rule.opening)):
@@ -64,7 +66,7 @@ def test_each_system_rule_knows_its_opening_under_both_roles_and_after_claude_co
 
 
 @pytest.mark.parametrize("rule", USER_RULES, ids=lambda rule: f"{rule.kind}-{rule.seen_in}")
-def test_each_user_rule_knows_its_opening_and_nothing_that_merely_quotes_it(rule: Rule) -> None:
+def test_each_user_rule_knows_its_opening_and_nothing_that_merely_quotes_it(rule: SideCallRule) -> None:
     asked: dict[str, Any] = {"max_tokens": rule.max_tokens}
     assert side_call({"messages": [message("user", f"{rule.opening} …")], **asked}, None) == rule.kind
     quoting = f"Why does our agent send this? {rule.opening}"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.dialects import sse as streams
-from stepwell.gateway.dialects.dialect import Call
+from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.sse import StreamReader
 from stepwell.wire.openai import NO_USAGE, Usage
 from tests.unit.wire.asking import ODD_JSON, chat, completion, objects_with
@@ -34,7 +34,7 @@ USAGE = {"id": "x", "model": "m", "choices": [], "usage": {"prompt_tokens": 3, "
 STREAM = [OPENING, piece({"content": "hel"}, 7), piece({"content": "lo"}, 8), ENDING, USAGE]
 
 
-def read(chunks: Sequence[Any], call: Call | None = None) -> tuple[StreamReader, list[dict[str, Any]]]:
+def read(chunks: Sequence[Any], call: ModelCall | None = None) -> tuple[StreamReader, list[dict[str, Any]]]:
     """The reader after those chunks, and the chunks that the agent got."""
     reader = StreamReader(call or chat(stream=True))
     out = b"".join([*(reader.feed(event(chunk)) for chunk in chunks), reader.feed(DONE), reader.end()])
@@ -323,7 +323,7 @@ CALLS = st.sampled_from(
 
 @given(st.lists(WRITTEN, max_size=6), st.booleans(), CALLS, st.data())
 def test_where_a_stream_is_cut_changes_nothing(
-    events: list[bytes], crlf: bool, call: Call, data: st.DataObject
+    events: list[bytes], crlf: bool, call: ModelCall, data: st.DataObject
 ) -> None:
     whole = b"".join([event(OPENING), *events, event(USAGE), DONE])
     whole = whole.replace(b"\n", b"\r\n") if crlf else whole
@@ -355,7 +355,7 @@ ODD_CHUNKS = st.builds(
 
 
 @given(st.lists(ODD_CHUNKS | ODD_JSON, max_size=4), CALLS)
-def test_whatever_an_engine_streams_is_read_or_is_its_failure(chunks: list[Any], call: Call) -> None:
+def test_whatever_an_engine_streams_is_read_or_is_its_failure(chunks: list[Any], call: ModelCall) -> None:
     reader = StreamReader(call)
     for chunk in chunks:
         try:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from stepwell.gateway.http import deduplication as joining
-from stepwell.gateway.http.deduplication import KEPT_SECONDS, Joins, Shared, read_marks
+from stepwell.gateway.http.deduplication import KEPT_SECONDS, RequestDeduplicator, SharedResponse, read_call_headers
 from tests.rig.waiting import until
 
 
@@ -19,11 +19,13 @@ def ignore() -> None:
     """No one is told."""
 
 
-async def heard(shared: Shared) -> list[tuple[bytes, bool]]:
+async def heard(shared: SharedResponse) -> list[tuple[bytes, bool]]:
     return [part async for part in shared.parts()]
 
 
-def answered(joins: Joins, key: str, body: bytes = b"{}", status: int = 200, *, keep: bool = True) -> Shared:
+def answered(
+    joins: RequestDeduplicator, key: str, body: bytes = b"{}", status: int = 200, *, keep: bool = True
+) -> SharedResponse:
     """A call led to its end."""
     shared = joins.lead(key, ignore)
     shared.begin(status, [])
@@ -33,7 +35,7 @@ def answered(joins: Joins, key: str, body: bytes = b"{}", status: int = 200, *, 
 
 
 async def test_who_joins_gets_the_whole_answer_whenever_that_is() -> None:
-    shared = Shared(ignore)
+    shared = SharedResponse(ignore)
     early = asyncio.create_task(heard(shared))
     shared.add(b"a", more=True)
     await asyncio.sleep(0)
@@ -46,7 +48,7 @@ async def test_who_joins_gets_the_whole_answer_whenever_that_is() -> None:
 
 
 async def test_parts_reach_a_follower_as_they_come() -> None:
-    shared, got = Shared(ignore), list[bytes]()
+    shared, got = SharedResponse(ignore), list[bytes]()
 
     async def follow() -> None:
         async for data, _ in shared.parts():
@@ -63,7 +65,7 @@ async def test_parts_reach_a_follower_as_they_come() -> None:
 
 
 async def test_a_follower_that_is_cancelled_takes_no_other_with_it() -> None:
-    shared = Shared(ignore)
+    shared = SharedResponse(ignore)
     leaving, staying = asyncio.create_task(heard(shared)), asyncio.create_task(heard(shared))
     await asyncio.sleep(0)
     leaving.cancel()
@@ -75,7 +77,7 @@ async def test_a_follower_that_is_cancelled_takes_no_other_with_it() -> None:
 
 def test_a_call_is_deserted_once_the_last_who_waits_has_left() -> None:
     left = list[str]()
-    shared = Shared(lambda: left.append("gone"))
+    shared = SharedResponse(lambda: left.append("gone"))
     shared.listeners += 1
     shared.leave()
     assert left == []
@@ -85,14 +87,14 @@ def test_a_call_is_deserted_once_the_last_who_waits_has_left() -> None:
 
 def test_leaving_after_the_end_deserts_nothing() -> None:
     left = list[str]()
-    shared = Shared(lambda: left.append("gone"))
+    shared = SharedResponse(lambda: left.append("gone"))
     shared.add(b"a", more=False)
     shared.leave()
     assert left == []
 
 
 def test_a_call_in_flight_is_found_by_its_key_and_no_longer_after_it() -> None:
-    joins = Joins(Clock())
+    joins = RequestDeduplicator(Clock())
     assert joins.find("k") is None
     shared = joins.lead("k", ignore)
     assert joins.find("k") is shared
@@ -103,7 +105,7 @@ def test_a_call_in_flight_is_found_by_its_key_and_no_longer_after_it() -> None:
 
 
 def test_no_one_joins_a_call_that_all_have_left() -> None:
-    joins = Joins(Clock())
+    joins = RequestDeduplicator(Clock())
     deserted = joins.lead("k", ignore)
     deserted.leave()
     assert joins.find("k") is None
@@ -113,7 +115,7 @@ def test_no_one_joins_a_call_that_all_have_left() -> None:
 
 
 async def test_a_kept_answer_is_given_again() -> None:
-    joins = Joins(Clock())
+    joins = RequestDeduplicator(Clock())
     answered(joins, "k", b"body")
     kept = joins.find("k")
     assert kept is not None
@@ -122,7 +124,7 @@ async def test_a_kept_answer_is_given_again() -> None:
 
 def test_an_answer_is_kept_for_a_time() -> None:
     clock = Clock()
-    joins = Joins(clock)
+    joins = RequestDeduplicator(clock)
     shared = answered(joins, "k")
     clock.now += KEPT_SECONDS
     assert joins.find("k") is shared
@@ -132,7 +134,7 @@ def test_an_answer_is_kept_for_a_time() -> None:
 
 @pytest.mark.parametrize(("status", "keep"), [(400, True), (502, True), (0, True), (200, False)])
 def test_a_failure_or_what_had_no_key_is_not_kept(status: int, keep: bool) -> None:
-    joins = Joins(Clock())
+    joins = RequestDeduplicator(Clock())
     answered(joins, "k", status=status, keep=keep)
     assert joins.find("k") is None
 
@@ -148,7 +150,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 
 def test_the_oldest_answers_make_room_for_the_newest(few: Callable[[int, int], None]) -> None:
     few(2, 1000)
-    joins = Joins(Clock())
+    joins = RequestDeduplicator(Clock())
     for key in "abc":
         answered(joins, key)
     assert [key for key in "abc" if joins.find(key)] == ["b", "c"]
@@ -156,7 +158,7 @@ def test_the_oldest_answers_make_room_for_the_newest(few: Callable[[int, int], N
 
 def test_answers_are_bounded_in_bytes(few: Callable[[int, int], None]) -> None:
     few(100, 10)
-    joins = Joins(Clock())
+    joins = RequestDeduplicator(Clock())
     answered(joins, "a", b"x" * 4)
     answered(joins, "b", b"x" * 6)
     assert joins.find("a")
@@ -170,7 +172,7 @@ def test_answers_are_bounded_in_bytes(few: Callable[[int, int], None]) -> None:
 
 def test_what_is_too_old_is_dropped_without_being_asked_for() -> None:
     clock = Clock()
-    joins = Joins(clock)
+    joins = RequestDeduplicator(clock)
     old = answered(joins, "old")
     clock.now += KEPT_SECONDS + 1
     answered(joins, "new")
@@ -182,7 +184,7 @@ def test_what_is_too_old_is_dropped_without_being_asked_for() -> None:
 def test_a_newer_answer_to_the_same_key_replaces_the_older(few: Callable[[int, int], None]) -> None:
     few(100, 10)
     clock = Clock()
-    joins = Joins(clock)
+    joins = RequestDeduplicator(clock)
     for _ in range(5):
         latest = answered(joins, "k", b"x" * 9)
         assert joins.find("k") is latest
@@ -190,7 +192,7 @@ def test_a_newer_answer_to_the_same_key_replaces_the_older(few: Callable[[int, i
 
 
 def test_headers_say_what_a_call_is() -> None:
-    marks = read_marks(
+    marks = read_call_headers(
         [
             (b"host", b"h"),
             (b"idempotency-key", b"k1"),
@@ -205,14 +207,14 @@ def test_headers_say_what_a_call_is() -> None:
         "side",
         b"00-1-2-3",
     )
-    silent = read_marks([])
+    silent = read_call_headers([])
     assert (silent.idempotency_key, silent.is_first_try, silent.kind, silent.traceparent) == (None, False, None, None)
-    assert read_marks([(b"idempotency-key", b"")]).idempotency_key is None
-    assert read_marks([(b"x-stepwell-call", b"\xff")]).kind == "ÿ"
+    assert read_call_headers([(b"idempotency-key", b"")]).idempotency_key is None
+    assert read_call_headers([(b"x-stepwell-call", b"\xff")]).kind == "ÿ"
 
 
 def test_two_calls_are_one_by_key_or_by_body_within_one_trajectory() -> None:
-    silent, keyed = read_marks([]), read_marks([(b"idempotency-key", b"k")])
+    silent, keyed = read_call_headers([]), read_call_headers([(b"idempotency-key", b"k")])
     assert silent.key("t", b"body") == silent.key("t", b"body")
     assert silent.key("t", b"body") != silent.key("t", b"other")
     assert silent.key("t", b"body") != silent.key("u", b"body")
@@ -222,7 +224,7 @@ def test_two_calls_are_one_by_key_or_by_body_within_one_trajectory() -> None:
 
 def test_a_first_try_is_joined_by_key_only() -> None:
     first, retry = ([(b"x-stainless-retry-count", count)] for count in (b"0", b"1"))
-    assert not read_marks(first).may_join
-    assert read_marks(retry).may_join
-    assert read_marks(retry).key("t", b"body") == read_marks(first).key("t", b"body")
-    assert read_marks([*first, (b"idempotency-key", b"k")]).may_join
+    assert not read_call_headers(first).may_join
+    assert read_call_headers(retry).may_join
+    assert read_call_headers(retry).key("t", b"body") == read_call_headers(first).key("t", b"body")
+    assert read_call_headers([*first, (b"idempotency-key", b"k")]).may_join

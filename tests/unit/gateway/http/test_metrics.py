@@ -5,13 +5,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stepwell.gateway.http import metrics as module
-from stepwell.gateway.http.metrics import Sight
+from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.steps.step import Exactness
 from tests.builders import make_step
 from tests.rig.waiting import until
 
 
-def shown(sight: Sight, name: str, **labels: str) -> float | None:
+def shown(sight: GatewayMetrics, name: str, **labels: str) -> float | None:
     """The value of one sample, as a scraper reads it."""
     families = text_string_to_metric_families(sight.exposition()[0].decode())
     found = [s.value for family in families for s in family.samples if s.name == name and s.labels == labels]
@@ -20,7 +20,7 @@ def shown(sight: Sight, name: str, **labels: str) -> float | None:
 
 
 def test_a_call_is_counted_timed_and_its_tokens_added_up() -> None:
-    sight = Sight()
+    sight = GatewayMetrics()
     sight.call_done("chat", 200, 1.5, 0.2, 100, 20)
     sight.call_done("chat", 200, 2.5, None, 50, 5)
     sight.call_done("completions", 400, 0.1, 0.1, 0, 0)
@@ -35,7 +35,7 @@ def test_a_call_is_counted_timed_and_its_tokens_added_up() -> None:
 
 
 def test_steps_are_counted_by_exactness_and_by_why_they_are_not_trained() -> None:
-    sight = Sight()
+    sight = GatewayMetrics()
     sight.steps_recorded(
         [
             make_step(exactness=Exactness.ENGINE),
@@ -50,7 +50,7 @@ def test_steps_are_counted_by_exactness_and_by_why_they_are_not_trained() -> Non
 
 
 def test_what_befalls_calls_is_counted_by_kind() -> None:
-    sight = Sight()
+    sight = GatewayMetrics()
     sight.client_gone("chat")
     sight.call_joined("completions")
     sight.call_continued("chat")
@@ -60,7 +60,7 @@ def test_what_befalls_calls_is_counted_by_kind() -> None:
 
 
 def test_what_has_its_value_elsewhere_is_read_at_each_scrape() -> None:
-    sight = Sight()
+    sight = GatewayMetrics()
     lost = {"shutdown": 1.0}
     sight.read_from(
         "stepwell_lost_total", "Steps lost.", ["cause"], lambda: (((k,), v) for k, v in lost.items()), "counter"
@@ -75,26 +75,26 @@ def test_what_has_its_value_elsewhere_is_read_at_each_scrape() -> None:
 
 
 def test_one_name_cannot_show_two_things() -> None:
-    sight = Sight()
+    sight = GatewayMetrics()
     with pytest.raises(ValueError, match="stepwell_calls"):
         sight.read_from("stepwell_calls_total", "Again.", [], list, "counter")
 
 
 def test_two_gateways_in_one_process_count_apart() -> None:
-    one, other = Sight(), Sight()
+    one, other = GatewayMetrics(), GatewayMetrics()
     one.client_gone("chat")
     assert shown(other, "stepwell_clients_gone_total", kind="chat") is None
 
 
 def test_the_exposition_says_what_it_is_and_shows_the_process() -> None:
-    sight = Sight()
+    sight = GatewayMetrics()
     assert sight.exposition()[1].startswith("text/plain; version=")
     assert shown(sight, "process_resident_memory_bytes")
 
 
 async def test_a_blocked_event_loop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LAG_INTERVAL", 0.001)
-    sight = Sight()
+    sight = GatewayMetrics()
     assert sight.loop_lag_p99() == 0.0
     watching = asyncio.create_task(sight.watch_loop())
     await until(lambda: bool(shown(sight, "stepwell_loop_lag_seconds_count")), "a first measurement")
@@ -106,7 +106,7 @@ async def test_a_blocked_event_loop_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_p99_passes_over_the_rarest_lags_only() -> None:
-    sight = Sight()
+    sight = GatewayMetrics()
     sight._lags.extend([0.001] * 99 + [1.0])
     assert sight.loop_lag_p99() == 0.001
     sight._lags.extend([1.0])

@@ -6,8 +6,8 @@ import pytest
 
 from stepwell.errors import EngineUnavailable, Overloaded
 from stepwell.gateway.dialects.sse import DONE, KEEP_ALIVE
-from stepwell.gateway.http.deduplication import Shared
-from stepwell.gateway.http.response_writer import STREAM_HEADERS, Answer, KeepAlives, Message
+from stepwell.gateway.http.deduplication import SharedResponse
+from stepwell.gateway.http.response_writer import STREAM_HEADERS, KeepAlives, Message, ResponseWriter
 from tests.rig.waiting import until
 
 
@@ -45,8 +45,8 @@ class Client:
         return bool(more) and not more[-1]
 
 
-def make_answer(client: Client) -> Answer:
-    return Answer(client.send, asyncio.get_running_loop().time)
+def make_answer(client: Client) -> ResponseWriter:
+    return ResponseWriter(client.send, asyncio.get_running_loop().time)
 
 
 async def test_a_whole_answer_has_its_length_and_headers() -> None:
@@ -103,7 +103,7 @@ async def test_a_failure_is_an_error_event_after_it() -> None:
 
 async def test_a_follower_answers_what_the_leader_answers() -> None:
     leading, following = Client(), Client()
-    leader, follower, shared = make_answer(leading), make_answer(following), Shared(lambda: None)
+    leader, follower, shared = make_answer(leading), make_answer(following), SharedResponse(lambda: None)
     leader.share(shared)
     follow = asyncio.create_task(follower.follow(shared))
     await leader.write(b"data: 1\n\n")
@@ -117,7 +117,7 @@ async def test_a_follower_answers_what_the_leader_answers() -> None:
 
 
 async def test_a_follower_gets_a_failure_as_the_leader_got_it() -> None:
-    leading, following, shared = Client(), Client(), Shared(lambda: None)
+    leading, following, shared = Client(), Client(), SharedResponse(lambda: None)
     leader = make_answer(leading)
     leader.share(shared)
     await leader.fail(Overloaded("too many"))
@@ -127,7 +127,7 @@ async def test_a_follower_gets_a_failure_as_the_leader_got_it() -> None:
 
 @pytest.mark.parametrize("sent", [[], [b"data: 1\n\n"]])
 async def test_a_follower_is_told_when_its_leader_is_broken_off(sent: list[bytes]) -> None:
-    shared = Shared(lambda: None)
+    shared = SharedResponse(lambda: None)
     leader, client = make_answer(Client()), Client()
     leader.share(shared)
     for part in sent:
@@ -139,7 +139,7 @@ async def test_a_follower_is_told_when_its_leader_is_broken_off(sent: list[bytes
 
 
 async def test_what_followers_get_does_not_wait_for_a_leader_that_does_not_read() -> None:
-    leading, following, shared = Client(), Client(), Shared(lambda: None)
+    leading, following, shared = Client(), Client(), SharedResponse(lambda: None)
     leader = make_answer(leading)
     leader.share(shared)
     await leader.write(b"data: 1\n\n")

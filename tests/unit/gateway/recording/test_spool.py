@@ -9,7 +9,7 @@ import pytest
 
 from stepwell.errors import PoolUnavailable, StepwellError
 from stepwell.gateway.recording import outbox as recorder_module
-from stepwell.gateway.recording.outbox import Recorder
+from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.spool import MAX_ROW, Spool
 from stepwell.pool.rules.ingest import Registration
 from stepwell.steps.packing import from_bytes, to_bytes
@@ -18,7 +18,7 @@ from tests.builders import make_step, same_step
 from tests.rig.memory_pool import MemoryPool
 from tests.rig.waiting import wait_until
 
-Recording = Callable[[Spool], AbstractAsyncContextManager[Recorder]]
+StepBuilder = Callable[[Spool], AbstractAsyncContextManager[Outbox]]
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def pool() -> MemoryPool:
 
 
 @pytest.fixture
-def recording(pool: MemoryPool, monkeypatch: pytest.MonkeyPatch) -> Recording:
+def recording(pool: MemoryPool, monkeypatch: pytest.MonkeyPatch) -> StepBuilder:
     """A recorder that delivers, with that spool."""
     monkeypatch.setattr(recorder_module, "RETRY_PAUSE", 0.001)
 
     @asynccontextmanager
-    async def run(spool: Spool) -> AsyncIterator[Recorder]:
-        recorder = Recorder(pool, on_refused=lambda _: None, spool=spool)
+    async def run(spool: Spool) -> AsyncIterator[Outbox]:
+        recorder = Outbox(pool, on_refused=lambda _: None, spool=spool)
         running = asyncio.create_task(recorder.run())
         yield recorder
         running.cancel()
@@ -168,7 +168,9 @@ def test_steps_that_cannot_be_packed_do_not_end_the_writing(path: Path) -> None:
     assert left_in(path) == ["b"]
 
 
-async def test_what_the_pool_has_is_no_longer_in_the_spool(path: Path, pool: MemoryPool, recording: Recording) -> None:
+async def test_what_the_pool_has_is_no_longer_in_the_spool(
+    path: Path, pool: MemoryPool, recording: StepBuilder
+) -> None:
     with Spool(path) as spool:
         async with recording(spool) as recorder:
             recorder.record([make_step(uid="a"), make_step("nobody", "p", uid="b")])
@@ -178,7 +180,7 @@ async def test_what_the_pool_has_is_no_longer_in_the_spool(path: Path, pool: Mem
 
 
 async def test_what_an_earlier_process_left_is_delivered_first(
-    path: Path, pool: MemoryPool, recording: Recording
+    path: Path, pool: MemoryPool, recording: StepBuilder
 ) -> None:
     leave(path, make_step(uid="old"), make_step(uid="older twin"))
     pool.rules.submit([make_step(uid="older twin")])
@@ -193,7 +195,7 @@ async def test_what_an_earlier_process_left_is_delivered_first(
 
 
 async def test_what_the_pool_did_not_take_before_the_end_is_not_lost(
-    path: Path, pool: MemoryPool, recording: Recording
+    path: Path, pool: MemoryPool, recording: StepBuilder
 ) -> None:
     pool.away = True
     with Spool(path) as spool:
@@ -209,7 +211,7 @@ async def test_what_the_pool_did_not_take_before_the_end_is_not_lost(
 async def test_what_is_given_up_leaves_the_file_too_so_that_it_stays_small(path: Path, pool: MemoryPool) -> None:
     bound = 4 * 2**20
     with Spool(path) as spool:
-        recorder = Recorder(pool, on_refused=lambda _: None, spool=spool, max_held_bytes=bound)
+        recorder = Outbox(pool, on_refused=lambda _: None, spool=spool, max_held_bytes=bound)
         for i in range(400):
             recorder.record([make_step(uid=str(i), prompt_ids=range(25_000))])
             await asyncio.sleep(0.0005)

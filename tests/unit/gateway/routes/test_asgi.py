@@ -10,7 +10,7 @@ from stepwell.gateway.agent_calls import AgentCalls, Receive
 from stepwell.gateway.dialects.dialect import Kind
 from stepwell.gateway.http.response_writer import Headers, Message, Send
 from stepwell.gateway.routes import asgi as module
-from stepwell.gateway.routes.asgi import LARGEST_HEADERS, Front
+from stepwell.gateway.routes.asgi import LARGEST_HEADERS, GatewayAsgi
 from stepwell.gateway.trajectories import TrajectoryRef
 from tests.unit.gateway.asgi import exchange
 
@@ -49,7 +49,7 @@ async def ask(
     parts: tuple[bytes, ...] = (b"",),
 ) -> tuple[int, Any]:
     """The front's own answer: status and error; (0, None) where it passed the request on."""
-    front = Front(cast("FastAPI", behind), cast("AgentCalls", behind), AccessKeys(keys))
+    front = GatewayAsgi(cast("FastAPI", behind), cast("AgentCalls", behind), AccessKeys(keys))
     sent = await exchange(front, method, path, headers or [], parts)
     return (sent[0]["status"], json.loads(sent[1]["body"])["error"]) if sent else (0, None)
 
@@ -141,7 +141,7 @@ async def test_a_body_that_grows_too_large_is_not_read_to_its_end(monkeypatch: p
 
 async def test_what_is_no_http_is_the_apps_own() -> None:
     behind = Behind()
-    front = Front(cast("FastAPI", behind), cast("AgentCalls", behind), AccessKeys([CONTROL]))
+    front = GatewayAsgi(cast("FastAPI", behind), cast("AgentCalls", behind), AccessKeys([CONTROL]))
 
     async def nothing(*_: object) -> Any:
         raise AssertionError("nothing is read or sent here")

@@ -4,9 +4,9 @@ import pytest
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.gateway.http.response_writer import Message
-from stepwell.gateway.recording.outbox import Recorder
-from stepwell.gateway.rollouts import Rollouts
-from stepwell.gateway.routes.fast_routes import QuickCalls
+from stepwell.gateway.recording.outbox import Outbox
+from stepwell.gateway.rollouts import TrajectoryLifecycle
+from stepwell.gateway.routes.fast_routes import FastRoutes
 from stepwell.gateway.trajectories import KnownTrajectories
 from tests.rig.memory_pool import MemoryPool
 from tests.unit.gateway.asgi import exchange
@@ -33,8 +33,8 @@ async def ask(behind: Routed, path: str, *parts: bytes, method: str = "POST") ->
     """The status that was answered at once; 0 where the request went on."""
     pool = MemoryPool()
     known = KnownTrajectories(pool)
-    rollouts = Rollouts(pool, Recorder(pool, known.forget), known, AccessKeys([]))
-    sent = await exchange(QuickCalls(cast("Any", behind), rollouts), method, path, [JSON], parts)
+    rollouts = TrajectoryLifecycle(pool, Outbox(pool, known.forget), known, AccessKeys([]))
+    sent = await exchange(FastRoutes(cast("Any", behind), rollouts), method, path, [JSON], parts)
     return sent[0]["status"] if sent else 0
 
 
