@@ -11,7 +11,7 @@ import numpy as np
 from openai.types.chat import ChatCompletionChunk
 
 from stepwell.gateway import continued
-from stepwell.gateway.dialects.dialect import ModelCall, Kind, read_call
+from stepwell.gateway.dialects.dialect import Kind, ModelCall, read_call
 from stepwell.gateway.dialects.sse import StreamReader
 from stepwell.steps.step import ids_array, logprobs_array
 from stepwell.wire.openai import Sampled

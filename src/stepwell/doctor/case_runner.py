@@ -16,8 +16,8 @@ from stepwell.doctor.verdicts import (
     judge_text,
     prefix_break,
 )
-from stepwell.gateway.dialects.dialect import Kind
 from stepwell.steps.step import JsonObject
+from stepwell.wire.openai import Upstream
 
 SEED = 7
 SHORT = 32
@@ -40,16 +40,16 @@ class Asking:
         self.bench = bench
         self._model = model
 
-    async def ask(self, kind: Kind = Kind.CHAT, **fields: Any) -> Answer:
+    async def ask(self, upstream: Upstream = Upstream.CHAT, **fields: Any) -> Answer:
         """Whole, and nothing else."""
-        return await self.bench.ask(kind, self._body(fields))
+        return await self.bench.ask(upstream, self._body(fields))
 
-    async def ask_twice(self, kind: Kind = Kind.CHAT, **fields: Any) -> Asked:
+    async def ask_twice(self, upstream: Upstream = Upstream.CHAT, **fields: Any) -> Asked:
         body = self._body(fields)
-        whole = await self.bench.ask(kind, body)
-        streamed = await self.bench.ask(kind, body, stream=True)
+        whole = await self.bench.ask(upstream, body)
+        streamed = await self.bench.ask(upstream, body, stream=True)
         differs = whole.is_sound and streamed.is_sound and differing(whole, streamed)
-        return Asked(whole, streamed, await self.bench.ask(kind, body) if differs else None)
+        return Asked(whole, streamed, await self.bench.ask(upstream, body) if differs else None)
 
     async def row(
         self,

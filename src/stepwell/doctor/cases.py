@@ -8,8 +8,8 @@ from stepwell.doctor.case_runner import HELLO, Asking, recorded_only
 from stepwell.doctor.findings import Column, Finding, Mark, Row
 from stepwell.doctor.tool_case import tools
 from stepwell.doctor.verdicts import GRAMMAR, first_difference
-from stepwell.gateway.dialects.dialect import Kind
 from stepwell.steps.step import Step
+from stepwell.wire.openai import Upstream
 
 UNICODE = "naïve ☕ 日本語 𝄞 👩‍🚀 cafe\u0301"
 """Characters of two, three and four bytes, one made of three others, and one of two that Unicode could join."""
@@ -64,7 +64,7 @@ async def stop_string(asking: Asking) -> Row:
 
 
 async def completions(asking: Asking) -> Row:
-    return await asking.row("completions", await asking.ask_twice(Kind.COMPLETIONS, prompt="Once upon a time"))
+    return await asking.row("completions", await asking.ask_twice(Upstream.COMPLETIONS, prompt="Once upon a time"))
 
 
 CASES: Mapping[str, Callable[[Asking], Awaitable[Row]]] = {

@@ -23,13 +23,13 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.vllm import VllmControl
 from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
 from stepwell.gateway.app import create_app
-from stepwell.gateway.dialects.dialect import Kind
 from stepwell.steps.step import JsonObject, Step
+from stepwell.wire.openai import Upstream
 
 LONGEST = 4096
 """Tokens of a prompt or a response: more than any case has."""
 CALL_TIMEOUT = 120.0
-CALLS = {Kind.CHAT: "chat/completions", Kind.COMPLETIONS: "completions"}
+CALLS = {Upstream.CHAT: "chat/completions", Upstream.COMPLETIONS: "completions"}
 
 
 class Bench:
@@ -42,12 +42,12 @@ class Bench:
         self._speller = speller
         self._rescorer = rescorer
 
-    async def ask(self, kind: Kind, body: JsonObject, *, stream: bool = False) -> Answer:
+    async def ask(self, upstream: Upstream, body: JsonObject, *, stream: bool = False) -> Answer:
         trajectory = await self._post("/init_trajectory", {})
         below = f"/{trajectory['trajectory_uid']}/{trajectory['prompt_uid']}/v1/"
         heard, failure = tuple[Heard, ...](), ""
         try:
-            heard = await self._call(below + CALLS[kind], {**body, "stream": stream})
+            heard = await self._call(below + CALLS[upstream], {**body, "stream": stream})
         except EngineUnavailable as failed:
             failure = str(failed)
         await self._post(below + "complete_trajectory", {})

@@ -15,15 +15,14 @@ from stepwell.envs.servers.retokenization import TokenizerCache, encoded_turn
 from stepwell.envs.servers.sequences import Line, Lines, Turn
 from stepwell.envs.servers.server import Answered, Server, Split
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.dialect import Kind
 from stepwell.steps.step import Exactness
-from stepwell.wire.openai import read_choices, read_object
+from stepwell.wire.openai import Upstream, read_choices, read_object
 
 if TYPE_CHECKING:
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
 
-AskForTokens: TypeAlias = Callable[[Kind, dict[str, Any], Split, Server | None], Awaitable[Answered]]
+AskForTokens: TypeAlias = Callable[[Upstream, dict[str, Any], Split, Server | None], Awaitable[Answered]]
 
 
 class ManagedServer:
@@ -38,12 +37,12 @@ class ManagedServer:
 
     async def chat_completion(self, *, split: Split = "train", **wanted: Any) -> "ChatCompletion":
         """As the openai package's chat.completions.create, unstreamed."""
-        reply: ChatCompletion = await self._kept(Kind.CHAT, wanted, split)
+        reply: ChatCompletion = await self._kept(Upstream.CHAT, wanted, split)
         return reply
 
     async def completion(self, *, split: Split = "train", **wanted: Any) -> "Completion":
         """As the openai package's completions.create, unstreamed."""
-        reply: Completion = await self._kept(Kind.COMPLETIONS, wanted, split)
+        reply: Completion = await self._kept(Upstream.COMPLETIONS, wanted, split)
         return reply
 
     def get_state(self) -> dict[str, list[SequenceNode]]:
@@ -53,10 +52,10 @@ class ManagedServer:
     def reset(self) -> None:
         self._lines.clear()
 
-    async def _kept(self, kind: Kind, wanted: dict[str, Any], split: Split) -> Any:
+    async def _kept(self, upstream: Upstream, wanted: dict[str, Any], split: Split) -> Any:
         if wanted.get("stream"):
             raise BadRequest("a managed session's answers come whole: leave stream out")
-        answered = await self._ask(kind, wanted, split, self._server)
+        answered = await self._ask(upstream, wanted, split, self._server)
         self._server = answered.server
         self._lines.add(await self._turns(answered, wanted))
         return answered.reply

@@ -14,7 +14,7 @@ from stepwell.envs.servers.managed import ManagedServer
 from stepwell.envs.servers.retokenization import TokenizerCache
 from stepwell.envs.servers.server import Answered, Server, Split, openai_package
 from stepwell.errors import BadRequest, EngineUnavailable
-from stepwell.gateway.dialects.dialect import Kind
+from stepwell.wire.openai import Upstream
 
 if TYPE_CHECKING:
     from openai.types import Completion
@@ -38,12 +38,12 @@ class ServerManager:
 
     async def chat_completion(self, *, split: Split = "train", **wanted: Any) -> "ChatCompletion":
         """As the openai package's chat.completions.create; `split="eval"` counts against the evaluations' bound."""
-        reply: ChatCompletion = await self._reached(lambda server: server.ask(Kind.CHAT, wanted), split)
+        reply: ChatCompletion = await self._reached(lambda server: server.ask(Upstream.CHAT, wanted), split)
         return reply
 
     async def completion(self, *, split: Split = "train", **wanted: Any) -> "Completion":
         """As the openai package's completions.create."""
-        reply: Completion = await self._reached(lambda server: server.ask(Kind.COMPLETIONS, wanted), split)
+        reply: Completion = await self._reached(lambda server: server.ask(Upstream.COMPLETIONS, wanted), split)
         return reply
 
     @asynccontextmanager
@@ -68,9 +68,9 @@ class ServerManager:
         await asyncio.gather(*(server.close() for server in self.servers))
 
     async def _ask_for_tokens(
-        self, kind: Kind, wanted: dict[str, Any], split: Split, preferred: Server | None
+        self, upstream: Upstream, wanted: dict[str, Any], split: Split, preferred: Server | None
     ) -> Answered:
-        return await self._reached(lambda server: server.ask_for_tokens(kind, wanted), split, preferred)
+        return await self._reached(lambda server: server.ask_for_tokens(upstream, wanted), split, preferred)
 
     async def _reached(self, ask: Callable[[Server], Awaitable[R]], split: Split, preferred: Server | None = None) -> R:
         for _ in range(MOST_TRIES):

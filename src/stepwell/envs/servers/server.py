@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from stepwell.envs.config import APIServerConfig
 from stepwell.envs.servers.slots import Slots
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.dialect import Kind
+from stepwell.wire.openai import Upstream
 
 log = logging.getLogger("stepwell.envs")
 
@@ -57,14 +57,14 @@ class Server:
         self.slots["train"].resize(int(self.config.num_max_requests_at_once * weight))
         self.slots["eval"].resize(int(self.config.num_requests_for_eval * weight))
 
-    async def ask(self, kind: Kind, wanted: dict[str, Any]) -> Any:
+    async def ask(self, upstream: Upstream, wanted: dict[str, Any]) -> Any:
         """The openai package's own answer, or its own exception."""
-        return await self._calls(kind).create(**self._named(wanted))
+        return await self._calls(upstream).create(**self._named(wanted))
 
-    async def ask_for_tokens(self, kind: Kind, wanted: dict[str, Any]) -> Answered:
+    async def ask_for_tokens(self, upstream: Upstream, wanted: dict[str, Any]) -> Answered:
         """Asks for as much as the server is found to give: a plain one refuses what only vLLM understands."""
-        calls = self._calls(kind).with_raw_response
-        ways = _ways(kind, self._named(wanted))
+        calls = self._calls(upstream).with_raw_response
+        ways = _ways(upstream, self._named(wanted))
         for way in range(self._way, len(ways)):
             try:
                 got = await calls.create(**ways[way])
@@ -113,8 +113,8 @@ class Server:
             return bool(refused.status_code < 500)
         return True
 
-    def _calls(self, kind: Kind) -> Any:
-        return self._client.chat.completions if kind is Kind.CHAT else self._client.completions
+    def _calls(self, upstream: Upstream) -> Any:
+        return self._client.chat.completions if upstream is Upstream.CHAT else self._client.completions
 
     def _named(self, wanted: dict[str, Any]) -> dict[str, Any]:
         return {"model": self.config.model_name, **wanted}
@@ -130,9 +130,9 @@ def openai_package() -> Any:
     return openai
 
 
-def _ways(kind: Kind, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+def _ways(upstream: Upstream, wanted: dict[str, Any]) -> list[dict[str, Any]]:
     """How to ask for tokens: the best first."""
-    logprobs = wanted.get("logprobs") or (True if kind is Kind.CHAT else 0)
+    logprobs = wanted.get("logprobs") or (True if upstream is Upstream.CHAT else 0)
     with_logprobs = {**wanted, "logprobs": logprobs}
     ids = {**(wanted.get("extra_body") or {}), "return_token_ids": True}
     return [{**with_logprobs, "extra_body": ids}, with_logprobs, wanted]
