@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepwell.pool.client.local_ray import local_ray
+from stepwell.pool.client.ray_cluster import local_ray
 
 if TYPE_CHECKING:
     from stepwell.pool.client import DataPool

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepwell.pool.client.local_ray import local_ray
+from stepwell.pool.client.ray_cluster import join_ray, local_ray
 
 STORE = 512 * 2**20
 """Bytes of Ray's object store, through which large batches go."""
@@ -27,7 +27,5 @@ def own_cluster(namespace: str, token: Path) -> Iterator[Cluster]:
 
 @contextmanager
 def joined_cluster(address: str, namespace: str) -> Iterator[Cluster]:
-    from stepwell.pool.client.ray_cluster import join_ray
-
     join_ray(address, namespace)
     yield Cluster(address=address)

@@ -1,55 +1,90 @@
 # ruff: noqa: N802 - arrays carry their shape in the name, properties too
-"""A Batch: whole groups, as the trainer gets them, and the shapes it can be had in.
+"""A Batch: whole groups, as a trainer gets them, and the forms it can be converted to. The only module of the pool that
+uses torch, which is imported on first use.
 
-What always holds: groups stand in the order they were taken, in each its trajectories one after the other, in each its
-steps by step_index; a group has at least one step. The arrays may lie in Ray's shared memory, where they are read-only.
+- Groups are in the order they were taken, then by trajectory, then by step_index. A group has at least one step.
+- The arrays may be in Ray's shared memory, where they are read-only.
+- A tensor shares the memory of a writable array. A read-only array is copied: a tensor cannot be read-only, and an
+  update in place would change what other processes read.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.leasing import Taken
-from stepwell.pool.client.tensors import arrays_of, tensors
-from stepwell.pool.client.views import MergedBatch, PaddedBatch, as_a
 from stepwell.steps import layout
 from stepwell.steps.columns import Columns, cut, stack, unpack
 from stepwell.steps.layout import IndexArray
-from stepwell.steps.padding import Overlong, pad_steps
-from stepwell.steps.rows import merge_steps
+from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps
+from stepwell.steps.rows import MergedRows, PaddedRows, merge_steps, pad_rows
 from stepwell.steps.step import BoolArray, IntArray, Step, ids_array, mask_array
-
-T = TypeVar("T")
 
 if TYPE_CHECKING:
     import pyarrow
     import torch
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
+V = TypeVar("V", bound="DataclassInstance")
+
+
+class PaddedBatch(PaddedSteps):
+    """One row a step; see PaddedSteps."""
+
+    __slots__ = ()
+
+    def to_torch(self) -> "dict[str, torch.Tensor]":
+        """Every array under its name; uids are left out."""
+        return _to_tensors(_arrays_of(self))
+
+
+class PaddedMergedBatch(PaddedRows):
+    """Merged rows, padded to one length; see PaddedRows."""
+
+    __slots__ = ()
+
+    def to_torch(self) -> "dict[str, torch.Tensor]":
+        return _to_tensors(_arrays_of(self))
+
+
+class MergedBatch(MergedRows):
+    """Rows of steps that extend one another; see MergedRows."""
+
+    __slots__ = ()
+
+    def padded(self, length: int, *, pad_id: int = 0, overlong: Overlong = "raise") -> PaddedMergedBatch:
+        """Rows of `length` tokens. A longer row raises, or is left out with `overlong="drop"`."""
+        return _as_view(PaddedMergedBatch, pad_rows(self, length, pad_id=pad_id, overlong=overlong))
+
+    def to_torch(self) -> "dict[str, torch.Tensor]":
+        return _to_tensors(_arrays_of(self))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     columns: Columns
     group_sizes_G: IntArray
-    """How many steps each group has. A prompt may come again later: its uid alone does not tell groups apart."""
+    """Number of steps in each group. Two groups may have the same prompt_uid."""
     opened_at_G: NDArray[np.float64]
-    """When each group was opened, in wall-clock seconds; 0 where no one said."""
+    """When each group was opened, in wall-clock seconds; 0 if unknown."""
     attempts_G: IntArray
-    """How often each group was handed out before."""
+    """How often each group was leased before."""
     from_history_G: BoolArray
     sources: list[str]
-    """Where each group comes from: an environment's name; empty for agents."""
+    """The environment that each group comes from; empty for agents."""
     leases: tuple[tuple[str, str], ...] = ()
-    """(shard, lease) of every part of the batch: what an acknowledgement names."""
+    """(shard, lease) of every part of the batch; an acknowledgement names them."""
 
     def __len__(self) -> int:
         return len(self.group_sizes_G)
 
-    # -- as steps, without copying a token ---------------------------------------------------------------------------
+    # -- steps, without copying tokens -------------------------------------------------------------------------------
 
     def steps(self) -> list[Step]:
         return unpack(self.columns, copy=False)
@@ -61,11 +96,11 @@ class Batch:
         """Groups of trajectories of steps."""
         return _divided(self.trajectories(), np.bincount(self.group_of_T))
 
-    # -- where things stand in the flat arrays -----------------------------------------------------------------------
+    # -- indexes into the flat arrays --------------------------------------------------------------------------------
 
     @property
     def token_offsets_S(self) -> IndexArray:
-        """Step i is `columns.tokens[offsets[i]:offsets[i + 1]]`: S + 1 long."""
+        """Step i is `columns.tokens[offsets[i]:offsets[i + 1]]`; S + 1 values."""
         return layout.token_offsets(self.columns)
 
     @property
@@ -75,7 +110,7 @@ class Batch:
 
     @property
     def trajectory_of_S(self) -> IndexArray:
-        """Each step's trajectory, counted from 0 through the whole batch."""
+        """The number of each step's trajectory; trajectories are counted from 0 in the batch."""
         return layout.trajectories_of(self.columns, self.group_sizes_G)
 
     @property
@@ -84,27 +119,27 @@ class Batch:
 
     @property
     def rewards_T(self) -> NDArray[np.float64]:
-        """Each rollout's return: the sum of its scored steps' rewards; NaN if none is scored, which is not 0."""
+        """Each trajectory's return: the sum of the rewards of its scored steps; NaN if no step is scored."""
         return layout.returns_of(self.columns, self.trajectory_of_S)
 
-    # -- as rows to train on -----------------------------------------------------------------------------------------
+    # -- rows to train on --------------------------------------------------------------------------------------------
 
     def padded(
         self, prompt_length: int, response_length: int, *, pad_id: int = 0, overlong: Overlong = "raise"
     ) -> PaddedBatch:
-        """One row a step. A step that is too long raises, or is left out with `overlong="drop"`: see `kept_S`."""
-        return as_a(
+        """One row a step. A step that is too long raises, or is left out with `overlong="drop"`; see `kept_S`."""
+        return _as_view(
             PaddedBatch, pad_steps(self.columns, prompt_length, response_length, pad_id=pad_id, overlong=overlong)
         )
 
     def merged(self) -> MergedBatch:
-        """One row for all steps that extend one another, so that no token is computed twice."""
-        return as_a(MergedBatch, merge_steps(self.columns, self.trajectory_of_S, self.group_of_T))
+        """One row for all steps that extend one another, so that each token is computed once."""
+        return _as_view(MergedBatch, merge_steps(self.columns, self.trajectory_of_S, self.group_of_T))
 
-    # -- in other libraries' terms -----------------------------------------------------------------------------------
+    # -- forms of other libraries ------------------------------------------------------------------------------------
 
     def to_torch(self) -> "dict[str, torch.Tensor]":
-        """All arrays above, those of the columns included, under their names here. See pool/client/tensors.py."""
+        """All arrays of the batch and of its columns, under their names here."""
         index_arrays = {
             "token_offsets_S": self.token_offsets_S,
             "response_offsets_S": self.response_offsets_S,
@@ -112,7 +147,7 @@ class Batch:
             "group_of_T": self.group_of_T,
             "rewards_T": self.rewards_T,
         }
-        return tensors({**arrays_of(self.columns), **arrays_of(self), **index_arrays})
+        return _to_tensors({**_arrays_of(self.columns), **_arrays_of(self), **index_arrays})
 
     def to_arrow(self) -> "pyarrow.Table":
         """One row a step, with a schema version; see steps/arrow.py, which reads it back."""
@@ -131,7 +166,7 @@ def make_batch(
     sources: list[str] | None = None,
     leases: tuple[tuple[str, str], ...] = (),
 ) -> Batch:
-    """A batch of groups that are new, unless told otherwise."""
+    """A batch; by default of groups that are new and were never leased."""
     sizes = ids_array(group_sizes)
     if sizes.sum() != len(columns) or (sizes < 1).any():
         raise BadRequest(f"groups of {sizes.tolist()} steps do not divide {len(columns)} steps")
@@ -164,6 +199,25 @@ def concat(batches: Sequence[Batch]) -> Batch:
         [sources[g] for g in order_G.tolist()],
         tuple(lease for batch in batches for lease in batch.leases),
     )
+
+
+def _arrays_of(holder: "DataclassInstance") -> dict[str, NDArray[Any]]:
+    """The arrays of a dataclass by name. Fields of other types, such as uids, are left out."""
+    values = {field.name: getattr(holder, field.name) for field in fields(holder)}
+    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+def _to_tensors(arrays: Mapping[str, NDArray[Any]]) -> "dict[str, torch.Tensor]":
+    try:
+        import torch
+    except ModuleNotFoundError as missing:
+        raise BadRequest("to_torch needs PyTorch: pip install torch") from missing
+    return {name: torch.from_numpy(array if array.flags.writeable else array.copy()) for name, array in arrays.items()}
+
+
+def _as_view(view: type[V], computed: "DataclassInstance") -> V:
+    """The same fields in a subclass that adds methods and no field."""
+    return view(**{field.name: getattr(computed, field.name) for field in fields(computed)})
 
 
 def _divided(items: list[T], sizes: NDArray[np.intp]) -> list[list[T]]:

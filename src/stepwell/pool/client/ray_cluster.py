@@ -1,7 +1,8 @@
-"""Joining a Ray cluster, with one clear line when that fails.
+"""Joining a Ray cluster, or starting one for this process.
 
-Ray's core writes why it cannot join to file descriptor 2, over and over, and raises something that does not say. So the
-descriptor is held back while joining, read for the reason, and played back unless the reason is known.
+- Ray reads its settings from the environment when it is imported. So this module imports Ray inside its functions.
+- Ray's core writes the reason why it cannot join to file descriptor 2, repeatedly, and its exception does not name it.
+  So the descriptor is redirected while joining and searched for the reason; unknown output is written out afterwards.
 """
 
 import logging
@@ -10,75 +11,118 @@ import re
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-
-import ray
-from ray.exceptions import AuthenticationError
+from pathlib import Path
 
 from stepwell.errors import RayUnreachable
 
 PROBE_TIMEOUT = 3.0
 JOIN_TIMEOUT = 45.0
-"""Ray itself waits for minutes for a cluster that is gone."""
-LOOK_EVERY = 0.1
-OF_UP = "one that `stepwell up` started is joined after: . .stepwell/env"
+"""Seconds. Ray itself waits for minutes for a cluster that is gone."""
+CHECK_INTERVAL = 0.1
+UP_HINT = "one that `stepwell up` started is joined after: . .stepwell/env"
 WRONG_TOKEN = b"InvalidAuthToken"
+LOCAL_CPUS = 2
+"""The actors of the pool and of the rewards ask for none."""
+QUIET_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
+OVERRIDING_SETTINGS = ("RAY_ADDRESS", "RAY_AUTH_TOKEN")
+"""Settings in the environment that would lead to another cluster."""
 
 
 def join_ray(address: str, namespace: str) -> None:
     """Make this process part of the cluster at `address` (host:port, or "auto" for the one on this machine)."""
+    import ray
+    from ray.exceptions import AuthenticationError
+
     if ray.is_initialized():
         return
-    where = _host_and_port(address)
-    if where is not None and not _listens(*where):
+    host_and_port = _host_and_port(address)
+    if host_and_port is not None and not _listens(*host_and_port):
         raise RayUnreachable(f"no Ray cluster listens at {address}; start one with: ray start --head")
     try:
-        with _stderr_held() as complaints:
-            _join(address, namespace, complaints)
+        with _redirected_stderr() as read_stderr:
+            _join(address, namespace, read_stderr)
     except AuthenticationError:
         raise RayUnreachable(_token_text(address)) from None
     except ConnectionError:
         raise RayUnreachable(
-            f"no Ray cluster found at {address!r}; start one with: ray start --head; {OF_UP}"
+            f"no Ray cluster found at {address!r}; start one with: ray start --head; {UP_HINT}"
         ) from None
 
 
-def _join(address: str, namespace: str, complaints: Callable[[], bytes]) -> None:
-    """In a thread, for Ray's own waiting cannot be bounded."""
+@contextmanager
+def local_ray(namespace: str, *, token: Path, store: int) -> Iterator[Mapping[str, str]]:
+    """A Ray cluster on loopback that ends with the block. `store` is the size of its object store in bytes; more data
+    spills to disk.
+
+    Yields the settings, RAY_ADDRESS included, that a process needs in its environment to join the cluster. Child
+    processes inherit them.
+    """
+    settings = {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps every port on 127.0.0.1
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+    }
+    for name in OVERRIDING_SETTINGS:
+        os.environ.pop(name, None)
+    os.environ.update(QUIET_SETTINGS | settings)
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=LOCAL_CPUS,
+        object_store_memory=store,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        namespace=namespace,
+    )
+    try:
+        yield settings | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    finally:
+        ray.shutdown()
+
+
+def _join(address: str, namespace: str, read_stderr: Callable[[], bytes]) -> None:
+    """Join in a thread, because Ray's own wait has no bound."""
+    import ray
+
     joining: Future[None] = Future()
 
     def join() -> None:
         try:
             ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
             joining.set_result(None)
-        except Exception as failure:  # noqa: BLE001 - handed on to whoever waits
+        except Exception as failure:  # noqa: BLE001 - raised again where the result is awaited
             joining.set_exception(failure)
 
     threading.Thread(target=join, name="join-ray", daemon=True).start()
-    for _ in range(int(JOIN_TIMEOUT / LOOK_EVERY)):
+    for _ in range(int(JOIN_TIMEOUT / CHECK_INTERVAL)):
         try:
-            return joining.result(LOOK_EVERY)
+            return joining.result(CHECK_INTERVAL)
         except TimeoutError:
-            if WRONG_TOKEN in complaints():
+            if WRONG_TOKEN in read_stderr():
                 raise RayUnreachable(_token_text(address)) from None
     raise RayUnreachable(
         f"the Ray cluster at {address} did not answer within {JOIN_TIMEOUT:g} s; is it gone? "
-        f"Start one with: ray start --head; {OF_UP}"
+        f"Start one with: ray start --head; {UP_HINT}"
     )
 
 
 @contextmanager
-def _stderr_held() -> Iterator[Callable[[], bytes]]:
-    """Hold file descriptor 2 back; gives a function that reads what came. Played back unless a reason was found."""
-    with tempfile.TemporaryFile() as held:
+def _redirected_stderr() -> Iterator[Callable[[], bytes]]:
+    """Redirect file descriptor 2 to a file; yields a function that reads it. Written out unless a reason was found."""
+    from ray.exceptions import AuthenticationError
+
+    with tempfile.TemporaryFile() as file:
 
         def read() -> bytes:
-            return os.pread(held.fileno(), 1 << 20, 0)
+            return os.pread(file.fileno(), 1 << 20, 0)
 
-        real = os.dup(2)
-        os.dup2(held.fileno(), 2)
+        original = os.dup(2)
+        os.dup2(file.fileno(), 2)
         explained = False
         try:
             yield read
@@ -86,8 +130,8 @@ def _stderr_held() -> Iterator[Callable[[], bytes]]:
             explained = True
             raise
         finally:
-            os.dup2(real, 2)
-            os.close(real)
+            os.dup2(original, 2)
+            os.close(original)
             if not explained:
                 os.write(2, read())
 
