@@ -18,9 +18,13 @@ check:
     {{bin}}/mypy
     {{bin}}/lint-imports --no-logo
 
-# everything that needs no vLLM
+# the fast lane: no Ray, no vLLM, under two minutes
 test *args:
-    {{python}} -m pytest tests/unit tests/integration {{args}}
+    {{python}} -m pytest -n 2 tests/unit {{args}}
+
+# real Ray, real HTTP, processes that are killed; a fake engine
+integration *args:
+    {{python}} -m pytest tests/integration {{args}}
 
 # with real vLLM (built into a cache on first use)
 e2e *args:

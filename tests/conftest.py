@@ -8,17 +8,22 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.rig.ray_cluster import RayCluster, start_ray
 from tests.rig.tiny_model import make_tiny_model
 
+WITHOUT_SHARED_ENGINE = ("atroposlib", "batch_torch", "dashboard", "demo", "trl", "verl")
+"""How the names of those e2e files begin that start an engine of their own, or need none."""
 
-class TwoSides(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no types
-    """For `-n 2`: one process has all of e2e, and with it the only engine; of the rest, a file stays together."""
+
+class EngineInOneProcess(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """For `-n`: tests that share the engine run in one process. Otherwise a file stays together."""
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, _ = nodeid.partition("::")
-        return "e2e" if "tests/e2e/" in file else file
+        folder, _, name = file.rpartition("/test_")
+        shares_engine = folder.endswith("e2e") and not name.startswith(WITHOUT_SHARED_ENGINE)
+        return "engine" if shares_engine else file
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TwoSides:
-    return TwoSides(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> EngineInOneProcess:
+    return EngineInOneProcess(config, log)
 
 
 @pytest.fixture(scope="session")
