@@ -1,11 +1,11 @@
-"""How a case is asked and judged: whole and streamed under one seed, a finding for every column."""
+"""Runs a case: the same request whole and streamed, with one seed, and a finding for every column."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from stepwell.doctor.answer import Answer
-from stepwell.doctor.findings import NOTHING, Column, Finding, Row
-from stepwell.doctor.harness import Bench
+from stepwell.doctor.findings import NOTHING, CaseColumn, CaseRow, Finding
+from stepwell.doctor.harness import CHAT, Harness
+from stepwell.doctor.replies import ExaminedAnswer
 from stepwell.doctor.verdicts import (
     differing,
     judge_ids,
@@ -17,7 +17,6 @@ from stepwell.doctor.verdicts import (
     prefix_break,
 )
 from stepwell.steps.step import JsonObject
-from stepwell.wire.openai import Upstream
 
 SEED = 7
 SHORT = 32
@@ -26,73 +25,73 @@ HELLO: dict[str, Any] = {"role": "user", "content": "Say hello, and how you are.
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CaseAnswers:
     """One request, answered whole and streamed."""
 
-    whole: Answer
-    streamed: Answer
-    again: Answer | None
-    """Whole once more, where the two differ."""
+    whole: ExaminedAnswer
+    streamed: ExaminedAnswer
+    again: ExaminedAnswer | None
+    """The whole answer a second time, if the other two differ."""
 
 
-class Asking:
-    def __init__(self, bench: Bench, model: str) -> None:
-        self.bench = bench
+class CaseRunner:
+    def __init__(self, harness: Harness, model: str) -> None:
+        self.harness = harness
         self._model = model
 
-    async def ask(self, upstream: Upstream = Upstream.CHAT, **fields: Any) -> Answer:
-        """Whole, and nothing else."""
-        return await self.bench.ask(upstream, self._body(fields))
+    async def ask(self, path: str = CHAT, **fields: Any) -> ExaminedAnswer:
+        """One whole answer."""
+        return await self.harness.ask(path, self._body(fields))
 
-    async def ask_twice(self, upstream: Upstream = Upstream.CHAT, **fields: Any) -> Asked:
+    async def ask_twice(self, path: str = CHAT, **fields: Any) -> CaseAnswers:
         body = self._body(fields)
-        whole = await self.bench.ask(upstream, body)
-        streamed = await self.bench.ask(upstream, body, stream=True)
+        whole = await self.harness.ask(path, body)
+        streamed = await self.harness.ask(path, body, stream=True)
         differs = whole.is_sound and streamed.is_sound and differing(whole, streamed)
-        return Asked(whole, streamed, await self.bench.ask(upstream, body) if differs else None)
+        return CaseAnswers(whole, streamed, await self.harness.ask(path, body) if differs else None)
 
     async def row(
         self,
         case: str,
-        asked: Asked,
+        answers: CaseAnswers,
         *,
         stop: str = "",
         expected: str | None = None,
         prefix: Finding = NOTHING,
         rescored: Finding | None = None,
-    ) -> Row:
-        """`stop` is a text that ends the answer, `expected` the only one that it could be."""
-        whole = asked.whole
+    ) -> CaseRow:
+        """`stop` is the stop string, `expected` the only text that the grammar allows."""
+        whole = answers.whole
         if rescored is None:
-            rescored = judge_rescored(whole, [await self.bench.rescored(step) for step in whole.steps])
-        return Row(
+            rescored = judge_rescored(whole, [await self.harness.rescored(step) for step in whole.steps])
+        return CaseRow(
             case,
             {
-                Column.IDS: judge_ids(whole),
-                Column.LOGPROBS: judge_logprobs(whole),
-                Column.TEXT: judge_text(whole, stop=stop, expected=expected),
-                Column.STREAM: judge_stream(whole, asked.streamed, asked.again, stop=stop),
-                Column.PREFIX: prefix,
-                Column.RESCORED: rescored,
+                CaseColumn.IDS: judge_ids(whole),
+                CaseColumn.LOGPROBS: judge_logprobs(whole),
+                CaseColumn.TEXT: judge_text(whole, stop=stop, expected=expected),
+                CaseColumn.STREAM: judge_stream(whole, answers.streamed, answers.again, stop=stop),
+                CaseColumn.PREFIX: prefix,
+                CaseColumn.RESCORED: rescored,
             },
         )
 
-    async def prefix(self, first: Answer, second: Answer) -> Finding:
-        """Whether the second's prompt begins with all of the first's (only) step."""
+    async def prefix(self, first: ExaminedAnswer, second: ExaminedAnswer) -> Finding:
+        """Whether the second prompt starts with the whole first step. Each answer has one step."""
         if not second.steps or not first.steps:
             return NOTHING
         turn, after = first.steps[0], second.steps[0]
         if (at := prefix_break(turn, after)) is None:
             return judge_prefix(turn, after, ("", ""))
-        was = [*turn.prompt_ids.tolist(), *turn.response_ids.tolist()][at:]
-        spelled = [await self.bench.spell(ids) for ids in (was, after.prompt_ids.tolist()[at:])]
-        before, later = (found.text if found else "" for found in spelled)
+        turn_ids = [*turn.prompt_ids.tolist(), *turn.response_ids.tolist()]
+        decoded = [await self.harness.decode(ids[at:]) for ids in (turn_ids, after.prompt_ids.tolist())]
+        before, later = (found.text if found else "" for found in decoded)
         return judge_prefix(turn, after, (before, later))
 
     def _body(self, fields: dict[str, Any]) -> JsonObject:
         return {"model": self._model, "max_tokens": SHORT, "seed": SEED, **fields}
 
 
-def recorded_only(case: str, answer: Answer) -> Row:
-    """Of a case that went no further than its first answer."""
-    return Row(case, {Column.IDS: judge_ids(answer), Column.LOGPROBS: judge_logprobs(answer)})
+def first_answer_row(case: str, answer: ExaminedAnswer) -> CaseRow:
+    """The row of a case that ended after its first answer."""
+    return CaseRow(case, {CaseColumn.IDS: judge_ids(answer), CaseColumn.LOGPROBS: judge_logprobs(answer)})

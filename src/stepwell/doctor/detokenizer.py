@@ -1,4 +1,4 @@
-"""What tokens spell: told by a local tokenizer, or by the engine itself."""
+"""Token ids to text, by a local tokenizer or by the engine itself."""
 
 import re
 from collections.abc import Sequence
@@ -10,52 +10,52 @@ import aiohttp
 from stepwell.engines.engine import BROKEN
 
 DETOKENIZE = "/detokenize"
-MARKS = re.compile(r"<\|[^|<>]+\|>|</?s>")
-"""How most models write their control tokens. Only a model that was never trained puts them within its text."""
+CONTROL_TOKENS = re.compile(r"<\|[^|<>]+\|>|</?s>")
+"""How most models write control tokens. Only an untrained model puts them inside its text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spelled:
+class DecodedText:
     text: str
     end: str = ""
-    """What the last token spells, where that may be a mark that the agent is not told: the end of the turn."""
+    """The text of the last token, if it may be a control token that the agent does not get: the end of the turn."""
     bare: str | None = None
-    """The text without what looks like such marks, where they may be anywhere in it."""
+    """The text without control tokens, if they may be anywhere in it."""
 
 
-class Speller(Protocol):
-    async def spell(self, ids: Sequence[int]) -> Spelled | None:
-        """None where it cannot be told."""
+class Detokenizer(Protocol):
+    async def decode(self, ids: Sequence[int]) -> DecodedText | None:
+        """None if the ids cannot be decoded."""
 
 
-class LocalSpeller:
-    """A Hugging Face tokenizer; control tokens spell nothing, as in an engine's answers."""
+class LocalDetokenizer:
+    """A Hugging Face tokenizer; it skips control tokens, as an engine's answers do."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    async def spell(self, ids: Sequence[int]) -> Spelled | None:
-        return Spelled(str(self._tokenizer.decode(ids, skip_special_tokens=True)))
+    async def decode(self, ids: Sequence[int]) -> DecodedText | None:
+        return DecodedText(str(self._tokenizer.decode(ids, skip_special_tokens=True)))
 
 
-class EngineSpeller:
-    """vLLM's /detokenize, which spells control tokens too."""
+class EngineDetokenizer:
+    """vLLM's /detokenize, which includes control tokens."""
 
     def __init__(self, http: aiohttp.ClientSession, engine: str, model: str) -> None:
         self._http = http
         self._url = engine + DETOKENIZE
         self._model = model
 
-    async def spell(self, ids: Sequence[int]) -> Spelled | None:
+    async def decode(self, ids: Sequence[int]) -> DecodedText | None:
         text, end = await self._ask(ids), await self._ask(ids[-1:])
-        return None if text is None or end is None else Spelled(text, end, MARKS.sub("", text))
+        return None if text is None or end is None else DecodedText(text, end, CONTROL_TOKENS.sub("", text))
 
     async def _ask(self, ids: Sequence[int]) -> str | None:
         if not len(ids):
             return ""
         try:
             async with self._http.post(self._url, json={"model": self._model, "tokens": list(ids)}) as answer:
-                told = (await answer.json()).get("prompt") if answer.status == 200 else None
+                text = (await answer.json()).get("prompt") if answer.status == 200 else None
         except (*BROKEN, ValueError, AttributeError):
             return None
-        return told if isinstance(told, str) else None
+        return text if isinstance(text, str) else None

@@ -1,4 +1,4 @@
-"""The examination of an engine, from the first question to the report."""
+"""The examination of an engine, from the probe to the report."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,81 +9,83 @@ from typing import Any
 import aiohttp
 
 from stepwell.common.tokenizers import load_tokenizer
-from stepwell.doctor.case_runner import HELLO, Asking
+from stepwell.doctor.case_runner import HELLO, CaseRunner
 from stepwell.doctor.cases import CASES
-from stepwell.doctor.detokenizer import EngineSpeller, LocalSpeller
+from stepwell.doctor.detokenizer import EngineDetokenizer, LocalDetokenizer
 from stepwell.doctor.engine_checks import Probed, capability_checks, key_check, probe, unreachable, weights_after
-from stepwell.doctor.findings import Check, Finding, Mark, Report, Row
-from stepwell.doctor.harness import CALL_TIMEOUT, open_bench
-from stepwell.doctor.stream_check import PATIENCE, Patience, check_stream
+from stepwell.doctor.findings import CaseRow, Check, Finding, Grade, Report
+from stepwell.doctor.harness import CALL_TIMEOUT, open_harness
+from stepwell.doctor.stream_check import PATIENCE, StreamPatience, check_stream
 from stepwell.doctor.tool_case import tool_parser
 from stepwell.doctor.verdicts import judge_mode
 from stepwell.engines.engine import ANSWER_TIMEOUT, EngineProbe
 from stepwell.errors import BadRequest, EngineUnavailable
 
 HOT = 1.5
-"""A temperature at which log-probabilities before and after it differ, however sure the model is."""
+"""A temperature at which raw and processed log-probabilities differ for every model."""
 
 
-def _silent(_: str) -> None:
+def _no_progress(_: str) -> None:
     pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patient:
+class Target:
     """What is examined."""
 
     engine: str
-    """Its address."""
+    """Address of the engine."""
     key: str | None = None
     tokenizer_path: str | None = None
 
 
-async def examine(patient: Patient, *, patience: Patience = PATIENCE, say: Callable[[str], None] = _silent) -> Report:
-    """`say` hears what is looked at next."""
-    say("the engine")
-    key = await key_check(patient.engine, patient.key)
-    async with _sessions(patient) as (questions_http, http):
-        questions = EngineProbe(questions_http, patient.engine)
+async def examine(
+    target: Target, *, patience: StreamPatience = PATIENCE, show_progress: Callable[[str], None] = _no_progress
+) -> Report:
+    """`show_progress` gets the name of each check before it runs."""
+    show_progress("the engine")
+    key = await key_check(target.engine, target.key)
+    async with _sessions(target) as (questions_http, http):
+        questions = EngineProbe(questions_http, target.engine)
         try:
             probed = await probe(questions)
         except EngineUnavailable as failure:
-            return Report(patient.engine, (unreachable(str(failure)),))
+            return Report(target.engine, (unreachable(str(failure)),))
         checks = capability_checks(probed)
         if probed.is_paused:
-            return Report(patient.engine, (*checks, key))
-        more, rows = await _ask(patient, probed, http, say)
-        say("a stream as it comes")
-        stream = Check("stream", await check_stream(http, patient.engine, probed.facts.model, patience))
+            return Report(target.engine, (*checks, key))
+        more, rows = await _run_cases(target, probed, http, show_progress)
+        show_progress("the bytes of a stream")
+        stream = Check("stream", await check_stream(http, target.engine, probed.facts.model, patience))
         changed = weights_after(probed, await questions.weight_version() if probed.weight_version else None)
     checks = [changed if changed and check.name == changed.name else check for check in checks]
-    return Report(patient.engine, (*checks, *more, stream, key), rows)
+    return Report(target.engine, (*checks, *more, stream, key), rows)
 
 
-async def _ask(
-    patient: Patient, probed: Probed, http: aiohttp.ClientSession, say: Callable[[str], None]
-) -> tuple[list[Check], tuple[Row, ...]]:
+async def _run_cases(
+    target: Target, probed: Probed, http: aiohttp.ClientSession, show_progress: Callable[[str], None]
+) -> tuple[list[Check], tuple[CaseRow, ...]]:
     model = probed.facts.model
-    tokenizer, why = await asyncio.to_thread(_tokenizer, patient.tokenizer_path)
-    speller = EngineSpeller(http, patient.engine, model) if tokenizer is None else LocalSpeller(tokenizer)
-    async with open_bench(patient.engine, patient.key, tokenizer, speller) as bench:
-        asking, rows = Asking(bench, model), dict[str, Row]()
+    tokenizer, why = await asyncio.to_thread(_tokenizer, target.tokenizer_path)
+    detokenizer = EngineDetokenizer(http, target.engine, model) if tokenizer is None else LocalDetokenizer(tokenizer)
+    async with open_harness(target.engine, target.key, tokenizer, detokenizer) as harness:
+        runner, rows = CaseRunner(harness, model), dict[str, CaseRow]()
         for name, case in CASES.items():
-            say(name)
-            rows[name] = await case(asking)
-        say("log-probabilities at another temperature")
+            show_progress(name)
+            rows[name] = await case(runner)
+        show_progress("log-probabilities at another temperature")
         checks = [
-            Check("log-probabilities", await _mode(asking)),
-            Check("chat template", why or await _template(asking, tokenizer)),
+            Check("log-probabilities", await _check_logprob_mode(runner)),
+            Check("chat template", why or await _check_template(runner, tokenizer)),
             Check("tool parser", tool_parser(rows["tools"])),
         ]
     return checks, tuple(rows.values())
 
 
 @asynccontextmanager
-async def _sessions(patient: Patient) -> AsyncIterator[tuple[aiohttp.ClientSession, aiohttp.ClientSession]]:
-    """For short questions, and for calls that take their time."""
-    headers = {"Authorization": f"Bearer {patient.key}"} if patient.key else {}
+async def _sessions(target: Target) -> AsyncIterator[tuple[aiohttp.ClientSession, aiohttp.ClientSession]]:
+    """One session for probes, which are short, and one for calls, which take longer."""
+    headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
     async with (
         aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(ANSWER_TIMEOUT)) as questions,
         aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as calls,
@@ -92,30 +94,32 @@ async def _sessions(patient: Patient) -> AsyncIterator[tuple[aiohttp.ClientSessi
 
 
 def _tokenizer(path: str | None) -> tuple[Any, Finding | None]:
-    """The tokenizer, or why there is none."""
+    """The tokenizer, or the reason why there is none."""
     if path is None:
-        return None, Finding(Mark.UNTOLD, "give --tokenizer-path to compare it with the tokenizer's own")
+        return None, Finding(Grade.UNKNOWN, "give --tokenizer-path to compare it with the tokenizer's template")
     try:
         return load_tokenizer(path), None
     except BadRequest as failure:
-        return None, Finding(Mark.FAULT, str(failure), "see --tokenizer-path")
+        return None, Finding(Grade.FAULT, str(failure), "see --tokenizer-path")
 
 
-async def _mode(asking: Asking) -> Finding:
-    """Which log-probabilities the engine reports: of what it sampled from, or of the bare model."""
-    answer = await asking.ask(messages=[HELLO], temperature=HOT)
-    return judge_mode(answer, [await asking.bench.rescored(step) for step in answer.steps])
+async def _check_logprob_mode(runner: CaseRunner) -> Finding:
+    """Whether the engine reports log-probabilities of the sampling distribution, or of the model's raw output."""
+    answer = await runner.ask(messages=[HELLO], temperature=HOT)
+    return judge_mode(answer, [await runner.harness.rescored(step) for step in answer.steps])
 
 
-async def _template(asking: Asking, tokenizer: Any) -> Finding:
-    """Whether the engine writes a prompt as the tokenizer does, which white-box agents and trainers use."""
-    answer = await asking.ask(messages=[HELLO], max_tokens=1)
+async def _check_template(runner: CaseRunner, tokenizer: Any) -> Finding:
+    """Whether the engine renders a prompt like the tokenizer, which white-box agents and trainers use."""
+    answer = await runner.ask(messages=[HELLO], max_tokens=1)
     if not answer.steps:
-        return Finding(Mark.UNTOLD, "the engine answers no chat")
+        return Finding(Grade.UNKNOWN, "the engine does not answer chat calls")
     if getattr(tokenizer, "chat_template", None) is None:
-        return Finding(Mark.WARNING, "the tokenizer has none; the engine uses another", "give the model's own folder")
+        return Finding(
+            Grade.WARNING, "the tokenizer has none, but the engine uses one", "give the folder of the served model"
+        )
     text = tokenizer.apply_chat_template([HELLO], add_generation_prompt=True, tokenize=False)
     if tokenizer.encode(text, add_special_tokens=False) == answer.steps[0].prompt_ids.tolist():
-        return Finding(Mark.EXACT, "the engine's prompt is the tokenizer's, token for token")
-    what = "the engine writes prompts otherwise than the tokenizer does"
-    return Finding(Mark.WARNING, what, "white-box agents need the template of the engine: see its --chat-template")
+        return Finding(Grade.EXACT, "the engine's prompt is the tokenizer's, token for token")
+    what = "the engine and the tokenizer render the prompt differently"
+    return Finding(Grade.WARNING, what, "white-box agents need the engine's template: see its --chat-template")

@@ -1,6 +1,7 @@
-"""What the doctor found: checks, each with a verdict, and a table of cases, each cell of which is a verdict too.
+"""What the doctor found: checks, and a table of cases. Each check and each cell of the table is a finding.
 
-What always holds: a finding that is not fine says why and what to do; what could not be found out is never called fine.
+- A warning or a fault says what is wrong and what to do.
+- A fact that could not be found out is never graded as fine.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,45 +9,45 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
-class Mark(StrEnum):
+class Grade(StrEnum):
     EXACT = "exact"
     """Proved, token for token."""
     OK = "ok"
     WARNING = "warning"
-    """Works, and costs something that its reader should know of."""
+    """It works, but with a disadvantage."""
     FAULT = "fault"
-    UNTOLD = "–"
-    """Does not apply, or could not be found out; why says which, unless it is plain."""
+    UNKNOWN = "–"
+    """It does not apply, or could not be found out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    mark: Mark
+    grade: Grade
     what: str = ""
-    """What was seen; for a cell of the table, why it is not exact."""
+    """What was seen; in a cell of the table, why it is not exact."""
     remedy: str = ""
     """What to do about it."""
 
 
-EXACT = Finding(Mark.EXACT)
-NOTHING = Finding(Mark.UNTOLD)
+EXACT = Finding(Grade.EXACT)
+NOTHING = Finding(Grade.UNKNOWN)
 
 
-class Column(StrEnum):
-    """What is asked of a case."""
+class CaseColumn(StrEnum):
+    """A property that is checked in each case."""
 
     IDS = "ids"
-    """The engine's own, as many as it counts itself."""
+    """The engine returned token ids, as many as it counts in usage."""
     LOGPROBS = "logprobs"
-    """One for each id, finite, none above 0."""
+    """There is one log-probability per id; each is finite and at most 0."""
     TEXT = "text"
-    """The ids spell what the agent was told."""
+    """The ids decode to the text that the agent got."""
     STREAM = "stream"
-    """Streamed, it is the same."""
+    """A streamed answer is equal to the whole answer."""
     PREFIX = "prefix"
-    """The next turn's prompt begins with this turn's prompt and response."""
+    """The next turn's prompt starts with this turn's prompt and response."""
     RESCORED = "rescored"
-    """The engine, asked again for the log-probabilities of these very tokens, gives the same."""
+    """The engine computes the same log-probabilities for these tokens again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,52 +57,45 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One case; a column that is missing does not apply to it."""
+class CaseRow:
+    """One case. A missing column does not apply to it."""
 
     case: str
-    cells: Mapping[Column, Finding]
+    cells: Mapping[CaseColumn, Finding]
 
-    def cell(self, column: Column) -> Finding:
+    def cell(self, column: CaseColumn) -> Finding:
         return self.cells.get(column, NOTHING)
 
-    def with_cell(self, column: Column, finding: Finding) -> "Row":
-        return Row(self.case, {**self.cells, column: finding})
+    def with_cell(self, column: CaseColumn, finding: Finding) -> "CaseRow":
+        return CaseRow(self.case, {**self.cells, column: finding})
 
 
 CANNOT_TELL = (
-    "what only shows under load, with long prompts, or during a weight update: few, short calls were made, one by one",
-    "whether the weights are the ones you mean: a weight sync proves that with its probe",
-    "whether tokens are drawn fairly: only that their log-probabilities are the model's own",
+    "faults that appear only under load, with long prompts, or during a weight update: the calls were few, short, and "
+    "one at a time",
+    "whether the weights are the ones you expect: a weight sync checks that with its probe",
+    "whether tokens are sampled correctly: only their log-probabilities are checked",
 )
-"""What no call from outside can show."""
+"""What calls from outside cannot show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     engine: str
     checks: tuple[Check, ...]
-    rows: tuple[Row, ...] = ()
-    """Empty where the engine could not be asked."""
+    rows: tuple[CaseRow, ...] = ()
+    """Empty if the engine could not be called."""
 
     def with_checks(self, more: Iterable[Check]) -> "Report":
         return replace(self, checks=(*self.checks, *more))
 
     @property
     def is_exact(self) -> bool:
-        """No fault anywhere, and ids and log-probabilities proved in every case."""
-        proved = {row.cell(column).mark for row in self.rows for column in (Column.IDS, Column.LOGPROBS)}
-        return proved == {Mark.EXACT} and not any(self.faults())
+        """There is no fault, and ids and log-probabilities are proved in every case."""
+        proved = {row.cell(column).grade for row in self.rows for column in (CaseColumn.IDS, CaseColumn.LOGPROBS)}
+        return proved == {Grade.EXACT} and not any(self.faults())
 
     def faults(self) -> Iterator[Finding]:
-        return (finding for _, finding in self.remarks() if finding.mark is Mark.FAULT)
-
-    def remarks(self) -> Iterator[tuple[str, Finding]]:
-        """All that is not simply fine, by the name of its check, or its case and column."""
-        for check in self.checks:
-            if check.finding.mark in (Mark.WARNING, Mark.FAULT):
-                yield check.name, check.finding
-        for row in self.rows:
-            for column, finding in row.cells.items():
-                if finding.mark is not Mark.EXACT and finding.what:
-                    yield f"{row.case}, {column}", finding
+        cells = (finding for row in self.rows for finding in row.cells.values())
+        findings = (*(check.finding for check in self.checks), *cells)
+        return (finding for finding in findings if finding.grade is Grade.FAULT)

@@ -1,10 +1,11 @@
-"""The real gateway in this process, over HTTP on loopback, with the engine behind it and a notebook for a pool.
+"""The real gateway in this process, on loopback, with the examined engine behind it and a pool that keeps the steps.
 
-So what is judged is what a gateway records, by the code that records it. A call that fails is an answer that says so.
+So the doctor judges what a gateway records, by the code that records it. A failed call becomes an answer with a reason.
 """
 
 import asyncio
 import socket
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -14,59 +15,103 @@ import uvicorn
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
-from stepwell.doctor.answer import Answer
-from stepwell.doctor.detokenizer import Spelled, Speller
-from stepwell.doctor.notebook import Notebook
-from stepwell.doctor.replies import Heard, error_text, hear
+from stepwell.doctor.detokenizer import DecodedText, Detokenizer
+from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, error_text, parse_reply
 from stepwell.engines.engine import BROKEN, explained
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.vllm import VllmControl
 from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
 from stepwell.gateway.app import create_app
+from stepwell.pool.api.pacing import Pacing
+from stepwell.pool.rules.ingest import Ending, Registration, Reward, Verdict
 from stepwell.steps.step import JsonObject, Step
-from stepwell.wire.openai import Upstream
 
 LONGEST = 4096
-"""Tokens of a prompt or a response: more than any case has."""
+"""Tokens of a prompt or a response: more than any case uses."""
 CALL_TIMEOUT = 120.0
-CALLS = {Upstream.CHAT: "chat/completions", Upstream.COMPLETIONS: "completions"}
+CHAT, COMPLETIONS = "chat/completions", "completions"
+"""Paths of the calls, below an agent's base_url."""
 
 
-class Bench:
+class RecordingPool:
+    """A pool that keeps the steps it gets, quarantined ones too, and accepts every other call without effect."""
+
+    policy_version = 0
+
+    def __init__(self) -> None:
+        self._steps: dict[str, list[Step]] = defaultdict(list)
+
+    def steps(self, trajectory_uid: str) -> tuple[Step, ...]:
+        """In order of arrival."""
+        return tuple(self._steps[trajectory_uid])
+
+    async def submit_steps(
+        self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
+    ) -> list[Verdict]:
+        for step in steps:
+            self._steps[step.trajectory_uid].append(step)
+        return [Verdict.ACCEPTED] * len(steps)
+
+    async def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
+        return True
+
+    async def register_trajectory(self, wanted: Registration) -> None:
+        pass
+
+    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> Ending:
+        return Ending.COMPLETED
+
+    async def give_reward(self, reward: Reward) -> bool:
+        return False
+
+    async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> Ending:
+        return Ending.ABORTED
+
+    async def pacing(self, channel: str) -> Pacing:
+        return Pacing(batch=0, batches_ahead=1, in_flight=0, queued=0)
+
+    async def check(self) -> None:
+        pass
+
+    async def follow(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Harness:
     def __init__(
-        self, http: aiohttp.ClientSession, notebook: Notebook, speller: Speller, rescorer: VllmControl
+        self, http: aiohttp.ClientSession, pool: RecordingPool, detokenizer: Detokenizer, rescorer: VllmControl
     ) -> None:
-        """`http` speaks to the gateway."""
+        """`http` is connected to the gateway."""
         self._http = http
-        self._notebook = notebook
-        self._speller = speller
+        self._pool = pool
+        self._detokenizer = detokenizer
         self._rescorer = rescorer
 
-    async def ask(self, upstream: Upstream, body: JsonObject, *, stream: bool = False) -> Answer:
+    async def ask(self, path: str, body: JsonObject, *, stream: bool = False) -> ExaminedAnswer:
         trajectory = await self._post("/init_trajectory", {})
-        below = f"/{trajectory['trajectory_uid']}/{trajectory['prompt_uid']}/v1/"
-        heard, failure = tuple[Heard, ...](), ""
+        base = f"/{trajectory['trajectory_uid']}/{trajectory['prompt_uid']}/v1/"
+        replies, failure = tuple[ParsedReply, ...](), ""
         try:
-            heard = await self._call(below + CALLS[upstream], {**body, "stream": stream})
+            replies = await self._call(base + path, {**body, "stream": stream})
         except EngineUnavailable as failed:
             failure = str(failed)
-        await self._post(below + "complete_trajectory", {})
-        steps = self._notebook.steps(trajectory["trajectory_uid"])
-        spelled = tuple([await self.spell(step.response_ids.tolist()) for step in steps])
-        return Answer(heard, steps, spelled, failure)
+        await self._post(base + "complete_trajectory", {})
+        steps = self._pool.steps(trajectory["trajectory_uid"])
+        decoded = tuple([await self.decode(step.response_ids.tolist()) for step in steps])
+        return ExaminedAnswer(replies, steps, decoded, failure)
 
-    async def spell(self, ids: Sequence[int]) -> Spelled | None:
-        return await self._speller.spell(ids)
+    async def decode(self, ids: Sequence[int]) -> DecodedText | None:
+        return await self._detokenizer.decode(ids)
 
     async def rescored(self, step: Step) -> list[float] | str:
-        """The log-probabilities of a step's response, as the engine gives them when asked again; or why it does not."""
+        """The log-probabilities of a step's response, computed by the engine again, or the reason why not."""
         context = [*step.prompt_ids.tolist(), *step.response_ids.tolist()]
         try:
             return (await asyncio.to_thread(self._rescorer.logprobs, context))[len(step.prompt_ids) - 1 :]
         except SyncFailed as failure:
             return str(failure)
 
-    async def _call(self, path: str, body: JsonObject) -> tuple[Heard, ...]:
+    async def _call(self, path: str, body: JsonObject) -> tuple[ParsedReply, ...]:
         try:
             async with self._http.post(path, json=body) as answer:
                 text = await answer.text()
@@ -74,38 +119,40 @@ class Bench:
             raise EngineUnavailable(f"there was no answer within {CALL_TIMEOUT:g} s") from None
         except BROKEN as failure:
             raise EngineUnavailable(explained(failure)) from None
-        return hear(text, streamed=bool(body["stream"]) and answer.status == 200)
+        return parse_reply(text, streamed=bool(body["stream"]) and answer.status == 200)
 
     async def _post(self, path: str, body: JsonObject) -> Any:
         async with self._http.post(path, json=body) as answer:
-            told = await answer.json()
+            parsed = await answer.json()
         if answer.status != 200:
-            raise NotReady(f"the doctor's own gateway failed at {path}: {error_text(told.get('error'))}")
-        return told
+            raise NotReady(f"the doctor's own gateway failed at {path}: {error_text(parsed.get('error'))}")
+        return parsed
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to whoever runs the doctor."""
+    """Installs no signal handlers: signals belong to the doctor's process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def _any_port() -> socket.socket:
-    """On loopback. asyncio spares a connection the 40 ms of Nagle's algorithm only if its socket is said to be TCP."""
-    door = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    door.bind(("127.0.0.1", 0))
-    door.listen()  # who connects from now on is served once the gateway is up
-    return door
+def _listen() -> socket.socket:
+    """On a free port of loopback. asyncio switches off Nagle's algorithm (40 ms) only for a socket of protocol TCP."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()  # a connection made from now on waits until the gateway is up
+    return listener
 
 
 @asynccontextmanager
-async def open_bench(engine: str, key: str | None, tokenizer: Any, speller: Speller) -> AsyncIterator[Bench]:
-    """`tokenizer` may be None: only an engine that gives no ids is in need of it."""
-    notebook = Notebook()
+async def open_harness(
+    engine: str, key: str | None, tokenizer: Any, detokenizer: Detokenizer
+) -> AsyncIterator[Harness]:
+    """`tokenizer` may be None: the gateway needs one only for an engine that returns no ids."""
+    pool = RecordingPool()
     app = create_app(
-        pool=notebook,
+        pool=pool,
         engines=EngineFleet((engine,), api_key=key),
         tokenizer=BackgroundTokenizer("--tokenizer-path", lambda _: tokenizer),
         rewards=None,
@@ -114,12 +161,12 @@ async def open_bench(engine: str, key: str | None, tokenizer: Any, speller: Spel
         keys=AccessKeys(()),
     )
     server = _Server(uvicorn.Config(app, log_config=None, log_level="warning", access_log=False))
-    with _any_port() as door:
-        serving = asyncio.create_task(server.serve([door]))
-        url = f"http://127.0.0.1:{door.getsockname()[1]}"
+    with _listen() as listener:
+        serving = asyncio.create_task(server.serve([listener]))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http:
-                yield Bench(http, notebook, speller, VllmControl(engine, key=key, timeout=CALL_TIMEOUT))
+                yield Harness(http, pool, detokenizer, VllmControl(engine, key=key, timeout=CALL_TIMEOUT))
         finally:
             server.should_exit = True
             await serving

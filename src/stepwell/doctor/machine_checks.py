@@ -1,4 +1,4 @@
-"""This machine: packages, keys, disk, and Ray if there is one."""
+"""This machine: packages, keys, disk, and Ray if a cluster is there."""
 
 import os
 import platform
@@ -13,17 +13,18 @@ from pathlib import Path
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.config.sections import split
-from stepwell.doctor.findings import Check, Finding, Mark
+from stepwell.doctor.findings import Check, Finding, Grade
 from stepwell.errors import BadRequest, RayUnreachable
 
 SHOWN = ("stepwell", "ray", "vllm", "transformers", "tokenizers")
 CONTROL_KEYS = "STEPWELL_GATEWAY_CONTROL_KEYS"
-ROOM = 5 * 2**30
-"""Bytes that a journal should have at the least."""
+FREE_BYTES = 5 * 2**30
+"""Bytes that should be free for a journal."""
 SLOW_COMMIT = 0.1
-"""Seconds; the pool commits once a message."""
-RAYS_NOTE = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
+"""Seconds; the pool commits once per message."""
+CLUSTER_FILE = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
 """Where `ray start` writes the address of this machine's cluster."""
+NAMESPACE = "default"
 
 
 def machine_checks(ray_address: str | None, folder: Path) -> list[Check]:
@@ -36,63 +37,77 @@ def machine_checks(ray_address: str | None, folder: Path) -> list[Check]:
 
 
 def packages(version: Callable[[str], str] = metadata.version) -> Finding:
-    """What Stepwell itself asks for, held against what is installed."""
+    """Whether the installed packages fit Stepwell's requirements."""
     from packaging.requirements import Requirement
 
     wrong = []
     for text in metadata.requires("stepwell") or ():
-        wanted = Requirement(text)
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        required = Requirement(text)
+        if required.marker is not None and not required.marker.evaluate({"extra": ""}):
             continue
-        have = _version(wanted.name, version)
-        if have is None or not wanted.specifier.contains(have, prereleases=True):
-            wrong.append(f"{wanted.name}{wanted.specifier} is wanted, {have or 'none'} is there")
+        installed = _version(required.name, version)
+        if installed is None or not required.specifier.contains(installed, prereleases=True):
+            wrong.append(f"{required.name}{required.specifier} is required, {installed or 'none'} is installed")
     if wrong:
-        return Finding(Mark.FAULT, "; ".join(wrong), "pip install --upgrade stepwell")
-    found = ((name, _version(name, version)) for name in SHOWN)
-    here = ", ".join(f"{name} {have}" for name, have in found if have)
-    return Finding(Mark.OK, f"Python {platform.python_version()}, {here}")
+        return Finding(Grade.FAULT, "; ".join(wrong), "pip install --upgrade stepwell")
+    versions = ((name, _version(name, version)) for name in SHOWN)
+    shown = ", ".join(f"{name} {installed}" for name, installed in versions if installed)
+    return Finding(Grade.OK, f"Python {platform.python_version()}, {shown}")
 
 
 def control_keys(given: str) -> Finding:
-    """As a gateway started from this shell would read them."""
+    """The keys that a gateway started from this shell would use."""
     try:
         keys = AccessKeys(tuple(split(given)))  # type: ignore[arg-type]
     except BadRequest as wrong:
-        return Finding(Mark.FAULT, str(wrong), f"set {CONTROL_KEYS} anew")
+        return Finding(Grade.FAULT, str(wrong), f"correct {CONTROL_KEYS}")
     if keys.open:
-        return Finding(
-            Mark.OK, f"none in {CONTROL_KEYS}: a gateway started here would be open; `stepwell up` makes one"
-        )
-    return Finding(Mark.OK, f"in {CONTROL_KEYS}")
+        what = f"none in {CONTROL_KEYS}: a gateway started here would be open; `stepwell up` makes one"
+        return Finding(Grade.OK, what)
+    return Finding(Grade.OK, f"in {CONTROL_KEYS}")
 
 
 def disk(folder: Path) -> Finding:
-    """Whether a journal or a spool could live here: room, and a commit that reaches the disk."""
+    """Whether the folder suits a journal or a spool: free space, and the time of a commit to disk."""
     try:
         free = shutil.disk_usage(folder).free
-        seconds = _commit(folder)
+        seconds = _commit_seconds(folder)
     except (OSError, sqlite3.Error) as failure:
-        return Finding(Mark.WARNING, f"{folder} cannot hold a journal: {failure}", "give --journal another folder")
-    told = f"{free / 2**30:.0f} GiB free in {folder}, a commit takes {seconds * 1e3:.1f} ms"
-    if free < ROOM:
-        return Finding(Mark.WARNING, told, "give --journal and --archive a folder with more room")
+        return Finding(Grade.WARNING, f"{folder} cannot hold a journal: {failure}", "give --journal another folder")
+    what = f"{free / 2**30:.0f} GiB free in {folder}, a commit takes {seconds * 1e3:.1f} ms"
+    if free < FREE_BYTES:
+        return Finding(Grade.WARNING, what, "give --journal and --archive a folder with more space")
     if seconds > SLOW_COMMIT:
-        return Finding(Mark.WARNING, told, "give --journal a faster disk: the pool commits once a message")
-    return Finding(Mark.OK, told)
+        return Finding(Grade.WARNING, what, "give --journal a faster disk: the pool commits once per message")
+    return Finding(Grade.OK, what)
 
 
 def ray(address: str | None) -> Finding:
-    wanted = address or os.environ.get("RAY_ADDRESS") or _running_here()
-    if wanted is None:
-        return Finding(Mark.UNTOLD, "no cluster runs on this machine, and no --ray-address was given")
-    from stepwell.doctor.ray_check import cluster
-
+    found = address or os.environ.get("RAY_ADDRESS") or _local_cluster()
+    if found is None:
+        return Finding(Grade.UNKNOWN, "no cluster runs on this machine, and no --ray-address was given")
     try:
-        return Finding(Mark.OK, cluster(wanted))
+        return Finding(Grade.OK, _describe_cluster(found))
     except (RayUnreachable, RuntimeError) as failure:
-        mark = Mark.FAULT if address else Mark.WARNING
-        return Finding(mark, str(failure).splitlines()[0], "ray start --head, with the same Ray and Python everywhere")
+        grade = Grade.FAULT if address else Grade.WARNING
+        return Finding(grade, str(failure).splitlines()[0], "ray start --head, with the same Ray and Python everywhere")
+
+
+def _describe_cluster(address: str) -> str:
+    """Joins the cluster and leaves it. RayUnreachable, or Ray's RuntimeError if versions differ, says why it cannot."""
+    import ray
+
+    from stepwell.pool.client.ray_cluster import join_ray
+
+    was_initialized = ray.is_initialized()
+    join_ray(address, NAMESPACE)
+    try:
+        nodes = sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
+        cores = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+        return f"Ray {ray.__version__} at {address}: {nodes} {'node' if nodes == 1 else 'nodes'}, {cores:g} CPUs"
+    finally:
+        if not was_initialized:
+            ray.shutdown()
 
 
 def _version(name: str, version: Callable[[str], str]) -> str | None:
@@ -102,8 +117,8 @@ def _version(name: str, version: Callable[[str], str]) -> str | None:
         return None
 
 
-def _commit(folder: Path) -> float:
-    """Seconds that a transaction takes in a database as the journal's."""
+def _commit_seconds(folder: Path) -> float:
+    """Seconds that a transaction takes in a database with the journal's settings."""
     with (
         tempfile.TemporaryDirectory(prefix=".stepwell-doctor-", dir=folder) as inside,
         closing(sqlite3.connect(Path(inside) / "journal", isolation_level=None)) as database,
@@ -118,8 +133,8 @@ def _commit(folder: Path) -> float:
         return time.monotonic() - began
 
 
-def _running_here() -> str | None:
+def _local_cluster() -> str | None:
     try:
-        return RAYS_NOTE.read_text().strip() or None
+        return CLUSTER_FILE.read_text().strip() or None
     except OSError:
         return None

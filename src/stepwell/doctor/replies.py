@@ -1,6 +1,6 @@
-"""What an agent is told: an answer of the gateway's, whole or streamed, put together as an agent's SDK does it.
+"""What one call produced: the reply that the agent got, whole or streamed, and the steps that the gateway recorded.
 
-Where an answer is not as OpenAI's are, EngineUnavailable says so.
+A reply is assembled like an agent's SDK does it. EngineUnavailable says why a reply is not in OpenAI's format.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,9 @@ from typing import Any
 
 import orjson
 
+from stepwell.doctor.detokenizer import DecodedText
 from stepwell.errors import EngineUnavailable
+from stepwell.steps.step import Step
 
 DONE = "[DONE]"
 
@@ -18,11 +20,11 @@ DONE = "[DONE]"
 class ToolCall:
     name: str = ""
     arguments: str = ""
-    """As the agent gets them: JSON, if all is well."""
+    """As the agent gets them; valid JSON if the engine's parser works."""
 
 
 @dataclass(slots=True)
-class Heard:
+class ParsedReply:
     """One choice."""
 
     text: str = ""
@@ -31,16 +33,33 @@ class Heard:
     tools: list[ToolCall] = field(default_factory=list)
 
 
-def hear(body: str, *, streamed: bool) -> tuple[Heard, ...]:
-    """The choices of an answer, in their order."""
+@dataclass(frozen=True, slots=True)
+class ExaminedAnswer:
+    """One call: what the agent got, and what the gateway recorded."""
+
+    replies: tuple[ParsedReply, ...] = ()
+    steps: tuple[Step, ...] = ()
+    decoded: tuple[DecodedText | None, ...] = ()
+    """The text of each step's response ids."""
+    failure: str = ""
+    """Why there is no answer, or no complete one."""
+
+    @property
+    def is_sound(self) -> bool:
+        """The call succeeded, and none of its steps is quarantined."""
+        return not self.failure and bool(self.steps) and all(step.quarantine is None for step in self.steps)
+
+
+def parse_reply(body: str, *, streamed: bool) -> tuple[ParsedReply, ...]:
+    """The choices of an answer, in order."""
     payloads = _events(body) if streamed else [_read(body)]
-    heard: dict[int, Heard] = {}
+    replies: dict[int, ParsedReply] = {}
     for payload in payloads:
         if error := payload.get("error"):
             raise EngineUnavailable(error_text(error))
         for choice in payload.get("choices", ()):
-            _add(heard.setdefault(choice.get("index", 0), Heard()), choice)
-    return tuple(heard[index] for index in sorted(heard))
+            _add(replies.setdefault(choice.get("index", 0), ParsedReply()), choice)
+    return tuple(replies[index] for index in sorted(replies))
 
 
 def error_text(error: Any) -> str:
@@ -61,13 +80,13 @@ def _read(body: str) -> Any:
         raise EngineUnavailable(f"the answer is not JSON: {body[:80]!r}") from None
 
 
-def _add(heard: Heard, choice: Any) -> None:
-    said = choice.get("message") or choice.get("delta") or {"content": choice.get("text")}
-    heard.text += said.get("content") or ""
-    heard.reasoning += said.get("reasoning") or ""
-    heard.finish_reason = choice.get("finish_reason") or heard.finish_reason
-    for place, call in enumerate(said.get("tool_calls") or ()):
-        _add_call(heard.tools, call.get("index", place), call.get("function") or {})
+def _add(reply: ParsedReply, choice: Any) -> None:
+    message = choice.get("message") or choice.get("delta") or {"content": choice.get("text")}
+    reply.text += message.get("content") or ""
+    reply.reasoning += message.get("reasoning") or ""
+    reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
+    for position, call in enumerate(message.get("tool_calls") or ()):
+        _add_call(reply.tools, call.get("index", position), call.get("function") or {})
 
 
 def _add_call(tools: list[ToolCall], index: int, function: Any) -> None:

@@ -1,7 +1,7 @@
-"""One stream as it comes from the engine, with no gateway between: its bytes, its end, and its pace.
+"""One stream read directly from the engine, without a gateway: its bytes, its end, and its pace.
 
-A gateway mends much of this (it puts cut events together, replaces bytes that are no UTF-8, writes its own [DONE]), so
-what it records cannot show it; other clients of the engine, and proxies, do not.
+A gateway repairs much of this: it joins cut events, replaces bytes that are not UTF-8, and writes its own [DONE]. So
+its records do not show these faults, but other clients of the engine, and proxies, meet them.
 """
 
 import time
@@ -11,34 +11,34 @@ from statistics import median
 
 import aiohttp
 
-from stepwell.doctor.findings import Finding, Mark
+from stepwell.doctor.findings import Finding, Grade
 from stepwell.engines.engine import BROKEN, explained
 
 CHAT = "/v1/chat/completions"
 TOKENS = 32
 END = b"\n\n"
 DONE = b"data: [DONE]"
-MENDED = "the gateway puts that right; other clients may not"
+REPAIRED = "the gateway repairs that; other clients may not"
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds that an idle engine may take; beyond, its reader is told."""
+class StreamPatience:
+    """Seconds that an idle engine may take before the report warns."""
 
     first: float = 5.0
-    """For the first token."""
+    """To the first token."""
     token: float = 0.5
-    """For each further one, as a rule."""
+    """Median time to each further token."""
     silence: float = 5.0
-    """For any of them."""
+    """Longest time to any token."""
 
 
-PATIENCE = Patience()
+PATIENCE = StreamPatience()
 
 
 @dataclass(slots=True)
-class Stream:
-    """What came, and when."""
+class ReceivedStream:
+    """The pieces that arrived, and when."""
 
     began: float
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
@@ -49,19 +49,21 @@ class Stream:
 
     @property
     def is_cut(self) -> bool:
-        """A piece ended within an event."""
+        """A piece ended inside an event."""
         return any(not piece.endswith(END) for _, piece in self.pieces[:-1])
 
     def gaps(self) -> list[tuple[float, int]]:
-        """Seconds between two pieces, and how many events had come by then."""
-        came, found = 0, list[tuple[float, int]]()
+        """Seconds between two pieces, and the number of events before the gap."""
+        events, gaps = 0, list[tuple[float, int]]()
         for (before, piece), (after, _) in pairwise(self.pieces):
-            came += piece.count(END)
-            found.append((after - before, came))
-        return found
+            events += piece.count(END)
+            gaps.append((after - before, events))
+        return gaps
 
 
-async def check_stream(http: aiohttp.ClientSession, engine: str, model: str, patience: Patience = PATIENCE) -> Finding:
+async def check_stream(
+    http: aiohttp.ClientSession, engine: str, model: str, patience: StreamPatience = PATIENCE
+) -> Finding:
     body = {
         "model": model,
         "messages": [{"role": "user", "content": "Say hello, and how you are."}],
@@ -69,42 +71,42 @@ async def check_stream(http: aiohttp.ClientSession, engine: str, model: str, pat
         "seed": 7,
         "stream": True,
     }
-    stream = Stream(time.monotonic())
+    stream = ReceivedStream(time.monotonic())
     try:
         async with http.post(engine + CHAT, json=body) as answer:
             while piece := await answer.content.readany():
                 stream.pieces.append((time.monotonic(), piece))
     except (TimeoutError, *BROKEN) as failure:
-        return Finding(Mark.FAULT, f"broke off after {len(stream.body)} bytes: {explained(failure)}", "see its log")
+        return Finding(Grade.FAULT, f"broke off after {len(stream.body)} bytes: {explained(failure)}", "see its log")
     if answer.status != 200:
-        return Finding(Mark.FAULT, f"refused with {answer.status}: {stream.body[:200].decode(errors='replace')}")
+        return Finding(Grade.FAULT, f"refused with {answer.status}: {stream.body[:200].decode(errors='replace')}")
     return judge(stream, patience)
 
 
-def judge(stream: Stream, patience: Patience) -> Finding:
+def judge(stream: ReceivedStream, patience: StreamPatience) -> Finding:
     faults, warnings = _faults(stream), [*_slowness(stream, patience)]
     if stream.is_cut:
-        warnings.append("events come in pieces, cut within lines or characters")
+        warnings.append("events are cut inside lines or characters")
     if faults:
-        return Finding(Mark.FAULT, "; ".join([*faults, *warnings]), MENDED)
+        return Finding(Grade.FAULT, "; ".join([*faults, *warnings]), REPAIRED)
     if warnings:
-        return Finding(Mark.WARNING, "; ".join(warnings), MENDED if stream.is_cut else "is it busy, or far away?")
+        return Finding(Grade.WARNING, "; ".join(warnings), REPAIRED if stream.is_cut else "is it busy, or far away?")
     first = stream.pieces[0][0] - stream.began
-    return Finding(Mark.OK, f"whole; begins after {first:.2f} s")
+    return Finding(Grade.OK, f"complete; begins after {first:.2f} s")
 
 
-def _faults(stream: Stream) -> list[str]:
+def _faults(stream: ReceivedStream) -> list[str]:
     faults = []
     if DONE not in stream.body:
         faults.append("it ends without [DONE]")
     try:
         stream.body.decode()
     except UnicodeDecodeError as failure:
-        faults.append(f"it has bytes that are no UTF-8 ({failure.object[failure.start : failure.end]!r})")
+        faults.append(f"it has bytes that are not UTF-8 ({failure.object[failure.start : failure.end]!r})")
     return faults
 
 
-def _slowness(stream: Stream, patience: Patience) -> list[str]:
+def _slowness(stream: ReceivedStream, patience: StreamPatience) -> list[str]:
     if not stream.pieces:
         return ["it is empty"]
     found = []
@@ -115,7 +117,7 @@ def _slowness(stream: Stream, patience: Patience) -> list[str]:
     usual = median([gap for gap, _ in gaps] + [0.0] * max(1, together))
     if usual > patience.token:
         found.append(f"a token takes {usual:.2f} s")
-    longest, came = max(gaps, default=(0.0, 0))
+    longest, events = max(gaps, default=(0.0, 0))
     if longest > max(patience.silence, 3 * usual):
-        found.append(f"it was silent for {longest:.2f} s after {came} events")
+        found.append(f"it was silent for {longest:.2f} s after {events} events")
     return found

@@ -1,19 +1,18 @@
-"""The case of the tools: a call of the model's own will, if it makes one; else one that it is made to make."""
+"""The case with tools: a call that the model makes freely, else one that tool_choice "required" forces."""
 
 import json
 from dataclasses import replace
 from typing import Any
 
-from stepwell.doctor.answer import Answer
-from stepwell.doctor.case_runner import SEED, Asked, Asking, recorded_only
-from stepwell.doctor.findings import Column, Finding, Mark, Row
-from stepwell.doctor.replies import Heard, ToolCall
+from stepwell.doctor.case_runner import SEED, CaseAnswers, CaseRunner, first_answer_row
+from stepwell.doctor.findings import CaseColumn, CaseRow, Finding, Grade
+from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, ToolCall
 from stepwell.doctor.verdicts import GRAMMAR, judge_ids
 
-LONGER = 256
-"""Tokens in which a call must come to its end."""
-TRIES, AT_ONCE = 6, 4
-"""How often a call is demanded, and how many choices each time: a model that was never trained needs some."""
+CALL_TOKENS = 256
+"""Tokens within which a call must be complete."""
+TRIES, CHOICES = 6, 4
+"""How often a call is forced, and with how many choices each time: an untrained model needs several."""
 NO_PARSER = "start vLLM with --enable-auto-tool-choice and the --tool-call-parser of your model"
 FLAG = {
     "type": "function",
@@ -29,80 +28,80 @@ FLAG = {
         },
     },
 }
-WISH: dict[str, Any] = {"role": "user", "content": "Raise the flag!"}
-REQUEST: dict[str, Any] = {"messages": [WISH], "tools": [FLAG], "max_tokens": LONGER}
+USER: dict[str, Any] = {"role": "user", "content": "Raise the flag!"}
+REQUEST: dict[str, Any] = {"messages": [USER], "tools": [FLAG], "max_tokens": CALL_TOKENS}
 
 
-async def tools(asking: Asking) -> Row:
-    free = await asking.ask(**REQUEST, tool_choice="auto")
+async def tools(runner: CaseRunner) -> CaseRow:
+    free = await runner.ask(**REQUEST, tool_choice="auto")
     if "--tool-call-parser" in free.failure:
-        return Row("tools", {Column.IDS: replace(judge_ids(free), remedy=NO_PARSER)})
+        return CaseRow("tools", {CaseColumn.IDS: replace(judge_ids(free), remedy=NO_PARSER)})
     if not free.is_sound:
-        return recorded_only("tools", free)
-    if calling(free) is not None:
-        asked = await asking.ask_twice(**REQUEST, tool_choice="auto")
-        if (called := calling(asked.whole)) is not None:
-            return await _row(asking, asked, called, rescored=None)
-    return await _demanded(asking, free)
+        return first_answer_row("tools", free)
+    if calling_choice(free) is not None:
+        answers = await runner.ask_twice(**REQUEST, tool_choice="auto")
+        if (choice := calling_choice(answers.whole)) is not None:
+            return await _row(runner, answers, choice, rescored=None)
+    return await _forced_call(runner, free)
 
 
-def tool_parser(row: Row) -> Finding:
-    """What that says of the engine's parser."""
-    ids, text = row.cell(Column.IDS), row.cell(Column.TEXT)
+def tool_parser(row: CaseRow) -> Finding:
+    """The check of the engine's tool parser, from the row of the case."""
+    ids, text = row.cell(CaseColumn.IDS), row.cell(CaseColumn.TEXT)
     if ids.remedy == NO_PARSER:
-        return Finding(Mark.FAULT, "off: agents with tools are refused", NO_PARSER)
-    if Mark.FAULT in (ids.mark, text.mark) or text.mark is Mark.UNTOLD:
-        return Finding(Mark.UNTOLD, "could not be found out: see the table")
-    return Finding(Mark.OK, "on: a call was parsed, and its ids spell it")
+        return Finding(Grade.FAULT, "off: calls with tools are refused", NO_PARSER)
+    if Grade.FAULT in (ids.grade, text.grade) or text.grade is Grade.UNKNOWN:
+        return Finding(Grade.UNKNOWN, "could not be found out: see the table")
+    return Finding(Grade.OK, "on: a call was parsed, and its ids contain it")
 
 
-def calling(answer: Answer) -> int | None:
-    """The choice that calls a tool, and comes to its end."""
+def calling_choice(answer: ExaminedAnswer) -> int | None:
+    """The first choice with a complete tool call."""
     ends = ("tool_calls", "stop")
-    called = (i for i, heard in enumerate(answer.heard) if heard.tools and heard.finish_reason in ends)
-    return None if answer.failure else next(called, None)
+    calling = (i for i, reply in enumerate(answer.replies) if reply.tools and reply.finish_reason in ends)
+    return None if answer.failure else next(calling, None)
 
 
-async def _demanded(asking: Asking, free: Answer) -> Row:
-    """vLLM gives choice i of a seed what the seed plus i gives alone; so several are tried at once."""
-    demand = {**REQUEST, "tool_choice": "required"}
+async def _forced_call(runner: CaseRunner, free: ExaminedAnswer) -> CaseRow:
+    """vLLM samples choice i of a seed like a single choice of seed + i, so several seeds are tried in one call."""
+    forced = {**REQUEST, "tool_choice": "required"}
     for attempt in range(TRIES):
-        seed = SEED + attempt * AT_ONCE
-        tried = await asking.ask(**{**demand, "n": AT_ONCE, "seed": seed})
+        seed = SEED + attempt * CHOICES
+        tried = await runner.ask(**{**forced, "n": CHOICES, "seed": seed})
         if not tried.is_sound:
-            return recorded_only("tools", tried)
-        if (found := calling(tried)) is None:
+            return first_answer_row("tools", tried)
+        if (found := calling_choice(tried)) is None:
             continue
-        asked = await asking.ask_twice(**{**demand, "seed": seed + found})
-        if (called := calling(asked.whole)) is not None:
-            return await _row(asking, asked, called, rescored=GRAMMAR)
-    why = f"the model did not end a call within {LONGER} tokens, in {TRIES * AT_ONCE} tries"
-    return recorded_only("tools", free).with_cell(Column.TEXT, Finding(Mark.UNTOLD, why))
+        answers = await runner.ask_twice(**{**forced, "seed": seed + found})
+        if (choice := calling_choice(answers.whole)) is not None:
+            return await _row(runner, answers, choice, rescored=GRAMMAR)
+    why = f"the model completed no call within {CALL_TOKENS} tokens, in {TRIES * CHOICES} tries"
+    return first_answer_row("tools", free).with_cell(CaseColumn.TEXT, Finding(Grade.UNKNOWN, why))
 
 
-async def _row(asking: Asking, asked: Asked, called: int, *, rescored: Finding | None) -> Row:
-    whole, heard = asked.whole, asked.whole.heard[called]
-    then = await asking.ask(messages=[WISH, *_after(heard)], tools=[FLAG])
-    prefix = await asking.prefix(Answer(steps=whole.steps[called : called + 1]), then)
-    row = await asking.row("tools", asked, prefix=prefix, rescored=rescored)
-    wrong = next((call for call in heard.tools if not _is_right(call)), None)
-    if wrong is None or row.cell(Column.TEXT).mark is Mark.FAULT:
+async def _row(runner: CaseRunner, answers: CaseAnswers, choice: int, *, rescored: Finding | None) -> CaseRow:
+    whole, reply = answers.whole, answers.whole.replies[choice]
+    following = await runner.ask(messages=[USER, *_history(reply)], tools=[FLAG])
+    prefix = await runner.prefix(ExaminedAnswer(steps=whole.steps[choice : choice + 1]), following)
+    row = await runner.row("tools", answers, prefix=prefix, rescored=rescored)
+    wrong = next((call for call in reply.tools if not _is_valid(call)), None)
+    if wrong is None or row.cell(CaseColumn.TEXT).grade is Grade.FAULT:
         return row
-    what = f"the call that was parsed is not the tool's: {wrong.name}({wrong.arguments})"
-    return row.with_cell(Column.TEXT, Finding(Mark.FAULT, what, NO_PARSER))
+    what = f"the parsed call does not fit the tool: {wrong.name}({wrong.arguments})"
+    return row.with_cell(CaseColumn.TEXT, Finding(Grade.FAULT, what, NO_PARSER))
 
 
-def _after(heard: Heard) -> list[dict[str, Any]]:
-    """The history that a call leaves, its result included."""
+def _history(reply: ParsedReply) -> list[dict[str, Any]]:
+    """The messages that follow from a reply with calls, with the results of the calls."""
     calls = [
         {"id": f"call-{i}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for i, call in enumerate(heard.tools)
+        for i, call in enumerate(reply.tools)
     ]
-    said = {"role": "assistant", "content": heard.text or None, "tool_calls": calls}
+    said = {"role": "assistant", "content": reply.text or None, "tool_calls": calls}
     return [said, *({"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls)]
 
 
-def _is_right(call: ToolCall) -> bool:
+def _is_valid(call: ToolCall) -> bool:
     try:
         arguments = json.loads(call.arguments)
     except ValueError:

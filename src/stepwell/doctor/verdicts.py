@@ -1,83 +1,90 @@
-"""The verdicts on an answer, one function a column. Pure: they see what was told and what was recorded.
+"""The verdicts on an answer: one function per column. Pure: they compare the reply with the recorded steps.
 
-An answer that did not come is the fault of its ids; the other columns are then untold, so that a fault is named once.
+An answer that did not arrive is a fault of its ids. The other columns are then unknown, so a fault is reported once.
 """
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
 
-from stepwell.doctor.answer import Answer
-from stepwell.doctor.findings import EXACT, NOTHING, Finding, Mark
-from stepwell.doctor.texts import SHOWN, difference, misspelled, parsed
+from stepwell.doctor.detokenizer import DecodedText
+from stepwell.doctor.findings import EXACT, NOTHING, Finding, Grade
+from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, ToolCall
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness, IntArray, Step
 
 TOLERANCE = 1e-3
-"""How far float32 may be off between sampling and rescoring."""
+"""Largest difference between sampled and rescored log-probabilities in float32."""
 MEAN_GAP, LARGEST_GAP = 0.05, 1.0
-"""How far bfloat16 may be off, on average and at worst; beyond, they are not the log-probabilities of these tokens."""
-OF_LOGPROBS = ("no_logprobs", "logprob_count", "bad_logprob")
-"""Quarantines that speak of log-probabilities; all others speak of ids."""
-NO_IDS = "the server does not obey return_token_ids: use vLLM 0.11 or newer, with nothing between that drops fields"
+"""Mean and largest difference in bfloat16. Larger ones mean log-probabilities of other tokens."""
+SHOWN = 24
+"""Characters shown of a text from the first difference."""
+REPLACEMENT = "\ufffd"
+LOGPROB_FAULTS = ("no_logprobs", "logprob_count", "bad_logprob")
+"""Quarantine kinds that concern log-probabilities; all others concern ids."""
+NO_IDS = "the server ignores return_token_ids: use vLLM 0.11 or newer, and no proxy that drops fields"
 REMEDIES = {
     "no_prompt_ids": NO_IDS,
     "no_response_ids": NO_IDS,
     "prompt_count": "ids and usage must agree: is there a proxy that changes answers?",
     "response_count": "ids and usage must agree: is there a proxy that changes answers, or a parser that loses tokens?",
-    "logprob_count": "some ids or log-probabilities are lost on the way: try without tool and reasoning parsers",
+    "logprob_count": "some ids or log-probabilities are lost: try without tool and reasoning parsers",
     "no_logprobs": "start vLLM without --max-logprobs 0",
     "bad_logprob": "start vLLM with --logprobs-mode processed_logprobs; NaN and -9999 mean broken weights or kernels",
-    "cut_short": "the engine gave up in mid-answer: its log says why",
+    "cut_short": "the engine stopped in the middle of an answer: see its log",
 }
 SEE_LOG = "see the engine's log; calls must succeed before they can be exact"
-FORK = "steps stay exact, but turns are trained as rows of their own"
+FORK = "steps stay exact, but each turn is trained as a row of its own"
 GRAMMAR = Finding(
-    Mark.UNTOLD, "written under a grammar, which rescoring does not know; such steps are marked untrainable"
+    Grade.UNKNOWN, "sampled under a grammar, which rescoring does not apply; such steps are marked untrainable"
 )
 
 
-def judge_ids(answer: Answer) -> Finding:
+def judge_ids(answer: ExaminedAnswer) -> Finding:
     if answer.failure:
-        return Finding(Mark.FAULT, answer.failure, SEE_LOG)
-    if len(answer.steps) != len(answer.heard):
-        return Finding(Mark.FAULT, f"{len(answer.steps)} steps recorded of {len(answer.heard)} choices", SEE_LOG)
+        return Finding(Grade.FAULT, answer.failure, SEE_LOG)
+    if len(answer.steps) != len(answer.replies):
+        return Finding(Grade.FAULT, f"{len(answer.steps)} steps recorded of {len(answer.replies)} choices", SEE_LOG)
     for step in answer.steps:
-        if step.quarantine is not None and fault_kind(step.quarantine) not in OF_LOGPROBS:
+        if step.quarantine is not None and fault_kind(step.quarantine) not in LOGPROB_FAULTS:
             return _quarantined(step.quarantine)
         if step.exactness is not Exactness.ENGINE:
-            return Finding(Mark.FAULT, "encoded again from text: the engine gives no token ids", "use vLLM")
+            return Finding(Grade.FAULT, "encoded again from text: the engine returns no token ids", "use vLLM")
     return EXACT
 
 
-def judge_logprobs(answer: Answer) -> Finding:
+def judge_logprobs(answer: ExaminedAnswer) -> Finding:
     faults = [step.quarantine for step in answer.steps if step.quarantine is not None]
     for fault in faults:
-        if fault_kind(fault) in OF_LOGPROBS:
+        if fault_kind(fault) in LOGPROB_FAULTS:
             return _quarantined(fault)
     if answer.failure or faults or any(step.response_logprobs is None for step in answer.steps):
         return NOTHING
     return EXACT
 
 
-def judge_text(answer: Answer, *, stop: str = "", expected: str | None = None) -> Finding:
-    """`stop` is a text that ended it, `expected` the only text that it could be."""
-    if judge_ids(answer).mark is Mark.FAULT:
+def judge_text(answer: ExaminedAnswer, *, stop: str = "", expected: str | None = None) -> Finding:
+    """`stop` is the stop string, `expected` the only text that the grammar allows."""
+    if judge_ids(answer).grade is Grade.FAULT:
         return NOTHING
-    for heard, spelled in zip(answer.heard, answer.spelled, strict=True):
-        if expected is not None and heard.text != expected:
-            return Finding(Mark.FAULT, f"held to one text, the engine told another: {difference(expected, heard.text)}")
-        if spelled is None:
-            return Finding(Mark.UNTOLD, "the engine does not say what its tokens spell", "give --tokenizer-path")
-        if fault := misspelled(heard, spelled, stop):
-            return Finding(Mark.FAULT, fault, "ids and text are of different answers, or a proxy rewrites text")
+    for reply, decoded in zip(answer.replies, answer.decoded, strict=True):
+        if expected is not None and reply.text != expected:
+            what = f"the grammar allows one text, but the engine wrote another: {difference(expected, reply.text)}"
+            return Finding(Grade.FAULT, what)
+        if decoded is None:
+            return Finding(Grade.UNKNOWN, "the engine does not decode its tokens", "give --tokenizer-path")
+        if fault := text_fault(reply, decoded, stop):
+            return Finding(Grade.FAULT, fault, "ids and text are of different answers, or a proxy rewrites text")
     return EXACT
 
 
-def judge_stream(whole: Answer, streamed: Answer, again: Answer | None, *, stop: str = "") -> Finding:
-    """`again` is the whole answer once more, asked for where the two differ: does the engine repeat itself at all?"""
+def judge_stream(
+    whole: ExaminedAnswer, streamed: ExaminedAnswer, again: ExaminedAnswer | None, *, stop: str = ""
+) -> Finding:
+    """`again` is the whole answer a second time. It shows whether the engine is deterministic under a seed."""
     own = (judge_ids(streamed), judge_logprobs(streamed), judge_text(streamed, stop=stop))
-    if fault := next((finding for finding in own if finding.mark is Mark.FAULT), None):
+    if fault := next((finding for finding in own if finding.grade is Grade.FAULT), None):
         return fault
     if not whole.is_sound:
         return NOTHING
@@ -85,57 +92,55 @@ def judge_stream(whole: Answer, streamed: Answer, again: Answer | None, *, stop:
     if not differs:
         return judge_gaps(_gaps_between(whole, streamed), "whole and streamed")
     if again is not None and differing(whole, again):
-        return Finding(
-            Mark.UNTOLD,
-            f"the engine does not repeat itself under a seed ({differs}); by itself the stream adds up",
-        )
-    return Finding(Mark.FAULT, f"streamed, it is another answer: {differs}", "report it to the engine's makers")
+        what = f"the engine does not repeat an answer under a seed ({differs}); the stream itself is consistent"
+        return Finding(Grade.UNKNOWN, what)
+    return Finding(Grade.FAULT, f"the streamed answer is different: {differs}", "report it to the engine's developers")
 
 
-def differing(one: Answer, other: Answer) -> str:
-    """What two answers to one request differ in; empty if in nothing."""
+def differing(one: ExaminedAnswer, other: ExaminedAnswer) -> str:
+    """The first difference between two answers to one request; empty if there is none."""
     if len(one.steps) != len(other.steps):
         return f"{len(one.steps)} choices and {len(other.steps)}"
     for first, second in zip(one.steps, other.steps, strict=True):
         if (at := first_difference(first.prompt_ids, second.prompt_ids)) is not None:
             return f"prompts differ at token {at}"
         if (at := first_difference(first.response_ids, second.response_ids)) is not None:
-            return f"tokens differ from the {at + 1}. on"
-    if (gaps := judge_gaps(_gaps_between(one, other), "the")).mark is Mark.FAULT:
+            return f"responses differ at token {at}"
+    if (gaps := judge_gaps(_gaps_between(one, other), "the")).grade is Grade.FAULT:
         return gaps.what
-    for told, retold in zip(one.heard, other.heard, strict=True):
-        if told.text != retold.text:
-            return f"texts differ: {difference(told.text, retold.text)}"
-        if [parsed(call) for call in told.tools] != [parsed(call) for call in retold.tools]:
+    for first_reply, second_reply in zip(one.replies, other.replies, strict=True):
+        if first_reply.text != second_reply.text:
+            return f"texts differ: {difference(first_reply.text, second_reply.text)}"
+        if [_parsed(call) for call in first_reply.tools] != [_parsed(call) for call in second_reply.tools]:
             return "tool calls differ"
     return ""
 
 
-def judge_prefix(first: Step, second: Step, spelled: tuple[str, str]) -> Finding:
-    """`spelled`: how the first turn goes on from the first difference, and how the second turn's prompt has it."""
+def judge_prefix(first: Step, second: Step, texts: tuple[str, str]) -> Finding:
+    """`texts`: the first turn from the first difference on, and the second turn's prompt from there on."""
     at = prefix_break(first, second)
     if at is None:
         return EXACT
     where = "response" if at >= len(first.prompt_ids) else "prompt"
     within = at - len(first.prompt_ids) if where == "response" else at
-    before, after = (repr(text[:SHOWN]) for text in spelled)
-    what = f"the next prompt leaves the first turn at token {within} of its {where}: {before} became {after}"
-    return Finding(Mark.WARNING, what, FORK)
+    before, after = (repr(text[:SHOWN]) for text in texts)
+    what = f"the next prompt differs from the first turn at token {within} of its {where}: {before} became {after}"
+    return Finding(Grade.WARNING, what, FORK)
 
 
 def prefix_break(first: Step, second: Step) -> int | None:
-    """The token of the first turn, prompt and response, that the second prompt does not repeat; None if it does all."""
+    """The first token of the first turn, prompt and response, that the second prompt does not repeat."""
     turn: IntArray = np.concatenate((first.prompt_ids, first.response_ids))
     return first_difference(turn, second.prompt_ids[: len(turn)])
 
 
-def judge_rescored(answer: Answer, rescored: Sequence[list[float] | str]) -> Finding:
+def judge_rescored(answer: ExaminedAnswer, rescored: Sequence[list[float] | str]) -> Finding:
     if not answer.is_sound or any(step.response_logprobs is None for step in answer.steps):
         return NOTHING
     gaps = list[float]()
     for step, again in zip(answer.steps, rescored, strict=True):
         if isinstance(again, str):
-            return Finding(Mark.UNTOLD, f"the engine does not rescore: {again}")
+            return Finding(Grade.UNKNOWN, f"the engine does not rescore: {again}")
         assert step.response_logprobs is not None
         gaps += np.abs(step.response_logprobs - np.asarray(again, np.float32)).tolist()
     return judge_gaps(gaps)
@@ -148,17 +153,37 @@ def judge_gaps(gaps: Sequence[float], between: str = "sampled and rescored") -> 
     mean = sum(gaps) / len(gaps)
     what = f"{between} log-probabilities are {mean:.2g} apart on average, {largest:.2g} at most"
     if mean <= MEAN_GAP and largest <= LARGEST_GAP:
-        return Finding(Mark.WARNING, what, "that is the grain of half precision; --dtype float32 would be exact")
-    return Finding(Mark.FAULT, what, "what is reported does not belong to these tokens, or the weights have changed")
+        return Finding(Grade.WARNING, what, "half precision causes this; --dtype float32 is exact")
+    return Finding(Grade.FAULT, what, "the reported values belong to other tokens, or the weights have changed")
 
 
-def _gaps_between(one: Answer, other: Answer) -> list[float]:
-    """Of two answers with the same tokens."""
-    gaps = list[float]()
-    for first, second in zip(one.steps, other.steps, strict=True):
-        if first.response_logprobs is not None and second.response_logprobs is not None:
-            gaps += np.abs(first.response_logprobs - second.response_logprobs).tolist()
-    return gaps
+def judge_mode(answer: ExaminedAnswer, rescored: Sequence[list[float] | str]) -> Finding:
+    """Of an answer at a temperature other than 1, where raw and processed log-probabilities differ."""
+    finding = judge_rescored(answer, rescored)
+    if finding.grade is Grade.EXACT:
+        what = "raw: before temperature and top_p, so they are not those of the sampling distribution unless both are 1"
+        return Finding(Grade.WARNING, what, "start vLLM with --logprobs-mode processed_logprobs")
+    if finding.grade is Grade.UNKNOWN:
+        return finding if finding.what else Finding(Grade.UNKNOWN, "could not be found out: see the table")
+    return Finding(Grade.OK, "processed: those of the sampling distribution")
+
+
+def text_fault(reply: ParsedReply, decoded: DecodedText, stop: str) -> str:
+    """How the ids contradict the reply; empty if they do not."""
+    if reply.tools or reply.reasoning:
+        return _missing_part(reply, decoded.text)
+    text = reply.text.lstrip(" ")
+    ends = ("", decoded.end) if reply.finish_reason == "stop" else ("",)
+    candidates = [form.lstrip(" ") for form in (decoded.text, decoded.bare) if form is not None]
+    if any(_matches(candidate, text, ends, stop) for candidate in candidates):
+        return ""
+    return f"the ids do not decode to the text: {difference(candidates[0], text)}"
+
+
+def difference(expected: str, found: str) -> str:
+    at = next((i for i, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other), None)
+    at = min(len(expected), len(found)) if at is None else at
+    return f"at character {at}, {expected[at : at + SHOWN]!r} became {found[at : at + SHOWN]!r}"
 
 
 def first_difference(one: IntArray, other: IntArray) -> int | None:
@@ -169,16 +194,57 @@ def first_difference(one: IntArray, other: IntArray) -> int | None:
     return None if len(one) == len(other) else shared
 
 
+def _matches(decoded: str, text: str, ends: Sequence[str], stop: str) -> bool:
+    rest = decoded.removeprefix(text) if decoded.startswith(text) else None
+    stopped = bool(stop) and rest is not None and rest.startswith(stop)
+    return rest in ends or stopped or _same_without_replacements(text, decoded, ends)
+
+
+def _same_without_replacements(text: str, decoded: str, ends: Sequence[str]) -> bool:
+    """Bytes that form no character are shown as U+FFFD, one for each or one for several. Engines and tokenizers differ
+    in that although the tokens are the same."""
+    bare = decoded.replace(REPLACEMENT, "")
+    return REPLACEMENT in decoded and any(text.replace(REPLACEMENT, "") + end == bare for end in ends)
+
+
+def _missing_part(reply: ParsedReply, decoded: str) -> str:
+    """Of a reply that the engine's parser has split: each part must be in the ids, in any syntax."""
+    for text in (reply.text.strip(), reply.reasoning.strip()):
+        if text not in decoded:
+            return f"the ids do not decode to the text: {difference(decoded, text)}"
+    folded = decoded.casefold()
+    for call in reply.tools:
+        for part in (call.name, *_leaves(_parsed(call))):
+            if part.casefold() not in folded:
+                where = f"{part!r} is not in {decoded[:80]!r}"
+                return f"the ids do not contain the call {call.name}({call.arguments}): {where}"
+    return ""
+
+
+def _parsed(call: ToolCall) -> object:
+    try:
+        return (call.name, json.loads(call.arguments))
+    except ValueError:
+        return (call.name, call.arguments)
+
+
+def _leaves(value: object) -> list[str]:
+    """The names and values in a call's arguments, as text."""
+    if isinstance(value, dict):
+        return [text for name, inner in value.items() for text in (str(name), *_leaves(inner))]
+    if isinstance(value, (list, tuple)):
+        return [text for inner in value for text in _leaves(inner)]
+    return [value if isinstance(value, str) else json.dumps(value)]
+
+
+def _gaps_between(one: ExaminedAnswer, other: ExaminedAnswer) -> list[float]:
+    """Differences of the log-probabilities of two answers with the same tokens."""
+    gaps = list[float]()
+    for first, second in zip(one.steps, other.steps, strict=True):
+        if first.response_logprobs is not None and second.response_logprobs is not None:
+            gaps += np.abs(first.response_logprobs - second.response_logprobs).tolist()
+    return gaps
+
+
 def _quarantined(fault: str) -> Finding:
-    return Finding(Mark.FAULT, fault, REMEDIES.get(fault_kind(fault), SEE_LOG))
-
-
-def judge_mode(answer: Answer, rescored: Sequence[list[float] | str]) -> Finding:
-    """Of an answer at another temperature than 1: what the model gives is then not what was sampled from."""
-    finding = judge_rescored(answer, rescored)
-    if finding.mark is Mark.EXACT:
-        what = "raw: as before temperature and top_p, so not of what was sampled from unless both are 1"
-        return Finding(Mark.WARNING, what, "start vLLM with --logprobs-mode processed_logprobs")
-    if finding.mark is Mark.UNTOLD:
-        return finding if finding.what else Finding(Mark.UNTOLD, "could not be found out: see the table")
-    return Finding(Mark.OK, "processed: of what was sampled from")
+    return Finding(Grade.FAULT, fault, REMEDIES.get(fault_kind(fault), SEE_LOG))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.doctor.examination import Patient, examine
-from stepwell.doctor.findings import Column, Finding, Mark, Report
+from stepwell.doctor.examination import Target, examine
+from stepwell.doctor.findings import CaseColumn, Finding, Grade, Report
 from stepwell.doctor.report_text import plain
-from stepwell.doctor.stream_check import Patience
+from stepwell.doctor.stream_check import StreamPatience
 from tests.rig.fake_engine import FakeEngine, Faults
 
-HURRIED = Patience(first=0.03, token=0.001, silence=0.03)
+HURRIED = StreamPatience(first=0.03, token=0.001, silence=0.03)
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Named:
     where: str
     """A check, or a case and a column."""
     words: str
-    mark: Mark = Mark.FAULT
+    grade: Grade = Grade.FAULT
 
 
 NAN = float("nan")
 SWITCHES: dict[str, Sequence[Named]] = {
-    "delay_s": [Named(Faults(delay_s=0.05), "stream", "nothing came for 0.0", Mark.WARNING)],
-    "token_delay_s": [Named(Faults(token_delay_s=0.002), "stream", "a token takes", Mark.WARNING)],
+    "delay_s": [Named(Faults(delay_s=0.05), "stream", "nothing came for ", Grade.WARNING)],
+    "token_delay_s": [Named(Faults(token_delay_s=0.002), "stream", "a token takes", Grade.WARNING)],
     "hang_up": [Named(Faults(hang_up=True), "single turn, ids", "Server disconnected")],
     "error_status": [Named(Faults(error_status=500), "single turn, ids", "the fake engine was told to fail")],
     "error_at_token": [
@@ -65,24 +65,24 @@ SWITCHES: dict[str, Sequence[Named]] = {
         Named(Faults(malformed="not_json"), "single turn, stream", "the engine's stream is not JSON"),
     ],
     "no_done": [Named(Faults(no_done=True), "stream", "ends without [DONE]")],
-    "silent_s": [Named(Faults(silent_s=0.05), "stream", "it was silent for 0.0", Mark.WARNING)],
-    "silent_at_token": [Named(Faults(silent_s=0.05, silent_at_token=4), "stream", "s after 5 events", Mark.WARNING)],
-    "awkward_splits": [Named(Faults(awkward_splits=True), "stream", "events come in pieces", Mark.WARNING)],
+    "silent_s": [Named(Faults(silent_s=0.05), "stream", "it was silent for ", Grade.WARNING)],
+    "silent_at_token": [Named(Faults(silent_s=0.05, silent_at_token=4), "stream", "s after 5 events", Grade.WARNING)],
+    "awkward_splits": [Named(Faults(awkward_splits=True), "stream", "events are cut", Grade.WARNING)],
     "invalid_utf8": [
-        Named(Faults(invalid_utf8=True), "stream", "bytes that are no UTF-8"),
-        Named(Faults(invalid_utf8=True), "single turn, text", "the ids do not spell the text"),
+        Named(Faults(invalid_utf8=True), "stream", "bytes that are not UTF-8"),
+        Named(Faults(invalid_utf8=True), "single turn, text", "the ids do not decode to the text"),
     ],
     "wrong_id": [
-        Named(Faults(wrong_id=True), "single turn, text", "the ids do not spell the text"),
+        Named(Faults(wrong_id=True), "single turn, text", "the ids do not decode to the text"),
         Named(Faults(wrong_id=True), "completions, rescored", "apart on average"),
     ],
-    "raw_logprobs": [Named(Faults(raw_logprobs=True), "log-probabilities", "raw: as before temperature", Mark.WARNING)],
+    "raw_logprobs": [Named(Faults(raw_logprobs=True), "log-probabilities", "raw: before temperature", Grade.WARNING)],
     "ignore_seed": [
-        Named(Faults(ignore_seed=True), "single turn, stream", "does not repeat itself under a seed", Mark.UNTOLD)
+        Named(Faults(ignore_seed=True), "single turn, stream", "does not repeat an answer under a seed", Grade.UNKNOWN)
     ],
     "ignore_stop": [Named(Faults(ignore_stop=True), "stop string, text", "did not end the answer")],
     "forget_history": [
-        Named(Faults(forget_history=True), "multi-turn, prefix", "at token 0 of its response", Mark.WARNING)
+        Named(Faults(forget_history=True), "multi-turn, prefix", "at token 0 of its response", Grade.WARNING)
     ],
     "no_tool_parser": [
         Named(Faults(no_tool_parser=True), "tools, ids", '"auto" tool choice requires --enable-auto-tool-choice'),
@@ -100,12 +100,12 @@ def ways() -> list[tuple[str, Faults]]:
 def found(report: Report, where: str) -> Finding:
     case, _, column = where.partition(", ")
     if column:
-        return next(row for row in report.rows if row.case == case).cell(Column(column))
+        return next(row for row in report.rows if row.case == case).cell(CaseColumn(column))
     return next(check for check in report.checks if check.name == where).finding
 
 
 async def examined(engine: FakeEngine, tiny_model: Path, **more: object) -> Report:
-    return await examine(Patient(engine=engine.url, tokenizer_path=str(tiny_model)), **more)  # type: ignore[arg-type]
+    return await examine(Target(engine=engine.url, tokenizer_path=str(tiny_model)), **more)  # type: ignore[arg-type]
 
 
 def test_every_switch_is_named() -> None:
@@ -120,6 +120,6 @@ async def test_the_fault_is_named(switch: str, faults: Faults, tiny_model: Path)
     for way in SWITCHES[switch]:
         if repr(way.faults) == repr(faults):  # NaN is unlike itself
             finding = found(report, way.where)
-            assert (finding.mark, way.words in finding.what) == (way.mark, True), plain(report)
-            assert finding.remedy or finding.mark is Mark.UNTOLD
-            assert not (report.is_exact and finding.mark is Mark.FAULT)
+            assert (finding.grade, way.words in finding.what) == (way.grade, True), plain(report)
+            assert finding.remedy or finding.grade is Grade.UNKNOWN
+            assert not (report.is_exact and finding.grade is Grade.FAULT)

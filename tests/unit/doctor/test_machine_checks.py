@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 
 from stepwell.doctor import machine_checks as machine
-from stepwell.doctor.findings import Mark
+from stepwell.doctor.findings import Grade
 
 
 def test_what_is_installed_is_told() -> None:
     finding = machine.packages()
-    assert finding.mark is Mark.OK
+    assert finding.grade is Grade.OK
     assert f"stepwell {metadata.version('stepwell')}" in finding.what
 
 
@@ -20,22 +20,22 @@ def test_a_package_that_is_too_old_or_missing_is_a_fault() -> None:
         return "0.0.1" if name == "numpy" else metadata.version(name)
 
     finding = machine.packages(version)
-    assert finding.mark is Mark.FAULT
-    assert "aiohttp>=3.10 is wanted, none is there" in finding.what
-    assert "numpy>=2 is wanted, 0.0.1 is there" in finding.what
+    assert finding.grade is Grade.FAULT
+    assert "aiohttp>=3.10 is required, none is installed" in finding.what
+    assert "numpy>=2 is required, 0.0.1 is installed" in finding.what
 
 
 @pytest.mark.parametrize(
-    ("given", "mark", "words"),
+    ("given", "grade", "words"),
     [
-        ("", Mark.OK, "would be open"),
-        ("short", Mark.FAULT, "16"),
-        ("a-long-enough-control-key,and-another-one-of-them", Mark.OK, "in STEPWELL_GATEWAY_CONTROL_KEYS"),
+        ("", Grade.OK, "would be open"),
+        ("short", Grade.FAULT, "16"),
+        ("a-long-enough-control-key,and-another-one-of-them", Grade.OK, "in STEPWELL_GATEWAY_CONTROL_KEYS"),
     ],
 )
-def test_control_keys_are_read_as_a_gateway_reads_them(given: str, mark: Mark, words: str) -> None:
+def test_control_keys_are_read_as_a_gateway_reads_them(given: str, grade: Grade, words: str) -> None:
     finding = machine.control_keys(given)
-    assert (finding.mark, words in finding.what) == (mark, True)
+    assert (finding.grade, words in finding.what) == (grade, True)
 
 
 def test_a_folder_is_tried_with_a_commit_and_left_as_it_was(tmp_path: Path) -> None:
@@ -45,5 +45,5 @@ def test_a_folder_is_tried_with_a_commit_and_left_as_it_was(tmp_path: Path) -> N
 
 def test_a_folder_that_cannot_be_written_to_is_a_warning(tmp_path: Path) -> None:
     finding = machine.disk(tmp_path / "none")
-    assert finding.mark is Mark.WARNING
+    assert finding.grade is Grade.WARNING
     assert "cannot hold a journal" in finding.what

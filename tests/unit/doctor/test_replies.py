@@ -1,6 +1,6 @@
 import pytest
 
-from stepwell.doctor.replies import Heard, ToolCall, hear
+from stepwell.doctor.replies import ParsedReply, ToolCall, parse_reply
 from stepwell.errors import EngineUnavailable
 
 CALLED = '{"index": 0, "function": {"name": "flag", "arguments": "{"}}'
@@ -16,7 +16,10 @@ def test_a_stream_is_put_together_choice_by_choice() -> None:
         '{"choices": [{"index": 0, "delta": {"reasoning": "hm", "content": "a"}}]}',
         '{"choices": [{"index": 1, "delta": {"content": "c"}, "finish_reason": "stop"}]}',
     )
-    assert hear(": keep-alive\n\n" + body, streamed=True) == (Heard("a", "hm"), Heard("bc", finish_reason="stop"))
+    assert parse_reply(": keep-alive\n\n" + body, streamed=True) == (
+        ParsedReply("a", "hm"),
+        ParsedReply("bc", finish_reason="stop"),
+    )
 
 
 def test_a_call_is_put_together_from_its_pieces() -> None:
@@ -24,12 +27,15 @@ def test_a_call_is_put_together_from_its_pieces() -> None:
         f'{{"choices": [{{"index": 0, "delta": {{"tool_calls": [{CALLED}]}}}}]}}',
         '{"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]}}]}',
     )
-    assert hear(body, streamed=True)[0].tools == [ToolCall("flag", "{}")]
+    assert parse_reply(body, streamed=True)[0].tools == [ToolCall("flag", "{}")]
 
 
 def test_a_whole_answer_is_heard_and_a_completion_too() -> None:
-    assert hear('{"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}', streamed=False)[0].text == "a"
-    assert hear('{"choices": [{"text": "b"}]}', streamed=False)[0].text == "b"
+    assert (
+        parse_reply('{"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}', streamed=False)[0].text
+        == "a"
+    )
+    assert parse_reply('{"choices": [{"text": "b"}]}', streamed=False)[0].text == "b"
 
 
 @pytest.mark.parametrize(
@@ -43,4 +49,4 @@ def test_a_whole_answer_is_heard_and_a_completion_too() -> None:
 )
 def test_what_is_no_answer_is_a_failure(body: str, streamed: bool, words: str) -> None:
     with pytest.raises(EngineUnavailable, match=words):
-        hear(body, streamed=streamed)
+        parse_reply(body, streamed=streamed)

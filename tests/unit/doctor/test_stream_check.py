@@ -1,12 +1,12 @@
-from stepwell.doctor.findings import Mark
-from stepwell.doctor.stream_check import Patience, Stream, judge
+from stepwell.doctor.findings import Grade
+from stepwell.doctor.stream_check import ReceivedStream, StreamPatience, judge
 
-PATIENCE = Patience(first=1.0, token=0.5, silence=2.0)
+PATIENCE = StreamPatience(first=1.0, token=0.5, silence=2.0)
 DONE = b"data: [DONE]\n\n"
 
 
-def stream(*pieces: tuple[float, bytes]) -> Stream:
-    return Stream(0.0, list(pieces))
+def stream(*pieces: tuple[float, bytes]) -> ReceivedStream:
+    return ReceivedStream(0.0, list(pieces))
 
 
 def token(at: float) -> tuple[float, bytes]:
@@ -15,7 +15,7 @@ def token(at: float) -> tuple[float, bytes]:
 
 def test_a_whole_stream_is_fine() -> None:
     finding = judge(stream(token(0.25), token(0.3), (0.4, DONE)), PATIENCE)
-    assert (finding.mark, finding.what) == (Mark.OK, "whole; begins after 0.25 s")
+    assert (finding.grade, finding.what) == (Grade.OK, "complete; begins after 0.25 s")
 
 
 def test_each_slowness_is_told_by_its_name() -> None:
@@ -27,7 +27,7 @@ def test_each_slowness_is_told_by_its_name() -> None:
 
 
 def test_cut_events_are_a_warning_and_a_missing_end_a_fault() -> None:
-    assert judge(stream((0.1, b"da"), (0.1, b"ta: {}\n\n"), (0.1, DONE)), PATIENCE).mark is Mark.WARNING
+    assert judge(stream((0.1, b"da"), (0.1, b"ta: {}\n\n"), (0.1, DONE)), PATIENCE).grade is Grade.WARNING
     assert "without [DONE]" in judge(stream(token(0.1)), PATIENCE).what
-    assert "no UTF-8" in judge(stream((0.1, b"data: \xff\n\n"), (0.1, DONE)), PATIENCE).what
-    assert judge(stream(), PATIENCE).mark is Mark.FAULT
+    assert "not UTF-8" in judge(stream((0.1, b"data: \xff\n\n"), (0.1, DONE)), PATIENCE).what
+    assert judge(stream(), PATIENCE).grade is Grade.FAULT

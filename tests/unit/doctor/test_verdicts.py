@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from stepwell.doctor.answer import Answer
-from stepwell.doctor.detokenizer import Spelled
-from stepwell.doctor.findings import EXACT, NOTHING, Finding, Mark
-from stepwell.doctor.replies import Heard, ToolCall
+from stepwell.doctor.detokenizer import DecodedText
+from stepwell.doctor.findings import EXACT, NOTHING, Finding, Grade
+from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, ToolCall
 from stepwell.doctor.verdicts import (
     judge_gaps,
     judge_ids,
@@ -33,9 +32,11 @@ def step(response: list[int], *, prompt: list[int] | None = None, **fields: Any)
     )
 
 
-def answer(text: str = "hi", *, spelled: Spelled | None = None, heard: Heard | None = None, **fields: Any) -> Answer:
-    told = heard or Heard(text, finish_reason="stop")
-    return Answer((told,), (step(list(text.encode()), **fields),), (spelled or Spelled(text),))
+def answer(
+    text: str = "hi", *, decoded: DecodedText | None = None, reply: ParsedReply | None = None, **fields: Any
+) -> ExaminedAnswer:
+    told = reply or ParsedReply(text, finish_reason="stop")
+    return ExaminedAnswer((told,), (step(list(text.encode()), **fields),), (decoded or DecodedText(text),))
 
 
 def test_a_step_of_the_engines_own_is_exact() -> None:
@@ -45,18 +46,18 @@ def test_a_step_of_the_engines_own_is_exact() -> None:
 def test_a_quarantine_is_told_in_the_column_it_speaks_of_and_in_no_other() -> None:
     of_ids = answer(quarantine="no_response_ids: none", response_logprobs=None)
     of_logprobs = answer(quarantine="bad_logprob: NaN", response_logprobs=None)
-    assert (judge_ids(of_ids).mark, judge_logprobs(of_ids)) == (Mark.FAULT, NOTHING)
-    assert (judge_ids(of_logprobs), judge_logprobs(of_logprobs).mark) == (EXACT, Mark.FAULT)
+    assert (judge_ids(of_ids).grade, judge_logprobs(of_ids)) == (Grade.FAULT, NOTHING)
+    assert (judge_ids(of_logprobs), judge_logprobs(of_logprobs).grade) == (EXACT, Grade.FAULT)
 
 
 def test_a_call_that_failed_is_the_fault_of_its_ids() -> None:
-    failed = Answer(failure="no engine answers")
+    failed = ExaminedAnswer(failure="no engine answers")
     assert judge_ids(failed).what == "no engine answers"
     assert judge_logprobs(failed) == judge_text(failed) == judge_rescored(failed, []) == NOTHING
 
 
 def test_a_choice_without_a_step_is_a_fault() -> None:
-    lost = Answer((Heard("a"), Heard("b")), (step([1]),), (None,))
+    lost = ExaminedAnswer((ParsedReply("a"), ParsedReply("b")), (step([1]),), (None,))
     assert judge_ids(lost).what == "1 steps recorded of 2 choices"
 
 
@@ -65,67 +66,67 @@ def test_ids_from_text_are_not_exact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "spelled", "finish"),
+    ("said", "decoded", "finish"),
     [
-        ("hi", Spelled("hi<end>", "<end>"), "stop"),
-        ("hi", Spelled(" hi"), "stop"),
-        ("a\ufffd", Spelled("a\ufffd\ufffd"), "length"),
-        ("a", Spelled("a\ufffd<end>", "<end>"), "stop"),
-        ("a\ufffdb", Spelled("a\ufffd\ufffd<|x|>b", "b", "a\ufffd\ufffdb"), "length"),
+        ("hi", DecodedText("hi<end>", "<end>"), "stop"),
+        ("hi", DecodedText(" hi"), "stop"),
+        ("a\ufffd", DecodedText("a\ufffd\ufffd"), "length"),
+        ("a", DecodedText("a\ufffd<end>", "<end>"), "stop"),
+        ("a\ufffdb", DecodedText("a\ufffd\ufffd<|x|>b", "b", "a\ufffd\ufffdb"), "length"),
     ],
 )
-def test_what_is_no_difference_of_tokens_is_exact(said: str, spelled: Spelled, finish: str) -> None:
-    assert judge_text(answer(said, spelled=spelled, heard=Heard(said, finish_reason=finish))) == EXACT
+def test_what_is_no_difference_of_tokens_is_exact(said: str, decoded: DecodedText, finish: str) -> None:
+    assert judge_text(answer(said, decoded=decoded, reply=ParsedReply(said, finish_reason=finish))) == EXACT
 
 
 @pytest.mark.parametrize(
-    ("said", "spelled", "finish"),
+    ("said", "decoded", "finish"),
     [
-        ("hi", Spelled("ho"), "stop"),
-        ("hi", Spelled("hi there"), "stop"),
-        ("hi", Spelled("hi<end>", "<end>"), "length"),
-        ("a\ufffdb", Spelled("a\ufffdc"), "stop"),
+        ("hi", DecodedText("ho"), "stop"),
+        ("hi", DecodedText("hi there"), "stop"),
+        ("hi", DecodedText("hi<end>", "<end>"), "length"),
+        ("a\ufffdb", DecodedText("a\ufffdc"), "stop"),
     ],
 )
-def test_a_text_that_the_ids_do_not_spell_is_a_fault(said: str, spelled: Spelled, finish: str) -> None:
-    finding = judge_text(answer(said, spelled=spelled, heard=Heard(said, finish_reason=finish)))
-    assert finding.mark is Mark.FAULT
-    assert "the ids do not spell the text: at character" in finding.what
+def test_a_text_that_the_ids_do_not_spell_is_a_fault(said: str, decoded: DecodedText, finish: str) -> None:
+    finding = judge_text(answer(said, decoded=decoded, reply=ParsedReply(said, finish_reason=finish)))
+    assert finding.grade is Grade.FAULT
+    assert "the ids do not decode to the text: at character" in finding.what
 
 
 def test_a_stop_string_is_in_the_ids_and_not_in_the_text() -> None:
-    stopped = answer("hi", spelled=Spelled("hi there"))
+    stopped = answer("hi", decoded=DecodedText("hi there"))
     assert judge_text(stopped, stop=" the") == EXACT
-    assert judge_text(stopped, stop=" now").mark is Mark.FAULT
+    assert judge_text(stopped, stop=" now").grade is Grade.FAULT
 
 
 def test_a_call_must_be_in_the_ids_in_whatever_syntax() -> None:
-    heard = Heard("", finish_reason="tool_calls", tools=[ToolCall("flag", '{"up": true}')])
-    assert judge_text(answer(heard=heard, spelled=Spelled("[flag(up=True)]"))) == EXACT
-    finding = judge_text(answer(heard=heard, spelled=Spelled('<tool_call>{"name": "flag"}')))
+    reply = ParsedReply("", finish_reason="tool_calls", tools=[ToolCall("flag", '{"up": true}')])
+    assert judge_text(answer(reply=reply, decoded=DecodedText("[flag(up=True)]"))) == EXACT
+    finding = judge_text(answer(reply=reply, decoded=DecodedText('<tool_call>{"name": "flag"}')))
     assert "'up' is not in" in finding.what
 
 
 def test_thinking_must_be_in_the_ids() -> None:
-    heard = Heard("Yes.", reasoning="Hm", finish_reason="stop")
-    assert judge_text(answer(heard=heard, spelled=Spelled("<think>Hm</think>Yes."))) == EXACT
-    assert judge_text(answer(heard=heard, spelled=Spelled("Yes."))).mark is Mark.FAULT
+    reply = ParsedReply("Yes.", reasoning="Hm", finish_reason="stop")
+    assert judge_text(answer(reply=reply, decoded=DecodedText("<think>Hm</think>Yes."))) == EXACT
+    assert judge_text(answer(reply=reply, decoded=DecodedText("Yes."))).grade is Grade.FAULT
 
 
 def test_the_only_text_it_could_be_must_be_told() -> None:
-    assert "held to one text" in judge_text(answer("hi"), expected="ho").what
+    assert "the grammar allows one text" in judge_text(answer("hi"), expected="ho").what
 
 
 def test_a_text_that_no_one_spells_is_untold() -> None:
-    untold = Answer((Heard("hi"),), (step([1]),), (None,))
-    assert judge_text(untold).mark is Mark.UNTOLD
+    untold = ExaminedAnswer((ParsedReply("hi"),), (step([1]),), (None,))
+    assert judge_text(untold).grade is Grade.UNKNOWN
     assert "--tokenizer-path" in judge_text(untold).remedy
 
 
 def test_a_stream_that_is_the_same_is_exact_and_another_a_fault() -> None:
     assert judge_stream(answer(), answer(), None) == EXACT
     finding = judge_stream(answer("abc"), answer("abd"), answer("abc"))
-    assert (finding.mark, "tokens differ from the 3. on" in finding.what) == (Mark.FAULT, True)
+    assert (finding.grade, "responses differ at token 2" in finding.what) == (Grade.FAULT, True)
 
 
 @pytest.mark.parametrize(
@@ -136,21 +137,21 @@ def test_a_stream_that_is_the_same_is_exact_and_another_a_fault() -> None:
             "are 1.2 apart on average, 2.5 at most",
         ),
         (answer(prompt=[1, 3]), "prompts differ at token 1"),
-        (answer(heard=Heard(" hi", finish_reason="stop")), "texts differ"),
-        (answer(heard=Heard("hi", tools=[ToolCall("h", "{}")])), "tool calls differ"),
+        (answer(reply=ParsedReply(" hi", finish_reason="stop")), "texts differ"),
+        (answer(reply=ParsedReply("hi", tools=[ToolCall("h", "{}")])), "tool calls differ"),
     ],
 )
-def test_what_a_stream_differs_in_is_said(other: Answer, words: str) -> None:
+def test_what_a_stream_differs_in_is_said(other: ExaminedAnswer, words: str) -> None:
     assert words in judge_stream(answer(), other, answer()).what
 
 
 def test_an_engine_that_does_not_repeat_itself_leaves_the_stream_untold() -> None:
-    assert judge_stream(answer("abc"), answer("abd"), answer("abe")).mark is Mark.UNTOLD
+    assert judge_stream(answer("abc"), answer("abd"), answer("abe")).grade is Grade.UNKNOWN
 
 
 def test_a_stream_that_does_not_add_up_by_itself_is_a_fault_whatever_the_whole_answer_is() -> None:
     cut = answer(quarantine="response_count: 1 response ids, but usage says 2", response_logprobs=None)
-    assert "usage says" in judge_stream(Answer(failure="x"), cut, None).what
+    assert "usage says" in judge_stream(ExaminedAnswer(failure="x"), cut, None).what
 
 
 def test_a_prefix_is_kept_or_breaks_at_a_token() -> None:
@@ -165,18 +166,23 @@ def test_a_prefix_is_kept_or_breaks_at_a_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gaps", "mark"),
-    [([0.0, 1e-4], Mark.EXACT), ([0.0, 0.02], Mark.WARNING), ([0.2, 0.2], Mark.FAULT), ([0.0] * 99 + [2], Mark.FAULT)],
+    ("gaps", "grade"),
+    [
+        ([0.0, 1e-4], Grade.EXACT),
+        ([0.0, 0.02], Grade.WARNING),
+        ([0.2, 0.2], Grade.FAULT),
+        ([0.0] * 99 + [2], Grade.FAULT),
+    ],
 )
-def test_gaps_are_exact_or_of_half_precision_or_too_large(gaps: list[float], mark: Mark) -> None:
-    assert judge_gaps(gaps).mark is mark
+def test_gaps_are_exact_or_of_half_precision_or_too_large(gaps: list[float], grade: Grade) -> None:
+    assert judge_gaps(gaps).grade is grade
 
 
 def test_an_engine_that_does_not_rescore_is_said_to() -> None:
-    assert judge_rescored(answer(), ["404"]) == Finding(Mark.UNTOLD, "the engine does not rescore: 404")
+    assert judge_rescored(answer(), ["404"]) == Finding(Grade.UNKNOWN, "the engine does not rescore: 404")
 
 
 def test_equal_log_probabilities_at_another_temperature_are_raw_ones() -> None:
     assert judge_mode(answer(), [[-0.5, -0.5]]).what.startswith("raw")
     assert judge_mode(answer(), [[-0.7, -0.4]]).what.startswith("processed")
-    assert judge_mode(Answer(failure="x"), []).mark is Mark.UNTOLD
+    assert judge_mode(ExaminedAnswer(failure="x"), []).grade is Grade.UNKNOWN

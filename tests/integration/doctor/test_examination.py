@@ -2,35 +2,35 @@
 
 from pathlib import Path
 
-from stepwell.doctor.examination import Patient, examine
-from stepwell.doctor.findings import Column, Mark
+from stepwell.doctor.examination import Target, examine
+from stepwell.doctor.findings import CaseColumn, Grade
 from stepwell.doctor.report_text import plain
 from tests.integration.doctor.test_faults import examined, found
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port
 
-COLUMNS = (Column.IDS, Column.LOGPROBS, Column.TEXT, Column.STREAM)
+COLUMNS = (CaseColumn.IDS, CaseColumn.LOGPROBS, CaseColumn.TEXT, CaseColumn.STREAM)
 
 
 async def test_a_sound_engine_is_exact_in_every_case(tiny_model: Path) -> None:
     async with FakeEngine() as engine:
         report = await examined(engine, tiny_model)
     assert report.is_exact, plain(report)
-    assert {row.cell(column).mark for row in report.rows for column in COLUMNS} == {Mark.EXACT}, plain(report)
-    kept = {row.case for row in report.rows if row.cell(Column.PREFIX).mark is Mark.EXACT}
+    assert {row.cell(column).grade for row in report.rows for column in COLUMNS} == {Grade.EXACT}, plain(report)
+    kept = {row.case for row in report.rows if row.cell(CaseColumn.PREFIX).grade is Grade.EXACT}
     assert kept == {"multi-turn", "tools"}, plain(report)
-    rescored = {row.case for row in report.rows if row.cell(Column.RESCORED).mark is Mark.EXACT}
+    rescored = {row.case for row in report.rows if row.cell(CaseColumn.RESCORED).grade is Grade.EXACT}
     assert rescored == {row.case for row in report.rows} - {"tools", "unicode"}
-    assert found(report, "chat template").mark is Mark.EXACT
+    assert found(report, "chat template").grade is Grade.EXACT
     assert found(report, "log-probabilities").what.startswith("processed")
-    assert found(report, "tool parser").mark is Mark.OK
+    assert found(report, "tool parser").grade is Grade.OK
 
 
 async def test_without_a_tokenizer_the_engine_says_what_its_tokens_spell() -> None:
     async with FakeEngine() as engine:
-        report = await examine(Patient(engine=engine.url))
-    assert {row.cell(Column.TEXT).mark for row in report.rows} == {Mark.EXACT}, plain(report)
-    assert found(report, "chat template").mark is Mark.UNTOLD
+        report = await examine(Target(engine=engine.url))
+    assert {row.cell(CaseColumn.TEXT).grade for row in report.rows} == {Grade.EXACT}, plain(report)
+    assert found(report, "chat template").grade is Grade.UNKNOWN
 
 
 async def test_a_plain_openai_server_is_not_exact(tiny_model: Path) -> None:
@@ -43,7 +43,7 @@ async def test_a_plain_openai_server_is_not_exact(tiny_model: Path) -> None:
 
 async def test_closed_routes_are_warnings_that_say_which_flag() -> None:
     async with FakeEngine(scale_out=False, version="0.31.0") as engine:
-        report = await examine(Patient(engine=engine.url))
+        report = await examine(Target(engine=engine.url))
     assert "--enable-scale-out" in found(report, "generate").remedy
     assert "not tested" in found(report, "engine").what
     assert report.is_exact, plain(report)
@@ -52,21 +52,21 @@ async def test_closed_routes_are_warnings_that_say_which_flag() -> None:
 async def test_a_paused_engine_is_not_asked_anything() -> None:
     async with FakeEngine() as engine:
         engine.pause()
-        report = await examine(Patient(engine=engine.url))
+        report = await examine(Target(engine=engine.url))
     assert "is paused" in found(report, "pause").what
     assert not report.rows
     assert not report.is_exact
 
 
 async def test_an_engine_that_is_not_there_is_one_fault() -> None:
-    report = await examine(Patient(engine=f"http://127.0.0.1:{free_port()}"))
-    assert found(report, "engine").mark is Mark.FAULT
+    report = await examine(Target(engine=f"http://127.0.0.1:{free_port()}"))
+    assert found(report, "engine").grade is Grade.FAULT
     assert "is it up" in found(report, "engine").remedy
     assert not report.rows
 
 
 async def test_a_tokenizer_that_is_not_there_is_said(tmp_path: Path) -> None:
     async with FakeEngine() as engine:
-        report = await examine(Patient(engine=engine.url, tokenizer_path=str(tmp_path / "none")))
+        report = await examine(Target(engine=engine.url, tokenizer_path=str(tmp_path / "none")))
     assert "no tokenizer could be loaded" in found(report, "chat template").what
-    assert found(report, "single turn, text").mark is Mark.EXACT
+    assert found(report, "single turn, text").grade is Grade.EXACT
