@@ -27,11 +27,10 @@ import numpy as np
 from benchmarks.report import report
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.api.leasing import Settlement
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import Batch
-from stepwell.pool.rules.ingest import Registration, Verdict
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import IntArray, Step, logprobs_array, mask_array
 
@@ -64,9 +63,9 @@ class Record:
     """Steps that came out again though their acknowledgement had raised nothing: the lease was unknown, not done."""
     settlements: Counter[str] = field(default_factory=Counter)
 
-    def sent(self, steps: Sequence[Step], verdicts: Sequence[Verdict]) -> None:
+    def sent(self, steps: Sequence[Step], verdicts: Sequence[SubmitVerdict]) -> None:
         for step, verdict in zip(steps, verdicts, strict=True):
-            if verdict in (Verdict.ACCEPTED, Verdict.DUPLICATE):
+            if verdict in (SubmitVerdict.ACCEPTED, SubmitVerdict.DUPLICATE):
                 self.acknowledged.add(step.uid)
 
     def fetched(self, batch: Batch, since: float) -> None:

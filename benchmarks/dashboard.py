@@ -31,12 +31,11 @@ from benchmarks.report import report
 from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.index.texts import Texts, having
 from stepwell.dashboard.index.trajectories import Index
-from stepwell.pool.api.leasing import Wanted
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.leasing import BatchRequest
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.watching import Changes
 from stepwell.pool.client.batch import Batch
-from stepwell.pool.rules.ingest import Registration
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
@@ -87,7 +86,7 @@ class Pool:
         assert set(ray.get(self._shard.submit_groups.remote(steps, registrations))) == {"accepted"}
 
     def train(self, groups: int) -> None:
-        batch: Batch = ray.get(self._shard.fetch_batch.remote(Wanted(count=groups, channel="train"), lease=60.0))
+        batch: Batch = ray.get(self._shard.fetch_batch.remote(BatchRequest(count=groups, channel="train"), lease=60.0))
         ray.get(self._shard.ack.remote(batch.leases[0][1]))
 
     @contextmanager
@@ -220,7 +219,7 @@ def measure_text_search() -> dict[str, float]:
     words = ["reasoning", "therefore", "number", "tool", "answer", "please", "equals", "carry"]
     for start in range(0, HELD, A_MESSAGE):
         rows = [summary_of(number) for number in range(start, start + A_MESSAGE)]
-        index.apply(Changes(summaries=rows, cursors={}))
+        index.apply(Changes(snapshots=rows, cursors={}))
         for number, row in enumerate(rows, start):
             said = " ".join(words[(number * 7 + place) % 8] for place in range(TEXT // 7))
             texts.put(row, f"{said} {number}")

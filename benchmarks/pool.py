@@ -26,9 +26,8 @@ import ray
 
 from benchmarks.pool_rules import measure_depths
 from benchmarks.report import report
-from stepwell.pool.api.leasing import Wanted
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.leasing import BatchRequest
+from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client.batch import Batch
 from stepwell.pool.shard.actor import WAITERS
 from stepwell.pool.shard.service import ShardService
@@ -98,7 +97,7 @@ def start_shard(name: str, journal: str | None = None) -> Any:
 
 
 def fetch(shard: Any, steps: int) -> Any:
-    return shard.fetch_batch.remote(Wanted(count=steps // GROUP, channel="train"))
+    return shard.fetch_batch.remote(BatchRequest(count=steps // GROUP, channel="train"))
 
 
 @contextmanager
@@ -167,7 +166,7 @@ def measure_ingest() -> dict[str, float]:
 def measure_fetch() -> dict[str, float]:
     template = make_message()
     shard = start_shard("fetched")
-    wanted = Wanted(count=BATCH // GROUP, channel="train")
+    wanted = BatchRequest(count=BATCH // GROUP, channel="train")
     ours: list[float] = []
     bare: list[float] = []
     for round_number in range(FETCH_ROUNDS + 1):

@@ -15,9 +15,9 @@ from itertools import count
 from multiprocessing.connection import Connection
 
 from benchmarks.report import report
-from stepwell.pool.api.leasing import Wanted
+from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.rules.ingest import Registration
+from stepwell.pool.api.producing import Registration
 from stepwell.pool.rules.pool import Pool
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, ids_array, logprobs_array
@@ -67,7 +67,7 @@ def microseconds_per_step(pool: Pool) -> float:
     for _ in range(GROUPS_PER_ROUND):
         add_group(pool)
         lease = f"lease-{next(numbers)}"
-        pool.handout.take(Wanted(count=1, channel="train"), lease, 0.0)
+        pool.handout.take(BatchRequest(count=1, channel="train"), lease, 0.0)
         pool.handout.ack(lease)
     return (time.perf_counter() - start) / (GROUPS_PER_ROUND * GROUP * STEPS) * 1e6
 

@@ -11,7 +11,7 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
 from stepwell.gateway.routes.access import ACCESS
 from stepwell.gateway.routes.openapi import documented
-from stepwell.pool.api.ports import PoolPort
+from stepwell.pool.api.ports import StepSink
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# The gateway's API
@@ -29,7 +29,7 @@ Schema = dict[str, Any]
 def document() -> Schema:
     """The OpenAPI document of a gateway that was never started."""
     front = create_app(
-        pool=cast("PoolPort", None),
+        pool=cast("StepSink", None),
         engines=EngineFleet([]),
         tokenizer=BackgroundTokenizer("", load_tokenizer),
         rewards=None,

@@ -53,7 +53,7 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.trainers.trl": ("StepwellRolloutWorker", "StepwellWeightTransfer"),
     },
     "For those who watch and curate": {
-        "stepwell.pool.api.watching": ("Action", "Curation"),
+        "stepwell.pool.client": ("CurationAction", "Curation"),
     },
     "For other languages' tables": {
         "stepwell.wire.scored_groups": ("group_from_json",),

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from stepwell.pool.api.leasing import Settlement, Taken, Wanted
-from stepwell.pool.api.scoring import Judgement, Outcome, Score
-from stepwell.pool.rules.exact_batch import choose
-from stepwell.pool.rules.ingest import Ending, Registration, Verdict
+from stepwell.pool.api.leasing import BatchRequest, LeasedGroups, Settlement
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
+from stepwell.pool.api.scoring import Judgement, JudgementOutcome, Score
+from stepwell.pool.rules.exact_batch import choose_groups
 from stepwell.pool.rules.pool import Pool
 from stepwell.steps.columns import pack, unpack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
@@ -58,13 +58,13 @@ class EasyPool(Pool):
 
     def submit(
         self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
-    ) -> list[Verdict]:
+    ) -> list[SubmitVerdict]:
         return self.intake.submit(pack(steps), channel=channel, group_size=group_size)
 
-    def complete(self, trajectory_uid: str, prompt_uid: str, reward: float | None = None) -> Ending:
+    def complete(self, trajectory_uid: str, prompt_uid: str, reward: float | None = None) -> EndResult:
         return self.intake.complete(trajectory_uid, prompt_uid, reward)
 
-    def abort(self, trajectory_uid: str, prompt_uid: str) -> Ending:
+    def abort(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         return self.intake.abort(trajectory_uid, prompt_uid)
 
     def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
@@ -72,11 +72,11 @@ class EasyPool(Pool):
 
     def lease(
         self, count: int, channel: str = "train", *, seconds: float = 60.0, **how: Any
-    ) -> tuple[str, Taken] | None:
+    ) -> tuple[str, LeasedGroups] | None:
         """A lease's name and what is under it."""
         self.leases += 1
         uid = f"lease-{self.leases}"
-        taken = self.handout.take(Wanted(count=count, channel=channel, **how), uid, self.books.now + seconds)
+        taken = self.handout.take(BatchRequest(count=count, channel=channel, **how), uid, self.books.now + seconds)
         return None if taken is None else (uid, taken)
 
     def take(self, count: int, channel: str = "train", **how: Any) -> list[list[Step]] | None:
@@ -86,7 +86,7 @@ class EasyPool(Pool):
         assert self.handout.ack(leased[0]) is Settlement.DONE
         return in_groups(leased[1])
 
-    def send_group(self, prompt: str, size: int, source: str = "", **how: Any) -> list[Verdict]:
+    def send_group(self, prompt: str, size: int, source: str = "", **how: Any) -> list[SubmitVerdict]:
         steps, registrations = make_group(prompt, size, source, **how)
         return self.intake.submit_groups(pack(steps), registrations)
 
@@ -98,9 +98,9 @@ class EasyPool(Pool):
         shares: Mapping[str, float] | None = None,
         seconds: float = 60.0,
         step_filter: StepFilter = EVERYTHING,
-    ) -> tuple[str, Taken] | None:
+    ) -> tuple[str, LeasedGroups] | None:
         """A lease's name and what is under it: groups with exactly that many trajectories."""
-        chosen = choose(self.handout.offers(channel, trajectories, step_filter), trajectories, shares or {})
+        chosen = choose_groups(self.handout.offers(channel, trajectories, step_filter), trajectories, shares or {})
         if chosen is None:
             return None
         self.leases += 1
@@ -109,20 +109,20 @@ class EasyPool(Pool):
         assert taken is not None, "what was just offered is gone"
         return uid, taken
 
-    def take_unscored(self, count: int = 100, ticket: str = "ticket", *, seconds: float = 60.0) -> list[list[Step]]:
-        """Trajectories for a reward worker, under that ticket."""
-        columns = self.scoring.take(count, ticket, self.books.now + seconds)
+    def take_unscored(self, count: int = 100, lease_uid: str = "lease", *, seconds: float = 60.0) -> list[list[Step]]:
+        """Trajectories for a reward worker, under that lease."""
+        columns = self.scoring.take(count, lease_uid, self.books.now + seconds)
         steps = [] if columns is None else unpack(columns, copy=False)
         return [list(found) for _, found in groupby(steps, key=lambda step: step.trajectory_uid)]
 
-    def judge(self, uid: str, prompt: str, score: Score | float | Outcome, ticket: str = "ticket") -> bool:
+    def judge(self, uid: str, prompt: str, score: Score | float | JudgementOutcome, lease_uid: str = "lease") -> bool:
         """A worker's judgement: a score, or how it failed."""
-        value = score if isinstance(score, Score) else None if isinstance(score, Outcome) else Score(score)
+        value = score if isinstance(score, Score) else None if isinstance(score, JudgementOutcome) else Score(score)
         judgement = Judgement(
             trajectory_uid=uid,
             prompt_uid=prompt,
-            ticket=ticket,
-            outcome=score if isinstance(score, Outcome) else Outcome.SCORE,
+            lease_uid=lease_uid,
+            outcome=score if isinstance(score, JudgementOutcome) else JudgementOutcome.SCORE,
             score=value,
             source="judge",
             seconds=0.0,
@@ -132,10 +132,10 @@ class EasyPool(Pool):
     def rollout(self, uid: str, prompt: str, reward: float | None = 1.0, *, size: int = 1, **step: Any) -> None:
         """One whole trajectory of one step, in the channel `train`."""
         self.register(Registration(uid, prompt, group_size=size))
-        assert self.submit([make_step(uid, prompt, **{"uid": f"{uid}-0", **step})]) == [Verdict.ACCEPTED]
-        assert self.complete(uid, prompt, reward) is Ending.COMPLETED
+        assert self.submit([make_step(uid, prompt, **{"uid": f"{uid}-0", **step})]) == [SubmitVerdict.ACCEPTED]
+        assert self.complete(uid, prompt, reward) is EndResult.COMPLETED
 
 
-def in_groups(taken: Taken) -> list[list[Step]]:
+def in_groups(taken: LeasedGroups) -> list[list[Step]]:
     steps = iter(unpack(taken.columns, copy=False))
     return [[next(steps) for _ in range(size)] for size in taken.group_sizes]

@@ -13,8 +13,7 @@ import ray
 from benchmarks.atropos_rig.clients import JSON, Client
 from benchmarks.atropos_rig.processes import cpu_ms, memory_bytes
 from benchmarks.gateway_rig.processes import Server, serving
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.atropos import atropos_python
 

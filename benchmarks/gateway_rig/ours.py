@@ -17,9 +17,8 @@ import ray
 from benchmarks.gateway_rig import canned
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, serving
 from benchmarks.gateway_rig.subjects import Door
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
-from stepwell.pool.api.stats import Tally
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.stats import StepCount
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.tiny_model import make_tiny_model
@@ -71,14 +70,14 @@ class OurGateway:
         """What a call cost the pool's actor, over all rounds so far."""
         return self._pool_cpu / self._calls * 1e3
 
-    def new_steps(self) -> Tally:
+    def new_steps(self) -> StepCount:
         """What the pool took since the doors were opened."""
         return self._accepted() - self._before
 
-    def _accepted(self) -> Tally:
+    def _accepted(self) -> StepCount:
         stats = self.pool.stats()
         assert not stats.quarantined, stats.quarantined
-        return stats.channels["train"].accepted if "train" in stats.channels else Tally()
+        return stats.channels["train"].accepted if "train" in stats.channels else StepCount()
 
 
 @contextmanager

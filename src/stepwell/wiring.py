@@ -25,7 +25,7 @@ from stepwell.exports import commands as exporting
 from stepwell.gateway.app import create_app
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.asgi import GatewayAsgi
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import make_batch
 from stepwell.pool.client.ray_cluster import join_ray

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.e2e.episodes import Episode, open_episode

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.atropos import GROUPS, QUEUE_LIMIT, Consumed, atropos_server, consume
 from tests.rig.doors import door_process

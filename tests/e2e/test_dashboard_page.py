@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from stepwell.pool.api.watching import Series, State
+from stepwell.pool.api.series import TimeSeries
+from stepwell.pool.api.watching import TrajectoryState
 from tests.rig.browser import Faults, in_thread, open_browser, open_page
 from tests.rig.page_checks import faint_texts, unnamed_controls
 from tests.rig.sight import MemorySight, make_dashboard
@@ -22,7 +23,7 @@ WITH_DANGER, NAMED_DANGEROUSLY, MARKED_DANGEROUSLY = 3, 13, 11
 
 
 class Sight(MemorySight):
-    async def series(self, *, seconds: float) -> Series:
+    async def series(self, *, seconds: float) -> TimeSeries:
         """Causes can be named by agents."""
         series = await super().series(seconds=seconds)
         train = series.channels["train"]
@@ -156,7 +157,11 @@ def test_what_is_decided_on_the_page_reaches_the_pool(page: Page, url: str, sigh
     press(page, "x j x")
     decide(page, "r", who="ada", why="guessed")
     expect(page.locator(".notice")).to_have_text("Reject: 2 done")
-    assert [sight.rows[uid].state for uid in rows] == [State.DROPPED, State.DROPPED, State.READY]
+    assert [sight.rows[uid].state for uid in rows] == [
+        TrajectoryState.DROPPED,
+        TrajectoryState.DROPPED,
+        TrajectoryState.READY,
+    ]
     expect(page.locator("td.uid").first).to_have_text(rows[2])
 
     press(page, "k Enter")
@@ -183,7 +188,7 @@ def test_a_decision_that_comes_too_late_says_so(page: Page, url: str, sight: Sig
 
 def test_filters_combine_and_are_in_the_address(page: Page, url: str, sight: Sight) -> None:
     listed(page)
-    page.get_by_label("State").select_option("dropped")
+    page.get_by_label("TrajectoryState").select_option("dropped")
     page.get_by_label("Cause").select_option("stale")
     page.get_by_label("Reward from").fill("0.5")
     wanted = [r for r in sight.rows.values() if r.cause == "stale" and r.reward is not None and r.reward >= 0.5]

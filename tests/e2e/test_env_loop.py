@@ -14,8 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.doors import TRAINER, door_process

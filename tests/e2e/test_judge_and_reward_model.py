@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepwell.errors import RewardFailed
-from stepwell.pool.api.scoring import Outcome, Score
+from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.rewards.loading import load
 from stepwell.rewards.sample import Sample
 from stepwell.rewards.sandbox.job import Job
@@ -81,7 +81,7 @@ async def test_a_runners_child_asks_the_judge(vllm: VllmServer) -> None:
     options: Any = {"url": f"{vllm.url}/v1", "model": "tiny", "rubric": "Is it polite?", "temperature": 1.0, "votes": 2}
     async with Runner(Job(function="judge", options=options, children=1, timeout=120)) as runner:
         attempts = await asyncio.gather(*(runner.run(answered(f"Certainly, {n} times.")) for n in range(4)))
-    assert [(attempt.outcome, attempt.why) for attempt in attempts] == [(Outcome.SCORE, "")] * 4
+    assert [(attempt.outcome, attempt.why) for attempt in attempts] == [(JudgementOutcome.SCORE, "")] * 4
 
 
 async def test_a_random_model_that_is_not_held_to_it_gives_no_score(vllm: VllmServer) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.rules.ingest import Registration
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.calls import get
 from tests.rig.ray_cluster import RayCluster

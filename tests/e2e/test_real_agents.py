@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Step

@@ -13,8 +13,7 @@ from stepwell.demo.model import make_model, write_model
 from stepwell.demo.orders import Orders
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.demo.warmup import warm_up
-from stepwell.pool.api.plan import Limits, OnStale
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import Limits, OnStale, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.ray_cluster import RayCluster

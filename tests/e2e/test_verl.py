@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.rules.ingest import Registration
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.trainers.process import answer_of, start_program

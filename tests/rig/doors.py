@@ -11,7 +11,7 @@ import uvicorn
 
 from stepwell.atropos.app import create_door
 from stepwell.common.access_keys import AccessKeys
-from stepwell.pool.api.ports import DoorPort
+from stepwell.pool.api.ports import GroupExchange
 from tests.rig.gateways import GatewayProcess, served_process
 from tests.rig.waiting import until
 
@@ -47,7 +47,7 @@ def firsts(batch: Sequence[dict[str, Any]]) -> list[int]:
 
 @asynccontextmanager
 async def serve_door(
-    pool: DoorPort, *, control_keys: Sequence[str] = (), state: Path | None = None
+    pool: GroupExchange, *, control_keys: Sequence[str] = (), state: Path | None = None
 ) -> AsyncIterator[str]:
     """A door on a free loopback port; gives its URL."""
     app = create_door(pool=pool, keys=AccessKeys(control_keys), state=state)

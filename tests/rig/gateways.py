@@ -19,7 +19,7 @@ from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
 from stepwell.gateway.routes.asgi import MountedApp
-from stepwell.pool.api.ports import PoolPort, RewardPort
+from stepwell.pool.api.ports import RewardScorer, StepSink
 from tests.rig.waiting import answers, until, wait_until
 
 
@@ -32,10 +32,10 @@ class NoTokenizer:
 
 @asynccontextmanager
 async def serve_gateway(
-    pool: PoolPort,
+    pool: StepSink,
     engine_urls: Sequence[str],
     *,
-    rewards: RewardPort | None = None,
+    rewards: RewardScorer | None = None,
     load_tokenizer: Callable[[str], Any] = lambda _: NoTokenizer(),
     prompt_length: int = 2048,
     response_length: int = 64,

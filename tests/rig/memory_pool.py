@@ -5,18 +5,18 @@ It stands still in time: leases end when a test says `pool.rules.advance(seconds
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stepwell.errors import LeaseExpired, PoolUnavailable
-from stepwell.pool.api.filling import Backlog, Filled, as_filled
-from stepwell.pool.api.leasing import Leased, Settlement, Wanted
+from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
+from stepwell.pool.api.leasing import BatchRequest, HasLeases, LeasedGroups, ReadyGroups, Settlement
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.series import TimeSeries, merge_chunks
 from stepwell.pool.api.stats import PoolStats
-from stepwell.pool.api.watching import AuditEntry, Changes, Curated, Curation, Cursor, Series
-from stepwell.pool.rules.ingest import Ending, Registration, Reward, Verdict
-from stepwell.pool.state.series import as_series
-from stepwell.pool.state.snapshots import as_summary
+from stepwell.pool.api.watching import Changes, Cursor
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Exactness, Step
 from stepwell.steps.step_filter import make_step_filter
@@ -50,17 +50,17 @@ class MemoryPool:
 
     async def submit_steps(
         self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
-    ) -> list[Verdict]:
+    ) -> list[SubmitVerdict]:
         await self.check()
         self.messages.append(len(steps))
         verdicts = self.rules.submit(steps, channel=channel, group_size=group_size)
         self._answer()
         return verdicts
 
-    async def submit_groups(self, steps: Sequence[Step], registrations: Sequence[Registration]) -> list[Verdict]:
+    async def submit_groups(self, steps: Sequence[Step], registrations: Sequence[Registration]) -> list[SubmitVerdict]:
         return await self.submit_columns(pack(steps), registrations)
 
-    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
         await self.check()
         self.messages.append(len(columns))
         verdicts = self.rules.intake.submit_groups(columns, registrations)
@@ -76,23 +76,23 @@ class MemoryPool:
         lease: float,
         min_exactness: str = "retokenized",
         untrainable: bool = True,
-    ) -> Filled | None:
+    ) -> LeasedGroups | None:
         await self.check()
         step_filter = make_step_filter(min_exactness, untrainable)
         leased = self.rules.fill(trajectories, channel, shares=shares, seconds=lease, step_filter=step_filter)
-        return None if leased is None else as_filled(leased[1], ((SHARD, leased[0]),))
+        return None if leased is None else replace(leased[1], leases=((SHARD, leased[0]),))
 
-    async def ack(self, leased: Leased) -> None:
+    async def ack(self, leased: HasLeases) -> None:
         await self.check()
         if Settlement.EXPIRED in [self.rules.handout.ack(uid) for _, uid in leased.leases]:
             raise LeaseExpired("the lease was over before the batch was acknowledged; ask for a longer one")
 
-    async def nack(self, leased: Leased) -> None:
+    async def nack(self, leased: HasLeases) -> None:
         await self.check()
         for _, uid in leased.leases:
             self.rules.handout.nack(uid)
 
-    async def backlog(self, channel: str) -> Backlog:
+    async def backlog(self, channel: str) -> ReadyGroups:
         await self.check()
         return self.rules.backlog(channel)
 
@@ -100,15 +100,15 @@ class MemoryPool:
         await self.check()
         return self.rules.clear(channel)
 
-    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> Ending:
+    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> EndResult:
         await self.check()
         return self.rules.complete(trajectory_uid, prompt_uid, reward)
 
-    async def give_reward(self, reward: Reward) -> bool:
+    async def give_reward(self, reward: RewardGiven) -> bool:
         await self.check()
         return self.rules.intake.reward(reward)
 
-    async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> Ending:
+    async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         await self.check()
         return self.rules.abort(trajectory_uid, prompt_uid)
 
@@ -130,9 +130,9 @@ class MemoryPool:
         await self.check()
         return self.rules.stats()
 
-    async def series(self, *, seconds: float) -> Series:
+    async def series(self, *, seconds: float) -> TimeSeries:
         await self.check()
-        return as_series([self.rules.watch.strip(seconds)])
+        return merge_chunks([self.rules.watch.strip(seconds)])
 
     async def changes(self, cursors: Mapping[str, Cursor], limit: int = 2_000) -> Changes:
         await self.check()
@@ -140,9 +140,9 @@ class MemoryPool:
         anew = cursor.epoch != self.epoch or self.rules.watch.misses(cursor.position)
         page = self.rules.watch.page(0 if anew else cursor.position, limit)
         return Changes(
-            summaries=[as_summary(sketch, SHARD) for sketch in page.sketches],
+            snapshots=[snapshot._replace(shard=SHARD) for snapshot in page.snapshots],
             cursors={SHARD: Cursor(epoch=self.epoch, position=page.position)},
-            anew=[SHARD] if anew else [],
+            reset_shards=[SHARD] if anew else [],
             more=page.more,
         )
 
@@ -150,7 +150,7 @@ class MemoryPool:
         await self.check()
         return self.rules.watch.read(uids)[0]
 
-    async def curate(self, curation: Curation) -> Curated:
+    async def curate(self, curation: Curation) -> CurationOutcome:
         await self.check()
         return self.rules.curator.curate(curation)
 
@@ -166,5 +166,5 @@ class MemoryPool:
     def taken(self, channel: str = "train") -> list[Step]:
         """The steps of the oldest ready group, those that a trainer would leave out included."""
         groups = self.rules.take(1, channel, untrainable=True, min_exactness=Exactness.RETOKENIZED)
-        assert groups is not None, self.rules.waiting_for(Wanted(count=1, channel=channel))
+        assert groups is not None, self.rules.waiting_for(BatchRequest(count=1, channel=channel))
         return groups[0]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.scoring import Judgement, Outcome
+from stepwell.pool.api.scoring import Judgement, JudgementOutcome
 from stepwell.steps.step import Step
 
 
@@ -51,10 +51,10 @@ class MemoryScoringPort:
 
     def _settle(self, judgement: Judgement) -> bool:
         uid = judgement.trajectory_uid
-        if uid not in self.waiting or self._leases.get(uid, ("", 0.0))[0] != judgement.ticket:
+        if uid not in self.waiting or self._leases.get(uid, ("", 0.0))[0] != judgement.lease_uid:
             return False
         del self.waiting[uid]
-        if judgement.outcome is not Outcome.SCORE:
+        if judgement.outcome is not JudgementOutcome.SCORE:
             self.failures.append(judgement)
             return True
         self.scores[uid] = judgement

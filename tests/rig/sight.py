@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -25,26 +24,17 @@ from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import Gateways
 from stepwell.dashboard.status import About
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.curation import AuditEntry, Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, Tally
-from stepwell.pool.api.watching import (
-    Action,
-    AuditEntry,
-    Changes,
-    Curated,
-    Curation,
-    Cursor,
-    Series,
-    State,
-    Summary,
-    Window,
-)
+from stepwell.pool.api.series import ChannelSeries, TimeSeries
+from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
+from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
 from stepwell.steps.columns import Columns
 from tests.rig.sight_rollouts import SHARD, VERSIONS, RigTokenizer, columns_of, number_of, summary_of
 from tests.rig.waiting import until
 
-GONE = (State.TRAINED, State.DROPPED)
-HELD = tuple(state for state in State if state not in GONE)
+GONE = (TrajectoryState.TRAINED, TrajectoryState.DROPPED)
+HELD = tuple(state for state in TrajectoryState if state not in GONE)
 
 
 class MemorySight:
@@ -54,7 +44,7 @@ class MemorySight:
         self.away = False
         self.calls: Counter[str] = Counter()
         """How often it was asked what."""
-        self.rows: dict[str, Summary] = {}
+        self.rows: dict[str, TrajectorySnapshot] = {}
         self.entries: list[AuditEntry] = []
         self._epoch = 0
         self._told: list[str] = []
@@ -63,7 +53,7 @@ class MemorySight:
         for number in range(trajectories):
             self.put(summary_of(number, began))
 
-    def put(self, row: Summary) -> None:
+    def put(self, row: TrajectorySnapshot) -> None:
         self.rows[row.trajectory_uid] = row
         self._last_told[row.trajectory_uid] = len(self._told)
         self._told.append(row.trajectory_uid)
@@ -71,7 +61,7 @@ class MemorySight:
     def grow(self, count: int = 4) -> None:
         """More rollouts, begun now."""
         for number in range(len(self.rows), len(self.rows) + count):
-            self.put(replace(summary_of(number), started_at=time.time(), changed_at=time.time()))
+            self.put(summary_of(number)._replace(started_at=time.time(), changed_at=time.time()))
 
     def restart(self, *, keeping: int) -> None:
         """As a shard does that comes back, with its first so many rollouts only."""
@@ -100,13 +90,13 @@ class MemorySight:
             scoring=ScoringStats(waiting=2, under_way=1, resting=0, scored=11, failed=Counter({"timeout": 1}), late=0),
         )
 
-    async def series(self, *, seconds: float) -> Series:
+    async def series(self, *, seconds: float) -> TimeSeries:
         await self._asked("series")
         interval = 5.0 if seconds <= 3600 else 60.0
         count = int(seconds // interval)
         last = time.time() // interval * interval
         ends = [last - interval * (count - 1 - n) for n in range(count)]
-        return Series(
+        return TimeSeries(
             interval=interval, ends=ends, channels={name: _window(ends, name) for name in ("train", "validation")}
         )
 
@@ -118,23 +108,23 @@ class MemorySight:
         places = list(itertools.islice(fresh, limit))
         end = places[-1] + 1 if len(places) == limit else len(self._told)
         return Changes(
-            summaries=[self.rows[self._told[at]] for at in places],
+            snapshots=[self.rows[self._told[at]] for at in places],
             cursors={SHARD: Cursor(epoch=epoch, position=end)},
-            anew=() if cursor.epoch == epoch else (SHARD,),
+            reset_shards=() if cursor.epoch == epoch else (SHARD,),
             more=end < len(self._told),
         )
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
         await self._asked("read")
-        held = [uid for uid, _ in uids if uid in self.rows and self.rows[uid].state is not State.DROPPED]
+        held = [uid for uid, _ in uids if uid in self.rows and self.rows[uid].state is not TrajectoryState.DROPPED]
         return columns_of([number_of(uid) for uid in held])
 
-    async def curate(self, curation: Curation) -> Curated:
+    async def curate(self, curation: Curation) -> CurationOutcome:
         await self._asked("curate")
         row = self.rows.get(curation.trajectory_uid)
-        outcome, changed = (Curated.UNKNOWN, None) if row is None else _decided(row, curation)
+        outcome, changed = (CurationOutcome.UNKNOWN, None) if row is None else _decided(row, curation)
         if changed is not None:
-            self.put(replace(changed, changed_at=time.time()))
+            self.put(changed._replace(changed_at=time.time()))
         entry = AuditEntry(
             at=time.time(),
             by=curation.by,
@@ -160,12 +150,12 @@ class MemorySight:
     def _channel(self, name: str) -> ChannelStats:
         rows = [row for row in self.rows.values() if row.channel == name]
 
-        def tally(*states: State) -> Tally:
+        def tally(*states: TrajectoryState) -> StepCount:
             of = [row for row in rows if row.state in states]
-            return Tally(sum(row.steps for row in of), sum(row.tokens for row in of))
+            return StepCount(sum(row.steps for row in of), sum(row.tokens for row in of))
 
         held = [row for row in rows if row.state in HELD]
-        ready = {row.group for row in rows if row.state is State.READY}
+        ready = {row.group for row in rows if row.state is TrajectoryState.READY}
         return ChannelStats(
             groups=len({row.group for row in held}),
             ready_groups=len(ready),
@@ -174,38 +164,38 @@ class MemorySight:
             nbytes=sum(row.tokens for row in held) * 8,
             history_groups=0,
             held=tally(*HELD),
-            accepted=tally(*State),
-            shipped=tally(State.TRAINED),
-            dropped={"stale": tally(State.DROPPED)},
-            left_out={"greedy": Tally(3, 450)},
+            accepted=tally(*TrajectoryState),
+            shipped=tally(TrajectoryState.TRAINED),
+            dropped={"stale": tally(TrajectoryState.DROPPED)},
+            left_out={"greedy": StepCount(3, 450)},
         )
 
 
-def _decided(row: Summary, wanted: Curation) -> tuple[Curated, Summary | None]:
+def _decided(row: TrajectorySnapshot, wanted: Curation) -> tuple[CurationOutcome, TrajectorySnapshot | None]:
     """What becomes of it, and the row as it is then."""
-    if wanted.action in (Action.MARK, Action.UNMARK):
+    if wanted.action in (CurationAction.MARK, CurationAction.UNMARK):
         others = tuple(mark for mark in row.marks if mark != wanted.mark)
-        changed = replace(row, marks=(*others, wanted.mark) if wanted.action is Action.MARK else others)
+        changed = row._replace(marks=(*others, wanted.mark) if wanted.action is CurationAction.MARK else others)
     elif row.state in GONE:
-        return Curated.LATE, None
-    elif wanted.action is Action.REJECT:
-        changed = replace(row, state=State.DROPPED, cause="rejected", note=f"by {wanted.by}: {wanted.why}")
+        return CurationOutcome.LATE, None
+    elif wanted.action is CurationAction.REJECT:
+        changed = row._replace(state=TrajectoryState.DROPPED, cause="rejected", note=f"by {wanted.by}: {wanted.why}")
     else:
-        changed = replace(row, reward=wanted.reward, reward_source=f"curation:{wanted.by}")
-    return (Curated.UNCHANGED, None) if changed == row else (Curated.DONE, changed)
+        changed = row._replace(reward=wanted.reward, reward_source=f"curation:{wanted.by}")
+    return (CurationOutcome.UNCHANGED, None) if changed == row else (CurationOutcome.DONE, changed)
 
 
-def _described(row: Summary, action: Action) -> str:
-    if action is Action.REJECT:
+def _described(row: TrajectorySnapshot, action: CurationAction) -> str:
+    if action is CurationAction.REJECT:
         return row.state
-    return str(row.reward) if action is Action.RELABEL else ", ".join(row.marks)
+    return str(row.reward) if action is CurationAction.RELABEL else ", ".join(row.marks)
 
 
-def _window(ends: Sequence[float], name: str) -> Window:
+def _window(ends: Sequence[float], name: str) -> ChannelSeries:
     waves = [math.sin(end / 120) for end in ends]
     scale = 1.0 if name == "train" else 0.2
     mean = [round(0.5 + 0.2 * wave, 3) for wave in waves]
-    return Window(
+    return ChannelSeries(
         steps=[int(scale * (60 + 30 * wave)) for wave in waves],
         tokens=[int(scale * (9000 + 4000 * wave)) for wave in waves],
         trained_steps=[int(scale * (50 + 20 * wave)) for wave in waves],

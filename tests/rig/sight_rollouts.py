@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepwell.pool.api.watching import State, Summary
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Exactness, Step, VersionSpan, ids_array, logprobs_array
 from tests.rig.chatml import render_chat
@@ -20,14 +20,14 @@ VERSIONS = 12
 SHARD = "data_pool"
 DANGER = '<script>window.hacked = true</script><img src="x" onerror="window.hacked = true">'
 STATES = (
-    (State.OPEN, ""),
-    (State.WAITING, "rollouts"),
-    (State.READY, ""),
-    (State.LEASED, ""),
-    (State.TRAINED, ""),
-    (State.TRAINED, ""),
-    (State.DROPPED, "stale"),
-    (State.DROPPED, "aborted"),
+    (TrajectoryState.OPEN, ""),
+    (TrajectoryState.WAITING, "rollouts"),
+    (TrajectoryState.READY, ""),
+    (TrajectoryState.LEASED, ""),
+    (TrajectoryState.TRAINED, ""),
+    (TrajectoryState.TRAINED, ""),
+    (TrajectoryState.DROPPED, "stale"),
+    (TrajectoryState.DROPPED, "aborted"),
 )
 NOTES = {"stale": "5 versions behind", "aborted": ""}
 SOURCES = ("", "sums", "riddles")
@@ -62,7 +62,7 @@ def number_of(trajectory_uid: str) -> int:
     return int(trajectory_uid[2:8])
 
 
-def summary_of(number: int, began: float = BEGAN) -> Summary:
+def summary_of(number: int, began: float = BEGAN) -> TrajectorySnapshot:
     uid, prompt = key_of(number)
     group = number // GROUP
     state, cause = STATES[group % len(STATES)]
@@ -70,7 +70,7 @@ def summary_of(number: int, began: float = BEGAN) -> Summary:
     oldest = group % VERSIONS
     exactness = (Exactness.ENGINE, Exactness.ENGINE, Exactness.SUBMITTED, Exactness.RETOKENIZED)[group % 7 % 4]
     turns = turns_of(number)
-    return Summary(
+    return TrajectorySnapshot(
         trajectory_uid=uid,
         prompt_uid=prompt,
         channel="validation" if group % 10 == 9 else "train",
@@ -83,8 +83,8 @@ def summary_of(number: int, began: float = BEGAN) -> Summary:
         steps=turns,
         tokens=turns * 150,
         response_tokens=turns * 40,
-        reward=None if state is State.OPEN else round(float(luck.normal(0.5, 0.3)), 3),
-        reward_source="" if state is State.OPEN else "sums",
+        reward=None if state is TrajectoryState.OPEN else round(float(luck.normal(0.5, 0.3)), 3),
+        reward_source="" if state is TrajectoryState.OPEN else "sums",
         oldest_version=oldest,
         newest_version=oldest + (number % 2),
         exactness=exactness,

@@ -25,7 +25,7 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.access import ACCESS
-from stepwell.pool.api.ports import DoorPort, PoolPort
+from stepwell.pool.api.ports import GroupExchange, StepSink
 from tests.rig import vllm_server
 from tests.rig.sight import MemorySight, make_dashboard
 from tests.unit.docs_pages import CHECKOUT, DOCS, commands
@@ -285,7 +285,7 @@ async def exposed() -> set[str]:
     """The names at /metrics of a gateway with a spool, of a door, and of a dashboard."""
     with tempfile.TemporaryDirectory() as folder:
         gateway = create_app(
-            pool=cast("PoolPort", None),
+            pool=cast("StepSink", None),
             engines=EngineFleet([]),
             tokenizer=BackgroundTokenizer("", load_tokenizer),
             rewards=None,
@@ -294,7 +294,7 @@ async def exposed() -> set[str]:
             keys=AccessKeys(()),
             spool=Spool(Path(folder) / "spool"),
         )
-        door = create_door(pool=cast("DoorPort", None), keys=AccessKeys(()), state=None)
+        door = create_door(pool=cast("GroupExchange", None), keys=AccessKeys(()), state=None)
         shown = [await _metrics(app) for app in (gateway, door, make_dashboard(MemorySight(8)))]
     names = re.findall(r"^# TYPE (\w+) (\w+)$", "\n".join(shown), re.M)
     return {f"{name}{part}" for name, kind in names for part in PARTS.get(kind, ("",))}

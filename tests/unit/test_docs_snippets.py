@@ -27,8 +27,7 @@ from stepwell.config.sections import read_settings
 from stepwell.config.up import UpSettings
 from stepwell.demo import engine
 from stepwell.pool import client
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool
 from stepwell.pool.shard.journal import SqliteJournal
 from tests.rig import vllm_server

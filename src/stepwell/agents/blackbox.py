@@ -17,7 +17,7 @@ from typing import TypeAlias
 from stepwell.agents.flow import AgentFlow
 from stepwell.agents.rollout import Rollout
 from stepwell.common.async_calls import call
-from stepwell.pool.rules.ingest import TRAIN
+from stepwell.pool.api.producing import TRAIN
 
 Agent: TypeAlias = Callable[[Rollout], float | None] | Callable[[Rollout], Awaitable[float | None]]
 

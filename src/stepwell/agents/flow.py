@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from stepwell.agents.gateway_client import PATIENCE, GatewayClient
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus, Sample
 from stepwell.errors import BadRequest, GatewayUnreachable, StepwellError
-from stepwell.pool.rules.ingest import TRAIN
+from stepwell.pool.api.producing import TRAIN
 from stepwell.steps.step import Json
 from stepwell.wire import gateway_api as shapes
 

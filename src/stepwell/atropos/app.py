@@ -23,8 +23,8 @@ from stepwell.atropos.routes import Calls, Handler
 from stepwell.atropos.state import StateFile
 from stepwell.common.access_keys import AccessKeys
 from stepwell.errors import Forbidden, StepwellError
-from stepwell.pool.api.ports import DoorPort
-from stepwell.pool.rules.ingest import TRAIN
+from stepwell.pool.api.ports import GroupExchange
+from stepwell.pool.api.producing import TRAIN
 from stepwell.wire.scored_groups_arrow import has_arrow
 
 log = logging.getLogger("stepwell.door")
@@ -36,12 +36,12 @@ FORBIDDEN = (
 )
 
 
-def create_door(*, pool: DoorPort, keys: AccessKeys, state: Path | None) -> "Door":
+def create_door(*, pool: GroupExchange, keys: AccessKeys, state: Path | None) -> "Door":
     return Door(pool, keys, Registries(StateFile(state) if state else None, time.monotonic()))
 
 
 class Door:
-    def __init__(self, pool: DoorPort, keys: AccessKeys, registries: Registries) -> None:
+    def __init__(self, pool: GroupExchange, keys: AccessKeys, registries: Registries) -> None:
         self._pool = pool
         self._keys = keys
         self._sight = Sight(registries.steps, lambda: registries.connected(time.monotonic()))

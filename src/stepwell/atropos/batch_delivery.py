@@ -18,9 +18,8 @@ from stepwell.atropos.http import LongAnswer, Request
 from stepwell.atropos.metrics import Sight
 from stepwell.atropos.registry import Registry
 from stepwell.errors import BadRequest, LeaseExpired, StepwellError
-from stepwell.pool.api.filling import Filled
-from stepwell.pool.api.leasing import Leased
-from stepwell.pool.api.ports import DoorPort
+from stepwell.pool.api.leasing import HasLeases, LeasedGroups
+from stepwell.pool.api.ports import GroupExchange
 from stepwell.steps.step import Exactness
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, arrow_parts
 from stepwell.wire.scored_groups_json import batch_parts
@@ -80,7 +79,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 class Serving:
-    def __init__(self, pool: DoorPort, sight: Sight, save: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, pool: GroupExchange, sight: Sight, save: Callable[[], Awaitable[None]]) -> None:
         self._pool = pool
         self._sight = sight
         self._save = save
@@ -108,7 +107,7 @@ class Serving:
             headers={LEASE_HEADER: NamedLease(filled.leases).name} if asked.lease else {},
         )
 
-    async def ack(self, registry: Registry, leased: Leased) -> None:
+    async def ack(self, registry: Registry, leased: HasLeases) -> None:
         """It is the trainer's for good. Saying so again is harmless, and counts once."""
         await self._pool.ack(leased)
         if leased.leases in self._counted:
@@ -120,11 +119,11 @@ class Serving:
         self._sight.batch("delivered")
         await self._save()
 
-    async def nack(self, leased: Leased) -> None:
+    async def nack(self, leased: HasLeases) -> None:
         await self._pool.nack(leased)
         self._sight.batch("returned")
 
-    def _on_arrival(self, filled: Filled, registry: Registry) -> Callable[[bool], Awaitable[bool]]:
+    def _on_arrival(self, filled: LeasedGroups, registry: Registry) -> Callable[[bool], Awaitable[bool]]:
         async def settle(arrived: bool) -> bool:
             try:
                 await (self.ack(registry, filled) if arrived else self.nack(filled))
@@ -138,7 +137,7 @@ class Serving:
 
         return settle
 
-    def _left_to_the_trainer(self, filled: Filled) -> Callable[[bool], Awaitable[bool]]:
+    def _left_to_the_trainer(self, filled: LeasedGroups) -> Callable[[bool], Awaitable[bool]]:
         async def settle(arrived: bool) -> bool:
             if not arrived:
                 await self.nack(filled)

@@ -21,14 +21,14 @@ from stepwell.atropos.registry import Registry
 from stepwell.atropos.repeats import Repeats
 from stepwell.common.coalescing import BatchSender
 from stepwell.errors import BadRequest, PoolFull
-from stepwell.pool.api.ports import DoorPort
-from stepwell.pool.rules.ingest import Registration, Verdict
+from stepwell.pool.api.ports import GroupExchange
+from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import Columns, stack
 from stepwell.wire.scored_groups import ScoredGroup, groups_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow
 from stepwell.wire.scored_groups_steps import columns_from_group
 
-REPEATED = {Verdict.DUPLICATE, Verdict.LATE}
+REPEATED = {SubmitVerdict.DUPLICATE, SubmitVerdict.LATE}
 """The pool has the step, or had it."""
 READING_TIMEOUT = 0.01
 """Seconds that a message waits for groups that are being read."""
@@ -51,12 +51,12 @@ class GroupSender:
     were just answered; a single environment waits for no one.
     """
 
-    def __init__(self, pool: DoorPort) -> None:
+    def __init__(self, pool: GroupExchange) -> None:
         self._pool = pool
         self._reading = 0
         self._all_read = asyncio.Event()
         self._all_read.set()
-        self._sender = BatchSender[PackedGroups, list[Verdict]](
+        self._sender = BatchSender[PackedGroups, list[SubmitVerdict]](
             self._send,
             before_send=self._await_read,
             pause=PAUSE,
@@ -77,7 +77,7 @@ class GroupSender:
             if not self._reading:
                 self._all_read.set()
 
-    async def submit(self, columns: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+    async def submit(self, columns: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
         """One verdict a step. The groups are sent even if the caller is cancelled."""
         return await self._sender.submit(PackedGroups(columns, registrations))
 
@@ -87,7 +87,7 @@ class GroupSender:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._all_read.wait(), READING_TIMEOUT)
 
-    async def _send(self, message: Sequence[PackedGroups]) -> list[list[Verdict]]:
+    async def _send(self, message: Sequence[PackedGroups]) -> list[list[SubmitVerdict]]:
         registrations = [wanted for groups in message for wanted in groups.registrations]
         columns = stack([groups.columns for groups in message])
         verdicts = iter(await self._pool.submit_columns(columns, registrations))
@@ -120,7 +120,7 @@ def _named(group: ScoredGroup, env_id: str | None) -> ScoredGroup:
 
 
 class Taking:
-    def __init__(self, pool: DoorPort, sight: Sight) -> None:
+    def __init__(self, pool: GroupExchange, sight: Sight) -> None:
         self.latest: dict[str, ScoredGroup] = {}
         """By channel, the newest group."""
         self._pool = pool
@@ -142,7 +142,7 @@ class Taking:
         verdicts = iter(await self._sender.submit(stack(parts), registrations))
         fates = [{next(verdicts) for _ in range(len(group))} for group in groups]
         self._count(fates)
-        if any(Verdict.FULL in fate for fate in fates):
+        if any(SubmitVerdict.FULL in fate for fate in fates):
             raise PoolFull(f"channel {channel!r} is full; there will be room once the trainer has taken some")
         self.latest[channel] = groups[-1]
         return [fate <= REPEATED for fate in fates]
@@ -172,9 +172,9 @@ class Taking:
             parts.append(part)
         return parts, registrations
 
-    def _count(self, fates: Sequence[set[Verdict]]) -> None:
+    def _count(self, fates: Sequence[set[SubmitVerdict]]) -> None:
         for fate in fates:
-            result = "refused" if Verdict.FULL in fate else "duplicate" if fate <= REPEATED else "received"
+            result = "refused" if SubmitVerdict.FULL in fate else "duplicate" if fate <= REPEATED else "received"
             self._sight.groups(result)
 
 

@@ -7,7 +7,7 @@ each batch that was delivered, and for no other reason.
 
 from dataclasses import dataclass
 
-from stepwell.pool.api.filling import Backlog
+from stepwell.pool.api.leasing import ReadyGroups
 from stepwell.wire.atropos_calls import ChannelState, EnvironmentState, EnvRegistration, TrainerRegistration
 
 SILENCE = 300.0
@@ -94,10 +94,10 @@ class Registry:
         total = sum(known.pull for known in self.environments if known.is_connected(now))
         return max(LEAST_WEIGHT, environment.pull / total) if total > 0 else LEAST_WEIGHT
 
-    def status(self, backlog: Backlog) -> Status:
+    def status(self, backlog: ReadyGroups) -> Status:
         return Status(self.step, backlog.total_groups)
 
-    def env_status(self, environment: Environment, backlog: Backlog, now: float) -> EnvStatus:
+    def env_status(self, environment: Environment, backlog: ReadyGroups, now: float) -> EnvStatus:
         shares = self.shares(now)
         own = backlog.trajectories_of(environment.name)
         group_size = max(environment.wanted.group_size, *backlog.groups.get(environment.name, ()), 1)
@@ -111,7 +111,7 @@ class Registry:
             env_weight=self.weight(environment, now),
         )
 
-    def _spare(self, source: str, shares: dict[str, float], backlog: Backlog) -> int:
+    def _spare(self, source: str, shares: dict[str, float], backlog: ReadyGroups) -> int:
         """Sequences of a source beyond what its own minimum takes from the next batch, in whole groups."""
         largest = max(1, backlog.largest)
         packed = -(-backlog.trajectories_of(source) // largest) * largest

@@ -10,7 +10,7 @@ from stepwell.atropos.group_intake import Taking, read_groups
 from stepwell.atropos.http import Answer, LongAnswer, Request, json_answer
 from stepwell.atropos.metrics import Sight
 from stepwell.atropos.registries import Registries
-from stepwell.pool.api.ports import DoorPort
+from stepwell.pool.api.ports import GroupExchange
 from stepwell.wire import atropos_calls as shapes
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
 from stepwell.wire.scored_groups_json import NO_EXAMPLE, group_parts
@@ -20,7 +20,7 @@ Handler: TypeAlias = Callable[[str, Request], Awaitable[Answer | LongAnswer]]
 
 
 class Calls:
-    def __init__(self, pool: DoorPort, registries: Registries, sight: Sight) -> None:
+    def __init__(self, pool: GroupExchange, registries: Registries, sight: Sight) -> None:
         self._pool = pool
         self._registries = registries
         self._taking = Taking(pool, sight)

@@ -22,15 +22,15 @@ from stepwell.dashboard.queries import Desk
 from stepwell.dashboard.routes import LONGEST, api_router
 from stepwell.dashboard.status import About, Status
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.ports import SightPort
-from stepwell.pool.api.watching import Series
+from stepwell.pool.api.ports import PoolReader
+from stepwell.pool.api.series import TimeSeries
 
 SPANS = (60.0, 300.0, 900.0, 3600.0, 6 * 3600.0, LONGEST)
 
 
 def create_dashboard(
     *,
-    pool: SightPort,
+    pool: PoolReader,
     keys: AccessKeys,
     limits: Limits,
     tokenizer: Tokenizer | None,
@@ -83,10 +83,10 @@ def create_dashboard(
 class SharedSeries:
     """The last minutes and hours, each span shared by all who ask for it or for a little less."""
 
-    def __init__(self, pool: SightPort) -> None:
+    def __init__(self, pool: PoolReader) -> None:
         self._spans = {span: SharedAnswer(partial(pool.series, seconds=span)) for span in SPANS}
 
-    def of(self, seconds: float) -> SharedAnswer[Series]:
+    def of(self, seconds: float) -> SharedAnswer[TimeSeries]:
         return self._spans[min(span for span in SPANS if span >= seconds)]
 
     async def close(self) -> None:

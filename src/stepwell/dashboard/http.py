@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepwell import errors
 from stepwell.common.access_keys import AccessKeys
+from stepwell.pool.api.watching import TrajectorySnapshot
 
 STATUS: Mapping[type[errors.StepwellError], int] = {
     errors.BadRequest: 400,
@@ -47,11 +48,22 @@ def as_json(value: object) -> bytes:
     try:
         return orjson.dumps(value, option=OPTIONS, default=_plain)
     except orjson.JSONEncodeError:  # metadata may hold integers of any length, and halves of characters
-        return json.dumps(value, default=_plain).encode()
+        return json.dumps(_plain_tree(value), default=_plain).encode()
+
+
+def _plain_tree(value: object) -> object:
+    """The same for Python's json, which writes every named tuple as a list."""
+    if isinstance(value, TrajectorySnapshot) or is_dataclass(value):
+        value = _plain(value)
+    if isinstance(value, Mapping):
+        return {key: _plain_tree(item) for key, item in value.items()}
+    return [_plain_tree(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: object) -> object:
-    """What orjson leaves to others: tuples with names, above all."""
+    """Values that orjson does not know: named tuples above all."""
+    if isinstance(value, TrajectorySnapshot):
+        return value.public()
     if isinstance(value, tuple):
         return list(value)
     if is_dataclass(value):

@@ -17,7 +17,7 @@ from stepwell.common.coalescing import SharedAnswer
 from stepwell.dashboard.index.follower import Following
 from stepwell.dashboard.index.trajectories import Index
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.stats import ChannelStats, PoolStats, Tally
+from stepwell.pool.api.stats import ChannelStats, PoolStats, StepCount
 
 Readings = Iterable[tuple[tuple[str, ...], float]]
 """By the labels' values."""
@@ -56,7 +56,7 @@ def _counted(name: str, text: str, label: str, read: Callable[[PoolStats], Mappi
     return Shown(CounterMetricFamily, name, text, (label,), readings)
 
 
-def _wasted(name: str, text: str, read: Callable[[Tally], float]) -> Shown:
+def _wasted(name: str, text: str, read: Callable[[StepCount], float]) -> Shown:
     def readings(stats: PoolStats) -> Readings:
         for channel, found in stats.channels.items():
             for cause, tally in found.dropped.items():

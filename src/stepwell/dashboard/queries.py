@@ -17,11 +17,12 @@ from stepwell.dashboard.index.texts import Texts, having
 from stepwell.dashboard.index.trajectories import Found, Index, Key, key_of
 from stepwell.dashboard.views import GroupView, StepView, group_view, last_text, step_views
 from stepwell.errors import BadRequest, PoolUnavailable, UnknownTrajectory
+from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
 from stepwell.pool.api.explanations import why_not_trained
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.ports import SightPort
+from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.stats import PoolStats
-from stepwell.pool.api.watching import AuditEntry, Curated, Curation, State, Summary
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import JsonObject
 
@@ -32,7 +33,7 @@ AUDITED = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryView:
-    summary: Summary
+    summary: TrajectorySnapshot
     why: str
     """Why it was not trained, or not yet; empty if it was."""
     held: bool
@@ -47,7 +48,7 @@ class TrajectoryView:
 class Desk:
     def __init__(
         self,
-        pool: SightPort,
+        pool: PoolReader,
         limits: Limits,
         stats: SharedAnswer[PoolStats],
         index: Index,
@@ -96,24 +97,24 @@ class Desk:
             raise UnknownTrajectory(f"no such group of prompt {prompt_uid!r} is known here")
         return group_view(rows, await self._last_texts(rows[:SIDE_BY_SIDE]))
 
-    async def curate(self, curations: Sequence[Curation]) -> Mapping[str, Curated]:
+    async def curate(self, curations: Sequence[Curation]) -> Mapping[str, CurationOutcome]:
         """One after the other, so that a long list does not hold up the pool. The lists here show it at once."""
         try:
             return {wanted.trajectory_uid: await self._pool.curate(wanted) for wanted in curations}
         finally:
             await self._following.look()
 
-    async def _why(self, summary: Summary) -> str:
+    async def _why(self, summary: TrajectorySnapshot) -> str:
         try:
             version = (await self._stats.get()).policy_version
         except PoolUnavailable:
             version = summary.newest_version or 0
         return why_not_trained(summary, self._limits, version)
 
-    async def _last_texts(self, rows: Sequence[Summary]) -> dict[Key, str]:
+    async def _last_texts(self, rows: Sequence[TrajectorySnapshot]) -> dict[Key, str]:
         if self._decoder.why_not():
             return {}
-        columns = await self._pool.read([key_of(row) for row in rows if row.state is not State.DROPPED])
+        columns = await self._pool.read([key_of(row) for row in rows if row.state is not TrajectoryState.DROPPED])
 
         def decode() -> dict[Key, str]:
             return {key: last_text(steps, self._decoder) for key, steps in by_trajectory(columns)}

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, model_validator
 
 from stepwell.dashboard.index.search import Search
-from stepwell.pool.api.watching import Action, Curation
+from stepwell.pool.api.curation import Curation, CurationAction
 
 
 def _blank_is_none(value: object) -> object:
@@ -54,7 +54,7 @@ class Named(Shape):
 
 
 class CurationAsked(Shape):
-    action: Action
+    action: CurationAction
     trajectories: list[Named] = Field(min_length=1, max_length=500)
     by: Annotated[str, Field(min_length=1, max_length=80)]
     why: str = Field(default="", max_length=500)
@@ -63,9 +63,9 @@ class CurationAsked(Shape):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if self.action in (Action.MARK, Action.UNMARK) and not self.mark.strip():
+        if self.action in (CurationAction.MARK, CurationAction.UNMARK) and not self.mark.strip():
             raise ValueError(f"{self.action} needs a mark: a short word")
-        if self.action is Action.RELABEL and self.reward is None:
+        if self.action is CurationAction.RELABEL and self.reward is None:
             raise ValueError("relabel needs a reward: a number")
         return self
 

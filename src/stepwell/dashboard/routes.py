@@ -14,8 +14,8 @@ from stepwell.dashboard.index.trajectories import Index
 from stepwell.dashboard.queries import Desk
 from stepwell.dashboard.request_shapes import CurationAsked, TrajectoriesAsked, Uid
 from stepwell.dashboard.status import Status
-from stepwell.pool.api.ports import SightPort
-from stepwell.pool.api.watching import Series
+from stepwell.pool.api.ports import PoolReader
+from stepwell.pool.api.series import TimeSeries
 
 FACETS = {
     "channels": "channel",
@@ -29,10 +29,10 @@ LONGEST = 24 * 3600.0
 
 
 def api_router(
-    pool: SightPort,
+    pool: PoolReader,
     desk: Desk,
     status: Status,
-    series: Callable[[float], SharedAnswer[Series]],
+    series: Callable[[float], SharedAnswer[TimeSeries]],
     gateways: Gateways,
     index: Index,
     texts: Texts,

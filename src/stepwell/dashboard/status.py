@@ -11,7 +11,7 @@ from stepwell.dashboard.index.follower import Following
 from stepwell.dashboard.index.texts import Texts
 from stepwell.dashboard.index.trajectories import Index
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, Tally
+from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,11 @@ class ChannelNow:
     trajectories: int
     nbytes: int
     history_groups: int
-    held: Tally
-    accepted: Tally
-    shipped: Tally
-    dropped: Mapping[str, Tally]
-    left_out: Mapping[str, Tally]
+    held: StepCount
+    accepted: StepCount
+    shipped: StepCount
+    dropped: Mapping[str, StepCount]
+    left_out: Mapping[str, StepCount]
     oldest_age: float
     """Seconds since its oldest group was opened; 0 without any."""
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.index.trajectories import Key, key_of
-from stepwell.pool.api.watching import State, Summary
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.steps.conversation import ConversationTurn, conversation, shared_length
 from stepwell.steps.step import IntArray, JsonObject, Step, VersionSpan
 
@@ -64,7 +64,7 @@ class StepView:
 class Rollout:
     """One place of a group."""
 
-    summary: Summary
+    summary: TrajectorySnapshot
     advantage: float | None
     last: str
     """The end of its last response."""
@@ -86,9 +86,11 @@ def step_views(steps: Sequence[Step], decoder: TokenDecoder) -> list[StepView]:
     return [_step_view(step, shared_length(before, step.prompt_ids), decoder) for before, step in pairs if step]
 
 
-def group_view(rows: Sequence[Summary], last: Mapping[Key, str]) -> GroupView:
+def group_view(rows: Sequence[TrajectorySnapshot], last: Mapping[Key, str]) -> GroupView:
     """A rollout that was dropped is trained with no one: it has no advantage, and no part in the mean."""
-    rewards = {key_of(row): row.reward for row in rows if row.reward is not None and row.state is not State.DROPPED}
+    rewards = {
+        key_of(row): row.reward for row in rows if row.reward is not None and row.state is not TrajectoryState.DROPPED
+    }
     mean = statistics.fmean(rewards.values()) if rewards else None
     std = statistics.pstdev(rewards.values()) if rewards else None
 

@@ -33,8 +33,7 @@ def make_pool(name: str, *, batch: int, ahead: int) -> "DataPool":
 
     Nothing is dropped for its age: the trainer counts with it.
     """
-    from stepwell.pool.api.plan import Limits, OnStale
-    from stepwell.pool.api.pool_plan import PoolPlan
+    from stepwell.pool.api.plan import Limits, OnStale, PoolPlan
     from stepwell.pool.client import DataPool, PoolClient
     from stepwell.pool.shard.actor import start_pool
 

@@ -23,7 +23,7 @@ from stepwell.engines.vllm import VllmControl
 from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
 from stepwell.gateway.app import create_app
 from stepwell.pool.api.pacing import Pacing
-from stepwell.pool.rules.ingest import Ending, Registration, Reward, Verdict
+from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.steps.step import JsonObject, Step
 
 LONGEST = 4096
@@ -47,10 +47,10 @@ class RecordingPool:
 
     async def submit_steps(
         self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
-    ) -> list[Verdict]:
+    ) -> list[SubmitVerdict]:
         for step in steps:
             self._steps[step.trajectory_uid].append(step)
-        return [Verdict.ACCEPTED] * len(steps)
+        return [SubmitVerdict.ACCEPTED] * len(steps)
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
         return True
@@ -58,14 +58,14 @@ class RecordingPool:
     async def register_trajectory(self, wanted: Registration) -> None:
         pass
 
-    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> Ending:
-        return Ending.COMPLETED
+    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> EndResult:
+        return EndResult.COMPLETED
 
-    async def give_reward(self, reward: Reward) -> bool:
+    async def give_reward(self, reward: RewardGiven) -> bool:
         return False
 
-    async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> Ending:
-        return Ending.ABORTED
+    async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
+        return EndResult.ABORTED
 
     async def pacing(self, channel: str) -> Pacing:
         return Pacing(batch=0, batches_ahead=1, in_flight=0, queued=0)

@@ -1,20 +1,14 @@
-"""Where a thing goes: groups to shards, calls to engines.
+"""Which engine a call goes to.
 
-Both are decided from names and counts alone. A shard, and the engine that a trajectory sticks to, come out the same in
-every process; engines may come and go between two choices.
+The choice depends on names and counts alone. The engine that a trajectory sticks to is the same in every process;
+engines may come and go between two choices.
 """
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Protocol, TypeVar
-from zlib import crc32
 
 from stepwell.errors import BadRequest
-
-
-def shard_of(prompt_uid: str, shards: int) -> int:
-    """The shard that owns a group. The same in every process and on every day (unlike Python's own hash)."""
-    return crc32(prompt_uid.encode()) % shards
 
 
 class Routable(Protocol):

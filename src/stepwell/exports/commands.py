@@ -18,8 +18,8 @@ from stepwell.exports.preferences import Preferences
 from stepwell.exports.progress import TransferProgress
 from stepwell.exports.selection import Choice
 from stepwell.exports.sft import Imitation
-from stepwell.pool.api.ports import SightPort
-from stepwell.pool.api.watching import State
+from stepwell.pool.api.ports import PoolReader
+from stepwell.pool.api.watching import TrajectoryState
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import Exactness
 from stepwell.steps.tables import Tables
@@ -30,7 +30,7 @@ Say: TypeAlias = Callable[[str], None]
 
 
 async def run_export(
-    settings: ExportSettings, pool: SightPort | None, tables: Tables, decode: Decode | None, say: Say
+    settings: ExportSettings, pool: PoolReader | None, tables: Tables, decode: Decode | None, say: Say
 ) -> None:
     """From the pool, or without one from files."""
     shape = make_shape(settings, tables, decode)
@@ -76,7 +76,7 @@ def make_choice(settings: ExportSettings) -> Choice:
     return Choice(
         channel=settings.channel,
         source=settings.source,
-        state=None if settings.state is None else State(settings.state),
+        state=None if settings.state is None else TrajectoryState(settings.state),
         mark=settings.mark,
         min_exactness=None if settings.min_exactness is None else Exactness(settings.min_exactness),
         reward_min=settings.reward_min,

@@ -17,9 +17,9 @@ from stepwell.common.retry import retry_while_unavailable
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.exports.pool_source import ATTEMPTS, BACKOFF
 from stepwell.exports.progress import TransferProgress
-from stepwell.pool.api.ports import DoorPort, SightPort
+from stepwell.pool.api.ports import GroupExchange, PoolReader
+from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.api.watching import Cursor
-from stepwell.pool.rules.ingest import Registration, Verdict
 from stepwell.steps.columns import Columns, stack, unpack
 from stepwell.steps.groups import StepGroup, split_by_size
 from stepwell.steps.soundness import fault_kind, step_fault
@@ -29,7 +29,7 @@ A_MESSAGE = 2**23
 """Bytes sent at once."""
 
 
-class PoolToFill(SightPort, DoorPort, Protocol):
+class PoolToFill(PoolReader, GroupExchange, Protocol):
     """The DataPool, as an import sees it."""
 
 
@@ -37,7 +37,7 @@ class PoolToFill(SightPort, DoorPort, Protocol):
 class Outcome:
     """What became of the steps of an import."""
 
-    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    verdicts: Counter[SubmitVerdict] = field(default_factory=Counter)
     unsound: Counter[str] = field(default_factory=Counter)
     """Trajectories that were not sent, by what was wrong with a step of theirs."""
     lost: Mapping[str, int] = field(default_factory=dict)
@@ -120,17 +120,17 @@ def _sound(group: StepGroup, faults: Counter[str]) -> StepGroup | None:
     return group.only(kept) if kept else None
 
 
-async def _known(pool: SightPort) -> set[tuple[str, str]]:
+async def _known(pool: PoolReader) -> set[tuple[str, str]]:
     """(trajectory_uid, prompt_uid) of all that the pool holds, and of the last that are gone."""
     known, cursors, more = set[tuple[str, str]](), dict[str, Cursor](), True
     while more:
         changes = await pool.changes(cursors)
-        known.update((one.trajectory_uid, one.prompt_uid) for one in changes.summaries)
+        known.update((one.trajectory_uid, one.prompt_uid) for one in changes.snapshots)
         cursors, more = dict(changes.cursors), changes.more
     return known
 
 
-async def _dropped(pool: SightPort) -> Counter[str]:
+async def _dropped(pool: PoolReader) -> Counter[str]:
     found: Counter[str] = Counter()
     for channel in (await pool.stats()).channels.values():
         found.update({cause: tally.steps for cause, tally in channel.dropped.items()})

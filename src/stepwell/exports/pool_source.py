@@ -13,8 +13,8 @@ from itertools import groupby
 from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.errors import PoolUnavailable
 from stepwell.exports.selection import Choice
-from stepwell.pool.api.ports import SightPort
-from stepwell.pool.api.watching import Cursor, Summary
+from stepwell.pool.api.ports import PoolReader
+from stepwell.pool.api.watching import Cursor, TrajectorySnapshot
 from stepwell.steps.columns import Columns, cut, pack, stack, unpack
 from stepwell.steps.groups import StepGroup
 
@@ -44,13 +44,13 @@ class Listing:
     def __len__(self) -> int:
         return len(self._place)
 
-    def put(self, one: Summary) -> None:
+    def put(self, one: TrajectorySnapshot) -> None:
         self.take_out(one)
         listed = ListedGroup(one.prompt_uid, one.channel, one.source)
         self._groups.setdefault((one.shard, one.group), listed).tokens[one.trajectory_uid] = one.tokens
         self._place[one.shard, one.trajectory_uid] = one.group
 
-    def take_out(self, one: Summary) -> None:
+    def take_out(self, one: TrajectorySnapshot) -> None:
         number = self._place.pop((one.shard, one.trajectory_uid), None)
         if number is not None:
             del self._groups[one.shard, number].tokens[one.trajectory_uid]
@@ -76,13 +76,13 @@ class Listing:
                 yield page
 
 
-async def list_pool(pool: SightPort, choice: Choice) -> Listing:
+async def list_pool(pool: PoolReader, choice: Choice) -> Listing:
     listing, cursors, more = Listing(), dict[str, Cursor](), True
     while more:
         changes = await pool.changes(cursors)
-        for shard in changes.anew:
+        for shard in changes.reset_shards:
             listing.forget(shard)
-        for one in changes.summaries:
+        for one in changes.snapshots:
             if choice.takes(one) and one.steps > one.quarantined:
                 listing.put(one)
             else:
@@ -91,7 +91,7 @@ async def list_pool(pool: SightPort, choice: Choice) -> Listing:
     return listing
 
 
-async def read_groups(pool: SightPort, listing: Listing, backoff: Backoff = BACKOFF) -> AsyncIterator[StepGroup]:
+async def read_groups(pool: PoolReader, listing: Listing, backoff: Backoff = BACKOFF) -> AsyncIterator[StepGroup]:
     """What is still there of what is listed."""
     for page in listing.pages():
         names = [(uid, group.prompt_uid) for group in page for uid in group.tokens]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepwell.pool.api.watching import State, Summary
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import GRADES, Exactness
@@ -22,7 +22,7 @@ class Choice:
 
     channel: str | None = None
     source: str | None = None
-    state: State | None = None
+    state: TrajectoryState | None = None
     mark: str | None = None
     min_exactness: Exactness | None = None
     reward_min: float | None = None
@@ -32,7 +32,7 @@ class Choice:
     since: float | None = None
     until: float | None = None
 
-    def takes(self, one: Summary) -> bool:
+    def takes(self, one: TrajectorySnapshot) -> bool:
         return (
             self.channel in (None, one.channel)
             and self.source in (None, one.source)
@@ -55,13 +55,14 @@ class Choice:
         return group.only(taken) if taken else None
 
 
-def summary_of(columns: Columns, group: StepGroup) -> Summary:
+def summary_of(columns: Columns, group: StepGroup) -> TrajectorySnapshot:
     """A stored trajectory at a glance; it counts as trained, as all of an archive was."""
     rewards = columns.rewards_S[~np.isnan(columns.rewards_S)]
     versions = [span.version for spans in columns.version_spans for span in spans]
     plain = [not spans for spans in columns.version_spans]
     versions += columns.policy_versions_S[plain].tolist()
-    return Summary(
+    worst: Exactness = max(columns.exactness, key=GRADES.__getitem__)
+    return TrajectorySnapshot(
         trajectory_uid=columns.trajectory_uids[0],
         prompt_uid=columns.prompt_uids[0],
         channel=group.channel,
@@ -69,12 +70,12 @@ def summary_of(columns: Columns, group: StepGroup) -> Summary:
         shard="",
         group=0,
         group_size=0,
-        state=State.TRAINED,
+        state=TrajectoryState.TRAINED,
         steps=len(columns),
         reward=float(rewards.sum()) if len(rewards) else None,
         oldest_version=min(versions),
         newest_version=max(versions),
-        exactness=max(columns.exactness, key=GRADES.__getitem__),
+        exactness=worst,
         marks=_marks(columns),
         started_at=float(columns.started_at_S.min()),
     )
@@ -85,12 +86,12 @@ def _marks(columns: Columns) -> tuple[str, ...]:
     return tuple(str(mark) for mark in marks) if isinstance(marks, list) else ()
 
 
-def _is_out(one: Summary) -> bool:
+def _is_out(one: TrajectorySnapshot) -> bool:
     """Dropped, or to be dropped when its lease ends: then a note says who rejected it."""
-    return one.state is State.DROPPED or (one.state is State.LEASED and bool(one.note))
+    return one.state is TrajectoryState.DROPPED or (one.state is TrajectoryState.LEASED and bool(one.note))
 
 
-def _is_exact(one: Summary, least: Exactness) -> bool:
+def _is_exact(one: TrajectorySnapshot, least: Exactness) -> bool:
     return bool(one.exactness) and Exactness(one.exactness).at_least(least)
 
 

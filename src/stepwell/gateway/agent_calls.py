@@ -27,9 +27,9 @@ from stepwell.gateway.http.response_writer import KeepAlives, Message, ResponseW
 from stepwell.gateway.http.tracing import NoTracing
 from stepwell.gateway.recording.recorded import CallContext
 from stepwell.gateway.recording.step_builder import StepBuilder
-from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryRef
-from stepwell.pool.api.ports import PoolPort
-from stepwell.pool.rules.ingest import Registration
+from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.pool.api.ports import StepSink
+from stepwell.pool.api.producing import Registration, TrajectoryRef
 from stepwell.steps.step import Exactness, JsonObject
 from stepwell.wire.openai import NO_USAGE, Sampled, Usage
 
@@ -101,7 +101,7 @@ class AgentCalls:
     def __init__(
         self,
         *,
-        pool: PoolPort,
+        pool: StepSink,
         engines: EngineFleet,
         known: KnownTrajectories,
         recording: StepBuilder,

@@ -30,7 +30,7 @@ from stepwell.gateway.routes.trajectory_routes import opening_router, trajectory
 from stepwell.gateway.routes.unrecorded_calls import UnrecordedCalls, unrecorded_router
 from stepwell.gateway.routes.whitebox_routes import whitebox_router
 from stepwell.gateway.trajectories import KnownTrajectories
-from stepwell.pool.api.ports import PoolPort, RewardPort
+from stepwell.pool.api.ports import RewardScorer, StepSink
 
 DRAIN_TIMEOUT = 30.0
 """Seconds a gateway that is told to end waits for the pool to take its last steps."""
@@ -38,10 +38,10 @@ DRAIN_TIMEOUT = 30.0
 
 def create_app(
     *,
-    pool: PoolPort,
+    pool: StepSink,
     engines: EngineFleet,
     tokenizer: BackgroundTokenizer,
-    rewards: RewardPort | None,
+    rewards: RewardScorer | None,
     prompt_length: int,
     response_length: int,
     keys: AccessKeys,

@@ -7,14 +7,14 @@ from uuid import uuid4
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryRef
-from stepwell.pool.api.ports import PoolPort
-from stepwell.pool.rules.ingest import Registration
+from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.pool.api.ports import StepSink
+from stepwell.pool.api.producing import Registration, TrajectoryRef
 from stepwell.wire import gateway_api as shapes
 
 
 class TrajectoryLifecycle:
-    def __init__(self, pool: PoolPort, recorder: Outbox, known: KnownTrajectories, keys: AccessKeys) -> None:
+    def __init__(self, pool: StepSink, recorder: Outbox, known: KnownTrajectories, keys: AccessKeys) -> None:
         self._pool = pool
         self._recorder = recorder
         self._known = known

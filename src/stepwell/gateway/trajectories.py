@@ -1,24 +1,16 @@
 """Which trajectories there are, as far as this gateway has asked. Losing it costs a question each, nothing else."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from stepwell.errors import UnknownTrajectory
-from stepwell.pool.api.ports import PoolPort
+from stepwell.pool.api.ports import StepSink
+from stepwell.pool.api.producing import TrajectoryRef
 
 KEPT = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class TrajectoryRef:
-    """A trajectory as its URL names it."""
-
-    trajectory_uid: str
-    prompt_uid: str
-
-
 class KnownTrajectories:
-    def __init__(self, pool: PoolPort) -> None:
+    def __init__(self, pool: StepSink) -> None:
         self._pool = pool
         self._known: OrderedDict[str, str] = OrderedDict()
 

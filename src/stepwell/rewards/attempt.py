@@ -11,7 +11,7 @@ from numbers import Real
 import numpy as np
 import orjson
 
-from stepwell.pool.api.scoring import Outcome, Score
+from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.rewards.blame import shortened
 
 NOTES_KEPT = 10_000
@@ -21,7 +21,7 @@ WANTED = "a reward function gives a float or a Score"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    outcome: Outcome
+    outcome: JudgementOutcome
     score: Score | None = None
     """There if, and only if, the outcome is SCORE."""
     why: str = ""
@@ -36,9 +36,9 @@ class NoScore(Exception):
 def attempt_of(result: object, steps: int, seconds: float) -> Attempt:
     """What a function gave for a sample of so many steps."""
     try:
-        return Attempt(Outcome.SCORE, as_score(result, steps), seconds=seconds)
+        return Attempt(JudgementOutcome.SCORE, as_score(result, steps), seconds=seconds)
     except NoScore as why:
-        return Attempt(Outcome.ERROR, why=str(why), seconds=seconds)
+        return Attempt(JudgementOutcome.ERROR, why=str(why), seconds=seconds)
 
 
 def as_score(result: object, steps: int) -> Score:
@@ -81,7 +81,7 @@ def read_attempt(answer: bytes) -> tuple[int, Attempt, bool]:
     if score is not None:
         value, parts, step_rewards, notes = score
         score = Score(value, parts, tuple(step_rewards), notes)
-    return number, Attempt(Outcome(outcome), score, why, seconds), leaving
+    return number, Attempt(JudgementOutcome(outcome), score, why, seconds), leaving
 
 
 def _number(given: object, who: str) -> float:

@@ -8,7 +8,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from stepwell.errors import NotReady, RewardFailed, StepwellError
-from stepwell.pool.api.ports import RewardRequest, RewardScore
+from stepwell.pool.api.scoring import RewardRequest, RewardScore
 
 TIMEOUT = 60.0
 PAUSE = 0.2

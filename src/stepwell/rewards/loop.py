@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from stepwell.errors import StepwellError
-from stepwell.pool.api.ports import ScoringPort
+from stepwell.pool.api.ports import RewardSource
 from stepwell.pool.api.scoring import Judgement
 from stepwell.rewards.pace import Pace
 from stepwell.rewards.sample import sample_of
@@ -29,7 +29,7 @@ PAUSE = 1.0
 
 
 class RewardLoop:
-    def __init__(self, runner: Runner, port: ScoringPort) -> None:
+    def __init__(self, runner: Runner, port: RewardSource) -> None:
         self._runner = runner
         self._port = port
         self._lease = LEASE + 2 * runner.job.timeout
@@ -58,14 +58,14 @@ class RewardLoop:
             if taken is not None:
                 self._begin(*taken)
 
-    def _begin(self, ticket: str, trajectories: Sequence[Sequence[Step]]) -> None:
+    def _begin(self, lease_uid: str, trajectories: Sequence[Sequence[Step]]) -> None:
         self._pace.take(len(trajectories))
         for steps in trajectories:
-            judging = asyncio.create_task(self._judge(ticket, steps))
+            judging = asyncio.create_task(self._judge(lease_uid, steps))
             self._judging.add(judging)
             judging.add_done_callback(self._judging.discard)
 
-    async def _judge(self, ticket: str, steps: Sequence[Step]) -> None:
+    async def _judge(self, lease_uid: str, steps: Sequence[Step]) -> None:
         try:
             async with asyncio.timeout(self._lease):
                 attempt = await self._runner.run(sample_of(steps))
@@ -76,7 +76,7 @@ class RewardLoop:
             Judgement(
                 trajectory_uid=steps[0].trajectory_uid,
                 prompt_uid=steps[0].prompt_uid,
-                ticket=ticket,
+                lease_uid=lease_uid,
                 outcome=attempt.outcome,
                 score=attempt.score,
                 why=attempt.why,

@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import TypeAlias
 
 from stepwell.errors import BadRequest, RewardFailed
-from stepwell.pool.api.scoring import Outcome
+from stepwell.pool.api.scoring import JudgementOutcome
 from stepwell.rewards.attempt import Attempt
 from stepwell.rewards.blame import shortened
 from stepwell.rewards.rescoring import rescored
@@ -35,7 +35,7 @@ class Summary:
     """What came of many attempts."""
 
     def __init__(self) -> None:
-        self._failures: Counter[Outcome] = Counter()
+        self._failures: Counter[JudgementOutcome] = Counter()
         self._scored = 0
         self._sum, self._least, self._most = 0.0, float("inf"), float("-inf")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from stepwell.common.tokenizers import Decode, no_tokenizer
-from stepwell.pool.api.ports import RewardRequest
+from stepwell.pool.api.scoring import RewardRequest
 from stepwell.steps.step import IntArray, Json, JsonObject, Step, ids_array
 from stepwell.steps.templates import Message, read_messages, without_end
 

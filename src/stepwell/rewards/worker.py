@@ -15,8 +15,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from stepwell.errors import Conflict, RewardFailed, StepwellError
-from stepwell.pool.api.ports import RewardRequest, RewardScore, ScoringPort
-from stepwell.pool.api.scoring import Score
+from stepwell.pool.api.ports import RewardSource
+from stepwell.pool.api.scoring import RewardRequest, RewardScore, Score
 from stepwell.rewards.loop import RewardLoop
 from stepwell.rewards.sample import sample_of_request
 from stepwell.rewards.sandbox.job import Job
@@ -46,7 +46,7 @@ class RewardPlan:
 
 
 class RewardLoopWorker:
-    def __init__(self, plan: RewardPlan, port_factory: Callable[[], ScoringPort]) -> None:
+    def __init__(self, plan: RewardPlan, port_factory: Callable[[], RewardSource]) -> None:
         self._plan = plan
         self._port_factory = port_factory
         self._runner = Runner(plan.job)
@@ -87,7 +87,7 @@ class RewardLoopWorker:
         self._has_tried.set()
 
 
-def start_rewards(plan: RewardPlan, port_factory: Callable[[], ScoringPort], namespace: str) -> RewardPlan:
+def start_rewards(plan: RewardPlan, port_factory: Callable[[], RewardSource], namespace: str) -> RewardPlan:
     """Create the workers, or find them if they are there; gives the plan they follow, another one if any has one.
 
     They outlive whoever started them, and restart by themselves. Conflict if some are there with another job and some
@@ -110,7 +110,7 @@ def _find(name: str, namespace: str) -> Any | None:
         return None
 
 
-def _make(name: str, plan: RewardPlan, port_factory: Callable[[], ScoringPort], namespace: str) -> Any:
+def _make(name: str, plan: RewardPlan, port_factory: Callable[[], RewardSource], namespace: str) -> Any:
     made = ray.remote(RewardLoopWorker).options(
         name=name,
         namespace=namespace,

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.pool.api.leasing import Leased
+from stepwell.pool.api.leasing import HasLeases
 from stepwell.steps.columns import Columns
 from stepwell.steps.layout import IndexArray
 from stepwell.steps.rows import MergedRows
@@ -19,7 +19,7 @@ class Leases:
     leases: tuple[tuple[str, str], ...]
 
 
-class TrainingBatch(Leased, Protocol):
+class TrainingBatch(HasLeases, Protocol):
     """Whole groups. See `stepwell.pool.client.batch.Batch`, which has more."""
 
     @property
@@ -52,10 +52,10 @@ class TrainingPool(VersionedPool, Protocol):
     def fetch_batch(self, count: int, *, timeout: float, lease: float | None, channel: str) -> TrainingBatch:
         """The oldest ready groups. FetchTimeout says what was still missing."""
 
-    def ack(self, batch: Leased) -> None:
+    def ack(self, batch: HasLeases) -> None:
         """It was trained. LeaseExpired if that took too long: some of it will be handed out again."""
 
-    def nack(self, batch: Leased) -> None:
+    def nack(self, batch: HasLeases) -> None:
         """It was not trained: it goes back to the head of the queue."""
 
     def stats(self) -> PoolVersion: ...

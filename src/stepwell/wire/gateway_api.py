@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
 
-from stepwell.pool.rules.ingest import Ending
+from stepwell.pool.api.producing import EndResult
 from stepwell.steps.step import Step, VersionSpan, ids_array, logprobs_array, mask_array
 
 UID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._~:@-]{0,127}"
@@ -58,7 +58,7 @@ class AbortTrajectory(GatewayBody):
 
 
 class TrajectoryEnded(GatewayBody):
-    status: Ending
+    status: EndResult
 
 
 class Feedback(GatewayBody):

@@ -15,7 +15,7 @@ from stepwell.agents import flow as flow_module
 from stepwell.agents.blackbox import Agent, BlackBoxAgentFlow
 from stepwell.agents.rollout import Rollout, RolloutStatus
 from stepwell.errors import BadRequest
-from stepwell.pool.rules.ingest import Ending
+from stepwell.pool.api.producing import EndResult
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port, serve_gateway
 from tests.rig.memory_pool import MemoryPool
@@ -180,7 +180,7 @@ class SilentAfterCompletions(MemoryPool):
         super().__init__()
         self.has_completed, self.may_answer = asyncio.Event(), asyncio.Event()
 
-    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> Ending:
+    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> EndResult:
         ending = await super().complete_trajectory(trajectory_uid, prompt_uid, reward)
         self.has_completed.set()
         await self.may_answer.wait()

@@ -14,7 +14,7 @@ import pytest
 
 from stepwell.agents.flow import AgentFlow
 from stepwell.agents.rollout import RolloutResult, RolloutStatus
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.fake_engine import FakeEngine

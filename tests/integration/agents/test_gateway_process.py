@@ -16,7 +16,7 @@ from stepwell.agents.gateway_process import GatewayProcess
 from stepwell.agents.rollout import Rollout
 from stepwell.agents.rollouter import AsyncRollouter
 from stepwell.errors import NotReady
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.fake_engine import FakeEngine

@@ -15,7 +15,7 @@ from stepwell.agents.rollouter import AsyncRollouter
 from stepwell.agents.validation import Validation, ValidationReport
 from stepwell.errors import BadRequest
 from stepwell.pool.api.plan import OnDeadline
-from stepwell.pool.rules.ingest import Registration
+from stepwell.pool.api.producing import Registration
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import serve_gateway
 from tests.rig.memory_pool import MemoryPool

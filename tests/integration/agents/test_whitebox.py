@@ -8,7 +8,7 @@ import pytest
 from stepwell.agents.rollout import Rollout, RolloutStatus
 from stepwell.agents.whitebox import AgentFlowBase, Generation
 from stepwell.errors import BadRequest, Conflict
-from stepwell.pool.api.ports import RewardRequest, RewardScore
+from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.steps.step import Exactness
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway

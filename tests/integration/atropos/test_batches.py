@@ -8,7 +8,7 @@ import httpx
 import pytest
 import zstandard
 
-from stepwell.pool.rules.ingest import Registration
+from stepwell.pool.api.producing import Registration
 from stepwell.steps.step import Exactness, Step
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow, groups_to_arrow

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from stepwell.wire.scored_groups import group_from_json

@@ -20,7 +20,7 @@ from stepwell.envs.loop import lifecycle as life
 from stepwell.envs.loop.progress import Progress
 from stepwell.envs.output.html_page import group_html
 from stepwell.envs.servers import ServerManager
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.actor import start_pool
 from stepwell.wire.atropos_calls import EnvRegistration
 from tests.rig.atropos.calling import Door, Group, calling, make_group

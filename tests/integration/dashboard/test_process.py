@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_group

@@ -5,8 +5,7 @@ from typing import Any
 
 from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.exports.commands import run_export, run_import
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.unit.exports.stored import TABLES

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.client import PoolClient
-from stepwell.pool.rules.ingest import Registration, Reward
 from stepwell.steps.step import INDEX_BY_POOL, Exactness, Json, Step, VersionSpan, ids_array, logprobs_array
 
 WORDS = ("plain", "Ünïcödé ✓", "日本語", 'quotes " and \\', "line\nbreak", "")
@@ -99,7 +99,7 @@ async def fill(pool: PoolClient, steps: int, seed: int = 0) -> None:
             held += len(found)
             reward = maker.reward()
             if reward is not None and maker.some(0.3):
-                given = Reward(
+                given = RewardGiven(
                     trajectory_uid=wanted.trajectory_uid,
                     prompt_uid=wanted.prompt_uid,
                     value=reward,

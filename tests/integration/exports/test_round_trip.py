@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.watching import Action, Curation
+from stepwell.pool.api.curation import Curation, CurationAction
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import Batch
 from tests.builders import make_group, make_step
@@ -69,13 +69,13 @@ async def test_a_second_import_changes_nothing(namespace: str, tmp_path: Path) -
     pool = new_pool("data_pool", namespace)
     for prompt in ("p", "q"):
         await pool.submit_groups(*make_group(prompt, 2))
-        await pool.curate(mark(prompt, Action.MARK))
+        await pool.curate(mark(prompt, CurationAction.MARK))
     await export(pool, tmp_path / "a.jsonl")
     for prompt in ("p", "q"):
-        await pool.curate(mark(prompt, Action.UNMARK))
+        await pool.curate(mark(prompt, CurationAction.UNMARK))
     await export(pool, tmp_path / "b.jsonl")
     await pool.fetch_batch(1)
-    (trained,) = {"p", "q"} - {one.prompt_uid for one in (await pool.changes({})).summaries if one.state == "ready"}
+    (trained,) = {"p", "q"} - {one.prompt_uid for one in (await pool.changes({})).snapshots if one.state == "ready"}
 
     assert (await import_into(pool, tmp_path / "a.jsonl"))[1] == "steps: 2 duplicate, 2 late"
     await export(pool, tmp_path / "c.jsonl")
@@ -84,7 +84,7 @@ async def test_a_second_import_changes_nothing(namespace: str, tmp_path: Path) -
     assert [line.split('"source"')[1] for line in again] == [line.split('"source"')[1] for line in left]
 
 
-def mark(prompt: str, action: Action) -> Curation:
+def mark(prompt: str, action: CurationAction) -> Curation:
     return Curation(action=action, trajectory_uid=f"{prompt}-0", prompt_uid=prompt, by="ann", mark="good")
 
 
@@ -92,9 +92,9 @@ async def test_what_people_decided_goes_with_it(namespace: str, tmp_path: Path) 
     first, second = new_pool("first", namespace, shards=1), new_pool("second", namespace, shards=1)
     await first.submit_groups(*make_group("p", 3))
     decisions = [
-        Curation(action=Action.REJECT, trajectory_uid="p-0", prompt_uid="p", by="ann"),
-        Curation(action=Action.RELABEL, trajectory_uid="p-1", prompt_uid="p", by="ann", reward=0.25),
-        Curation(action=Action.MARK, trajectory_uid="p-2", prompt_uid="p", by="ann", mark="good"),
+        Curation(action=CurationAction.REJECT, trajectory_uid="p-0", prompt_uid="p", by="ann"),
+        Curation(action=CurationAction.RELABEL, trajectory_uid="p-1", prompt_uid="p", by="ann", reward=0.25),
+        Curation(action=CurationAction.MARK, trajectory_uid="p-2", prompt_uid="p", by="ann", mark="good"),
     ]
     for decision in decisions:
         await first.curate(decision)
@@ -105,7 +105,7 @@ async def test_what_people_decided_goes_with_it(namespace: str, tmp_path: Path) 
     assert table["reward_source"][0].as_py() == "curation:ann"
 
     await import_into(second, tmp_path / "a.parquet")
-    found = {one.trajectory_uid: one for one in (await second.changes({})).summaries}
+    found = {one.trajectory_uid: one for one in (await second.changes({})).snapshots}
     assert found["p-2"].marks == ("good",)
     assert (found["p-1"].reward, found["p-1"].group_size) == (0.25, 2)
     assert {one.state for one in found.values()} == {"ready"}
@@ -149,6 +149,6 @@ async def test_an_open_trajectory_stays_open(namespace: str, tmp_path: Path) -> 
     await first.submit_steps([make_step("t", "p", uid="u")], channel="train")
     await export(first, tmp_path / "a.parquet")
     await import_into(second, tmp_path / "a.parquet", channel="replay")
-    (found,) = (await second.changes({})).summaries
+    (found,) = (await second.changes({})).snapshots
     assert (found.state, found.channel, found.steps) == ("open", "replay", 1)
     assert await second.complete_trajectory("t", "p", 1.0) == "completed"

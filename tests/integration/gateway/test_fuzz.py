@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.core.result import Ok
 
-from stepwell.pool.api.ports import RewardRequest, RewardScore
+from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.memory_pool import MemoryPool

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from stepwell.gateway.http.response_writer import KeepAlives
-from stepwell.pool.rules.ingest import Verdict
+from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.steps.step import Step
 from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
 from tests.rig.gateways import serve_gateway
@@ -174,7 +174,7 @@ class NotingPool(MemoryPool):
         super().__init__()
         self.noted: list[Step] = []
 
-    async def submit_steps(self, steps: Sequence[Step], **options: Any) -> list[Verdict]:
+    async def submit_steps(self, steps: Sequence[Step], **options: Any) -> list[SubmitVerdict]:
         self.noted += steps
         return await super().submit_steps(steps, **options)
 

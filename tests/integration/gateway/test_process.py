@@ -11,7 +11,7 @@ import httpx
 import ray
 
 import stepwell
-from stepwell.pool.api.ports import RewardRequest, RewardScore
+from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.pool.client import DataPool
 from tests.integration.gateway.conftest import StartGateway
 from tests.rig.fake_engine import FakeEngine

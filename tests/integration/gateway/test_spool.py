@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from stepwell.gateway.recording.spool import Spool
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.integration.gateway.conftest import StartGateway

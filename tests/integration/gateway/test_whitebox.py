@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from stepwell.errors import NotReady, RewardFailed
-from stepwell.pool.api.ports import RewardRequest, RewardScore
+from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import serve_gateway
 from tests.rig.memory_pool import MemoryPool

@@ -3,7 +3,7 @@ from typing import Any
 
 import ray
 
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
 

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.chaos_pool import run_chaos
 from stepwell.errors import FetchTimeout
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.rules.ingest import Registration, Verdict
 from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_step
 from tests.rig.ray_cluster import RayCluster
@@ -45,7 +45,7 @@ async def test_what_a_killed_trainer_had_comes_back_once_and_in_order(
     client = PoolClient("data_pool", namespace)
     for n in range(4):
         await client.register_trajectory(Registration(f"t{n}", f"p{n}"))
-        assert await client.submit_steps([make_step(f"t{n}", f"p{n}", uid=f"s{n}")]) == [Verdict.ACCEPTED]
+        assert await client.submit_steps([make_step(f"t{n}", f"p{n}", uid=f"s{n}")]) == [SubmitVerdict.ACCEPTED]
         await client.complete_trajectory(f"t{n}", f"p{n}", 1.0)
     with trainer(ray_cluster.address, namespace, lease=2.0) as process:
         assert process.stdout is not None

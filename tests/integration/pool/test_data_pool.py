@@ -9,11 +9,10 @@ import pytest
 import ray
 
 from stepwell.errors import BadRequest, Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.leasing import Wanted
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.leasing import BatchRequest
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.rules.ingest import Ending, Registration, Verdict
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.columns import pack
 from tests.builders import make_step, same_step
@@ -28,15 +27,15 @@ def client(namespace: str) -> PoolClient:
 
 async def rollout(client: PoolClient, uid: str, prompt: str, reward: float) -> None:
     await client.register_trajectory(Registration(uid, prompt))
-    assert await client.submit_steps([make_step(uid, prompt, uid=uid)]) == [Verdict.ACCEPTED]
-    assert await client.complete_trajectory(uid, prompt, reward) is Ending.COMPLETED
+    assert await client.submit_steps([make_step(uid, prompt, uid=uid)]) == [SubmitVerdict.ACCEPTED]
+    assert await client.complete_trajectory(uid, prompt, reward) is EndResult.COMPLETED
 
 
 def test_get_actor_finds_it_by_name_and_its_methods_work(client: PoolClient, namespace: str) -> None:
     pool = ray.get_actor("data_pool", namespace)
     step = make_step(step_index=0, is_last=True, reward=1.0, metadata={"source": "test"})
     assert ray.get(pool.submit_steps.remote(pack([step]), "train")) == ["accepted"]
-    batch = ray.get(pool.fetch_batch.remote(Wanted(count=1, channel="train")))
+    batch = ray.get(pool.fetch_batch.remote(BatchRequest(count=1, channel="train")))
     assert len(batch) == 1
     assert same_step(batch.groups()[0][0][0], step)
     ray.get(pool.set_policy_version.remote(3))
@@ -52,7 +51,7 @@ def test_starting_a_pool_that_exists_finds_it_with_what_it_holds(namespace: str,
 async def test_steps_come_out_as_they_went_in(client: PoolClient) -> None:
     await client.register_trajectory(Registration("t", "p"))
     steps = [make_step(uid=str(i), started_at=i, prompt_ids=range(i + 1)) for i in range(40)]
-    assert await client.submit_steps(steps) == [Verdict.ACCEPTED] * 40
+    assert await client.submit_steps(steps) == [SubmitVerdict.ACCEPTED] * 40
     await client.complete_trajectory("t", "p", 0.25)
     (((*trajectory,),),) = (await client.fetch_batch(1, timeout=5.0)).groups()
     assert [step.uid for step in trajectory] == [step.uid for step in steps]

@@ -10,13 +10,13 @@ import pytest
 import ray
 
 from stepwell.errors import BadRequest, LeaseExpired
-from stepwell.pool.api.filling import Filled
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.leasing import LeasedGroups
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.client.exact_fill import ExactFill
 from stepwell.pool.client.exact_fill import fill as fill_from
 from stepwell.pool.client.shards import PATIENCE, ShardSet
-from stepwell.pool.rules.ingest import Registration, Verdict
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Exactness, Step
 from tests.builders import EVERYTHING, make_group
@@ -42,10 +42,10 @@ def many_groups(count: int, sizes: tuple[int, ...] = (4,)) -> tuple[list[Step], 
 
 async def send(client: PoolClient, count: int, sizes: tuple[int, ...] = (4,)) -> None:
     steps, registrations = many_groups(count, sizes)
-    assert await client.submit_groups(steps, registrations) == [Verdict.ACCEPTED] * len(steps)
+    assert await client.submit_groups(steps, registrations) == [SubmitVerdict.ACCEPTED] * len(steps)
 
 
-async def fill(client: PoolClient, trajectories: int, **shares: float) -> Filled | None:
+async def fill(client: PoolClient, trajectories: int, **shares: float) -> LeasedGroups | None:
     return await client.fill_batch(trajectories, channel="train", shares=shares, lease=60.0)
 
 
@@ -59,7 +59,7 @@ async def test_groups_sent_together_reach_their_shards_and_are_counted_together(
     assert backlog.groups == {"maths": {2: 10, 4: 5}, "games": {2: 10, 4: 5}}
     steps, registrations = many_groups(31, sizes=(2, 2, 4))
     verdicts = await client.submit_columns(pack(steps), registrations)
-    assert verdicts == [Verdict.DUPLICATE] * 80 + [Verdict.ACCEPTED] * 2
+    assert verdicts == [SubmitVerdict.DUPLICATE] * 80 + [SubmitVerdict.ACCEPTED] * 2
 
 
 async def test_a_batch_is_filled_exactly_from_all_shards_oldest_first_and_by_shares(client: PoolClient) -> None:
@@ -85,7 +85,7 @@ async def test_a_batch_is_filled_exactly_from_all_shards_oldest_first_and_by_sha
 
 async def test_many_who_fill_at_once_get_every_group_once(client: PoolClient) -> None:
     await send(client, 96, sizes=(2, 3, 4))
-    got: list[Filled] = []
+    got: list[LeasedGroups] = []
 
     async def consume() -> None:
         while True:
@@ -116,7 +116,7 @@ async def test_shards_that_are_killed_meanwhile_lose_nothing(
         os.kill(pid, signal.SIGKILL)
     late_steps, late_registrations = many_groups(27)
     verdicts = await client.submit_groups(late_steps, late_registrations)
-    assert verdicts == [Verdict.DUPLICATE] * 96 + [Verdict.ACCEPTED] * 12
+    assert verdicts == [SubmitVerdict.DUPLICATE] * 96 + [SubmitVerdict.ACCEPTED] * 12
     await client.ack(first)
     got = [first]
     while (await client.backlog("train")).total_groups:

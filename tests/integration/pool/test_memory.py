@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import ray
 
-from stepwell.pool.api.leasing import Wanted
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.leasing import BatchRequest
+from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import IntArray, Step, logprobs_array
 from tests.integration.pool.conftest import actor, pid_of, started
@@ -35,7 +34,7 @@ def test_a_full_pool_takes_little_more_than_it_holds_however_much_went_through_i
     pool, pid = actor("data_pool", namespace), pid_of("data_pool", namespace)
     messages = endless_messages()
     ray.get(pool.submit_steps.remote(next(messages), "train", GROUP))
-    ray.get(pool.fetch_batch.remote(Wanted(count=A_MESSAGE // GROUP, channel="train")))
+    ray.get(pool.fetch_batch.remote(BatchRequest(count=A_MESSAGE // GROUP, channel="train")))
     before = own_memory(pid)
 
     send(pool, islice(messages, GROUPS * GROUP // A_MESSAGE))
@@ -60,7 +59,7 @@ def test_a_long_session_is_stored_once_and_comes_out_bit_for_bit(namespace: str)
         assert ray.get(pool.submit_steps.remote(pack([step]), "train")) == ["accepted"]
     assert ray.get(pool.stats.remote()).channels["train"].nbytes <= 3 * 4 * FINAL_LENGTH
 
-    shipped = ray.get(pool.fetch_batch.remote(Wanted(count=1, channel="train"))).steps()
+    shipped = ray.get(pool.fetch_batch.remote(BatchRequest(count=1, channel="train"))).steps()
     assert [step.uid for step in shipped] == [step.uid for step in session]
     for ours, theirs in zip(session, shipped, strict=True):
         assert ours.prompt_ids.tobytes() == theirs.prompt_ids.tobytes()

@@ -9,9 +9,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.rules.ingest import Registration
 from stepwell.pool.shard.actor import start_pool
 from tests.integration.pool.conftest import actor
 

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import ray
 
-from stepwell.engines.routing import shard_of
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
-from stepwell.pool.api.scoring import Judgement, Outcome, Score
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.scoring import Judgement, JudgementOutcome, Score
 from stepwell.pool.client import PoolClient
-from stepwell.pool.rules.ingest import Ending, Registration, Reward, Verdict
+from stepwell.pool.client.shards import shard_of
 from stepwell.steps.step import Step
 from tests.builders import make_step
 from tests.integration.pool.conftest import actor, pid_of, started
@@ -26,18 +25,18 @@ LIMITS = Limits(require_reward=True)
 
 async def rollout(client: PoolClient, uid: str, reward: float | None = None) -> None:
     await client.register_trajectory(Registration(uid, f"p-{uid}"))
-    assert await client.submit_steps([make_step(uid, f"p-{uid}", uid=uid)]) == [Verdict.ACCEPTED]
-    assert await client.complete_trajectory(uid, f"p-{uid}", reward) is Ending.COMPLETED
+    assert await client.submit_steps([make_step(uid, f"p-{uid}", uid=uid)]) == [SubmitVerdict.ACCEPTED]
+    assert await client.complete_trajectory(uid, f"p-{uid}", reward) is EndResult.COMPLETED
 
 
-def judgement(ticket: str, step: Step, outcome: Outcome = Outcome.SCORE) -> Judgement:
+def judgement(lease_uid: str, step: Step, outcome: JudgementOutcome = JudgementOutcome.SCORE) -> Judgement:
     """The score of `t7` is 7."""
     return Judgement(
         trajectory_uid=step.trajectory_uid,
         prompt_uid=step.prompt_uid,
-        ticket=ticket,
+        lease_uid=lease_uid,
         outcome=outcome,
-        score=Score(float(step.trajectory_uid[1:])) if outcome is Outcome.SCORE else None,
+        score=Score(float(step.trajectory_uid[1:])) if outcome is JudgementOutcome.SCORE else None,
         source="test",
         seconds=0.0,
     )
@@ -50,13 +49,16 @@ async def work(client: PoolClient, counted: Counter[str]) -> None:
         taken = await client.take_unscored(8, lease=2.0, timeout=1.0)
         if taken is None:
             continue
-        ticket, trajectories = taken
+        lease_uid, trajectories = taken
         turn += 1
-        outcomes = [Outcome.ERROR if turn % 5 == 0 and n == 0 else Outcome.SCORE for n in range(len(trajectories))]
-        made = [judgement(ticket, steps[0], how) for steps, how in zip(trajectories, outcomes, strict=True)]
+        outcomes = [
+            JudgementOutcome.ERROR if turn % 5 == 0 and n == 0 else JudgementOutcome.SCORE
+            for n in range(len(trajectories))
+        ]
+        made = [judgement(lease_uid, steps[0], how) for steps, how in zip(trajectories, outcomes, strict=True)]
         await asyncio.sleep(0.05)
         for judged, has_counted in zip(made, await client.give_judgements(made), strict=True):
-            counted[judged.trajectory_uid] += has_counted and judged.outcome is Outcome.SCORE
+            counted[judged.trajectory_uid] += has_counted and judged.outcome is JudgementOutcome.SCORE
 
 
 async def test_while_shards_are_killed_two_workers_score_everything_and_nothing_twice(
@@ -94,9 +96,9 @@ async def test_a_worker_waits_for_whichever_shard_has_something_first(namespace:
         await rollout(client, f"t{n}")
         taken = await waiting
         assert taken is not None
-        ticket, trajectories = taken
+        lease_uid, trajectories = taken
         assert [[step.trajectory_uid for step in steps] for steps in trajectories] == [[f"t{n}"]]
-        assert ticket.split("/")[0] == await client.shards.owner(f"p-t{n}")
+        assert lease_uid.split("/")[0] == await client.shards.owner(f"p-t{n}")
 
 
 async def test_what_is_not_judged_in_time_is_taken_again_from_a_pool_where_nothing_else_happens(namespace: str) -> None:
@@ -106,7 +108,7 @@ async def test_what_is_not_judged_in_time_is_taken_again_from_a_pool_where_nothi
     second = await client.take_unscored(1, lease=60.0, timeout=10.0)
     assert first is not None
     assert second is not None
-    made = [judgement(ticket, steps[0]) for ticket, (steps,) in (first, second, second)]
+    made = [judgement(lease_uid, steps[0]) for lease_uid, (steps,) in (first, second, second)]
     assert [(await client.give_judgements([one]))[0] for one in made] == [False, True, False]
 
 
@@ -118,7 +120,7 @@ async def test_a_dead_shard_stops_neither_the_others_nor_the_judgements_for_them
         await rollout(client, uid)
     taken = [await client.take_unscored(3, lease=60.0, timeout=10.0) for _ in range(2)]
     made = [judgement(found[0], steps[0]) for found in taken if found is not None for steps in found[1]]
-    assert {one.ticket.split("/")[0] for one in made} == set(plan.shard_names()), "shards are served in turn"
+    assert {one.lease_uid.split("/")[0] for one in made} == set(plan.shard_names()), "shards are served in turn"
     ray.kill(actor(plan.shard_names()[1], namespace), no_restart=True)
     alive = [shard_of(one.prompt_uid, 2) == 0 for one in made]
     began = time.monotonic()
@@ -142,7 +144,7 @@ async def test_a_reward_after_shipping_is_kept_if_there_is_an_archive_and_else_a
         name = "with_archive" if archive else "without"
         client = started(PoolPlan(name=name, journal=str(tmp_path), archive=archive), namespace)
         await rollout(client, "t1", 1.0)
-        thumb = Reward(trajectory_uid="t1", prompt_uid="p-t1", value=0.0, source="human")
+        thumb = RewardGiven(trajectory_uid="t1", prompt_uid="p-t1", value=0.0, source="human")
         assert await client.give_reward(thumb)
         batch = await client.fetch_batch(1)
         assert batch.columns.rewards_S.tolist() == [0.0]

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import ray
 
-from stepwell.engines.routing import shard_of
 from stepwell.errors import FetchTimeout, LeaseExpired, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.rules.ingest import Ending, Registration, Reward, Verdict
+from stepwell.pool.client.shards import shard_of
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Exactness
 from tests.builders import make_step
@@ -45,8 +44,8 @@ def pool(client: PoolClient) -> DataPool:
 async def rollout(client: PoolClient, prompt: str, uid: str | None = None) -> None:
     uid = uid or f"t-{prompt}"
     await client.register_trajectory(Registration(uid, prompt))
-    assert await client.submit_steps([make_step(uid, prompt, uid=uid)]) == [Verdict.ACCEPTED]
-    assert await client.complete_trajectory(uid, prompt, 1.0) is Ending.COMPLETED
+    assert await client.submit_steps([make_step(uid, prompt, uid=uid)]) == [SubmitVerdict.ACCEPTED]
+    assert await client.complete_trajectory(uid, prompt, 1.0) is EndResult.COMPLETED
 
 
 def rollouts(client: PoolClient, *prompts: str) -> None:
@@ -63,7 +62,7 @@ def test_steps_of_many_prompts_are_spread_over_the_shards_and_counted_together(
     prompts = [f"p{n}" for n in range(20)]
     steps = [make_step(f"t-{p}", p, step_index=0, is_last=True, prompt_ids=[n + 1]) for n, p in enumerate(prompts)]
     verdicts = asyncio.run(client.submit_steps([*steps, steps[3]], channel="train"))
-    assert verdicts == [Verdict.ACCEPTED] * 20 + [Verdict.DUPLICATE]
+    assert verdicts == [SubmitVerdict.ACCEPTED] * 20 + [SubmitVerdict.DUPLICATE]
     for place, name in enumerate(plan.shard_names()):
         stats: PoolStats = ray.get(actor(name, namespace).stats.remote())
         assert stats.channels["train"].groups == sum(shard_of(p, SHARDS) == place for p in prompts) > 0
@@ -179,7 +178,7 @@ def test_the_gate_holds_on_every_shard_and_what_it_left_out_is_counted_together(
         """One step that is always wanted, and one more."""
         await client.register_trajectory(Registration(f"t-{prompt}", prompt))
         steps = [make_step(f"t-{prompt}", prompt, uid=str(n), started_at=n, **(second if n else {})) for n in range(2)]
-        assert await client.submit_steps(steps) == [Verdict.ACCEPTED] * 2
+        assert await client.submit_steps(steps) == [SubmitVerdict.ACCEPTED] * 2
         await client.complete_trajectory(f"t-{prompt}", prompt, 1.0)
 
     def send_all(names: str) -> None:
@@ -205,7 +204,7 @@ def test_rewards_come_late_pacing_adds_up_and_the_version_reaches_every_shard(
     client: PoolClient, pool: DataPool, plan: PoolPlan, namespace: str
 ) -> None:
     rollouts(client, "p0", "p1")
-    assert pool.give_reward(Reward(trajectory_uid="t-p0", prompt_uid="p0", value=0.25, source="judge"))
+    assert pool.give_reward(RewardGiven(trajectory_uid="t-p0", prompt_uid="p0", value=0.25, source="judge"))
     batch = pool.fetch_batch(2)
     assert dict(zip(batch.columns.prompt_uids, batch.columns.reward_sources, strict=True)) == {
         "p0": "judge",

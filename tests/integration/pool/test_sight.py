@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.engines.routing import shard_of
 from stepwell.errors import FetchTimeout, PoolUnavailable
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
-from stepwell.pool.api.ports import SightPort
-from stepwell.pool.api.watching import Action, Curated, Curation, Cursor, Summary
+from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.ports import PoolReader
+from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.watching import Cursor, TrajectorySnapshot
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.rules.ingest import Ending, Registration, Reward, Verdict
+from stepwell.pool.client.shards import shard_of
 from stepwell.steps.columns import unpack
 from tests.builders import make_step
 from tests.integration.pool.conftest import pid_of, started
@@ -42,50 +42,50 @@ async def fill(client: PoolClient, prompts: list[str] = GROUPS) -> None:
     """Groups of two, `a-PROMPT` and `b-PROMPT`."""
     for uid, prompt in ((f"{side}-{prompt}", prompt) for prompt in prompts for side in "ab"):
         await client.register_trajectory(Registration(uid, prompt))
-        assert await client.submit_steps([make_step(uid, prompt, uid=uid)]) == [Verdict.ACCEPTED]
-        assert await client.complete_trajectory(uid, prompt, 1.0) is Ending.COMPLETED
+        assert await client.submit_steps([make_step(uid, prompt, uid=uid)]) == [SubmitVerdict.ACCEPTED]
+        assert await client.complete_trajectory(uid, prompt, 1.0) is EndResult.COMPLETED
 
 
-async def reject(client: PoolClient, uid: str) -> Curated:
+async def reject(client: PoolClient, uid: str) -> CurationOutcome:
     prompt = uid.split("-")[1]
     return await client.curate(
-        Curation(action=Action.REJECT, trajectory_uid=uid, prompt_uid=prompt, by="ana", why="wrong")
+        Curation(action=CurationAction.REJECT, trajectory_uid=uid, prompt_uid=prompt, by="ana", why="wrong")
     )
 
 
-async def relabel(client: PoolClient, uid: str, reward: float, by: str = "ana") -> Curated:
+async def relabel(client: PoolClient, uid: str, reward: float, by: str = "ana") -> CurationOutcome:
     prompt = uid.split("-")[1]
-    curation = Curation(action=Action.RELABEL, trajectory_uid=uid, prompt_uid=prompt, by=by, reward=reward)
+    curation = Curation(action=CurationAction.RELABEL, trajectory_uid=uid, prompt_uid=prompt, by=by, reward=reward)
     return await client.curate(curation)
 
 
-async def all_of_it(client: SightPort, limit: int = 4) -> dict[str, Summary]:
+async def all_of_it(client: PoolReader, limit: int = 4) -> dict[str, TrajectorySnapshot]:
     """As a watcher reads it, page by page."""
     cursors: dict[str, Cursor] = {}
-    found: dict[str, Summary] = {}
+    found: dict[str, TrajectorySnapshot] = {}
     more = True
     while more:
         changes = await client.changes(cursors, limit)
         cursors, more = dict(changes.cursors), changes.more
-        found |= {summary.trajectory_uid: summary for summary in changes.summaries}
+        found |= {summary.trajectory_uid: summary for summary in changes.snapshots}
     return found
 
 
 async def test_a_rejected_trajectory_is_in_no_later_batch_and_a_relabelled_reward_is(client: PoolClient) -> None:
     await fill(client)
-    assert await reject(client, "a-p0") is Curated.DONE
-    assert await relabel(client, "b-p1", -0.5) is Curated.DONE
+    assert await reject(client, "a-p0") is CurationOutcome.DONE
+    assert await relabel(client, "b-p1", -0.5) is CurationOutcome.DONE
     leased = await client.fetch_batch(6, lease=60.0)
     assert "a-p0" not in leased.columns.trajectory_uids
-    assert await reject(client, "a-p2") is Curated.DONE
-    assert await relabel(client, "b-p3", -0.25) is Curated.DONE
+    assert await reject(client, "a-p2") is CurationOutcome.DONE
+    assert await relabel(client, "b-p3", -0.25) is CurationOutcome.DONE
     await client.nack(leased)
     again = await client.fetch_batch(6)
     rewards = {step.trajectory_uid: step.reward for step in unpack(again.columns, copy=False)}
     assert rewards.keys() == {f"{side}-{prompt}" for side in "ab" for prompt in GROUPS} - {"a-p0", "a-p2"}
     assert (rewards["b-p1"], rewards["b-p3"]) == (-0.5, -0.25)
-    assert await reject(client, "a-p4") is Curated.DONE
-    assert await relabel(client, "b-p5", 0.125) is Curated.DONE
+    assert await reject(client, "a-p4") is CurationOutcome.DONE
+    assert await relabel(client, "b-p5", 0.125) is CurationOutcome.DONE
     await fill(client, [f"q{n}" for n in range(12)])
     mixed = await client.fetch_batch(12, history=0.9)
     assert mixed.from_history_G.sum() == 6
@@ -116,21 +116,23 @@ async def test_what_was_decided_survives_the_shards_being_killed(
     leased = await client.fetch_batch(2, lease=300.0)
     under_lease = leased.columns.trajectory_uids[0]
     queued = next(f"a-{prompt}" for prompt in GROUPS if prompt not in leased.columns.prompt_uids)
-    assert [await reject(client, uid) for uid in (under_lease, queued)] == [Curated.DONE] * 2
+    assert [await reject(client, uid) for uid in (under_lease, queued)] == [CurationOutcome.DONE] * 2
     known = await client.changes({})
     for shard in plan.shard_names():
         os.kill(pid_of(shard, namespace), signal.SIGKILL)
-    assert [await reject(client, uid) for uid in (under_lease, queued)] == [Curated.UNCHANGED] * 2
+    assert [await reject(client, uid) for uid in (under_lease, queued)] == [CurationOutcome.UNCHANGED] * 2
     changes = await client.changes(known.cursors)
-    assert sorted(changes.anew) == sorted(plan.shard_names()), "a watcher is told that the shards began anew"
+    assert sorted(changes.reset_shards) == sorted(plan.shard_names()), "a watcher is told that the shards began anew"
     await client.nack(leased)
     batch = await client.fetch_batch(6)
     assert len(batch.columns) == 10
     assert not {under_lease, queued} & set(batch.columns.trajectory_uids)
     trail = await client.audit()
-    assert [(entry.by, entry.why, entry.outcome) for entry in trail[-2:]] == [("ana", "wrong", Curated.DONE)] * 2
+    assert [(entry.by, entry.why, entry.outcome) for entry in trail[-2:]] == [
+        ("ana", "wrong", CurationOutcome.DONE)
+    ] * 2
     assert all(began <= entry.at <= time.time() for entry in trail)
-    assert [entry.outcome for entry in await client.audit(1, queued)] == [Curated.UNCHANGED]
+    assert [entry.outcome for entry in await client.audit(1, queued)] == [CurationOutcome.UNCHANGED]
 
 
 async def test_a_watcher_follows_all_shards_and_reads_what_it_wants(client: PoolClient) -> None:
@@ -139,12 +141,12 @@ async def test_a_watcher_follows_all_shards_and_reads_what_it_wants(client: Pool
     assert {summary.state.value for summary in found.values()} == {"ready"}
     assert {summary.shard for summary in found.values()} == {"data_pool", "data_pool-1"}
     first = await client.changes({})
-    assert (sorted(first.anew), len(first.summaries)) == (["data_pool", "data_pool-1"], 12)
+    assert (sorted(first.reset_shards), len(first.snapshots)) == (["data_pool", "data_pool-1"], 12)
     quiet = await client.changes(first.cursors)
-    assert (quiet.summaries, quiet.anew, quiet.more) == ([], [], False)
-    await client.give_reward(Reward(trajectory_uid="a-p3", prompt_uid="p3", value=0.5))
+    assert (quiet.snapshots, quiet.reset_shards, quiet.more) == ([], [], False)
+    await client.give_reward(RewardGiven(trajectory_uid="a-p3", prompt_uid="p3", value=0.5))
     changed = await client.changes(quiet.cursors)
-    assert [(summary.trajectory_uid, summary.reward) for summary in changed.summaries] == [("a-p3", 0.5)]
+    assert [(summary.trajectory_uid, summary.reward) for summary in changed.snapshots] == [("a-p3", 0.5)]
     uids = [("b-p4", "p4"), ("a-p0", "p0"), ("nobody", "p0"), ("a-p5", "p5"), ("b-p0", "p0")]
     assert (await client.read(uids)).trajectory_uids == ["b-p4", "a-p0", "a-p5", "b-p0"]
     assert len(await client.read([])) == 0
@@ -167,8 +169,8 @@ async def test_a_reward_for_what_was_trained_long_ago_goes_to_the_archive_once(n
     client = started(plan, namespace)
     await fill(client, ["p0"])
     await client.fetch_batch(1)
-    assert [await relabel(client, "a-p0", 0.5) for _ in range(2)] == [Curated.LATE] * 2
-    assert await relabel(client, "a-p0", 0.75, by="bo") is Curated.LATE
+    assert [await relabel(client, "a-p0", 0.5) for _ in range(2)] == [CurationOutcome.LATE] * 2
+    assert await relabel(client, "a-p0", 0.75, by="bo") is CurationOutcome.LATE
     with closing(sqlite3.connect(tmp_path / "journal" / "data_pool.sqlite")) as journal:
         assert journal.execute("SELECT count(*) FROM late_rewards").fetchone() == (2,)
 
@@ -178,7 +180,7 @@ async def test_the_snippet_of_the_page_rejects_a_trajectory(client: PoolClient) 
     page = (Path(__file__).parents[3] / "docs" / "pool.md").read_text()
     snippet = page.split("## Curation")[1].split("```python")[1].split("```")[0]
     await asyncio.to_thread(exec, snippet, {"pool": DataPool(client)})
-    assert [(entry.by, entry.outcome) for entry in await client.audit(1, "t-17")] == [("ana", Curated.DONE)]
+    assert [(entry.by, entry.outcome) for entry in await client.audit(1, "t-17")] == [("ana", CurationOutcome.DONE)]
 
 
 async def test_whoever_watches_a_pool_that_is_missing_is_told_so(ray_cluster: RayCluster) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 import ray
 
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.stats import ScoringStats
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.rules.ingest import Ending, Registration, Verdict
 from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.sandbox.job import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
@@ -67,8 +66,8 @@ class Scored:
             said = {"number": number, **(metadata or {})}
             await self.client.register_trajectory(Registration(uid, group, None, group_size, said))
             steps = [make_step(uid, group, uid=f"{uid}-{turn}", started_at=turn) for turn in range(turns)]
-            assert await self.client.submit_steps(steps) == [Verdict.ACCEPTED] * turns
-            assert await self.client.complete_trajectory(uid, group, reward) is Ending.COMPLETED
+            assert await self.client.submit_steps(steps) == [SubmitVerdict.ACCEPTED] * turns
+            assert await self.client.complete_trajectory(uid, group, reward) is EndResult.COMPLETED
 
         async def put_all() -> None:
             for start in range(first, first + count, 50):

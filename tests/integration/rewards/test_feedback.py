@@ -11,8 +11,7 @@ from openai import OpenAI
 
 import stepwell
 from stepwell.errors import BadRequest, Conflict, Forbidden, UnknownTrajectory
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.fake_engine import FakeEngine

@@ -12,8 +12,7 @@ import pytest
 import ray
 
 from stepwell.errors import BadRequest, Conflict, NotReady, RewardFailed
-from stepwell.pool.api.ports import RewardRequest, RewardScore
-from stepwell.pool.api.scoring import Judgement
+from stepwell.pool.api.scoring import Judgement, RewardRequest, RewardScore
 from stepwell.rewards.client import RewardClient
 from stepwell.rewards.sandbox.job import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.rules.ingest import Ending, Registration, Verdict
 from stepwell.pool.shard.actor import start_pool
 from stepwell.trainers.checkpoint import read_checkpoint
 from tests.builders import make_step
@@ -30,8 +30,8 @@ async def fill(client: PoolClient) -> None:
             uid, prompt = f"{group}-{rollout}", f"p{group}"
             await client.register_trajectory(Registration(uid, prompt, group_size=ROLLOUTS))
             step = make_step(uid, prompt, uid=uid, prompt_ids=[group, rollout], response_ids=[3, 4])
-            assert await client.submit_steps([step]) == [Verdict.ACCEPTED]
-            assert await client.complete_trajectory(uid, prompt, float(rollout)) is Ending.COMPLETED
+            assert await client.submit_steps([step]) == [SubmitVerdict.ACCEPTED]
+            assert await client.complete_trajectory(uid, prompt, float(rollout)) is EndResult.COMPLETED
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["restarted at once", "restarted after its leases ran out"])

@@ -7,7 +7,7 @@ import pytest
 
 from stepwell.atropos.group_intake import GroupSender
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.rules.ingest import Registration, Verdict
+from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import Columns
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_steps import columns_from_group
@@ -23,7 +23,7 @@ class SlowPool(MemoryPool):
         self.asked = 0
         self.go_on = asyncio.Event()
 
-    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
         self.asked += 1
         await self.go_on.wait()
         return await super().submit_columns(columns, registrations)
@@ -43,9 +43,9 @@ async def test_what_comes_while_a_message_is_under_way_goes_with_the_next() -> N
     others = [asyncio.create_task(sender.submit(*parcel(name, size))) for name, size in (("b", 2), ("c", 3))]
     again = asyncio.create_task(sender.submit(*parcel("a", 1)))
     pool.go_on.set()
-    assert await first == [Verdict.ACCEPTED]
-    assert [await other for other in others] == [[Verdict.ACCEPTED] * 2, [Verdict.ACCEPTED] * 3]
-    assert await again == [Verdict.DUPLICATE]
+    assert await first == [SubmitVerdict.ACCEPTED]
+    assert [await other for other in others] == [[SubmitVerdict.ACCEPTED] * 2, [SubmitVerdict.ACCEPTED] * 3]
+    assert await again == [SubmitVerdict.DUPLICATE]
     assert pool.messages == [1, 6]
 
 
@@ -55,8 +55,8 @@ async def test_a_message_waits_for_a_group_that_is_being_read() -> None:
     with sender.reading():
         early = asyncio.create_task(sender.submit(*parcel("a", 1)))
         await asyncio.sleep(0)
-    assert await sender.submit(*parcel("b", 2)) == [Verdict.ACCEPTED] * 2
-    assert await early == [Verdict.ACCEPTED]
+    assert await sender.submit(*parcel("b", 2)) == [SubmitVerdict.ACCEPTED] * 2
+    assert await early == [SubmitVerdict.ACCEPTED]
     assert pool.messages == [3]
 
 
@@ -64,7 +64,7 @@ async def test_a_message_does_not_wait_for_one_that_is_read_for_ever() -> None:
     pool = MemoryPool()
     sender = GroupSender(pool)
     with sender.reading():
-        assert await sender.submit(*parcel("a", 1)) == [Verdict.ACCEPTED]
+        assert await sender.submit(*parcel("a", 1)) == [SubmitVerdict.ACCEPTED]
 
 
 async def test_a_failure_is_told_to_all_of_its_message_and_to_no_one_else() -> None:
@@ -76,7 +76,7 @@ async def test_a_failure_is_told_to_all_of_its_message_and_to_no_one_else() -> N
     for task in waiting:
         with pytest.raises(PoolUnavailable):
             await task
-    assert await sender.submit(*parcel("c", 1)) == [Verdict.ACCEPTED]
+    assert await sender.submit(*parcel("c", 1)) == [SubmitVerdict.ACCEPTED]
 
 
 async def test_one_that_no_longer_waits_takes_nothing_from_the_others() -> None:
@@ -86,5 +86,5 @@ async def test_one_that_no_longer_waits_takes_nothing_from_the_others() -> None:
     await asyncio.sleep(0)
     leaves.cancel()
     pool.go_on.set()
-    assert await stays == [Verdict.ACCEPTED]
+    assert await stays == [SubmitVerdict.ACCEPTED]
     assert (await pool.backlog("train")).total_groups == 2

@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 
 from stepwell.atropos.registry import SILENCE, Registry
-from stepwell.pool.api.filling import Backlog
+from stepwell.pool.api.leasing import ReadyGroups
 from stepwell.wire.atropos_calls import DoorState, EnvRegistration, TrainerRegistration, read_call
 
-EMPTY = Backlog({})
+EMPTY = ReadyGroups({})
 
 
 def trainer(**changes: Any) -> TrainerRegistration:
@@ -79,7 +79,7 @@ def test_the_queue_of_an_environment_is_all_but_what_others_minimums_claim() -> 
     registry.register(trainer())
     own = registry.register_env(environment(group_size=4), 0)
     registry.register_env(environment("other", min_batch_allocation=0.25), 0)
-    backlog = Backlog({"env_0": {4: 3}, "other_0": {2: 5, 4: 1}, "": {1: 2}})
+    backlog = ReadyGroups({"env_0": {4: 3}, "other_0": {2: 5, 4: 1}, "": {1: 2}})
     status = registry.env_status(own, backlog, 0)
     packed_other, packed_agents = 16, 4  # 14 and 2 sequences in groups of 4
     assert status.queue_size == (12 + (packed_other - 4) + packed_agents) // 4
@@ -89,7 +89,7 @@ def test_the_queue_of_an_environment_is_all_but_what_others_minimums_claim() -> 
 def test_groups_larger_than_registered_count_as_what_they_are() -> None:
     registry = Registry()
     own = registry.register_env(environment(group_size=2), 0)
-    status = registry.env_status(own, Backlog({"env_0": {2: 1, 6: 2}}), 0)
+    status = registry.env_status(own, ReadyGroups({"env_0": {2: 1, 6: 2}}), 0)
     assert (status.self_queue_size, status.queue_size) == (14 // 6, 14 // 6)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from stepwell.gateway.recording.spool_file import SpoolFile
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.rules.ingest import Registration
+from stepwell.pool.api.producing import Registration
 from stepwell.steps.arrow import SCHEMA, batch_from_arrow
 from stepwell.steps.columns import unpack
 from stepwell.steps.json_lines import groups_of_lines

@@ -8,7 +8,7 @@ from stepwell.dashboard.index.follower import Following
 from stepwell.dashboard.index.texts import Texts
 from stepwell.dashboard.index.trajectories import Index
 from stepwell.dashboard.metrics import Metrics, ages_of, families
-from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, Tally
+from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
 from tests.rig.sight import MemorySight
 
 TRAIN = ChannelStats(
@@ -18,11 +18,11 @@ TRAIN = ChannelStats(
     trajectories=40,
     nbytes=1_000,
     history_groups=0,
-    held=Tally(20, 2_000),
-    accepted=Tally(100, 10_000),
-    shipped=Tally(50, 5_000),
-    dropped={"stale": Tally(20, 2_500)},
-    left_out={"greedy": Tally(10, 500)},
+    held=StepCount(20, 2_000),
+    accepted=StepCount(100, 10_000),
+    shipped=StepCount(50, 5_000),
+    dropped={"stale": StepCount(20, 2_500)},
+    left_out={"greedy": StepCount(10, 500)},
 )
 STATS = PoolStats(
     policy_version=7,

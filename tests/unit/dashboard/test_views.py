@@ -3,7 +3,7 @@ import pytest
 
 from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.views import PROMPT_TOKENS, group_view, last_text, step_views
-from stepwell.pool.api.watching import State
+from stepwell.pool.api.watching import TrajectoryState
 from stepwell.steps.step import VersionSpan
 from tests.builders import make_step
 from tests.rig.sight_rollouts import RigTokenizer, steps_of
@@ -60,7 +60,7 @@ def test_advantages_are_over_the_group_without_what_was_dropped() -> None:
         make_summary("a", reward=1.0),
         make_summary("b", reward=0.0),
         make_summary("c", reward=None),
-        make_summary("d", reward=9.0, state=State.DROPPED, cause="rejected"),
+        make_summary("d", reward=9.0, state=TrajectoryState.DROPPED, cause="rejected"),
     ]
     view = group_view(rows, {("a", "p"): "The end."})
     assert (view.mean, view.std, view.size) == (0.5, 0.5, 2)

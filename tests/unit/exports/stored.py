@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
+from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.stats import PoolStats
-from stepwell.pool.api.watching import AuditEntry, Changes, Curated, Curation, Cursor, Series, State, Summary
+from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
 from stepwell.pool.client.batch import make_batch
 from stepwell.steps.arrow import SCHEMA, columns_from_arrow
 from stepwell.steps.columns import Columns, pack
@@ -31,16 +33,16 @@ def stored(*trajectories: list[Step], source: str = "", channel: str = "train") 
     return StepGroup(pack([step for steps in trajectories for step in steps]), source, channel)
 
 
-def summary(uid: str, prompt_uid: str = "p", **fields: Any) -> Summary:
+def summary(uid: str, prompt_uid: str = "p", **fields: Any) -> TrajectorySnapshot:
     common: dict[str, Any] = {"channel": "train", "source": "", "shard": "s", "group": 1, "group_size": 1}
-    common |= {"state": State.READY, "steps": 1, "tokens": 4}
-    return Summary(trajectory_uid=uid, prompt_uid=prompt_uid, **{**common, **fields})
+    common |= {"state": TrajectoryState.READY, "steps": 1, "tokens": 4}
+    return TrajectorySnapshot(trajectory_uid=uid, prompt_uid=prompt_uid, **{**common, **fields})
 
 
 class ShownPool:
     """Tells of changes in the pages it was given, and holds the steps it was given."""
 
-    def __init__(self, pages: Sequence[Sequence[Summary]], steps: Sequence[Step]) -> None:
+    def __init__(self, pages: Sequence[Sequence[TrajectorySnapshot]], steps: Sequence[Step]) -> None:
         self._pages, self._steps = pages, steps
         self.anew: Mapping[int, Sequence[str]] = {}
         """By page: which shards begin anew with it."""
@@ -51,9 +53,9 @@ class ShownPool:
     async def changes(self, cursors: Mapping[str, Cursor], limit: int = 2_000) -> Changes:
         page = cursors["s"].position if cursors else 0
         return Changes(
-            summaries=self._pages[page],
+            snapshots=self._pages[page],
             cursors={"s": Cursor(epoch="e", position=page + 1)},
-            anew=self.anew.get(page, ()),
+            reset_shards=self.anew.get(page, ()),
             more=page + 1 < len(self._pages),
         )
 
@@ -69,10 +71,10 @@ class ShownPool:
     async def stats(self) -> PoolStats:
         raise NotImplementedError
 
-    async def series(self, *, seconds: float) -> Series:
+    async def series(self, *, seconds: float) -> TimeSeries:
         raise NotImplementedError
 
-    async def curate(self, curation: Curation) -> Curated:
+    async def curate(self, curation: Curation) -> CurationOutcome:
         raise NotImplementedError
 
     async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> list[AuditEntry]:

@@ -11,8 +11,8 @@ from stepwell.exports import import_run as importing
 from stepwell.exports.import_run import common_metadata, import_groups, message
 from stepwell.exports.progress import TransferProgress
 from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.api.stats import PoolStats
-from stepwell.pool.rules.ingest import Registration, Verdict
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from tests.builders import EasyPool, make_step
@@ -64,7 +64,7 @@ class FilledPool(ShownPool):
     async def stats(self) -> PoolStats:
         return self.rules.stats()
 
-    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
         return self.rules.intake.submit_groups(columns, registrations)
 
     def __getattr__(self, name: str) -> Any:
@@ -80,10 +80,10 @@ async def test_an_import_is_counted_by_what_became_of_its_steps() -> None:
     pool: Any = FilledPool()
     groups = [stored(turns("a", 2), turns("b")), stored(turns("known"))]
     outcome = await import_groups(pool, each(groups), None, TransferProgress())
-    assert outcome.verdicts == {Verdict.ACCEPTED: 3, Verdict.UNKNOWN: 1}
+    assert outcome.verdicts == {SubmitVerdict.ACCEPTED: 3, SubmitVerdict.UNKNOWN: 1}
     assert outcome.words() == "3 accepted, 1 unknown"
     again = await import_groups(pool, each(groups), None, TransferProgress())
-    assert again.verdicts == {Verdict.DUPLICATE: 3, Verdict.UNKNOWN: 1}
+    assert again.verdicts == {SubmitVerdict.DUPLICATE: 3, SubmitVerdict.UNKNOWN: 1}
     assert pool.rules.stats().channels["train"].ready_groups == 1
 
 
@@ -91,7 +91,7 @@ async def test_a_trajectory_that_does_not_add_up_is_not_sent() -> None:
     pool: Any = FilledPool()
     bad = [*turns("a"), make_step("a", "p", step_index=1, response_ids=[])]
     outcome = await import_groups(pool, each([stored(bad, turns("b")), stored(bad)]), None, TransferProgress())
-    assert (outcome.verdicts, outcome.unsound) == ({Verdict.ACCEPTED: 1}, Counter(no_response_ids=2))
+    assert (outcome.verdicts, outcome.unsound) == ({SubmitVerdict.ACCEPTED: 1}, Counter(no_response_ids=2))
     assert outcome.words() == "1 accepted, 2 trajectories unsound (no_response_ids)"
 
 

@@ -9,7 +9,7 @@ from stepwell.errors import PoolUnavailable
 from stepwell.exports import pool_source as from_pool
 from stepwell.exports.pool_source import list_pool, read_groups
 from stepwell.exports.selection import Choice
-from stepwell.pool.api.watching import Summary
+from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.steps.step import Step
 from tests.unit.exports.stored import ShownPool, summary, turns
 
@@ -22,7 +22,7 @@ async def exported(pool: ShownPool, choice: Choice | None = None) -> list[list[s
     return [group.columns.trajectory_uids async for group in read_groups(pool, listing, AT_ONCE)]
 
 
-def steps_of(pages: Sequence[Sequence[Summary]]) -> list[Step]:
+def steps_of(pages: Sequence[Sequence[TrajectorySnapshot]]) -> list[Step]:
     names = dict.fromkeys((one.trajectory_uid, one.prompt_uid) for page in pages for one in page)
     return [step for uid, prompt in names for step in turns(uid, 2, prompt)]
 

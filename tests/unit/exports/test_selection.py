@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stepwell.exports.selection import Choice, summary_of
-from stepwell.pool.api.watching import State
+from stepwell.pool.api.watching import TrajectoryState
 from stepwell.steps.step import Exactness, VersionSpan
 from tests.unit.exports.stored import stored, summary, turns
 
@@ -15,7 +15,7 @@ from tests.unit.exports.stored import stored, summary, turns
     [
         ({"channel": "validation"}, {"channel": "validation"}, {"channel": "train"}),
         ({"source": "maths"}, {"source": "maths"}, {"source": ""}),
-        ({"state": State.READY}, {"state": State.READY}, {"state": State.OPEN}),
+        ({"state": TrajectoryState.READY}, {"state": TrajectoryState.READY}, {"state": TrajectoryState.OPEN}),
         ({"mark": "good"}, {"marks": ("fine", "good")}, {"marks": ("fine",)}),
         ({"min_exactness": Exactness.SUBMITTED}, {"exactness": "engine"}, {"exactness": "retokenized"}),
         ({"min_exactness": Exactness.RETOKENIZED}, {"exactness": "retokenized"}, {"exactness": ""}),
@@ -41,9 +41,9 @@ def test_filters_are_combined() -> None:
 
 
 def test_what_was_rejected_is_not_taken_nor_what_will_be_dropped_when_it_comes_back() -> None:
-    assert not Choice().takes(summary("t", state=State.DROPPED, cause="rejected"))
-    assert not Choice().takes(summary("t", state=State.LEASED, note="by ann: wrong"))
-    assert Choice().takes(summary("t", state=State.LEASED))
+    assert not Choice().takes(summary("t", state=TrajectoryState.DROPPED, cause="rejected"))
+    assert not Choice().takes(summary("t", state=TrajectoryState.LEASED, note="by ann: wrong"))
+    assert Choice().takes(summary("t", state=TrajectoryState.LEASED))
 
 
 def test_a_stored_trajectory_is_judged_by_all_its_steps() -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.rules.ingest import Registration, Reward
+from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.late_rewards import late
@@ -50,6 +50,6 @@ def mixed_rollout(pool: EasyPool) -> None:
 
 
 def give_late(pool: EasyPool, archive: ParquetArchive, value: float) -> None:
-    reward = Reward(trajectory_uid="t", prompt_uid="p", value=value, source="human", notes="on second thoughts")
+    reward = RewardGiven(trajectory_uid="t", prompt_uid="p", value=value, source="human", notes="on second thoughts")
     assert not pool.intake.reward(reward)
     archive.add_late_reward(late(reward, pool.books.count_late_reward("t"), at=10.0))

@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.watching import Action, Curated, Curation
-from stepwell.pool.rules.ingest import Registration, Verdict
+from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.journal import SqliteJournal
 from tests.builders import EasyPool, make_step
 from tests.unit.pool.journals import kill, open_pool, rows, save
 
 
-def curate(pool: EasyPool, action: Action, uid: str, prompt: str = "p", **fields: Any) -> Curated:
+def curate(pool: EasyPool, action: CurationAction, uid: str, prompt: str = "p", **fields: Any) -> CurationOutcome:
     return pool.curator.curate(Curation(action=action, trajectory_uid=uid, prompt_uid=prompt, by="ana", **fields))
 
 
@@ -30,11 +30,11 @@ def test_what_was_rejected_stays_rejected_and_its_group_keeps_its_size(path: Pat
     pool, journal, _ = open_pool(path, limits)
     for uid in ("a", "b"):
         pool.rollout(uid, "p", size=3)
-    curate(pool, Action.REJECT, "a")
+    curate(pool, CurationAction.REJECT, "a")
     pool, journal = restarted(path, pool, journal, limits)
     assert rows(journal) == {"groups": 1, "trajectories": 1, "steps": 1, "leases": 0}
-    assert pool.submit([make_step("a", uid="late")]) == [Verdict.LATE]
-    assert curate(pool, Action.REJECT, "a") is Curated.UNCHANGED, "the trail tells that it was done"
+    assert pool.submit([make_step("a", uid="late")]) == [SubmitVerdict.LATE]
+    assert curate(pool, CurationAction.REJECT, "a") is CurationOutcome.UNCHANGED, "the trail tells that it was done"
     pool.register(Registration("b", "p", group_size=3))
     pool.rollout("c", "p", size=3)
     (group,) = pool.take(1) or [[]]
@@ -48,7 +48,7 @@ def test_what_was_rejected_under_lease_goes_when_it_comes_back_after_a_restart(p
         pool.rollout(uid, "p", size=2)
     leased = pool.lease(1, seconds=100)
     assert leased is not None
-    curate(pool, Action.REJECT, "a")
+    curate(pool, CurationAction.REJECT, "a")
     pool, journal = restarted(path, pool, journal, limits)
     assert pool.lease(1) is None
     pool.advance(200)
@@ -64,7 +64,7 @@ def test_what_was_rejected_in_the_history_is_not_in_it_after_a_restart(path: Pat
         pool.rollout(uid, "p" if uid in "ab" else "q", size=2)
     pool.take(2)
     for uid, prompt in (("a", "p"), ("c", "q"), ("d", "q")):
-        assert curate(pool, Action.REJECT, uid, prompt) is Curated.DONE
+        assert curate(pool, CurationAction.REJECT, uid, prompt) is CurationOutcome.DONE
     pool, journal = restarted(path, pool, journal, limits)
     assert rows(journal) == {"groups": 1, "trajectories": 1, "steps": 1, "leases": 0}
     (group,) = pool.take(1, history=1.0) or [[]]
@@ -82,8 +82,8 @@ def test_rewards_and_marks_survive_wherever_the_trajectory_is(path: Path) -> Non
     leased = pool.lease(1, seconds=100)
     assert leased is not None
     for n, uid in enumerate(("trained", "leased", "queued")):
-        assert curate(pool, Action.RELABEL, uid, uid, reward=float(n)) is Curated.DONE
-        assert curate(pool, Action.MARK, uid, uid, mark="odd") is Curated.DONE
+        assert curate(pool, CurationAction.RELABEL, uid, uid, reward=float(n)) is CurationOutcome.DONE
+        assert curate(pool, CurationAction.MARK, uid, uid, mark="odd") is CurationOutcome.DONE
     pool, journal = restarted(path, pool, journal, limits)
     pool.handout.nack(leased[0])
     fresh = [group[0] for group in pool.take(2) or []]
@@ -97,20 +97,20 @@ def test_the_audit_trail_is_kept_and_goes_on(path: Path) -> None:
     pool, journal, _ = open_pool(path)
     pool.advance(12.5)
     pool.rollout("t", "p", 1.0)
-    curate(pool, Action.RELABEL, "t", reward=0.5, why="half right")
+    curate(pool, CurationAction.RELABEL, "t", reward=0.5, why="half right")
     before = pool.curator.audit(10)
     pool, journal = restarted(path, pool, journal, Limits())
     assert pool.curator.audit(10) == before
     assert (before[0].at, before[0].by, before[0].why) == (12.5, "ana", "half right")
-    curate(pool, Action.REJECT, "t")
+    curate(pool, CurationAction.REJECT, "t")
     pool, journal = restarted(path, pool, journal, Limits())
-    assert [entry.action for entry in pool.curator.audit(10)] == [Action.REJECT, Action.RELABEL]
+    assert [entry.action for entry in pool.curator.audit(10)] == [CurationAction.REJECT, CurationAction.RELABEL]
 
 
 def test_a_damaged_journal_keeps_the_trail(path: Path) -> None:
     pool, journal, _ = open_pool(path)
     pool.rollout("t", "p")
-    curate(pool, Action.MARK, "t", mark="odd")
+    curate(pool, CurationAction.MARK, "t", mark="odd")
     save(pool, journal)
     journal.db.execute("UPDATE steps SET checksum = 0")
     journal.commit_again()

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stepwell.errors import Conflict, PoolFull
-from stepwell.pool.api.leasing import Order, Settlement, Taken, Unit
+from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
+from stepwell.pool.api.leasing import LeasedGroups, Order, Settlement, Unit
 from stepwell.pool.api.plan import Limits, OnDeadline, OnStale, Overflow
-from stepwell.pool.api.watching import Action, Curated, Curation
-from stepwell.pool.rules.ingest import Registration, Reward, Verdict
+from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.recovery import restore
-from stepwell.pool.state.snapshots import Sketch
 from stepwell.steps.step import Exactness, Step
 from stepwell.steps.step_filter import StepFilter
 from tests.builders import EasyPool, in_groups, make_step
@@ -62,7 +62,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.labels: dict[str, float] = {}
         self.marked: dict[str, str] = {}
         self.position = 0
-        self.seen: dict[str, Sketch] = {}
+        self.seen: dict[str, TrajectorySnapshot] = {}
 
     def open(self) -> EasyPool:
         self.journal = SqliteJournal(self.folder / "pool.sqlite", closed_kept=self.limits.closed_kept)
@@ -138,14 +138,14 @@ class PoolMachine(RuleBasedStateMachine):
         (verdict,) = self.pool.submit([step])
         self.submitted += 1
         if not known:
-            assert verdict is Verdict.LATE
-        elif verdict is Verdict.FULL:
+            assert verdict is SubmitVerdict.LATE
+        elif verdict is SubmitVerdict.FULL:
             assert self.limits.overflow is Overflow.REFUSE
         elif step.quarantine:
-            assert verdict is Verdict.QUARANTINED
+            assert verdict is SubmitVerdict.QUARANTINED
             self.quarantined += 1
         else:
-            assert verdict is Verdict.ACCEPTED
+            assert verdict is SubmitVerdict.ACCEPTED
             self.accepted.add(step.uid)
             self.sent[step.uid] = step
             self.contexts[uid] = [*kept, *new]
@@ -157,7 +157,7 @@ class PoolMachine(RuleBasedStateMachine):
         step = self.sent[sorted(self.accepted)[pick % len(self.accepted)]]
         (verdict,) = self.pool.submit([step])
         self.submitted += 1
-        assert verdict in (Verdict.DUPLICATE, Verdict.LATE)
+        assert verdict in (SubmitVerdict.DUPLICATE, SubmitVerdict.LATE)
         self.commit()
 
     @precondition(lambda self: self.registered)
@@ -171,7 +171,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(pick=pick, value=st.floats(-1, 1), step=st.none() | st.integers(0, 2))
     def reward(self, pick: int, value: float, step: int | None) -> None:
         uid, prompt, _ = self.any_trajectory(pick)
-        given = Reward(trajectory_uid=uid, prompt_uid=prompt, value=value, source="test", step_index=step)
+        given = RewardGiven(trajectory_uid=uid, prompt_uid=prompt, value=value, source="test", step_index=step)
         with contextlib.suppress(Conflict):  # there is no such step
             self.pool.intake.reward(given)
         self.commit()
@@ -185,35 +185,37 @@ class PoolMachine(RuleBasedStateMachine):
 
     # -- people --------------------------------------------------------------------------------------------------------
 
-    def curate(self, pick: int, action: Action, **fields: Any) -> tuple[str, Curated]:
+    def curate(self, pick: int, action: CurationAction, **fields: Any) -> tuple[str, CurationOutcome]:
         uid, prompt, _ = self.any_trajectory(pick)
         curation = Curation(action=action, trajectory_uid=uid, prompt_uid=prompt, by="ana", **fields)
         outcome = self.pool.curator.curate(curation)
-        assert outcome is not Curated.UNKNOWN
-        assert self.pool.curator.curate(curation) is (Curated.UNCHANGED if outcome is Curated.DONE else outcome)
+        assert outcome is not CurationOutcome.UNKNOWN
+        assert self.pool.curator.curate(curation) is (
+            CurationOutcome.UNCHANGED if outcome is CurationOutcome.DONE else outcome
+        )
         self.commit()
         return uid, outcome
 
     @precondition(lambda self: self.registered)
     @rule(pick=pick)
     def reject(self, pick: int) -> None:
-        uid, outcome = self.curate(pick, Action.REJECT)
-        if outcome is Curated.DONE:
+        uid, outcome = self.curate(pick, CurationAction.REJECT)
+        if outcome is CurationOutcome.DONE:
             self.rejected.add(uid)
             self.rejected_prompts.add(self.any_trajectory(pick)[1])
 
     @precondition(lambda self: self.registered)
     @rule(pick=pick, value=st.floats(-1, 1))
     def relabel(self, pick: int, value: float) -> None:
-        uid, outcome = self.curate(pick, Action.RELABEL, reward=value)
-        if outcome in (Curated.DONE, Curated.UNCHANGED):
+        uid, outcome = self.curate(pick, CurationAction.RELABEL, reward=value)
+        if outcome in (CurationOutcome.DONE, CurationOutcome.UNCHANGED):
             self.labels[uid] = value
 
     @precondition(lambda self: self.registered)
     @rule(pick=pick, mark=st.sampled_from(("good", "odd")))
     def mark(self, pick: int, mark: str) -> None:
-        uid, outcome = self.curate(pick, Action.MARK, mark=mark)
-        if outcome is Curated.DONE:
+        uid, outcome = self.curate(pick, CurationAction.MARK, mark=mark)
+        if outcome is CurationOutcome.DONE:
             self.marked[uid] = mark
 
     @rule(pages=st.integers(1, 5))
@@ -223,8 +225,8 @@ class PoolMachine(RuleBasedStateMachine):
         while more:
             page = self.pool.watch.page(self.position, pages)
             self.position, more = page.position, page.more
-            self.seen |= {sketch.trajectory_uid: sketch for sketch in page.sketches}
-        assert self.seen == {sketch.trajectory_uid: sketch for sketch in self.pool.watch.page(0, 10**6).sketches}
+            self.seen |= {sketch.trajectory_uid: sketch for sketch in page.snapshots}
+        assert self.seen == {sketch.trajectory_uid: sketch for sketch in self.pool.watch.page(0, 10**6).snapshots}
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
@@ -268,7 +270,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.backlog(channel).groups == {}
         self.commit()
 
-    def check_taken(self, lease_uid: str, taken: Taken, channel: str, grade: Exactness, marked: bool) -> None:
+    def check_taken(self, lease_uid: str, taken: LeasedGroups, channel: str, grade: Exactness, marked: bool) -> None:
         groups = in_groups(taken)
         assert taken.sources == [source_of(group[0].prompt_uid) for group in groups]
         for group in groups:
@@ -368,9 +370,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.curator.trail == trail
         self.position, self.seen = 0, {}
 
-    def held(self) -> dict[str, Sketch]:
+    def held(self) -> dict[str, TrajectorySnapshot]:
         """How everything stands that is not gone; when it last changed is not known after a restart."""
-        sketches = self.pool.watch.page(0, 10**6).sketches
+        sketches = self.pool.watch.page(0, 10**6).snapshots
         known = self.pool.books.trajectories
         return {
             found.trajectory_uid: found._replace(changed_at=0, position=0)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stepwell.pool.api.plan import Limits, OnRewardFailure
-from stepwell.pool.api.scoring import Outcome
-from stepwell.pool.rules.ingest import Reward
+from stepwell.pool.api.producing import RewardGiven
+from stepwell.pool.api.scoring import JudgementOutcome
 from stepwell.pool.rules.rewards_due import GIVEN_UP
 from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.recovery import restore
@@ -87,7 +87,7 @@ class ScoringMachine(RuleBasedStateMachine):
     @rule(pick=pick, value=values)
     def give_reward(self, pick: int, value: float) -> None:
         uid = f"t{pick % len(self.trajectories)}"
-        given = Reward(trajectory_uid=uid, prompt_uid=self.trajectories[uid], value=value)
+        given = RewardGiven(trajectory_uid=uid, prompt_uid=self.trajectories[uid], value=value)
         if self.pool.intake.reward(given):
             self.given[uid] = value
         self.commit()
@@ -102,13 +102,13 @@ class ScoringMachine(RuleBasedStateMachine):
         self.commit()
 
     @precondition(lambda self: self.taken)
-    @rule(pick=pick, score=values | st.sampled_from([Outcome.ERROR, Outcome.TIMEOUT]))
-    def judge(self, pick: int, score: float | Outcome) -> None:
+    @rule(pick=pick, score=values | st.sampled_from([JudgementOutcome.ERROR, JudgementOutcome.TIMEOUT]))
+    def judge(self, pick: int, score: float | JudgementOutcome) -> None:
         uid, ticket = self.taken[-1 - pick % len(self.taken)]
         known = self.pool.books.trajectories.get(uid)
         is_open = known is not None and known.ticket == ticket
         assert self.pool.judge(uid, self.trajectories[uid], score, ticket) == is_open
-        if is_open and isinstance(score, Outcome):
+        if is_open and isinstance(score, JudgementOutcome):
             self.failures[uid] = self.failures.get(uid, 0) + 1
             self.check_failed(uid)
         elif is_open:

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell.pool.api.scoring import Outcome, Score
+from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.rewards.attempt import Attempt, attempt_of, read_attempt, write_attempt
 
 
 @pytest.mark.parametrize("given", [1, 1.0, True, np.float32(1), np.int64(1), np.bool_(True), Fraction(1), Score(1.0)])
 def test_every_real_number_is_a_score(given: object) -> None:
     attempt = attempt_of(given, 1, 0.5)
-    assert attempt == Attempt(Outcome.SCORE, Score(1.0), seconds=0.5)
+    assert attempt == Attempt(JudgementOutcome.SCORE, Score(1.0), seconds=0.5)
     assert attempt.score is not None
     assert type(attempt.score.value) is float
 
@@ -36,16 +36,16 @@ def test_every_real_number_is_a_score(given: object) -> None:
 )
 def test_anything_else_is_an_error_that_says_what_came(given: Any, words: str) -> None:
     attempt = attempt_of(given, 2, 0.0)
-    assert (attempt.outcome, attempt.score) == (Outcome.ERROR, None)
+    assert (attempt.outcome, attempt.score) == (JudgementOutcome.ERROR, None)
     assert attempt.why.startswith(words)
 
 
 @pytest.mark.parametrize(
     "attempt",
     [
-        Attempt(Outcome.SCORE, Score(0.1, {"a": 1.0}, (None, 0.25), "fine"), seconds=0.125),
-        Attempt(Outcome.ERROR, why="ValueError: é"),
-        Attempt(Outcome.TIMEOUT, why="slow", seconds=3.0),
+        Attempt(JudgementOutcome.SCORE, Score(0.1, {"a": 1.0}, (None, 0.25), "fine"), seconds=0.125),
+        Attempt(JudgementOutcome.ERROR, why="ValueError: é"),
+        Attempt(JudgementOutcome.TIMEOUT, why="slow", seconds=3.0),
     ],
 )
 def test_an_attempt_travels_whole(attempt: Attempt) -> None:

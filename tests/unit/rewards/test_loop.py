@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.pool.api.scoring import Outcome, Score
+from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.rewards import loop
 from stepwell.rewards.loop import RewardLoop
 from stepwell.rewards.pace import MOST_HELD, Pace
@@ -54,8 +54,8 @@ async def test_a_judgement_says_whose_it_is_and_what_came_of_it() -> None:
     assert (good.prompt_uid, good.source) == ("p-good", "graders.py:graded")
     assert good.score == Score(0.5, {"style": 1.0, "facts": 1.0}, (0.25,), "well done")
     assert {(j.trajectory_uid, j.outcome, j.score) for j in port.failures} == {
-        ("bad", Outcome.ERROR, None),
-        ("short", Outcome.ERROR, None),
+        ("bad", JudgementOutcome.ERROR, None),
+        ("short", JudgementOutcome.ERROR, None),
     }
 
 

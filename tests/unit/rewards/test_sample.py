@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from stepwell.errors import NotReady
-from stepwell.pool.api.ports import RewardRequest
+from stepwell.pool.api.scoring import RewardRequest
 from stepwell.rewards.sample import Sample, sample_of, sample_of_request
 from tests.builders import make_step
 from tests.rig.chatml import render_chat

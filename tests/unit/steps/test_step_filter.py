@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from stepwell.pool.api.leasing import Order, Unit, Wanted
+from stepwell.pool.api.leasing import BatchRequest, Order, Unit
 from stepwell.pool.api.plan import Limits, OnStale
-from stepwell.pool.rules.ingest import Registration, Reward, Verdict
+from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.steps.step import Exactness, Step
 from tests.builders import EasyPool, in_groups, make_step
 
@@ -19,7 +19,7 @@ def turns(pool: EasyPool, *marks: str | None, uid: str = "t", prompt: str = "p",
     pool.register(Registration(uid, prompt, group_size=size))
     for n, mark in enumerate(marks):
         step = make_step(uid, prompt, uid=f"{uid}-{n}", started_at=n, untrainable=mark, **fields)
-        assert pool.submit([step]) == [Verdict.ACCEPTED]
+        assert pool.submit([step]) == [SubmitVerdict.ACCEPTED]
     pool.complete(uid, prompt, 1.0)
 
 
@@ -104,7 +104,7 @@ def test_a_group_of_which_nothing_is_wanted_holds_no_one_up_and_is_not_shipped_e
     assert left_out(pool) == {"greedy": 1, "side_call": 1}
     stats = pool.stats().channels["train"]
     assert (stats.groups, stats.held.steps, stats.nbytes, stats.trajectories) == (0, 0, 0, 0)
-    assert pool.submit([make_step("a", "p0", uid="late")]) == [Verdict.LATE]
+    assert pool.submit([make_step("a", "p0", uid="late")]) == [SubmitVerdict.LATE]
 
 
 def test_in_strict_order_a_group_that_is_not_complete_is_waited_for_though_its_steps_so_far_are_marked() -> None:
@@ -205,7 +205,7 @@ def test_history_keeps_what_was_left_out_and_gives_no_one_an_empty_group() -> No
 def test_a_reward_given_to_a_step_that_is_left_out_is_not_part_of_what_is_shipped() -> None:
     pool = EasyPool(Limits())
     turns(pool, SIDE_CALL, None)
-    pool.intake.reward(Reward(trajectory_uid="t", prompt_uid="p", value=9.0, step_index=0))
+    pool.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=9.0, step_index=0))
     assert shown(taken(pool)[0]) == [(1, True, 1.0)]
 
 
@@ -213,6 +213,6 @@ def test_a_consumer_that_waits_is_told_what_was_left_out() -> None:
     pool = EasyPool(Limits())
     turns(pool, GREEDY, SIDE_CALL, SIDE_CALL)
     assert pool.take(1) is None
-    assert pool.waiting_for(Wanted(count=1, channel="train")) == (
+    assert pool.waiting_for(BatchRequest(count=1, channel="train")) == (
         "1 ready groups in channel 'train'; 0 ready of 0 groups held; steps left out so far: 1 greedy, 2 side_call"
     )

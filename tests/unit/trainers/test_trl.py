@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stepwell.errors import FetchTimeout, PoolUnavailable
-from stepwell.pool.api.leasing import Leased
+from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.client.batch import Batch
 from stepwell.steps.step import VersionSpan
 from stepwell.trainers.trl import RolloutSample, StepwellRolloutWorker, StepwellWeightTransfer
@@ -39,7 +39,7 @@ class WaitingPool(TrainingPool):
             threading.Event().wait(SHORT)
             raise
 
-    def ack(self, batch: Leased) -> None:
+    def ack(self, batch: HasLeases) -> None:
         with self._alone:
             super().ack(batch)
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepwell.errors import FetchTimeout, LeaseExpired
-from stepwell.pool.api.leasing import Leased, Settlement, Wanted
+from stepwell.pool.api.leasing import BatchRequest, HasLeases, Settlement
 from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.client.batch import Batch, make_batch
-from stepwell.pool.rules.ingest import Ending, Registration, Verdict
 from stepwell.steps.step import Step
 from tests.builders import EasyPool
 
@@ -27,17 +27,17 @@ class TrainingPool:
         for steps, reward in rollouts:
             uid = steps[0].trajectory_uid
             self.rules.register(Registration(uid, prompt, group_size=len(rollouts)))
-            assert self.rules.submit(steps) == [Verdict.ACCEPTED] * len(steps)
-            assert self.rules.complete(uid, prompt, reward) is Ending.COMPLETED
+            assert self.rules.submit(steps) == [SubmitVerdict.ACCEPTED] * len(steps)
+            assert self.rules.complete(uid, prompt, reward) is EndResult.COMPLETED
 
     def fetch_batch(self, count: int, *, timeout: float, lease: float | None, channel: str) -> Batch:
         leased = self.rules.lease(count, channel, seconds=lease or 0.0)
         if leased is None:
-            raise FetchTimeout(self.rules.waiting_for(Wanted(count=count, channel=channel)))
+            raise FetchTimeout(self.rules.waiting_for(BatchRequest(count=count, channel=channel)))
         uid, taken = leased
         return make_batch(taken.columns, taken.group_sizes, leases=((SHARD, uid),))
 
-    def ack(self, batch: Leased) -> None:
+    def ack(self, batch: HasLeases) -> None:
         if self.dies_at_ack:
             raise KeyboardInterrupt
         settled = [self.rules.handout.ack(lease) for _, lease in batch.leases]
@@ -45,7 +45,7 @@ class TrainingPool:
         if Settlement.EXPIRED in settled:
             raise LeaseExpired("too late")
 
-    def nack(self, batch: Leased) -> None:
+    def nack(self, batch: HasLeases) -> None:
         for _, lease in batch.leases:
             self.rules.handout.nack(lease)
             self.given_back.append(lease)

@@ -11,7 +11,7 @@ from stepwell.dashboard.index.budget import Budget
 from stepwell.dashboard.index.texts import Texts
 from stepwell.dashboard.index.trajectories import Index
 from stepwell.errors import StepwellError
-from stepwell.pool.api.ports import SightPort
+from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.watching import Cursor
 
 INTERVAL = 1.0
@@ -23,7 +23,7 @@ A_CALL = 50
 
 
 class Following:
-    def __init__(self, pool: SightPort, index: Index, texts: Texts) -> None:
+    def __init__(self, pool: PoolReader, index: Index, texts: Texts) -> None:
         self._pool = pool
         self._index = index
         self._texts = texts
@@ -44,10 +44,10 @@ class Following:
                 self.error, self.behind = str(failure), True
                 return INTERVAL
             now = time.monotonic()
-            self._budget.spend(now - begun, A_CALL + len(changes.summaries), now)
+            self._budget.spend(now - begun, A_CALL + len(changes.snapshots), now)
             self._cursors = dict(changes.cursors)
             self._texts.leave(self._index.apply(changes))
-            for summary in changes.summaries:
+            for summary in changes.snapshots:
                 self._texts.tell(summary)
             self.error, self.behind = None, changes.more
             return max(self._budget.rest(now), 0.0 if changes.more else INTERVAL)

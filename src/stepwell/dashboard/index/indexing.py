@@ -13,8 +13,8 @@ from stepwell.dashboard.index.budget import Budget
 from stepwell.dashboard.index.texts import Texts
 from stepwell.dashboard.index.trajectories import Key, key_of
 from stepwell.errors import StepwellError
-from stepwell.pool.api.ports import SightPort
-from stepwell.pool.api.watching import Summary
+from stepwell.pool.api.ports import PoolReader
+from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.steps.columns import Columns, unpack
 from stepwell.steps.conversation import shared_length
 from stepwell.steps.step import Step
@@ -30,7 +30,7 @@ DECODING_REST = 3.0
 
 
 class Indexing:
-    def __init__(self, pool: SightPort, texts: Texts, decoder: TokenDecoder) -> None:
+    def __init__(self, pool: PoolReader, texts: Texts, decoder: TokenDecoder) -> None:
         self._pool = pool
         self._texts = texts
         self._decoder = decoder
@@ -57,7 +57,7 @@ class Indexing:
     def _decode(self, columns: Columns) -> dict[Key, str]:
         return {key: conversation_text(steps, self._decoder) for key, steps in by_trajectory(columns)}
 
-    def _keep(self, wanted: Iterable[Summary], texts: dict[Key, str]) -> None:
+    def _keep(self, wanted: Iterable[TrajectorySnapshot], texts: dict[Key, str]) -> None:
         for row in wanted:
             text = texts.get(key_of(row))
             if text is not None:

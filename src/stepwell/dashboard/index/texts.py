@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from stepwell.dashboard.index.trajectories import Key, key_of
-from stepwell.pool.api.watching import State, Summary
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 
 MAX_BYTES = 200 * 2**20
 BESIDE = 450
@@ -38,7 +38,7 @@ class Texts:
         self._kept: dict[Key, Kept] = {}
         self._oldest: Heap = []
         """A heap; what it names may be gone, or kept under a newer entry."""
-        self._wanted: dict[Key, Summary] = {}
+        self._wanted: dict[Key, TrajectorySnapshot] = {}
         self._newest: Heap = []
         """A heap of what is wanted, and of what no longer is."""
         self._floor = -float("inf")
@@ -52,11 +52,11 @@ class Texts:
     def waiting(self) -> int:
         return len(self._wanted)
 
-    def tell(self, row: Summary) -> None:
+    def tell(self, row: TrajectorySnapshot) -> None:
         """A trajectory is now so: it is wanted if there is more of it than is known here."""
         key = key_of(row)
         known = self._kept.get(key)
-        if row.state is State.DROPPED or row.steps == 0 or row.started_at <= self._floor:
+        if row.state is TrajectoryState.DROPPED or row.steps == 0 or row.started_at <= self._floor:
             self._wanted.pop(key, None)
         elif known is None or known.steps != row.steps:
             if key not in self._wanted:
@@ -64,9 +64,9 @@ class Texts:
             self._wanted[key] = row
             _prune(self._newest, self._wanted)
 
-    def next(self, count: int, tokens: int) -> list[Summary]:
+    def next(self, count: int, tokens: int) -> list[TrajectorySnapshot]:
         """The newest that are wanted: up to so many, and up to so many tokens, but at least one if there is any."""
-        found: list[Summary] = []
+        found: list[TrajectorySnapshot] = []
         while self._newest and len(found) < count:
             row = self._wanted.get(self._newest[0][1])
             if row is not None and found and row.tokens > tokens:
@@ -79,7 +79,7 @@ class Texts:
                 del self._wanted[key_of(row)]
         return found
 
-    def put(self, row: Summary, text: str) -> None:
+    def put(self, row: TrajectorySnapshot, text: str) -> None:
         key, folded = key_of(row), text.casefold()
         self.forget(key)
         kept = Kept(folded, sys.getsizeof(folded) + BESIDE, row.steps, row.started_at)

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from stepwell.dashboard.index.search import LABELLED, Search, matching, ordered
 from stepwell.dashboard.index.table import Labels, Table
-from stepwell.pool.api.watching import Changes, State, Summary
+from stepwell.pool.api.watching import Changes, TrajectorySnapshot, TrajectoryState
 from stepwell.steps.step import BoolArray
 
 Key: TypeAlias = tuple[str, str]
 """A trajectory_uid and its prompt_uid."""
 
-GONE = (State.TRAINED, State.DROPPED)
+GONE = (TrajectoryState.TRAINED, TrajectoryState.DROPPED)
 GONE_KEPT = 100_000
 FACET_VALUES = 100
 """The commonest values of a facet that are told; a source can be anything."""
@@ -42,7 +42,7 @@ class Found:
     total: int
     """All there are."""
     matched: int
-    rows: Sequence[Summary]
+    rows: Sequence[TrajectorySnapshot]
     """The page of them that was asked for."""
     facets: Mapping[str, Mapping[str, int]]
     """How many would match with another value of one filter, the others staying as they are."""
@@ -51,7 +51,7 @@ class Found:
 class Index:
     def __init__(self, gone_kept: int = GONE_KEPT) -> None:
         self._gone_kept = gone_kept
-        self._rows: list[Summary | None] = []
+        self._rows: list[TrajectorySnapshot | None] = []
         self._places: dict[Key, int] = {}
         self._free: list[int] = []
         self._gone: dict[Key, None] = {}
@@ -64,11 +64,11 @@ class Index:
     def __len__(self) -> int:
         return len(self._places)
 
-    def get(self, key: Key) -> Summary | None:
+    def get(self, key: Key) -> TrajectorySnapshot | None:
         place = self._places.get(key)
         return None if place is None else self._rows[place]
 
-    def group(self, prompt_uid: str, group: int | None, shard: str | None) -> list[Summary]:
+    def group(self, prompt_uid: str, group: int | None, shard: str | None) -> list[TrajectorySnapshot]:
         """The rollouts of one group, in the order they were first told of; of the prompt's last group if none is
         named."""
         keys = sorted(self._prompts.get(prompt_uid, ()), key=lambda key: self._table["seen"][self._places[key]])
@@ -90,8 +90,8 @@ class Index:
 
     def apply(self, changes: Changes) -> list[Key]:
         """Take in what has changed; gives those that are no longer listed."""
-        left = self._leave_shards(changes.anew)
-        for summary in changes.summaries:
+        left = self._leave_shards(changes.reset_shards)
+        for summary in changes.snapshots:
             self._put(summary)
         while len(self._gone) > self._gone_kept:
             left.append(next(iter(self._gone)))
@@ -106,7 +106,7 @@ class Index:
             self._remove(key)
         return left
 
-    def _put(self, row: Summary) -> None:
+    def _put(self, row: TrajectorySnapshot) -> None:
         key = key_of(row)
         place = self._places.get(key)
         if place is None:
@@ -153,7 +153,7 @@ class Index:
             if not self._marked[mark]:
                 del self._marked[mark]
 
-    def _numbers(self, row: Summary) -> dict[str, float]:
+    def _numbers(self, row: TrajectorySnapshot) -> dict[str, float]:
         labels = {name: labels.code(str(getattr(row, name))) for name, labels in self._labels.items()}
         return {
             **labels,
@@ -223,7 +223,7 @@ class Index:
         return {value: count for value, count in commonest if value and count}
 
 
-def key_of(row: Summary) -> Key:
+def key_of(row: TrajectorySnapshot) -> Key:
     return row.trajectory_uid, row.prompt_uid
 
 

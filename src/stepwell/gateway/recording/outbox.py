@@ -17,8 +17,8 @@ from typing import Protocol
 from stepwell.errors import Conflict, PoolUnavailable, StepwellError, UnknownTrajectory
 from stepwell.gateway.recording.backlog import MAX_MESSAGE, OutboxQueue
 from stepwell.gateway.recording.spool import Spool
-from stepwell.pool.api.ports import PoolPort
-from stepwell.pool.rules.ingest import Verdict
+from stepwell.pool.api.ports import StepSink
+from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.gateway")
@@ -33,7 +33,7 @@ RETRY_PAUSE = 1.0
 SETTLE_TIMEOUT = 30.0
 TOLD_EVERY = 1.0
 """Seconds between two lines about steps given up."""
-TAKEN = (Verdict.ACCEPTED, Verdict.DUPLICATE, Verdict.QUARANTINED)
+TAKEN = (SubmitVerdict.ACCEPTED, SubmitVerdict.DUPLICATE, SubmitVerdict.QUARANTINED)
 """The pool has the step."""
 
 
@@ -50,7 +50,7 @@ class Sealer(Protocol):
 class Outbox:
     def __init__(
         self,
-        pool: PoolPort,
+        pool: StepSink,
         on_refused: Callable[[str], None],
         *,
         sealer: Sealer | None = None,
@@ -79,7 +79,7 @@ class Outbox:
         """Someone waits: no more gathering."""
         self._settling: dict[str | None, asyncio.Event] = {}
         """By trajectory: set once nothing of it is held. None stands for all."""
-        self._awaited: dict[Step, asyncio.Future[Verdict | None]] = {}
+        self._awaited: dict[Step, asyncio.Future[SubmitVerdict | None]] = {}
         """Who waits for the verdict on this very step; None means that it was given up."""
         self._resuming = False
         """What was put off is about to be tried again."""
@@ -189,12 +189,12 @@ class Outbox:
         self._arrived.set()
         return False
 
-    def _note(self, message: Sequence[Step], verdicts: Sequence[Verdict]) -> None:
+    def _note(self, message: Sequence[Step], verdicts: Sequence[SubmitVerdict]) -> None:
         """What became of each step."""
         full: list[Step] = []
         answered: list[Step] = []
         for step, verdict in zip(message, verdicts, strict=True):
-            if verdict is Verdict.FULL:
+            if verdict is SubmitVerdict.FULL:
                 full.append(step)
                 continue
             answered.append(step)
@@ -207,10 +207,10 @@ class Outbox:
             self._spool.remove(answered)
         self._tell_given_up()
 
-    def _count(self, step: Step, verdict: Verdict) -> None:
+    def _count(self, step: Step, verdict: SubmitVerdict) -> None:
         if verdict in TAKEN:
             self.delivered[verdict] += 1
-            if verdict is Verdict.QUARANTINED:
+            if verdict is SubmitVerdict.QUARANTINED:
                 log.warning("trajectory %s: a step was quarantined: %s", step.trajectory_uid, step.quarantine)
         else:
             self.lost[verdict] += 1
@@ -238,7 +238,7 @@ class Outbox:
             self._spool.remove(gone)
         self._tell_given_up()
 
-    def _tell(self, step: Step, verdict: Verdict | None) -> None:
+    def _tell(self, step: Step, verdict: SubmitVerdict | None) -> None:
         """Wake whoever waits for this step, its trajectory, or all."""
         if self._sealer is not None:
             self._sealer.forget(step)
@@ -256,9 +256,9 @@ class Outbox:
             self._given_up, self._told_at = 0, now
 
 
-def _refusal(step: Step, verdict: Verdict | None) -> StepwellError:
+def _refusal(step: Step, verdict: SubmitVerdict | None) -> StepwellError:
     if verdict is None:
         return PoolUnavailable("this call was given up: too many steps wait for the pool")
-    if verdict is Verdict.UNKNOWN:
+    if verdict is SubmitVerdict.UNKNOWN:
         return UnknownTrajectory(f"the pool has no trajectory {step.trajectory_uid} of prompt_uid {step.prompt_uid}")
     return Conflict(f"trajectory {step.trajectory_uid}: the pool refused this call's step as {verdict}")

@@ -13,7 +13,7 @@ from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.recorded import CallContext, build_steps
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
-from stepwell.gateway.trajectories import TrajectoryRef
+from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.steps.step import Exactness, IntArray, JsonObject, ids_array
 from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
 

@@ -16,7 +16,7 @@ from stepwell.gateway.agent_calls import LARGEST_BODY, TOO_LARGE, AgentCalls, Re
 from stepwell.gateway.dialects.dialect import Kind
 from stepwell.gateway.http.response_writer import Headers, Message, ResponseWriter, Send
 from stepwell.gateway.routes.access import REFUSALS, missing
-from stepwell.gateway.trajectories import TrajectoryRef
+from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.wire.gateway_api import UID_PATTERN
 
 LARGEST_HEADERS = 64 * 1024

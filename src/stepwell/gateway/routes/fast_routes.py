@@ -17,7 +17,7 @@ from stepwell.gateway.agent_calls import Receive
 from stepwell.gateway.http.error_responses import JSON, refused
 from stepwell.gateway.http.response_writer import Headers, Message, ResponseWriter, Send
 from stepwell.gateway.rollouts import TrajectoryLifecycle
-from stepwell.gateway.trajectories import TrajectoryRef
+from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.wire import gateway_api as shapes
 
 Asked = Awaitable[shapes.GatewayBody]

@@ -7,7 +7,7 @@ from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
 from stepwell.errors import StepwellError
-from stepwell.pool.api.ports import PoolPort, RewardPort
+from stepwell.pool.api.ports import RewardScorer, StepSink
 
 log = logging.getLogger("stepwell.gateway")
 
@@ -16,7 +16,7 @@ PAUSE = 1.0
 
 class ReadinessCheck:
     def __init__(
-        self, pool: PoolPort, engines: EngineFleet, tokenizer: BackgroundTokenizer, rewards: RewardPort | None
+        self, pool: StepSink, engines: EngineFleet, tokenizer: BackgroundTokenizer, rewards: RewardScorer | None
     ) -> None:
         self._pool = pool
         self._engines = engines
@@ -52,7 +52,7 @@ class ReadinessCheck:
         return "; ".join(f"{engine.address}: {engine.why}" for engine in states) or "there is none"
 
 
-async def _why(part: PoolPort | RewardPort) -> str | None:
+async def _why(part: StepSink | RewardScorer) -> str | None:
     try:
         await part.check()
     except StepwellError as failure:

@@ -14,9 +14,9 @@ from stepwell.errors import BadRequest
 from stepwell.gateway.http.error_responses import relayed
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.rollouts import TrajectoryLifecycle
-from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryRef
-from stepwell.pool.api.ports import PoolPort
-from stepwell.pool.rules.ingest import TRAIN, Registration, Reward
+from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.pool.api.ports import StepSink
+from stepwell.pool.api.producing import TRAIN, Registration, RewardGiven, TrajectoryRef
 from stepwell.wire import gateway_api as shapes
 
 log = logging.getLogger("stepwell.gateway")
@@ -32,7 +32,7 @@ async def ref_from_path(
 Ref = Annotated[TrajectoryRef, Depends(ref_from_path)]
 
 
-def opening_router(rollouts: TrajectoryLifecycle, pool: PoolPort) -> APIRouter:
+def opening_router(rollouts: TrajectoryLifecycle, pool: StepSink) -> APIRouter:
     """How a trajectory gets its base_url, and what those are told who have none."""
     router = APIRouter()
 
@@ -60,7 +60,7 @@ def opening_router(rollouts: TrajectoryLifecycle, pool: PoolPort) -> APIRouter:
 
 
 def trajectory_router(
-    rollouts: TrajectoryLifecycle, pool: PoolPort, engines: EngineFleet, recorder: Outbox, known: KnownTrajectories
+    rollouts: TrajectoryLifecycle, pool: StepSink, engines: EngineFleet, recorder: Outbox, known: KnownTrajectories
 ) -> APIRouter:
     """What stands below a trajectory's base_url, beside the agent's own calls."""
     router = APIRouter()
@@ -93,7 +93,7 @@ def trajectory_router(
     async def feedback(ref: Ref, given: shapes.Feedback) -> shapes.FeedbackGiven:
         """Score a trajectory or one of its steps, or score it anew, now or long after its end."""
         await recorder.settle(ref.trajectory_uid)
-        reward = Reward(
+        reward = RewardGiven(
             trajectory_uid=ref.trajectory_uid,
             prompt_uid=ref.prompt_uid,
             value=given.value,

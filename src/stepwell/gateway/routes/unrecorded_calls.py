@@ -28,7 +28,7 @@ from stepwell.gateway.recording.recorded import CallContext, build_steps
 from stepwell.gateway.recording.step_builder import StepBuilder
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.gateway.routes.openapi import CHAT, COMPLETIONS
-from stepwell.pool.api.ports import PoolPort
+from stepwell.pool.api.ports import StepSink
 from stepwell.steps.step import Exactness, Step
 from stepwell.wire.openai import Sampled, write_object
 
@@ -58,7 +58,7 @@ def unrecorded_router(chat: "UnrecordedCalls") -> APIRouter:
 class UnrecordedCalls:
     def __init__(
         self,
-        pool: PoolPort,
+        pool: StepSink,
         engines: EngineFleet,
         recording: StepBuilder,
         versions: VersionConfirmer,

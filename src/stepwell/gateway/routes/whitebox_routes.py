@@ -14,17 +14,18 @@ from stepwell.gateway.dialects.sampling import make_explicit
 from stepwell.gateway.http.error_responses import relayed
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.recorded import CallContext, build_steps
-from stepwell.pool.api.ports import PoolPort, RewardPort, RewardRequest
-from stepwell.pool.rules.ingest import TRAIN, Verdict
+from stepwell.pool.api.ports import RewardScorer, StepSink
+from stepwell.pool.api.producing import TRAIN, SubmitVerdict
+from stepwell.pool.api.scoring import RewardRequest
 from stepwell.steps.soundness import step_fault
 from stepwell.wire import gateway_api as shapes
 
 
 def whitebox_router(
-    pool: PoolPort,
+    pool: StepSink,
     engines: EngineFleet,
     tokenizer: BackgroundTokenizer,
-    rewards: RewardPort | None,
+    rewards: RewardScorer | None,
     sight: GatewayMetrics,
     *,
     prompt_length: int,
@@ -61,8 +62,8 @@ def whitebox_router(
         if faults:
             raise BadRequest("; ".join(faults))
         verdicts = await pool.submit_steps(steps, channel=channel, group_size=group_size)
-        refused = {str(v): verdicts.count(v) for v in set(verdicts) if v is not Verdict.ACCEPTED}
-        return shapes.StepsSubmitted(accepted=verdicts.count(Verdict.ACCEPTED), refused=refused)
+        refused = {str(v): verdicts.count(v) for v in set(verdicts) if v is not SubmitVerdict.ACCEPTED}
+        return shapes.StepsSubmitted(accepted=verdicts.count(SubmitVerdict.ACCEPTED), refused=refused)
 
     @router.post("/compute_reward")
     async def compute_reward(wanted: shapes.ComputeReward) -> shapes.RewardComputed:

@@ -1,34 +1,36 @@
-"""Handing out: what a consumer asks for, what it gets, and for how long it is its own."""
+"""What consumers ask for, and what they get under a lease."""
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
-from stepwell.pool.state.records import Group, Trajectory
-from stepwell.pool.state.stored_step import HeldStep
-from stepwell.steps.columns import Columns
+from stepwell.errors import BadRequest
+from stepwell.pool.api.producing import TRAIN
+from stepwell.steps.columns import Columns, cut, stack
 from stepwell.steps.step import Exactness
 from stepwell.steps.step_filter import StepFilter
 
 
 class Unit(StrEnum):
-    """What a channel is consumed by. The first to fetch from it decides."""
+    """What a channel is consumed by. The first fetch from the channel decides."""
 
     GROUPS = "groups"
     TRAJECTORIES = "trajectories"
-    """Complete ones, whether their group is or not."""
+    """Complete ones, also when their group is not complete."""
     STEPS = "steps"
-    """Single ones, as they arrive."""
+    """Single steps, as they arrive."""
 
 
 class Order(StrEnum):
     OLDEST_READY = "oldest_ready"
     STRICT = "strict"
-    """Oldest first, and nothing before the oldest is ready."""
+    """Oldest first. Nothing is handed out before the oldest is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class BatchRequest:
     """What a consumer asks for."""
 
     count: int
@@ -36,48 +38,93 @@ class Wanted:
     unit: Unit = Unit.GROUPS
     order: Order = Order.OLDEST_READY
     history: float = 0.0
-    """The share of the batch that is drawn at random from what was already trained."""
+    """The share of the batch that is drawn at random from groups that are already trained."""
     min_exactness: Exactness = Exactness.SUBMITTED
     """Steps of a lower grade are left out."""
     untrainable: bool = False
-    """Also the steps marked untrainable, which are left out otherwise."""
+    """True includes the steps that are marked untrainable."""
 
     @property
     def step_filter(self) -> StepFilter:
         return StepFilter(self.min_exactness, self.untrainable)
 
 
-@dataclass(slots=True, eq=False)
-class Lease:
-    """Data that a consumer has until `expires_at`, then comes back. Ack ends it for good."""
+class BatchTerms(TypedDict, total=False):
+    """The keywords of every `fetch_batch`. Defaults are those of `BatchRequest`."""
 
-    uid: str
     channel: str
-    expires_at: float
-    step_filter: StepFilter
-    """What of it the consumer got to see."""
-    groups: list[Group] = field(default_factory=list)
-    steps: list[tuple[Trajectory, HeldStep]] = field(default_factory=list)
-    version: int = 0
-    """The pool's policy version when it was handed out."""
+    """The default is `train`."""
+    unit: str
+    """`groups`, `trajectories` or `steps`."""
+    order: str
+    """`oldest_ready` or `strict`."""
+    history: float
+    """The share drawn from groups that are already trained."""
+    min_exactness: str
+    """`engine`, `submitted` or `retokenized`: steps of a lower grade are left out."""
+    untrainable: bool
+    """True includes the steps that are marked untrainable."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Taken:
-    """What a consumer gets."""
+ENUMS = {"unit": Unit, "order": Order, "min_exactness": Exactness}
+
+
+def read_batch_request(count: int, **terms: Unpack[BatchTerms]) -> BatchRequest:
+    """Check the caller's plain words and make a request of them."""
+    given: dict[str, Any] = {"channel": TRAIN, **terms}
+    try:
+        request = BatchRequest(count=count, **given | {name: ENUMS[name](given[name]) for name in ENUMS.keys() & given})
+    except ValueError as failure:
+        raise BadRequest(str(failure)) from None
+    if count < 1:
+        raise BadRequest(f"a batch has at least one of its {request.unit}, not {count}")
+    if not 0.0 <= request.history <= 1.0:
+        raise BadRequest(f"history is a share of the batch, from 0 to 1, not {request.history}")
+    return request
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LeasedGroups:
+    """Groups that a consumer gets, oldest first."""
 
     columns: Columns
     group_sizes: list[int]
-    """Steps in each group; a trajectory or a step taken by itself is a group of its own."""
+    """Steps in each group. A trajectory or a step that is taken by itself counts as a group."""
     opened_at: list[float]
-    """When each was opened; of a step taken by itself, when its call began."""
+    """When each group was opened. For a single step: when its call began."""
     attempts: list[int]
+    """How often each group was handed out before."""
     from_history: list[bool]
     sources: list[str]
+    """Where each group comes from."""
+    leases: tuple[tuple[str, str], ...] = ()
+    """(shard, lease) of every part: what an acknowledgement names."""
 
 
-class Leased(Protocol):
-    """Anything that was handed out under leases: a batch, or a filled one."""
+def merge_leased_groups(parts: Sequence[LeasedGroups]) -> LeasedGroups:
+    """One of all, oldest first. A single part is returned as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    opened_at = [at for part in parts for at in part.opened_at]
+    order = sorted(range(len(opened_at)), key=opened_at.__getitem__)
+    groups = [group for part in parts for group in cut(part.columns, part.group_sizes)]
+    sizes = [size for part in parts for size in part.group_sizes]
+    sources = [source for part in parts for source in part.sources]
+    attempts = [count for part in parts for count in part.attempts]
+    from_history = [flag for part in parts for flag in part.from_history]
+    return LeasedGroups(
+        columns=stack([groups[g] for g in order]),
+        group_sizes=[sizes[g] for g in order],
+        opened_at=[opened_at[g] for g in order],
+        attempts=[attempts[g] for g in order],
+        from_history=[from_history[g] for g in order],
+        sources=[sources[g] for g in order],
+        leases=tuple(lease for part in parts for lease in part.leases),
+    )
+
+
+class HasLeases(Protocol):
+    """Anything that was handed out under leases."""
 
     @property
     def leases(self) -> tuple[tuple[str, str], ...]:
@@ -89,6 +136,65 @@ class Settlement(StrEnum):
 
     DONE = "done"
     EXPIRED = "expired"
-    """Its time was up: the data has gone back, and will be handed out again."""
+    """Its time was over: the data is back in the queue and is handed out again."""
     UNKNOWN = "unknown"
-    """There is no such lease: it was ended long ago, or lost with a pool that has no journal."""
+    """There is no such lease. It ended long ago, or it was lost with a pool that has no journal."""
+
+
+class GroupOffer(NamedTuple):
+    """A ready group that a shard could hand out."""
+
+    shard: str
+    seq: int
+    age: int
+    """Order of opening within its shard."""
+    opened_at: float
+    size: int
+    """Trajectories that the consumer would get."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGroups:
+    """The ready groups of a channel."""
+
+    groups: Mapping[str, Mapping[int, int]]
+    """Number of groups, by source and by size. A group's size is its number of trajectories."""
+
+    @property
+    def total_groups(self) -> int:
+        return sum(map(self.groups_of, self.groups))
+
+    @property
+    def total_trajectories(self) -> int:
+        return sum(map(self.trajectories_of, self.groups))
+
+    @property
+    def largest(self) -> int:
+        """The size of the largest group; 0 if there is none."""
+        return max((size for sizes in self.groups.values() for size in sizes), default=0)
+
+    def groups_of(self, source: str) -> int:
+        return sum(self.groups.get(source, {}).values())
+
+    def trajectories_of(self, source: str) -> int:
+        return sum(size * count for size, count in self.groups.get(source, {}).items())
+
+
+def merge_ready_groups(parts: Iterable[ReadyGroups]) -> ReadyGroups:
+    groups: dict[str, Counter[int]] = {}
+    for part in parts:
+        for source, sizes in part.groups.items():
+            groups.setdefault(source, Counter()).update(sizes)
+    return ReadyGroups(groups)
+
+
+class ReadySummary(NamedTuple):
+    """What a shard could hand out now."""
+
+    state: int
+    """The number of the shard's state that this describes. `wait_change` takes it."""
+    ages: list[float]
+    """When each ready item was opened, oldest first."""
+    nothing_after: float
+    """In strict order, an item that was opened later must wait."""

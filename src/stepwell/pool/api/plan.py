@@ -1,6 +1,6 @@
-"""The bounds a pool keeps to, and what it does where one is reached. All hold per channel."""
+"""What a DataPool is made of: its limits, and what it does when one is reached. All limits hold per channel."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -9,47 +9,47 @@ class Overflow(StrEnum):
 
     DROP_OLDEST = "drop_oldest"
     REFUSE = "refuse"
-    """New trajectories are refused; those under way are let finish."""
+    """New trajectories are refused; running ones may finish."""
 
 
 class OnDeadline(StrEnum):
     """What happens to a group that is not complete in time."""
 
     PARTIAL = "partial"
-    """It is shipped with what is complete, if that is at least min_group_size; else dropped."""
+    """It is shipped with its complete trajectories if there are at least min_group_size; otherwise it is dropped."""
     DROP = "drop"
     REFILL = "refill"
-    """What is not complete is dropped, and producers are asked for as many rollouts again."""
+    """Incomplete trajectories are dropped, and producers are asked for as many new rollouts."""
 
 
 class OnStale(StrEnum):
-    """What happens to data whose oldest token is older than max_staleness allows, when it would be shipped."""
+    """What happens to data whose oldest token is older than max_staleness allows when it would be shipped."""
 
     DROP = "drop"
     KEEP = "keep"
     MASK = "mask"
-    """It is shipped, with the tokens that are too old taken out of training."""
+    """It is shipped. Tokens that are too old are masked out of training."""
 
 
 class OnRewardFailure(StrEnum):
-    """What happens to a trajectory that could not be scored in as many attempts as it has."""
+    """What happens to a trajectory after the last attempt to score it has failed."""
 
     DROP = "drop"
-    """It leaves its group, and its place is free for another."""
+    """It leaves its group, and another rollout can take its place."""
     DROP_GROUP = "drop_group"
     KEEP = "keep"
-    """It stays without a reward, until someone gives one or its group's deadline passes."""
+    """It stays without a reward until someone gives one or its group's deadline passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     max_queue_size: int = 10_000
-    """Groups held. Those a trainer has under lease are the trainer's, and do not count."""
+    """Groups held. Groups under lease do not count."""
     max_bytes: int | None = None
     """Bytes of tokens and log-probabilities held, as stored."""
     overflow: Overflow = Overflow.DROP_OLDEST
     group_size: int = 1
-    """Trajectories in a group, where whoever registers the first of them does not say."""
+    """Trajectories in a group if its first registration does not say."""
     group_deadline: float | None = None
     """Seconds a group may take from its first trajectory to its completion."""
     on_deadline: OnDeadline = OnDeadline.PARTIAL
@@ -59,18 +59,38 @@ class Limits:
     """How many policy versions the oldest token may be behind when it is shipped."""
     on_stale: OnStale = OnStale.DROP
     require_reward: bool = False
-    """A group is ready only once each of its trajectories has a reward; those without are offered to reward workers."""
+    """True: a group is ready only when each of its trajectories has a reward, and reward workers are offered those
+    without one."""
     reward_attempts: int = 3
     """How often reward workers may fail to score a trajectory."""
     on_reward_failure: OnRewardFailure = OnRewardFailure.DROP
     history_size: int = 0
-    """Groups kept after they were trained, for batches that mix new and old."""
+    """Trained groups that are kept for batches that mix new and old."""
     batch_size: int | None = None
-    """Trajectories one training step takes, for pacing; without it, what the last fetch took."""
+    """Trajectories per training step, for pacing. None: the number that the last fetch took."""
     max_channels: int = 64
     closed_kept: int = 100_000
     """How many closed trajectories are remembered, so that a late step is told apart from an unknown one."""
     gone_kept: int = 20_000
-    """How many of these are remembered with their summary, for whoever watches."""
+    """How many of these are remembered with their snapshot, for watchers."""
     quarantine_kept: int = 256
     """How many quarantined steps are kept for inspection. All are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlan:
+    """Every shard holds the whole plan, so that a client can ask any of them."""
+
+    name: str = "data_pool"
+    shards: int = 1
+    limits: Limits = field(default_factory=Limits)
+    journal: str | None = None
+    """Folder of the shards' journals; None keeps the pool in memory only."""
+    archive: str | None = None
+    """Folder or fsspec URL to which trained groups are written as Parquet."""
+    resource: str | None = None
+    """Custom Ray resource of the nodes that shards may run on; None is any node."""
+
+    def shard_names(self) -> tuple[str, ...]:
+        """The first shard has the pool's own name, so that a client that knows it finds the others."""
+        return (self.name, *(f"{self.name}-{n}" for n in range(1, self.shards)))

@@ -1,15 +1,17 @@
-"""What judging a trajectory gives.
+"""What reward workers and reward functions answer.
 
-What always holds: a failure is an Outcome of its own and carries no score, so that an error is never mistaken for 0;
-every number of a Score is finite.
+- A failure is a JudgementOutcome of its own and carries no score: an error is never mistaken for 0.
+- Every number of a Score is finite.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from stepwell.steps.step import JsonObject
 
-class Outcome(StrEnum):
+
+class JudgementOutcome(StrEnum):
     """How an attempt at a score ended."""
 
     SCORE = "score"
@@ -19,37 +21,55 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a reward function may give instead of a bare number."""
+    """What a reward function may return instead of a bare number."""
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    """What the value is made of, by name; for people to look at."""
+    """What the value is made of, by name. For people to read."""
     step_rewards: tuple[float | None, ...] = ()
-    """One a step, in the trajectory's order; None leaves that step as it is. Empty: steps have no rewards of their
-    own."""
+    """One per step, in the trajectory's order; None keeps that step's reward. Empty: no step has its own reward."""
     notes: str = ""
-    """Why, in words."""
+    """The reason, in words."""
 
     @property
     def rest(self) -> float:
-        """What the steps' own rewards leave of the value; it goes to the last step that is trained."""
+        """The value without the steps' own rewards. It goes to the last step that is trained."""
         return self.value - sum(reward for reward in self.step_rewards if reward is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """One attempt at scoring one trajectory, as a reward worker tells the pool of it."""
+    """One attempt at scoring one trajectory, as a reward worker reports it to the pool."""
 
     trajectory_uid: str
     prompt_uid: str
-    ticket: str
-    """The lease it answers."""
-    outcome: Outcome
+    lease_uid: str
+    """The reward lease that it answers."""
+    outcome: JudgementOutcome
     score: Score | None
-    """There if, and only if, the outcome is SCORE."""
+    """Set if, and only if, the outcome is SCORE."""
     why: str = ""
     """What went wrong, in words."""
     source: str
     """The reward function's name."""
     seconds: float
     """How long it took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardRequest:
+    """What a reward is computed from. The texts are decoded from the ids."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    prompt_text: str
+    response_text: str
+    num_turns: int
+    extra_fields: JsonObject = field(default_factory=dict)
+    dataset_fields: JsonObject = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardScore:
+    reward_score: float
+    reward_extra_info: JsonObject

@@ -1,16 +1,19 @@
-"""What happened to a channel in one interval of time, and how such moments come together: of several shards, or of
-intervals that follow one another. Percentiles come together as the mean of theirs, weighted by how many rewards they
-are of: near enough for a chart, and not exact."""
+"""Time series of the pool: what happened in each interval of time, per channel, and how shards' series are merged.
+
+Percentiles are merged as a weighted mean: good enough for a chart, not exact.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
-from stepwell.pool.api.watching import Window
+FINE, COARSE = 5.0, 60.0
+"""The two lengths of intervals, in seconds."""
 
 
-class Moment(NamedTuple):
-    """One value of each series in a Window."""
+class Bucket(NamedTuple):
+    """One channel in one interval. The fields are those of ChannelSeries."""
 
     steps: int = 0
     tokens: int = 0
@@ -27,64 +30,119 @@ class Moment(NamedTuple):
     dropped_tokens: Mapping[str, int] = {}
 
 
-STILL = Moment()
-"""Nothing is there and nothing happened."""
+EMPTY = Bucket()
+
+Interval: TypeAlias = tuple[float, Mapping[str, Bucket]]
+"""The time at which it ends, and its buckets by channel. Empty buckets are left out."""
 
 
-def one_after_another(moments: Sequence[Moment]) -> Moment:
-    """What was held is what was held at the end."""
-    last = moments[-1]
-    return _sum(moments)._replace(groups=last.groups, ready_groups=last.ready_groups, oldest_age=last.oldest_age)
+class SeriesChunk(NamedTuple):
+    """One shard's intervals, oldest first. The last one is still running."""
+
+    length: float
+    intervals: Sequence[Interval]
 
 
-def side_by_side(moments: Sequence[Moment]) -> Moment:
-    """Of several shards."""
-    return _sum(moments) if len(moments) != 1 else moments[0]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelSeries:
+    """A channel's history, one value per interval, oldest first."""
+
+    steps: Sequence[int]
+    """Accepted in the interval."""
+    tokens: Sequence[int]
+    trained_steps: Sequence[int]
+    """Acknowledged in the interval."""
+    trained_tokens: Sequence[int]
+    rewards: Sequence[int]
+    """Number of trajectories with a reward that were acknowledged."""
+    reward_mean: Sequence[float | None]
+    reward_low: Sequence[float | None]
+    """The 10th percentile of the rewards; `reward_high` is the 90th. Several shards: the mean of theirs."""
+    reward_high: Sequence[float | None]
+    staleness: Sequence[Mapping[int, int]]
+    """Number of acknowledged trajectories, by how many versions behind they were when they were handed out."""
+    groups: Sequence[int]
+    """At the end of the interval, as are the next two."""
+    ready_groups: Sequence[int]
+    oldest_age: Sequence[float]
+    """Seconds since the oldest held group was opened; 0 without any."""
+    dropped_tokens: Mapping[str, Sequence[int]]
+    """By cause. Tokens that a trainer's step filter left out stand under "left out: KIND"."""
 
 
-def as_window(moments: Sequence[Moment]) -> Window:
-    causes = sorted({cause for moment in moments for cause in moment.dropped_tokens})
-    return Window(
-        steps=[moment.steps for moment in moments],
-        tokens=[moment.tokens for moment in moments],
-        trained_steps=[moment.trained_steps for moment in moments],
-        trained_tokens=[moment.trained_tokens for moment in moments],
-        rewards=[moment.rewards for moment in moments],
-        reward_mean=[moment.reward_mean for moment in moments],
-        reward_low=[moment.reward_low for moment in moments],
-        reward_high=[moment.reward_high for moment in moments],
-        staleness=[moment.staleness for moment in moments],
-        groups=[moment.groups for moment in moments],
-        ready_groups=[moment.ready_groups for moment in moments],
-        oldest_age=[moment.oldest_age for moment in moments],
-        dropped_tokens={cause: [moment.dropped_tokens.get(cause, 0) for moment in moments] for cause in causes},
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSeries:
+    interval: float
+    ends: Sequence[float]
+    """Wall-clock seconds at which each interval ends. The last one is still running."""
+    channels: Mapping[str, ChannelSeries]
+
+
+def merge_chunks(chunks: Sequence[SeriesChunk]) -> TimeSeries:
+    """The pool's series from its shards' chunks. It ends with the first chunk to end, because what is held is known
+    only where all shards report it."""
+    filled = [chunk for chunk in chunks if chunk.intervals]
+    if not filled:
+        return TimeSeries(interval=FINE, ends=[], channels={})
+    last_end = min(chunk.intervals[-1][0] for chunk in filled)
+    by_end: dict[float, list[Mapping[str, Bucket]]] = {}
+    for chunk in filled:
+        for end, buckets in chunk.intervals:
+            if end <= last_end:
+                by_end.setdefault(end, []).append(buckets)
+    ends = sorted(by_end)
+    names = sorted({name for parts in by_end.values() for buckets in parts for name in buckets})
+    return TimeSeries(
+        interval=filled[0].length,
+        ends=ends,
+        channels={
+            name: channel_series([_merge([part.get(name, EMPTY) for part in by_end[end]]) for end in ends])
+            for name in names
+        },
     )
 
 
-def _sum(moments: Sequence[Moment]) -> Moment:
+def merge_consecutive(buckets: Sequence[Bucket]) -> Bucket:
+    """One bucket of intervals that follow one another. What is held is what is held at the end."""
+    last = buckets[-1]
+    return _sum(buckets)._replace(groups=last.groups, ready_groups=last.ready_groups, oldest_age=last.oldest_age)
+
+
+def channel_series(buckets: Sequence[Bucket]) -> ChannelSeries:
+    causes = sorted({cause for bucket in buckets for cause in bucket.dropped_tokens})
+    columns: dict[str, Any] = {name: [getattr(bucket, name) for bucket in buckets] for name in Bucket._fields}
+    columns["dropped_tokens"] = {cause: [b.dropped_tokens.get(cause, 0) for b in buckets] for cause in causes}
+    return ChannelSeries(**columns)
+
+
+def _merge(shards: Sequence[Bucket]) -> Bucket:
+    return _sum(shards) if len(shards) != 1 else shards[0]
+
+
+def _sum(buckets: Sequence[Bucket]) -> Bucket:
     staleness: Counter[int] = Counter()
     dropped: Counter[str] = Counter()
-    for moment in moments:
-        staleness.update(moment.staleness)
-        dropped.update(moment.dropped_tokens)
-    return Moment(
-        steps=sum(moment.steps for moment in moments),
-        tokens=sum(moment.tokens for moment in moments),
-        trained_steps=sum(moment.trained_steps for moment in moments),
-        trained_tokens=sum(moment.trained_tokens for moment in moments),
-        rewards=sum(moment.rewards for moment in moments),
-        reward_mean=_mean([(moment.reward_mean, moment.rewards) for moment in moments]),
-        reward_low=_mean([(moment.reward_low, moment.rewards) for moment in moments]),
-        reward_high=_mean([(moment.reward_high, moment.rewards) for moment in moments]),
+    for bucket in buckets:
+        staleness.update(bucket.staleness)
+        dropped.update(bucket.dropped_tokens)
+    return Bucket(
+        steps=sum(bucket.steps for bucket in buckets),
+        tokens=sum(bucket.tokens for bucket in buckets),
+        trained_steps=sum(bucket.trained_steps for bucket in buckets),
+        trained_tokens=sum(bucket.trained_tokens for bucket in buckets),
+        rewards=sum(bucket.rewards for bucket in buckets),
+        reward_mean=_weighted_mean([(bucket.reward_mean, bucket.rewards) for bucket in buckets]),
+        reward_low=_weighted_mean([(bucket.reward_low, bucket.rewards) for bucket in buckets]),
+        reward_high=_weighted_mean([(bucket.reward_high, bucket.rewards) for bucket in buckets]),
         staleness=dict(staleness),
-        groups=sum(moment.groups for moment in moments),
-        ready_groups=sum(moment.ready_groups for moment in moments),
-        oldest_age=max((moment.oldest_age for moment in moments), default=0.0),
+        groups=sum(bucket.groups for bucket in buckets),
+        ready_groups=sum(bucket.ready_groups for bucket in buckets),
+        oldest_age=max((bucket.oldest_age for bucket in buckets), default=0.0),
         dropped_tokens=dict(dropped),
     )
 
 
-def _mean(weighted: Sequence[tuple[float | None, int]]) -> float | None:
+def _weighted_mean(weighted: Sequence[tuple[float | None, int]]) -> float | None:
     known = [(value, weight) for value, weight in weighted if value is not None]
-    many = sum(weight for _, weight in known)
-    return sum(value * weight for value, weight in known) / many if many else None
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else None

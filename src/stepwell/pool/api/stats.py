@@ -1,79 +1,32 @@
-"""What a pool did and holds, in numbers.
+"""The pool's statistics.
 
-What always holds: submitted = accepted + quarantined + refused, and per channel accepted = held + shipped + left out +
-dropped. Nothing leaves the pool without being counted under a cause; what is under lease is held until it is
-acknowledged (or, where single steps are lent, until their rollout is dropped).
+- submitted = accepted + quarantined + refused.
+- Per channel, accepted = held + shipped + left out + dropped. Every step that leaves the pool is counted under a cause.
+  A step under lease counts as held until it is acknowledged, or, if single steps are leased, until its trajectory is
+  dropped.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-
-from stepwell.pool.state.stored_step import HeldStep
-from stepwell.steps.step_filter import StepFilter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Tally:
-    """Steps and their tokens."""
+class StepCount:
+    """A number of steps and their tokens."""
 
     steps: int = 0
     tokens: int = 0
 
-    def add(self, steps: Iterable[HeldStep]) -> None:
-        for step in steps:
-            self.add_one(step)
-
-    def add_one(self, step: HeldStep) -> None:
-        self.steps += 1
-        self.tokens += step.prompt_length + step.response_length
-
-    def add_many(self, steps: int, tokens: int) -> None:
+    def add(self, steps: int, tokens: int) -> None:
         self.steps += steps
         self.tokens += tokens
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(self.steps + other.steps, self.tokens + other.tokens)
+    def __add__(self, other: "StepCount") -> "StepCount":
+        return StepCount(self.steps + other.steps, self.tokens + other.tokens)
 
-    def __sub__(self, other: "Tally") -> "Tally":
-        return Tally(self.steps - other.steps, self.tokens - other.tokens)
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Every accepted step of a channel, by what became of it."""
-
-    accepted: Tally = field(default_factory=Tally)
-    shipped: Tally = field(default_factory=Tally)
-    """Taken by a trainer and acknowledged."""
-    dropped: dict[str, Tally] = field(default_factory=dict)
-    """By cause: evicted (the queue was full), aborted (the rollout failed), deadline, stale, reward_failed, cleared,
-    rejected (by a person)."""
-    left_out: dict[str, Tally] = field(default_factory=dict)
-    """Not wanted by the trainer whose turn they were, by kind: exactness, or what marks them untrainable."""
-
-    def drop(self, cause: str, steps: Iterable[HeldStep]) -> None:
-        tally = Tally()
-        tally.add(steps)
-        if tally.steps:
-            self.dropped[cause] = self.dropped.get(cause, Tally()) + tally
-
-    def settle(self, steps: Iterable[HeldStep], step_filter: StepFilter) -> str:
-        """Count steps of a consumer: those its filter accepts are trained. If there is none, gives a kind of reason."""
-        left_out, trained = "", False
-        for step in steps:
-            kind = step_filter.rejection_kind(step)
-            if kind is None:
-                trained = True
-                self.shipped.add_one(step)
-            else:
-                left_out = kind
-                self.left_out.setdefault(kind, Tally()).add_one(step)
-        return "" if trained else left_out
-
-    def held(self) -> Tally:
-        gone = sum([*self.dropped.values(), *self.left_out.values()], self.shipped)
-        return self.accepted - gone
+    def __sub__(self, other: "StepCount") -> "StepCount":
+        return StepCount(self.steps - other.steps, self.tokens - other.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,32 +40,32 @@ class ChannelStats:
     nbytes: int
     """Of tokens, log-probabilities and masks, as stored."""
     history_groups: int
-    held: Tally
-    """Under lease included."""
-    accepted: Tally
-    shipped: Tally
-    dropped: Mapping[str, Tally]
+    held: StepCount
+    """Steps under lease included."""
+    accepted: StepCount
+    shipped: StepCount
+    dropped: Mapping[str, StepCount]
     """By cause."""
-    left_out: Mapping[str, Tally]
+    left_out: Mapping[str, StepCount]
     """By kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringStats:
-    """What reward workers did and have to do; all 0 where no reward is required."""
+    """The work of reward workers; all 0 where no reward is required."""
 
     waiting: int
-    """Trajectories that lack a reward and can be taken."""
+    """Trajectories without a reward that a worker can take."""
     under_way: int
-    """With a worker."""
+    """Trajectories that a worker has."""
     resting: int
-    """Failed to be scored, and will be offered again in a moment."""
+    """An attempt to score them failed; they are offered again after a pause."""
     scored: int
     """Judgements that became a reward."""
     failed: Counter[str]
-    """Judgements that did not, by outcome: error, timeout."""
+    """Judgements that failed, by outcome: error, timeout."""
     late: int
-    """Judgements of what had been scored, changed, dropped or offered again since."""
+    """Judgements that came too late: the trajectory was scored, changed, dropped or offered again before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +79,7 @@ class PoolStats:
     """Steps by kind of fault."""
     leases: int
     forks: int
-    """How often a step did not continue what its trajectory held before it."""
+    """How often a step did not continue its trajectory's earlier tokens."""
     scoring: ScoringStats
 
 
@@ -153,11 +106,11 @@ def _merge_channel(parts: Sequence[ChannelStats]) -> ChannelStats:
         trajectories=sum(part.trajectories for part in parts),
         nbytes=sum(part.nbytes for part in parts),
         history_groups=sum(part.history_groups for part in parts),
-        held=sum((part.held for part in parts), Tally()),
-        accepted=sum((part.accepted for part in parts), Tally()),
-        shipped=sum((part.shipped for part in parts), Tally()),
-        dropped=_merge_tallies([part.dropped for part in parts]),
-        left_out=_merge_tallies([part.left_out for part in parts]),
+        held=sum((part.held for part in parts), StepCount()),
+        accepted=sum((part.accepted for part in parts), StepCount()),
+        shipped=sum((part.shipped for part in parts), StepCount()),
+        dropped=_merge_counts([part.dropped for part in parts]),
+        left_out=_merge_counts([part.left_out for part in parts]),
     )
 
 
@@ -172,6 +125,6 @@ def _merge_scoring(parts: Sequence[ScoringStats]) -> ScoringStats:
     )
 
 
-def _merge_tallies(parts: Sequence[Mapping[str, Tally]]) -> dict[str, Tally]:
+def _merge_counts(parts: Sequence[Mapping[str, StepCount]]) -> dict[str, StepCount]:
     names = sorted({name for part in parts for name in part})
-    return {name: sum((part.get(name, Tally()) for part in parts), Tally()) for name in names}
+    return {name: sum((part.get(name, StepCount()) for part in parts), StepCount()) for name in names}

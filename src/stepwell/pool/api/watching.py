@@ -1,44 +1,47 @@
-"""What the pool shows of itself to whoever watches: plain values, made to travel.
+"""What the pool shows to watchers: snapshots of trajectories.
 
-What always holds: looking changes nothing, and what it costs the pool does not grow with what is queued: a watcher asks
-for what has changed since it last asked, and keeps its own list.
+- Reading changes nothing.
+- A watcher asks for what changed since its last request, and keeps its own list. The cost to the pool does not grow
+  with the length of the queue.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal, NamedTuple
+
+from stepwell.steps.step import Exactness
+
+ROLLOUTS, REWARD = "rollouts", "reward"
+"""What a group that is not ready waits for: the cause of the state WAITING."""
 
 
-class State(StrEnum):
-    """Where a trajectory stands."""
-
+class TrajectoryState(StrEnum):
     OPEN = "open"
-    """Its rollout goes on."""
+    """Its rollout is running."""
     WAITING = "waiting"
-    """It is complete; its group is not ready. The cause says what is missing: rollouts, reward."""
+    """It is complete, and its group is not ready. The cause says what is missing: rollouts, reward."""
     READY = "ready"
     LEASED = "leased"
     """A trainer has it and has not acknowledged it yet."""
     TRAINED = "trained"
-    """Acknowledged; the cause names what the trainer's filter left out of it, if all of it was left out."""
+    """Acknowledged. If the trainer's step filter left all of it out, the cause says why."""
     DROPPED = "dropped"
-    """Never to be trained; the cause is the ledger's: evicted, aborted, empty, deadline, stale, reward_failed, cleared,
+    """It is never trained. The cause is the ledger's: evicted, aborted, empty, deadline, stale, reward_failed, cleared,
     rejected."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """One trajectory at a glance."""
+class TrajectorySnapshot(NamedTuple):
+    """One trajectory in plain values. A tuple, because the pool makes one for every trajectory that leaves it."""
 
     trajectory_uid: str
     prompt_uid: str
     channel: str
     source: str
-    shard: str
     group: int
     """The group's seq in its shard."""
     group_size: int
-    state: State
+    state: TrajectoryState
     cause: str = ""
     steps: int = 0
     """Quarantined ones included."""
@@ -47,23 +50,35 @@ class Summary:
     tokens: int = 0
     response_tokens: int = 0
     reward: float | None = None
-    """The rollout's and its steps' own together, as a trainer that takes all of them gets them."""
+    """The sum of the trajectory's reward and its steps' own, as a trainer that takes all steps gets it."""
     reward_source: str = ""
     oldest_version: int | None = None
     newest_version: int | None = None
-    exactness: str = ""
-    """The worst grade among its steps; empty without steps."""
+    exactness: Exactness | Literal[""] = ""
+    """The lowest grade among its steps; empty without steps."""
     marks: tuple[str, ...] = ()
     started_at: float = 0.0
     """When its group was opened, by the pool's clock."""
     changed_at: float = 0.0
     note: str = ""
-    """What belongs to the cause: how many versions behind it was, who rejected it and why."""
+    """Details of the cause: how many versions behind it was, who rejected it and why."""
+    position: int = 0
+    """In the change log. For the shard alone, as is the revision."""
+    revision: int = 0
+    """The number of the last reward given to it."""
+    shard: str = ""
+    """The client fills it in: a shard sends the fields before it, as a plain tuple."""
+
+    def public(self) -> dict[str, object]:
+        """The fields that are shown to people."""
+        fields = self._asdict()
+        del fields["position"], fields["revision"]
+        return fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """How far a watcher has read in one shard. A shard that was restarted begins a new epoch, and is read anew."""
+    """How far a watcher has read in one shard. A restarted shard begins a new epoch and is read from the start."""
 
     epoch: str = ""
     position: int = 0
@@ -71,99 +86,22 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Summaries of what has changed since the cursor asked with, oldest change first, each trajectory once."""
+    """Snapshots of the trajectories that changed since the cursors. Oldest change first, each trajectory once."""
 
-    summaries: Sequence[Summary]
+    snapshots: Sequence[TrajectorySnapshot]
     cursors: Mapping[str, Cursor]
-    """By shard, to ask with next."""
-    anew: Sequence[str] = ()
-    """Shards that are read from their beginning: what the watcher knew of them is void."""
+    """By shard, for the next request."""
+    reset_shards: Sequence[str] = ()
+    """These shards are read from the start: what the watcher knew of them is void."""
     more: bool = False
-    """There is more right now: ask again at once."""
+    """There are more changes now: ask again at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """A channel's history, one value an interval, oldest first."""
+class ChangesPage(NamedTuple):
+    """One shard's answer to a watcher."""
 
-    steps: Sequence[int]
-    """Accepted in the interval."""
-    tokens: Sequence[int]
-    trained_steps: Sequence[int]
-    """Acknowledged in the interval."""
-    trained_tokens: Sequence[int]
-    rewards: Sequence[int]
-    """How many rollouts with a reward were acknowledged."""
-    reward_mean: Sequence[float | None]
-    reward_low: Sequence[float | None]
-    """The 10th percentile, and the 90th; of several shards, their mean."""
-    reward_high: Sequence[float | None]
-    staleness: Sequence[Mapping[int, int]]
-    """Of acknowledged rollouts, how many were so many versions behind when they were handed out."""
-    groups: Sequence[int]
-    """At the interval's end, as are the next two."""
-    ready_groups: Sequence[int]
-    oldest_age: Sequence[float]
-    """Seconds since the oldest group held was opened; 0 without any."""
-    dropped_tokens: Mapping[str, Sequence[int]]
-    """By cause; and left out by a trainer's filter, as "left out: KIND"."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    interval: float
-    ends: Sequence[float]
-    """Wall-clock seconds at which each interval ends; the last is still going."""
-    channels: Mapping[str, Window]
-
-
-class Action(StrEnum):
-    MARK = "mark"
-    UNMARK = "unmark"
-    REJECT = "reject"
-    RELABEL = "relabel"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curation:
-    """What a person decides about one trajectory."""
-
-    action: Action
-    trajectory_uid: str
-    prompt_uid: str
-    by: str
-    """Who."""
-    why: str = ""
-    mark: str = ""
-    """For mark and unmark."""
-    reward: float | None = None
-    """For relabel."""
-
-
-class Curated(StrEnum):
-    """What became of it."""
-
-    DONE = "done"
-    UNCHANGED = "unchanged"
-    """It was so already."""
-    LATE = "late"
-    """It was trained or dropped before: what was trained cannot be taken back. A relabelled reward goes to the archive
-    if there is one."""
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEntry:
-    """One decision, as it was taken. Entries are only ever added."""
-
-    at: float
-    """Wall-clock seconds."""
-    by: str
-    action: Action
-    trajectory_uid: str
-    prompt_uid: str
-    outcome: Curated
-    before: str = ""
-    """The reward, marks or state it had, in words."""
-    after: str = ""
-    why: str = ""
+    snapshots: Sequence[tuple[object, ...]]
+    """Plain tuples: they are much cheaper to pickle than TrajectorySnapshots."""
+    cursor: Cursor
+    reset: bool
+    more: bool

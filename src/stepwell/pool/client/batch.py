@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.leasing import Taken
+from stepwell.pool.api.leasing import LeasedGroups
 from stepwell.steps import layout
 from stepwell.steps.columns import Columns, cut, stack, unpack
 from stepwell.steps.layout import IndexArray
@@ -224,7 +224,7 @@ def _divided(items: list[T], sizes: NDArray[np.intp]) -> list[list[T]]:
     return [items[start:end] for start, end in pairwise(layout.offsets(sizes).tolist())]
 
 
-def batch_of(taken: Taken, leases: tuple[tuple[str, str], ...]) -> Batch:
+def batch_of(taken: LeasedGroups, leases: tuple[tuple[str, str], ...]) -> Batch:
     return make_batch(
         taken.columns,
         taken.group_sizes,

@@ -13,13 +13,22 @@ from itertools import groupby
 from typing import Any, TypeVar, Unpack
 
 from stepwell.errors import LeaseExpired, PoolUnavailable
-from stepwell.pool.api.filling import Backlog, Filled, merge_backlogs
-from stepwell.pool.api.leasing import Leased, Settlement
+from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
+from stepwell.pool.api.leasing import (
+    BatchTerms,
+    HasLeases,
+    LeasedGroups,
+    ReadyGroups,
+    Settlement,
+    merge_ready_groups,
+    read_batch_request,
+)
 from stepwell.pool.api.pacing import Pacing, merge_pacing
+from stepwell.pool.api.producing import TRAIN, EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.scoring import Judgement
+from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.stats import PoolStats, merge_stats
-from stepwell.pool.api.terms import Terms, make_wanted
-from stepwell.pool.api.watching import AuditEntry, Changes, Curated, Curation, Cursor, Series
+from stepwell.pool.api.watching import Changes, Cursor
 from stepwell.pool.client.batch import Batch
 from stepwell.pool.client.call_batcher import CallBatcher
 from stepwell.pool.client.exact_fill import ExactFill, fill
@@ -28,7 +37,6 @@ from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.client.scoring import ScoringClient
 from stepwell.pool.client.shards import PATIENCE, ShardSet
 from stepwell.pool.client.watching import WatchClient
-from stepwell.pool.rules.ingest import TRAIN, Ending, Registration, Reward, Verdict
 from stepwell.steps.columns import Columns, cut, pack, stack
 from stepwell.steps.step import Step
 from stepwell.steps.step_filter import make_step_filter
@@ -64,12 +72,12 @@ class PoolClient:
 
     async def submit_steps(
         self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
-    ) -> list[Verdict]:
+    ) -> list[SubmitVerdict]:
         by_shard: dict[str, list[int]] = {}
         for i, step in enumerate(steps):
             by_shard.setdefault(await self.shards.owner(step.prompt_uid), []).append(i)
 
-        async def submit(shard: str, places: list[int]) -> dict[int, Verdict]:
+        async def submit(shard: str, places: list[int]) -> dict[int, SubmitVerdict]:
             message = pack([steps[i] for i in places])
             verdicts = await self.shards.ask(shard, "submit_steps", message, channel, group_size)
             return dict(zip(places, verdicts, strict=True))
@@ -78,26 +86,26 @@ class PoolClient:
         verdicts = {place: verdict for answer in answers for place, verdict in answer.items()}
         return [verdicts[i] for i in range(len(steps))]
 
-    async def submit_groups(self, steps: Sequence[Step], registrations: Sequence[Registration]) -> list[Verdict]:
+    async def submit_groups(self, steps: Sequence[Step], registrations: Sequence[Registration]) -> list[SubmitVerdict]:
         return await self.submit_columns(pack(steps), registrations)
 
-    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
         """One message a shard. Where all is one shard's, nothing is copied."""
         owners = {uid: await self.shards.owner(uid) for uid in dict.fromkeys(columns.prompt_uids)}
         runs = [(owner, len(list(run))) for owner, run in groupby(columns.prompt_uids, key=owners.__getitem__)]
         pieces = cut(columns, [size for _, size in runs]) if len(runs) > 1 else [columns]
 
-        async def submit(shard: str) -> list[Verdict]:
+        async def submit(shard: str) -> list[SubmitVerdict]:
             own = stack([piece for piece, (owner, _) in zip(pieces, runs, strict=True) if owner == shard])
             registered = [wanted for wanted in registrations if owners.get(wanted.prompt_uid) == shard]
-            found: list[Verdict] = await self.shards.ask(shard, "submit_groups", own, registered)
+            found: list[SubmitVerdict] = await self.shards.ask(shard, "submit_groups", own, registered)
             return found
 
         shards = list(dict.fromkeys(owner for owner, _ in runs))
         answers = dict(zip(shards, map(iter, await asyncio.gather(*map(submit, shards))), strict=True))
         return [next(answers[owners[uid]]) for uid in columns.prompt_uids]
 
-    async def give_reward(self, reward: Reward) -> bool:
+    async def give_reward(self, reward: RewardGiven) -> bool:
         kept: bool = await self._ask_owner(reward.prompt_uid, "give_reward", reward)
         return kept
 
@@ -107,12 +115,12 @@ class PoolClient:
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
         return await self._scoring.give(judgements)
 
-    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> Ending:
-        ending: Ending = await self._gather(prompt_uid, "complete", trajectory_uid, prompt_uid, reward)
+    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> EndResult:
+        ending: EndResult = await self._gather(prompt_uid, "complete", trajectory_uid, prompt_uid, reward)
         return ending
 
-    async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> Ending:
-        ending: Ending = await self._gather(prompt_uid, "abort", trajectory_uid, prompt_uid)
+    async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
+        ending: EndResult = await self._gather(prompt_uid, "abort", trajectory_uid, prompt_uid)
         return ending
 
     async def pacing(self, channel: str) -> Pacing:
@@ -120,10 +128,10 @@ class PoolClient:
         return merge_pacing(parts, (await self.shards.plan()).limits.batch_size)
 
     async def fetch_batch(
-        self, count: int, *, timeout: float = 60.0, lease: float | None = None, **terms: Unpack[Terms]
+        self, count: int, *, timeout: float = 60.0, lease: float | None = None, **terms: Unpack[BatchTerms]
     ) -> Batch:
         """Without a lease, the batch is acknowledged as soon as it has arrived here."""
-        wanted = make_wanted(count, **terms)
+        wanted = read_batch_request(count, **terms)
         batch = await fetch(self.shards, wanted, timeout, DELIVERY if lease is None else lease)
         if lease is None:
             await self.ack(batch)
@@ -138,7 +146,7 @@ class PoolClient:
         lease: float,
         min_exactness: str = "retokenized",
         untrainable: bool = True,
-    ) -> Filled | None:
+    ) -> LeasedGroups | None:
         """The oldest groups with exactly that many trajectories, or nothing (shares: pool/rules/exact_batch.py)."""
         step_filter = make_step_filter(min_exactness, untrainable)
         wanted = ExactFill(
@@ -146,20 +154,20 @@ class PoolClient:
         )
         return await fill(self.shards, wanted)
 
-    async def backlog(self, channel: str) -> Backlog:
+    async def backlog(self, channel: str) -> ReadyGroups:
         """The ready groups, by source and size."""
-        return merge_backlogs(await self.shards.ask_all("backlog", channel))
+        return merge_ready_groups(await self.shards.ask_all("backlog", channel))
 
     async def clear(self, channel: str) -> int:
         """Drop every group that is not under lease; gives how many there were."""
         return sum(await self.shards.ask_all("clear", channel))
 
-    async def ack(self, leased: Leased) -> None:
+    async def ack(self, leased: HasLeases) -> None:
         """It was trained. LeaseExpired if it took too long, and some of it will be handed out again."""
         if await settle(self.shards, leased, "ack") is Settlement.EXPIRED:
             raise LeaseExpired("the lease was over before the batch was acknowledged; ask for a longer one")
 
-    async def nack(self, leased: Leased) -> None:
+    async def nack(self, leased: HasLeases) -> None:
         """It was not trained: it goes back to the head of the queue."""
         await settle(self.shards, leased, "nack")
 
@@ -170,7 +178,7 @@ class PoolClient:
     async def stats(self) -> PoolStats:
         return merge_stats(await self.shards.ask_all("stats"))
 
-    async def series(self, *, seconds: float) -> Series:
+    async def series(self, *, seconds: float) -> TimeSeries:
         """What happened in the last so many seconds; the interval is finer for a short time than for a long one."""
         return await self._sight.series(seconds)
 
@@ -182,7 +190,7 @@ class PoolClient:
         """The steps of those (trajectory_uid, prompt_uid), in order; nothing for what the pool no longer holds."""
         return await self._sight.read(uids)
 
-    async def curate(self, curation: Curation) -> Curated:
+    async def curate(self, curation: Curation) -> CurationOutcome:
         """What a person decides about a trajectory."""
         return await self._sight.curate(curation)
 
@@ -226,7 +234,7 @@ class DataPool:
         threading.Thread(target=self._loop.run_forever, name="stepwell-pool", daemon=True).start()
 
     def fetch_batch(
-        self, count: int, *, timeout: float = 60.0, lease: float | None = None, **terms: Unpack[Terms]
+        self, count: int, *, timeout: float = 60.0, lease: float | None = None, **terms: Unpack[BatchTerms]
     ) -> Batch:
         """The oldest ready groups (or trajectories, or steps), as soon as there are that many.
 
@@ -239,7 +247,7 @@ class DataPool:
 
     @contextmanager
     def batch(
-        self, count: int, *, timeout: float = 60.0, lease: float = 600.0, **terms: Unpack[Terms]
+        self, count: int, *, timeout: float = 60.0, lease: float = 600.0, **terms: Unpack[BatchTerms]
     ) -> Iterator[Batch]:
         """A batch to train on in a `with` block: acknowledged on leaving it, given back on an exception."""
         batch = self.fetch_batch(count, timeout=timeout, lease=lease, **terms)
@@ -250,15 +258,15 @@ class DataPool:
             raise
         self.ack(batch)
 
-    def ack(self, leased: Leased) -> None:
+    def ack(self, leased: HasLeases) -> None:
         """The batch was trained. LeaseExpired if that took too long: some of it will be handed out again."""
         self._run(self._client.ack(leased))
 
-    def nack(self, leased: Leased) -> None:
+    def nack(self, leased: HasLeases) -> None:
         """The batch was not trained: it goes back to the head of the queue."""
         self._run(self._client.nack(leased))
 
-    def give_reward(self, reward: Reward) -> bool:
+    def give_reward(self, reward: RewardGiven) -> bool:
         """Score a trajectory or one of its steps, or score it anew.
 
         If it has already been handed out, the archive keeps the reward; False if there is none.
@@ -276,7 +284,7 @@ class DataPool:
     def stats(self) -> PoolStats:
         return self._run(self._client.stats())
 
-    def curate(self, curation: Curation) -> Curated:
+    def curate(self, curation: Curation) -> CurationOutcome:
         """Mark, reject or relabel a trajectory; what is decided holds for every later batch."""
         return self._run(self._client.curate(curation))
 

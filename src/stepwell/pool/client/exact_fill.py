@@ -13,9 +13,9 @@ from itertools import groupby
 from uuid import uuid4
 
 from stepwell.errors import BadRequest, PoolUnavailable
-from stepwell.pool.api.filling import Filled, merge_filled
+from stepwell.pool.api.leasing import GroupOffer, LeasedGroups, merge_leased_groups
 from stepwell.pool.client.shards import ShardSet
-from stepwell.pool.rules.exact_batch import Offer, choose
+from stepwell.pool.rules.exact_batch import choose_groups
 from stepwell.steps.step_filter import StepFilter
 
 OFFER_PATIENCE = 2.0
@@ -35,7 +35,7 @@ class ExactFill:
     step_filter: StepFilter
 
 
-async def fill(shards: ShardSet, wanted: ExactFill) -> Filled | None:
+async def fill(shards: ShardSet, wanted: ExactFill) -> LeasedGroups | None:
     """None if there is no such batch now."""
     if wanted.trajectories < 1:
         raise BadRequest(f"a batch has at least one trajectory, not {wanted.trajectories}")
@@ -43,7 +43,7 @@ async def fill(shards: ShardSet, wanted: ExactFill) -> Filled | None:
     if len(names) == 1:
         return await _fill_alone(shards, wanted, names[0])
     for _ in range(TRIES):
-        chosen = choose(await _offers(shards, wanted), wanted.trajectories, wanted.shares)
+        chosen = choose_groups(await _offers(shards, wanted), wanted.trajectories, wanted.shares)
         if chosen is None:
             return None
         filled = await _take(shards, wanted, chosen)
@@ -52,13 +52,13 @@ async def fill(shards: ShardSet, wanted: ExactFill) -> Filled | None:
     return None
 
 
-async def _fill_alone(shards: ShardSet, wanted: ExactFill, name: str) -> Filled | None:
+async def _fill_alone(shards: ShardSet, wanted: ExactFill, name: str) -> LeasedGroups | None:
     """The only shard offers, chooses and takes in one message."""
     lease_uid = uuid4().hex
     answered = False
     try:
         args = (wanted.channel, wanted.trajectories, wanted.shares, wanted.lease, lease_uid, wanted.step_filter)
-        filled: Filled | None = await shards.ask(name, "fill", *args)
+        filled: LeasedGroups | None = await shards.ask(name, "fill", *args)
         answered = True
         return filled
     finally:
@@ -66,14 +66,16 @@ async def _fill_alone(shards: ShardSet, wanted: ExactFill, name: str) -> Filled 
             await asyncio.gather(_give_back(shards, name, lease_uid), return_exceptions=True)
 
 
-async def _offers(shards: ShardSet, wanted: ExactFill) -> list[Offer]:
+async def _offers(shards: ShardSet, wanted: ExactFill) -> list[GroupOffer]:
     """Of all shards that answer; PoolUnavailable if none does."""
     failures: list[PoolUnavailable] = []
 
-    async def ask(name: str) -> list[Offer]:
+    async def ask(name: str) -> list[GroupOffer]:
         args = (wanted.channel, wanted.trajectories, wanted.step_filter)
         try:
-            found: list[Offer] = await shards.ask(name, "offers", *args, patience=OFFER_PATIENCE, await_restart=False)
+            found: list[GroupOffer] = await shards.ask(
+                name, "offers", *args, patience=OFFER_PATIENCE, await_restart=False
+            )
         except PoolUnavailable as failure:
             failures.append(failure)
             return []
@@ -86,21 +88,21 @@ async def _offers(shards: ShardSet, wanted: ExactFill) -> list[Offer]:
     return offers
 
 
-async def _take(shards: ShardSet, wanted: ExactFill, chosen: Sequence[Offer]) -> Filled | None:
+async def _take(shards: ShardSet, wanted: ExactFill, chosen: Sequence[GroupOffer]) -> LeasedGroups | None:
     """All that was chosen, or nothing."""
-    parts: list[Filled] = []
+    parts: list[LeasedGroups] = []
     asked: list[tuple[str, str]] = []
     whole = False
     try:
         for name, offers in groupby(sorted(chosen), key=lambda offer: offer.shard):
             asked.append((name, uuid4().hex))
             args = (wanted.channel, list(offers), wanted.lease, asked[-1][1], wanted.step_filter)
-            part: Filled | None = await shards.ask(name, "take_offers", *args)
+            part: LeasedGroups | None = await shards.ask(name, "take_offers", *args)
             if part is None:
                 return None
             parts.append(part)
         whole = True
-        return merge_filled(parts)
+        return merge_leased_groups(parts)
     finally:
         if not whole:
             await asyncio.gather(*(_give_back(shards, *lease) for lease in asked), return_exceptions=True)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from uuid import uuid4
 
 from stepwell.errors import FetchTimeout, PoolUnavailable
-from stepwell.pool.api.answers import Peek
-from stepwell.pool.api.leasing import Leased, Order, Settlement, Wanted
+from stepwell.pool.api.leasing import BatchRequest, HasLeases, Order, ReadySummary, Settlement
 from stepwell.pool.client.batch import Batch, concat
 from stepwell.pool.client.shards import PATIENCE, ShardSet
 
@@ -17,7 +16,7 @@ PEEK_PATIENCE = 2.0
 PARK = 1.0
 
 
-async def fetch(shards: ShardSet, wanted: Wanted, timeout: float, lease: float) -> Batch:
+async def fetch(shards: ShardSet, wanted: BatchRequest, timeout: float, lease: float) -> Batch:
     names = await shards.names()
     if len(names) == 1:
         args = (wanted, timeout, lease, uuid4().hex)
@@ -29,7 +28,7 @@ async def fetch(shards: ShardSet, wanted: Wanted, timeout: float, lease: float) 
 class _Gathering:
     """One fetch from many shards. What it has taken so far is under its lease."""
 
-    def __init__(self, shards: ShardSet, names: tuple[str, ...], wanted: Wanted, lease: float) -> None:
+    def __init__(self, shards: ShardSet, names: tuple[str, ...], wanted: BatchRequest, lease: float) -> None:
         self._shards = shards
         self._names = names
         self._wanted = wanted
@@ -52,12 +51,12 @@ class _Gathering:
             if not enough:
                 await self._park(seen, min(PARK, max(0.01, deadline - time.monotonic())))
 
-    async def _peek(self) -> dict[str, Peek]:
+    async def _peek(self) -> dict[str, ReadySummary]:
         """What each shard that answers could give."""
 
-        async def peek(name: str) -> Peek | None:
+        async def peek(name: str) -> ReadySummary | None:
             try:
-                answer: Peek = await self._shards.ask(
+                answer: ReadySummary = await self._shards.ask(
                     name, "peek", self._of(self._left), patience=PEEK_PATIENCE, await_restart=False
                 )
             except PoolUnavailable:
@@ -67,7 +66,7 @@ class _Gathering:
         answers = zip(self._names, await asyncio.gather(*map(peek, self._names)), strict=True)
         return {name: answer for name, answer in answers if answer is not None}
 
-    def _is_blind(self, seen: dict[str, Peek]) -> bool:
+    def _is_blind(self, seen: dict[str, ReadySummary]) -> bool:
         """In strict order, a shard that does not answer may hold the oldest."""
         return self._wanted.order is Order.STRICT and len(seen) < len(self._names)
 
@@ -78,7 +77,7 @@ class _Gathering:
             self._parts.append(part)
             self._left -= count
 
-    async def _park(self, seen: dict[str, Peek], timeout: float) -> None:
+    async def _park(self, seen: dict[str, ReadySummary], timeout: float) -> None:
         waits = [
             asyncio.ensure_future(
                 self._shards.ask(
@@ -102,17 +101,17 @@ class _Gathering:
         shown = "; ".join(f"{name}: {text}" for name, text in zip(self._names, texts, strict=True))
         raise FetchTimeout(f"waited {timeout:g} s over {len(self._names)} shards. {shown}")
 
-    def _of(self, count: int) -> Wanted:
+    def _of(self, count: int) -> BatchRequest:
         return replace(self._wanted, count=count)
 
 
-async def settle(shards: ShardSet, leased: Leased, how: str) -> Settlement:
+async def settle(shards: ShardSet, leased: HasLeases, how: str) -> Settlement:
     """Ack or nack every part; EXPIRED if any part was, for that is what its consumer must know."""
     answers = await asyncio.gather(*(shards.ask(shard, how, uid) for shard, uid in leased.leases))
     return max(answers, key=[Settlement.DONE, Settlement.UNKNOWN, Settlement.EXPIRED].index, default=Settlement.DONE)
 
 
-def _oldest(seen: dict[str, Peek], count: int) -> dict[str, int]:
+def _oldest(seen: dict[str, ReadySummary], count: int) -> dict[str, int]:
     """How many to take from each shard, so that together they are the oldest."""
     limit = min((peek.nothing_after for peek in seen.values()), default=0.0)
     ages = ((age, name) for name, peek in seen.items() for age in peek.ages if age <= limit)

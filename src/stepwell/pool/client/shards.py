@@ -2,18 +2,23 @@
 
 import asyncio
 from typing import Any
+from zlib import crc32
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
-from stepwell.engines.routing import shard_of
 from stepwell.errors import PoolUnavailable, StepwellError
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
 
 PATIENCE = 30.0
 """Seconds a call waits for a shard that is away; a killed one is back after some three."""
 PAUSE = 0.2
+
+
+def shard_of(prompt_uid: str, shards: int) -> int:
+    """The index of the shard that holds a group. It is the same in every process, unlike Python's own hash."""
+    return crc32(prompt_uid.encode()) % shards
 
 
 class ShardSet:

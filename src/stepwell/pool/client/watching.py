@@ -7,11 +7,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
-from stepwell.pool.api.answers import Glimpse
-from stepwell.pool.api.watching import AuditEntry, Changes, Curated, Curation, Cursor, Series
+from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
+from stepwell.pool.api.series import TimeSeries, merge_chunks
+from stepwell.pool.api.watching import Changes, ChangesPage, Cursor, TrajectorySnapshot
 from stepwell.pool.client.shards import ShardSet
-from stepwell.pool.state.series import as_series
-from stepwell.pool.state.snapshots import as_summary
 from stepwell.steps.columns import Columns, cut, pack, stack
 
 WATCH_PATIENCE = 10.0
@@ -22,24 +21,24 @@ class WatchClient:
     def __init__(self, shards: ShardSet) -> None:
         self._shards = shards
 
-    async def series(self, seconds: float) -> Series:
-        return as_series(await self._shards.ask_all("series", seconds, patience=WATCH_PATIENCE))
+    async def series(self, seconds: float) -> TimeSeries:
+        return merge_chunks(await self._shards.ask_all("series", seconds, patience=WATCH_PATIENCE))
 
     async def changes(self, cursors: Mapping[str, Cursor], limit: int) -> Changes:
         names = await self._shards.names()
         share = max(1, limit // len(names))
 
-        async def ask(name: str) -> Glimpse:
+        async def ask(name: str) -> ChangesPage:
             args = (cursors.get(name, Cursor()), share)
-            glimpse: Glimpse = await self._shards.ask(name, "changes", *args, patience=WATCH_PATIENCE)
-            return glimpse
+            page: ChangesPage = await self._shards.ask(name, "changes", *args, patience=WATCH_PATIENCE)
+            return page
 
-        told = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+        pages = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
         return Changes(
-            summaries=[as_summary(sketch, name) for name, glimpse in told.items() for sketch in glimpse.sketches],
-            cursors={name: glimpse.cursor for name, glimpse in told.items()},
-            anew=[name for name, glimpse in told.items() if glimpse.anew],
-            more=any(glimpse.more for glimpse in told.values()),
+            snapshots=[TrajectorySnapshot._make((*fields, name)) for name in names for fields in pages[name].snapshots],
+            cursors={name: page.cursor for name, page in pages.items()},
+            reset_shards=[name for name, page in pages.items() if page.reset],
+            more=any(page.more for page in pages.values()),
         )
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
@@ -56,9 +55,9 @@ class WatchClient:
         parts = {place: part for answer in answers for place, part in answer.items()}
         return stack([parts[place] for place in sorted(parts)]) if parts else pack([])
 
-    async def curate(self, curation: Curation) -> Curated:
+    async def curate(self, curation: Curation) -> CurationOutcome:
         shard = await self._shards.owner(curation.prompt_uid)
-        outcome: Curated = await self._shards.ask(shard, "curate", curation)
+        outcome: CurationOutcome = await self._shards.ask(shard, "curate", curation)
         return outcome
 
     async def audit(self, limit: int, trajectory_uid: str | None) -> list[AuditEntry]:

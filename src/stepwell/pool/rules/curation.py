@@ -10,27 +10,28 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.watching import Action, AuditEntry, Curated, Curation, State
-from stepwell.pool.state.pool_state import REJECTED, Books
-from stepwell.pool.state.records import BY_A_PERSON, Trajectory
-from stepwell.pool.state.snapshots import MARKS, earned, marks_of
+from stepwell.pool.api.curation import BY_A_PERSON, MARKS, AuditEntry, Curation, CurationAction, CurationOutcome
+from stepwell.pool.api.watching import TrajectoryState
+from stepwell.pool.state.pool_state import REJECTED, PoolState
+from stepwell.pool.state.records import Trajectory
+from stepwell.pool.state.snapshots import marks_of, total_reward
 
 TRAIL_KEPT = 10_000
 """Entries at hand; a journal keeps all."""
 MOST_MARKS = 20
 BY_LENGTH, WHY_LENGTH, MARK_LENGTH = 80, 500, 40
 
-Decided = tuple[Curated, str, str]
+Decided = tuple[CurationOutcome, str, str]
 """What became of it; what was before, and after, in words."""
 
 
 class Curator:
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: PoolState) -> None:
         self.trail: deque[AuditEntry] = deque(maxlen=TRAIL_KEPT)
         """Oldest first."""
         self._books = books
 
-    def curate(self, curation: Curation) -> Curated:
+    def curate(self, curation: Curation) -> CurationOutcome:
         _check(curation)
         outcome, before, after = self._decide(curation)
         entry = AuditEntry(
@@ -55,7 +56,9 @@ class Curator:
 
     def repeats(self, curation: Curation) -> bool:
         """Is it the reward that this person gave it last?"""
-        last = next((entry for entry in self._of(curation.trajectory_uid) if entry.action is Action.RELABEL), None)
+        last = next(
+            (entry for entry in self._of(curation.trajectory_uid) if entry.action is CurationAction.RELABEL), None
+        )
         return last is not None and (last.by, last.after) == (curation.by, _words(curation.reward))
 
     def holds_reward_of(self, trajectory_uid: str) -> bool:
@@ -69,14 +72,14 @@ class Curator:
         uid = curation.trajectory_uid
         trajectory = self._books.trajectories.get(uid) or self._books.history.get(uid)
         if trajectory is None:
-            return self._too_late(curation) if uid in self._books.closed else (Curated.UNKNOWN, "", "")
+            return self._too_late(curation) if uid in self._books.closed else (CurationOutcome.UNKNOWN, "", "")
         if trajectory.group.prompt_uid != curation.prompt_uid:
-            return Curated.UNKNOWN, "", ""
-        acts: dict[Action, Callable[[Trajectory, Curation], Decided]] = {
-            Action.MARK: self._mark,
-            Action.UNMARK: self._mark,
-            Action.REJECT: self._reject,
-            Action.RELABEL: self._relabel,
+            return CurationOutcome.UNKNOWN, "", ""
+        acts: dict[CurationAction, Callable[[Trajectory, Curation], Decided]] = {
+            CurationAction.MARK: self._mark,
+            CurationAction.UNMARK: self._mark,
+            CurationAction.REJECT: self._reject,
+            CurationAction.RELABEL: self._relabel,
         }
         return acts[curation.action](trajectory, curation)
 
@@ -84,51 +87,55 @@ class Curator:
         """It is gone. If it went because someone rejected it, then it is as it should be."""
         sketch = self._books.chronicle.last_of(curation.trajectory_uid)
         before = "" if sketch is None else f"{sketch.state}: {sketch.cause}" if sketch.cause else sketch.state.value
-        if curation.action is Action.REJECT:
+        if curation.action is CurationAction.REJECT:
             rejected = sketch is not None and sketch.cause == REJECTED
             done = rejected or any(
-                entry.action is Action.REJECT and entry.outcome is Curated.DONE
+                entry.action is CurationAction.REJECT and entry.outcome is CurationOutcome.DONE
                 for entry in self._of(curation.trajectory_uid)
             )
-            return (Curated.UNCHANGED if done else Curated.LATE), before, before
-        after = _words(curation.reward) if curation.action is Action.RELABEL else ""
-        return Curated.LATE, before, after
+            return (CurationOutcome.UNCHANGED if done else CurationOutcome.LATE), before, before
+        after = _words(curation.reward) if curation.action is CurationAction.RELABEL else ""
+        return CurationOutcome.LATE, before, after
 
     def _mark(self, trajectory: Trajectory, curation: Curation) -> Decided:
         before = marks_of(trajectory)
         after = tuple(mark for mark in before if mark != curation.mark)
-        if curation.action is Action.MARK:
+        if curation.action is CurationAction.MARK:
             after = before if curation.mark in before else (*before, curation.mark)
         if len(after) > MOST_MARKS:
             raise BadRequest(f"trajectory {trajectory.uid} has {MOST_MARKS} marks already; take one away first")
         if after != before:
             trajectory.metadata = {**trajectory.metadata, MARKS: list(after)}
             self._save(trajectory)
-        return Curated.UNCHANGED if after == before else Curated.DONE, ", ".join(before), ", ".join(after)
+        return (
+            CurationOutcome.UNCHANGED if after == before else CurationOutcome.DONE,
+            ", ".join(before),
+            ", ".join(after),
+        )
 
     def _reject(self, trajectory: Trajectory, curation: Curation) -> Decided:
         """At once, or, while a trainer has it, when it comes back; if it does not, it was trained, and that once."""
         note = f"by {curation.by}" + (f": {curation.why}" if curation.why else "")
         if trajectory.group.trained:
             self._books.forget(trajectory)
-            self._books.chronicle.end(trajectory, State.TRAINED, note=f"rejected {note}")
-            return Curated.DONE, "trained, in the history", "out of the history"
+            self._books.chronicle.end(trajectory, TrajectoryState.TRAINED, note=f"rejected {note}")
+            return CurationOutcome.DONE, "trained, in the history", "out of the history"
         if trajectory.group.lease is None:
             before = "complete" if trajectory.completed else "open"
             self._books.reject(trajectory, note)
-            return Curated.DONE, before, f"dropped: {REJECTED}"
+            return CurationOutcome.DONE, before, f"dropped: {REJECTED}"
         if trajectory.rejected is not None:
-            return Curated.UNCHANGED, "under lease", "dropped if it comes back"
+            return CurationOutcome.UNCHANGED, "under lease", "dropped if it comes back"
         trajectory.rejected = note
         self._save(trajectory)
-        return Curated.DONE, "under lease", "dropped if it comes back"
+        return CurationOutcome.DONE, "under lease", "dropped if it comes back"
 
     def _relabel(self, trajectory: Trajectory, curation: Curation) -> Decided:
         value, source = curation.reward, BY_A_PERSON + curation.by
         assert value is not None, "checked before"
-        before = _words(earned(trajectory), trajectory.reward_source)
+        before = _words(total_reward(trajectory), trajectory.reward_source)
         if trajectory.reward == value and trajectory.reward_source == source:
-            return Curated.UNCHANGED, before, _words(value)
+            return CurationOutcome.UNCHANGED, before, _words(value)
         self._books.relabel(trajectory, value, source)
         if curation.why:
             self._books.explain_reward(trajectory, notes=curation.why)
@@ -137,14 +144,14 @@ class Curator:
             channel = self._books.channels[trajectory.group.channel]
             channel.place(trajectory.group)
             channel.queue_unscored(trajectory)
-        return Curated.DONE, before, _words(value)
+        return CurationOutcome.DONE, before, _words(value)
 
     def _save(self, trajectory: Trajectory) -> None:
         self._books.journal.save_trajectory(trajectory)
         chronicle = self._books.chronicle
         if trajectory.group.trained:
             known = chronicle.last_of(trajectory.uid)
-            chronicle.end(trajectory, State.TRAINED, known.cause if known else "")
+            chronicle.end(trajectory, TrajectoryState.TRAINED, known.cause if known else "")
         else:
             chronicle.touch(trajectory)
 
@@ -158,9 +165,9 @@ def _check(curation: Curation) -> None:
         raise BadRequest(f"a decision names who takes it, in 1 to {BY_LENGTH} characters")
     if len(curation.why) > WHY_LENGTH:
         raise BadRequest(f"the reason has {len(curation.why)} characters; {WHY_LENGTH} is the most")
-    if curation.action in (Action.MARK, Action.UNMARK) and not 1 <= len(curation.mark) <= MARK_LENGTH:
+    if curation.action in (CurationAction.MARK, CurationAction.UNMARK) and not 1 <= len(curation.mark) <= MARK_LENGTH:
         raise BadRequest(f"a mark has 1 to {MARK_LENGTH} characters")
-    if curation.action is Action.RELABEL and (curation.reward is None or not math.isfinite(curation.reward)):
+    if curation.action is CurationAction.RELABEL and (curation.reward is None or not math.isfinite(curation.reward)):
         raise BadRequest(f"a reward is a finite number, not {curation.reward}")
 
 

@@ -8,7 +8,9 @@ exact sum before shares.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+from stepwell.pool.api.leasing import GroupOffer
 
 Sums: TypeAlias = int
 """A set of numbers, as bits: n is in it if bit n is set."""
@@ -16,20 +18,9 @@ ZERO: Sums = 1
 """What nothing at all sums up to."""
 
 
-class Offer(NamedTuple):
-    """A ready group that a shard could give."""
-
-    shard: str
-    seq: int
-    age: int
-    """Order of opening within its shard."""
-    opened_at: float
-    size: int
-    """Trajectories that the consumer would get."""
-    source: str
-
-
-def choose(offers: Sequence[Offer], trajectories: int, shares: Mapping[str, float]) -> list[Offer] | None:
+def choose_groups(
+    offers: Sequence[GroupOffer], trajectories: int, shares: Mapping[str, float]
+) -> list[GroupOffer] | None:
     """Whole groups with exactly that many trajectories, oldest first; None if there is no such set of them.
 
     Each source in `shares` gets at least its part of the batch, as far as it has something on offer and an exact sum
@@ -39,7 +30,7 @@ def choose(offers: Sequence[Offer], trajectories: int, shares: Mapping[str, floa
     if unit == 0 or trajectories % unit:
         return None
     oldest = sorted(offers, key=lambda offer: (offer.opened_at, offer.age, offer.seq, offer.shard))
-    stock = Stock(oldest, unit, trajectories // unit)
+    stock = ExactBatch(oldest, unit, trajectories // unit)
     chosen = stock.choose({})
     if chosen is None:
         return None
@@ -50,7 +41,7 @@ def choose(offers: Sequence[Offer], trajectories: int, shares: Mapping[str, floa
 
 
 @dataclass(slots=True, eq=False)
-class Pile:
+class SourcePile:
     """The offers of one source, or of all that have no minimum, as they are gone through from the oldest on."""
 
     reach: list[Sums]
@@ -66,22 +57,22 @@ class Pile:
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class ExactBatch:
     """All that is on offer, oldest first. All sizes but the offers' own are in units."""
 
-    offers: Sequence[Offer]
+    offers: Sequence[GroupOffer]
     unit: int
     total: int
     """What is asked for."""
 
-    def choose(self, minimums: Mapping[str, int]) -> list[Offer] | None:
+    def choose(self, minimums: Mapping[str, int]) -> list[GroupOffer] | None:
         """The oldest offers that sum to the total and keep the minimums; None if there are none."""
         piles, others = self._piles(minimums)
         if not _can_make(self.total, [*piles.values(), others]):
             return None
-        chosen: list[Offer] = []
+        chosen: list[GroupOffer] = []
         left = self.total
-        refused: set[tuple[Pile, int]] = set()
+        refused: set[tuple[SourcePile, int]] = set()
         for offer in self.offers:
             pile, size = piles.get(offer.source, others), offer.size // self.unit
             pile.place += 1
@@ -108,17 +99,17 @@ class Stock:
             kept[source] = min(least, most)
         return kept
 
-    def size_of(self, chosen: Iterable[Offer], source: str) -> int:
+    def size_of(self, chosen: Iterable[GroupOffer], source: str) -> int:
         return sum(offer.size for offer in chosen if offer.source == source) // self.unit
 
-    def _piles(self, minimums: Mapping[str, int]) -> tuple[dict[str, Pile], Pile]:
+    def _piles(self, minimums: Mapping[str, int]) -> tuple[dict[str, SourcePile], SourcePile]:
         """One for each source that has a minimum, and one for the others."""
         own: dict[str, list[int]] = {source: [] for source in minimums}
         others: list[int] = []
         for offer in self.offers:
             own.get(offer.source, others).append(offer.size // self.unit)
-        piles = {source: Pile(_reach(sizes, self.total), minimums[source]) for source, sizes in own.items()}
-        return piles, Pile(_reach(others, self.total))
+        piles = {source: SourcePile(_reach(sizes, self.total), minimums[source]) for source, sizes in own.items()}
+        return piles, SourcePile(_reach(others, self.total))
 
 
 def _minimums(shares: Mapping[str, float], trajectories: int, unit: int) -> dict[str, int]:
@@ -135,11 +126,11 @@ def _reach(sizes: Sequence[int], most: int) -> list[Sums]:
     return reach[::-1]
 
 
-def _can_make(total: int, piles: Sequence[Pile]) -> bool:
+def _can_make(total: int, piles: Sequence[SourcePile]) -> bool:
     return total >= 0 and bool(_plus_all(piles, total) >> total & 1)
 
 
-def _plus_all(piles: Iterable[Pile], most: int) -> Sums:
+def _plus_all(piles: Iterable[SourcePile], most: int) -> Sums:
     """What can be made of all of them together, up to `most`."""
     made = ZERO
     for pile in piles:

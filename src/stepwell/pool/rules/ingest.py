@@ -3,79 +3,22 @@
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
 from stepwell.errors import BadRequest, Conflict, PoolFull, UnknownTrajectory
 from stepwell.pool.api.plan import Overflow
-from stepwell.pool.state.channel_index import Channel
-from stepwell.pool.state.pool_state import Books
+from stepwell.pool.api.producing import TRAIN, EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.state.channel_index import ChannelIndex
+from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group, Trajectory
-from stepwell.pool.state.stored_step import HeldStep, Message
+from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.steps.columns import Columns, unpack
 from stepwell.steps.soundness import fault_kind
-from stepwell.steps.step import JsonObject, Step
-
-TRAIN = "train"
-"""The channel of everything that does not say otherwise."""
+from stepwell.steps.step import Step
 
 
-class Verdict(StrEnum):
-    """What became of a submitted step."""
-
-    ACCEPTED = "accepted"
-    QUARANTINED = "quarantined"
-    DUPLICATE = "duplicate"
-    LATE = "late"
-    """Its trajectory was already shipped or dropped."""
-    UNKNOWN = "unknown"
-    """Its trajectory was never registered under that prompt_uid."""
-    MIXED_INDEXES = "mixed_indexes"
-    """It is indexed by its producer while its trajectory's other steps are not, or the other way round."""
-    FULL = "full"
-    """The channel is full and does not drop; it may be sent again later."""
-
-
-class Ending(StrEnum):
-    """What became of a trajectory that someone ended."""
-
-    COMPLETED = "completed"
-    ABORTED = "aborted"
-    EMPTY = "empty"
-    """It held nothing to train, so it was taken out of its group and its place is free again."""
-    LATE = "late"
-    """It had already been shipped or dropped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """What is said about a trajectory before its first step. None leaves as it is, or takes the default."""
-
-    trajectory_uid: str
-    prompt_uid: str
-    channel: str | None = None
-    group_size: int | None = None
-    metadata: JsonObject | None = None
-    source: str | None = None
-    """Where the group's rollouts come from, if this opens one; no one asks when it joins one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reward:
-    """A reward for a rollout, or for the step of that index. Giving it again revises it, until it is shipped; after
-    that, an archive can keep it."""
-
-    trajectory_uid: str
-    prompt_uid: str
-    value: float
-    source: str = ""
-    step_index: int | None = None
-    notes: str = ""
-    """Why, in words."""
-
-
-class Intake:
-    def __init__(self, books: Books) -> None:
+class Ingest:
+    def __init__(self, books: PoolState) -> None:
         self.quarantine: deque[Step] = deque(maxlen=books.limits.quarantine_kept)
         self._books = books
 
@@ -97,16 +40,18 @@ class Intake:
         else:
             self._register_again(known, wanted)
 
-    def submit(self, columns: Columns, *, channel: str | None = None, group_size: int | None = None) -> list[Verdict]:
+    def submit(
+        self, columns: Columns, *, channel: str | None = None, group_size: int | None = None
+    ) -> list[SubmitVerdict]:
         """Take in steps, one verdict each. Sending a step again is harmless.
 
         With a channel, trajectories not yet registered are opened in it; without, their steps are refused, for a
         guess might let validation data into training.
         """
-        message = Message(columns)
+        message = PackedSteps(columns)
         return [self._submit(message, i, channel, group_size) for i in range(len(message))]
 
-    def submit_groups(self, columns: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+    def submit_groups(self, columns: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
         """Register trajectories and take in their steps, one verdict each. Sending them again is harmless.
 
         A registration that is refused becomes the verdict of its steps, so that it spoils nothing else.
@@ -119,13 +64,13 @@ class Intake:
                 no_room.add(wanted.trajectory_uid)
             except (BadRequest, Conflict):  # its steps tell: late, duplicate or unknown
                 continue
-        message = Message(columns)
+        message = PackedSteps(columns)
         return [
-            self._turn_away(Verdict.FULL) if uid in no_room else self._submit(message, i, None, None)
+            self._turn_away(SubmitVerdict.FULL) if uid in no_room else self._submit(message, i, None, None)
             for i, uid in enumerate(columns.trajectory_uids)
         ]
 
-    def reward(self, reward: Reward) -> bool:
+    def reward(self, reward: RewardGiven) -> bool:
         """Whether it counts: it was in time, and no person has given another by curation."""
         _check_is_number(reward.value)
         trajectory = self._find(reward.trajectory_uid, reward.prompt_uid)
@@ -141,35 +86,35 @@ class Intake:
         channel.queue_unscored(trajectory)
         return True
 
-    def complete(self, trajectory_uid: str, prompt_uid: str, reward: float | None = None) -> Ending:
+    def complete(self, trajectory_uid: str, prompt_uid: str, reward: float | None = None) -> EndResult:
         """The rollout is over. Steps still on their way are taken until the group is shipped."""
         trajectory = self._find(trajectory_uid, prompt_uid)
         if trajectory is None:
-            return Ending.LATE
+            return EndResult.LATE
         if reward is not None:
             _check_is_number(reward)
             if trajectory.reward is None or not trajectory.is_relabelled:
                 self._books.reward(trajectory, reward, "completion")
         if not any(step.quarantine is None for step in trajectory.steps.values()):
-            self._books.drop_trajectory(trajectory, Ending.EMPTY)
-            return Ending.EMPTY
+            self._books.drop_trajectory(trajectory, EndResult.EMPTY)
+            return EndResult.EMPTY
         self._complete(trajectory)
-        return Ending.COMPLETED
+        return EndResult.COMPLETED
 
-    def abort(self, trajectory_uid: str, prompt_uid: str) -> Ending:
+    def abort(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         """The rollout failed: its steps are dropped and its place in the group is free for another.
 
         That holds for a completed one too, until it is handed out: like its reward, its end can still change.
         """
         trajectory = self._find(trajectory_uid, prompt_uid)
         if trajectory is None:
-            return Ending.LATE
-        self._books.drop_trajectory(trajectory, Ending.ABORTED)
-        return Ending.ABORTED
+            return EndResult.LATE
+        self._books.drop_trajectory(trajectory, EndResult.ABORTED)
+        return EndResult.ABORTED
 
     # -- how -----------------------------------------------------------------------------------------------------------
 
-    def _submit(self, message: Message, i: int, channel: str | None, group_size: int | None) -> Verdict:
+    def _submit(self, message: PackedSteps, i: int, channel: str | None, group_size: int | None) -> SubmitVerdict:
         books = self._books
         books.counters.submitted += 1
         uid, prompt_uid = message.columns.trajectory_uids[i], message.columns.prompt_uids[i]
@@ -178,15 +123,15 @@ class Intake:
             try:
                 trajectory = self._join(Registration(uid, prompt_uid, channel, group_size))
             except PoolFull:
-                return self._refuse(Verdict.FULL)
+                return self._refuse(SubmitVerdict.FULL)
         if trajectory is None:
-            return self._refuse(Verdict.LATE if uid in books.closed else Verdict.UNKNOWN)
+            return self._refuse(SubmitVerdict.LATE if uid in books.closed else SubmitVerdict.UNKNOWN)
         refusal = self._refusal(trajectory, prompt_uid, message, i)
         if refusal is not None:
             return self._refuse(refusal)
         return self._keep(trajectory, message, i)
 
-    def _keep(self, trajectory: Trajectory, message: Message, i: int) -> Verdict:
+    def _keep(self, trajectory: Trajectory, message: PackedSteps, i: int) -> SubmitVerdict:
         books = self._books
         books.counters.arrived += 1
         step = message.held(i, books.counters.arrived)
@@ -201,7 +146,7 @@ class Intake:
         trajectory.steps[step.identity] = step
         books.count_rewards_again(trajectory)
         channel = books.channels[trajectory.group.channel]
-        channel.ledger.accepted.add_one(step)
+        channel.ledger.accept(step)
         channel.nbytes += step.nbytes
         trajectory.group.nbytes += step.nbytes
         books.chronicle.touch(trajectory)
@@ -211,7 +156,7 @@ class Intake:
             self._complete(trajectory)
         if books.limits.max_bytes is not None and books.limits.overflow is Overflow.DROP_OLDEST:
             books.make_room(channel)
-        return Verdict.ACCEPTED
+        return SubmitVerdict.ACCEPTED
 
     def _complete(self, trajectory: Trajectory) -> None:
         channel = self._books.channels[trajectory.group.channel]
@@ -226,7 +171,7 @@ class Intake:
         channel.queue_unscored(trajectory)
         self._books.close_if_spent(trajectory.group)
 
-    def _put_aside(self, trajectory: Trajectory, step: HeldStep, message: Message, i: int) -> Verdict:
+    def _put_aside(self, trajectory: Trajectory, step: StoredStep, message: PackedSteps, i: int) -> SubmitVerdict:
         self._books.counters.quarantined[fault_kind(step.quarantine or "")] += 1
         self.quarantine.append(unpack(message.columns, copy=True)[i])
         step.prompt_length = step.response_length = 0
@@ -234,28 +179,30 @@ class Intake:
         trajectory.steps[step.identity] = step
         self._books.chronicle.touch(trajectory)
         self._books.journal.add_step(trajectory, step, None)
-        return Verdict.QUARANTINED
+        return SubmitVerdict.QUARANTINED
 
-    def _refusal(self, trajectory: Trajectory, prompt_uid: str, message: Message, i: int) -> Verdict | None:
+    def _refusal(self, trajectory: Trajectory, prompt_uid: str, message: PackedSteps, i: int) -> SubmitVerdict | None:
         if trajectory.group.prompt_uid != prompt_uid:
-            return Verdict.UNKNOWN
+            return SubmitVerdict.UNKNOWN
         if message.identity(i) in trajectory.steps:
-            return Verdict.DUPLICATE
+            return SubmitVerdict.DUPLICATE
         if not _is_at_home(trajectory):
-            return Verdict.LATE
+            return SubmitVerdict.LATE
         if not trajectory.can_follow(message.index(i)):
-            return Verdict.MIXED_INDEXES
+            return SubmitVerdict.MIXED_INDEXES
         limits, channel = self._books.limits, self._books.channels[trajectory.group.channel]
         if limits.overflow is not Overflow.REFUSE or limits.max_bytes is None:
             return None
-        return Verdict.FULL if channel.nbytes + channel.lent_bytes + message.nbytes(i) > limits.max_bytes else None
+        return (
+            SubmitVerdict.FULL if channel.nbytes + channel.lent_bytes + message.nbytes(i) > limits.max_bytes else None
+        )
 
-    def _turn_away(self, verdict: Verdict) -> Verdict:
+    def _turn_away(self, verdict: SubmitVerdict) -> SubmitVerdict:
         """Without a look at it."""
         self._books.counters.submitted += 1
         return self._refuse(verdict)
 
-    def _refuse(self, verdict: Verdict) -> Verdict:
+    def _refuse(self, verdict: SubmitVerdict) -> SubmitVerdict:
         self._books.counters.refused[verdict] += 1
         return verdict
 
@@ -292,7 +239,7 @@ class Intake:
         self._books.join(group, trajectory)
         return trajectory
 
-    def _group_for(self, wanted: Registration, channel: Channel) -> Group:
+    def _group_for(self, wanted: Registration, channel: ChannelIndex) -> Group:
         """The group that is waiting for this trajectory, or a new one."""
         group = channel.joinable(wanted.prompt_uid)
         if group is not None:
@@ -309,7 +256,7 @@ class Intake:
         size = wanted.group_size or self._books.limits.group_size
         return self._books.open_group(wanted.prompt_uid, channel, size, wanted.source or "")
 
-    def _reward_step(self, trajectory: Trajectory, reward: Reward) -> bool:
+    def _reward_step(self, trajectory: Trajectory, reward: RewardGiven) -> bool:
         step = dict(trajectory.in_order()).get(reward.step_index or 0)
         if step is None or step.quarantine is not None:
             raise Conflict(f"trajectory {trajectory.uid} has no step {reward.step_index} to reward")
@@ -329,6 +276,6 @@ def _is_at_home(trajectory: Trajectory) -> bool:
     return trajectory.group.lease is None and not trajectory.group.trained
 
 
-def _nbytes(step: HeldStep) -> int:
+def _nbytes(step: StoredStep) -> int:
     nbytes = 0 if step.logprobs is None else step.logprobs.nbytes
     return nbytes if step.mask is None else nbytes + step.mask.nbytes

@@ -10,34 +10,34 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 from stepwell.errors import BadRequest, Conflict
-from stepwell.pool.api.leasing import Lease, Order, Settlement, Taken, Unit, Wanted
+from stepwell.pool.api.leasing import BatchRequest, GroupOffer, LeasedGroups, Order, Settlement, Unit
 from stepwell.pool.api.plan import Overflow
-from stepwell.pool.api.watching import State
-from stepwell.pool.rules.exact_batch import Offer, choose
-from stepwell.pool.rules.staleness import is_stale, oldest_trained, oldest_version
-from stepwell.pool.state.channel_index import Channel
-from stepwell.pool.state.pool_state import Books
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.rules.exact_batch import choose_groups
+from stepwell.pool.rules.staleness import is_stale, oldest_trained, oldest_version, trained_mask
+from stepwell.pool.state.channel_index import ChannelIndex
+from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.priority_set import PrioritySet
-from stepwell.pool.state.ready_by_size import Shelf
-from stepwell.pool.state.records import Group, Trajectory
+from stepwell.pool.state.ready_by_size import SizeBucket
+from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.shipment import group_rows, ship, trajectory_rows
-from stepwell.pool.state.snapshots import Sketch
-from stepwell.pool.state.stored_step import HeldStep
+from stepwell.pool.state.stored_step import StoredStep
+from stepwell.steps.step import BoolArray
 from stepwell.steps.step_filter import StepFilter
 
 ENDED_KEPT = 10_000
 """How many ended leases are remembered, to tell an expired one from one that was acknowledged before."""
 
 
-class Handout:
-    def __init__(self, books: Books) -> None:
+class Leasing:
+    def __init__(self, books: PoolState) -> None:
         self.leases: dict[str, Lease] = {}
         self._books = books
         self._expiry: PrioritySet[tuple[float, str]] = PrioritySet()
         self.ended: OrderedDict[str, Settlement] = OrderedDict()
         """The last leases that are over, and how they ended."""
 
-    def take(self, wanted: Wanted, lease_uid: str, expires_at: float) -> Taken | None:
+    def take(self, wanted: BatchRequest, lease_uid: str, expires_at: float) -> LeasedGroups | None:
         """What is wanted, under a lease of that name; None while there is not enough.
 
         Asking again under the same name gives the same again: an answer may be lost on its way.
@@ -58,15 +58,15 @@ class Handout:
             enough = len(lease.steps) == wanted.count
         else:
             fresh = wanted.count - len(old)
-            choose = self._choose_groups if wanted.unit is Unit.GROUPS else self._choose_trajectories
-            lease.groups = choose(channel, wanted, fresh)
+            choose_groups = self._choose_groups if wanted.unit is Unit.GROUPS else self._choose_trajectories
+            lease.groups = choose_groups(channel, wanted, fresh)
             enough = len(lease.groups) == fresh
         if not enough:
             return None
         self._begin(lease, channel)
         return self._shipment(lease, old)
 
-    def offers(self, name: str, trajectories: int, step_filter: StepFilter, shard: str = "") -> list[Offer]:
+    def offers(self, name: str, trajectories: int, step_filter: StepFilter, shard: str = "") -> list[GroupOffer]:
         """The groups among which are the oldest that fill a batch of so many trajectories, whatever is queued."""
         channel = self._books.channels.get(name)
         if channel is None:
@@ -77,14 +77,14 @@ class Handout:
         ]
         sized = ((group, _wanted_trajectories(group, step_filter)) for group in groups)
         return [
-            Offer(shard, group.seq, group.age, group.opened_at, size, group.source)
+            GroupOffer(shard, group.seq, group.age, group.opened_at, size, group.source)
             for group, size in sized
             if size <= trajectories
         ]
 
     def take_offers(
-        self, name: str, offers: Sequence[Offer], step_filter: StepFilter, lease_uid: str, expires_at: float
-    ) -> Taken | None:
+        self, name: str, offers: Sequence[GroupOffer], step_filter: StepFilter, lease_uid: str, expires_at: float
+    ) -> LeasedGroups | None:
         """These groups, under a lease of that name; None if one of them is not to be had any more as it was offered.
 
         Asking again under the same name gives the same again, as in `take`.
@@ -112,14 +112,14 @@ class Handout:
         step_filter: StepFilter,
         lease_uid: str,
         expires_at: float,
-    ) -> Taken | None:
+    ) -> LeasedGroups | None:
         """The groups that `choose` chooses of what is on offer, under a lease of that name; None if there are none.
 
         Asking again under the same name gives the same again, as in `take`.
         """
         if lease_uid in self.leases:
             return self._shipment(self.leases[lease_uid], [])
-        chosen = choose(self.offers(name, trajectories, step_filter), trajectories, shares)
+        chosen = choose_groups(self.offers(name, trajectories, step_filter), trajectories, shares)
         return None if chosen is None else self.take_offers(name, chosen, step_filter, lease_uid, expires_at)
 
     def ack(self, lease_uid: str) -> Settlement:
@@ -157,13 +157,13 @@ class Handout:
 
     # -- choosing ------------------------------------------------------------------------------------------------------
 
-    def _claim(self, channel: Channel, unit: Unit) -> None:
+    def _claim(self, channel: ChannelIndex, unit: Unit) -> None:
         if channel.unit is None:
             channel.consume_by(unit)
         elif channel.unit is not unit:
             raise Conflict(f"channel {channel.name!r} is consumed by {channel.unit}, not by {unit}")
 
-    def _choose_groups(self, channel: Channel, wanted: Wanted, count: int) -> list[Group]:
+    def _choose_groups(self, channel: ChannelIndex, wanted: BatchRequest, count: int) -> list[Group]:
         """Fewer than `count` if there are fewer. What is stale or left out altogether goes when it is come upon."""
         step_filter = wanted.step_filter
         while True:
@@ -173,7 +173,9 @@ class Handout:
             if not gone:
                 return [group for group in groups if group.key in channel.ready]
 
-    def _oldest_of(self, channel: Channel, shelf: Shelf, trajectories: int, step_filter: StepFilter) -> list[Group]:
+    def _oldest_of(
+        self, channel: ChannelIndex, shelf: SizeBucket, trajectories: int, step_filter: StepFilter
+    ) -> list[Group]:
         """As many of a shelf as could be used; more where the filter takes something out of them, for then they are
         smaller than their shelf says."""
         count = trajectories // shelf.size
@@ -186,7 +188,7 @@ class Handout:
                 return groups
             count = trajectories
 
-    def _passes_over(self, channel: Channel, group: Group, step_filter: StepFilter) -> bool:
+    def _passes_over(self, channel: ChannelIndex, group: Group, step_filter: StepFilter) -> bool:
         if group.key in channel.ready and not _has_any(group.held_steps(), step_filter):
             self._leave_out(channel, group, step_filter)
             return True
@@ -200,7 +202,7 @@ class Handout:
             self._books.hold_back(trajectory)
         return bool(unscored)
 
-    def _choose_trajectories(self, channel: Channel, wanted: Wanted, count: int) -> list[Group]:
+    def _choose_trajectories(self, channel: ChannelIndex, wanted: BatchRequest, count: int) -> list[Group]:
         """Each as a group of its own; none if there are fewer than `count`."""
         step_filter = wanted.step_filter
         while True:
@@ -211,7 +213,7 @@ class Handout:
             if not gone:
                 return [self._alone(channel, trajectory) for trajectory in chosen] if len(chosen) == count else []
 
-    def _passes_over_trajectory(self, channel: Channel, trajectory: Trajectory, step_filter: StepFilter) -> bool:
+    def _passes_over_trajectory(self, channel: ChannelIndex, trajectory: Trajectory, step_filter: StepFilter) -> bool:
         if not _has_any(trajectory.held_steps(), step_filter):
             self._leave_out(channel, self._alone(channel, trajectory), step_filter)
             return True
@@ -224,7 +226,7 @@ class Handout:
             return True
         return False
 
-    def _choose_steps(self, channel: Channel, wanted: Wanted) -> list[tuple[Trajectory, HeldStep]]:
+    def _choose_steps(self, channel: ChannelIndex, wanted: BatchRequest) -> list[tuple[Trajectory, StoredStep]]:
         step_filter = wanted.step_filter
         while True:
             chosen = [channel.step(number) for (number,) in channel.ready_steps.smallest(wanted.count)]
@@ -235,7 +237,7 @@ class Handout:
                 return chosen
 
     def _passes_over_step(
-        self, channel: Channel, trajectory: Trajectory, step: HeldStep, step_filter: StepFilter
+        self, channel: ChannelIndex, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter
     ) -> bool:
         if not step_filter.accepts(step):
             self._settle_step(channel, trajectory, step, step_filter)
@@ -256,21 +258,21 @@ class Handout:
         counts = (step for step in trajectory.scored_steps() if step_filter.rejection_kind(step) is None)
         return _has_any(trajectory.held_steps(), step_filter) and not any(counts)
 
-    def _leave_out(self, channel: Channel, group: Group, step_filter: StepFilter) -> None:
+    def _leave_out(self, channel: ChannelIndex, group: Group, step_filter: StepFilter) -> None:
         channel.leave(group)
         self._to_history(channel, group, step_filter, self._books.policy_version)
 
-    def _is_stale(self, steps: Iterable[HeldStep]) -> bool:
+    def _is_stale(self, steps: Iterable[StoredStep]) -> bool:
         return is_stale(steps, self._books.limits, self._books.policy_version)
 
-    def _how_stale(self, steps: Iterable[HeldStep]) -> str:
+    def _how_stale(self, steps: Iterable[StoredStep]) -> str:
         behind = self._books.policy_version - (oldest_version(steps) or 0)
         return f"the oldest token was {behind} versions behind"
 
-    def _oldest_trained(self) -> int | None:
-        return oldest_trained(self._books.limits, self._books.policy_version)
+    def _token_mask(self, step: StoredStep) -> BoolArray | None:
+        return trained_mask(step, oldest_trained(self._books.limits, self._books.policy_version))
 
-    def _alone(self, channel: Channel, trajectory: Trajectory) -> Group:
+    def _alone(self, channel: ChannelIndex, trajectory: Trajectory) -> Group:
         """A complete trajectory as a group of its own, so that it can go while its group waits for the others."""
         group = trajectory.group
         if group.size == 1:
@@ -288,7 +290,7 @@ class Handout:
 
     # -- handing out and back ------------------------------------------------------------------------------------------
 
-    def _begin(self, lease: Lease, channel: Channel) -> None:
+    def _begin(self, lease: Lease, channel: ChannelIndex) -> None:
         for group in lease.groups:
             channel.leave(group)
             channel.lend(group)
@@ -305,7 +307,7 @@ class Handout:
         self._books.journal.save_lease(lease)
         self.restore(lease)
 
-    def _shipment(self, lease: Lease, old: list[Group]) -> Taken:
+    def _shipment(self, lease: Lease, old: list[Group]) -> LeasedGroups:
         if lease.steps:
             rows = [
                 row
@@ -313,8 +315,8 @@ class Handout:
                 for row in trajectory_rows(trajectory, lease.step_filter.accepts)
                 if row.step is step
             ]
-            return Taken(
-                columns=ship(rows, self._oldest_trained()),
+            return LeasedGroups(
+                columns=ship(rows, self._token_mask),
                 group_sizes=[1] * len(rows),
                 opened_at=[row.step.started_at for row in rows],
                 attempts=[0] * len(rows),
@@ -323,8 +325,8 @@ class Handout:
             )
         groups = [*lease.groups, *old]
         parcels = [group_rows(group, lease.step_filter.accepts) for group in groups]
-        return Taken(
-            columns=ship([row for parcel in parcels for row in parcel], self._oldest_trained()),
+        return LeasedGroups(
+            columns=ship([row for parcel in parcels for row in parcel], self._token_mask),
             group_sizes=[len(parcel) for parcel in parcels],
             opened_at=[group.opened_at for group in groups],
             attempts=[group.attempts for group in groups],
@@ -365,14 +367,14 @@ class Handout:
         for trajectory in [found for found in group.trajectories.values() if found.rejected is not None]:
             self._books.reject(trajectory, trajectory.rejected or "")
 
-    def _to_history(self, channel: Channel, group: Group, step_filter: StepFilter, version: int) -> None:
+    def _to_history(self, channel: ChannelIndex, group: Group, step_filter: StepFilter, version: int) -> None:
         books, seen = self._books, self._books.timeline.seen(channel.name)
         rejected = []
         for trajectory in group.trajectories.values():
-            sketch = books.close(trajectory, State.TRAINED, note=trajectory.rejected or "")
+            sketch = books.close(trajectory, TrajectoryState.TRAINED, note=trajectory.rejected or "")
             left_out = self._settle(channel, trajectory, sketch, step_filter)
             if left_out:
-                books.chronicle.end(trajectory, State.TRAINED, left_out)
+                books.chronicle.end(trajectory, TrajectoryState.TRAINED, left_out)
             else:
                 seen.add(sketch, version)
             if trajectory.rejected is not None:
@@ -385,25 +387,29 @@ class Handout:
         else:
             books.journal.remove_group(group)
 
-    def _settle(self, channel: Channel, trajectory: Trajectory, sketch: Sketch, step_filter: StepFilter) -> str:
+    def _settle(
+        self, channel: ChannelIndex, trajectory: Trajectory, sketch: TrajectorySnapshot, step_filter: StepFilter
+    ) -> str:
         """Count what was trained. If all of it was left out, gives the kind. What passes as a whole counts as one."""
         worst = sketch.exactness
-        if worst is not None and sketch.untrainable == 0 and worst.at_least(step_filter.min_exactness):
-            channel.ledger.shipped.add_many(sketch.steps - sketch.quarantined, sketch.tokens)
+        if worst and sketch.untrainable == 0 and worst.at_least(step_filter.min_exactness):
+            channel.ledger.shipped.add(sketch.steps - sketch.quarantined, sketch.tokens)
             return ""
-        return channel.ledger.settle(trajectory.held_steps(), step_filter)
+        return channel.ledger.ship(trajectory.held_steps(), step_filter)
 
-    def _settle_step(self, channel: Channel, trajectory: Trajectory, step: HeldStep, step_filter: StepFilter) -> None:
+    def _settle_step(
+        self, channel: ChannelIndex, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter
+    ) -> None:
         step.lease = None
         if self._has(trajectory):
-            channel.ledger.settle((step,), step_filter)
+            channel.ledger.ship((step,), step_filter)
             self._lay_down(channel, trajectory, step)
 
     def _has(self, trajectory: Trajectory) -> bool:
         """It may have been dropped, and counted so, while steps of it were under lease."""
         return self._books.trajectories.get(trajectory.uid) is trajectory
 
-    def _lay_down(self, channel: Channel, trajectory: Trajectory, step: HeldStep) -> None:
+    def _lay_down(self, channel: ChannelIndex, trajectory: Trajectory, step: StoredStep) -> None:
         """Nothing of a step is needed any more but its identity; with the last one its group goes too."""
         step.shipped = True
         channel.hide_step(step)
@@ -412,7 +418,7 @@ class Handout:
         self._books.close_if_spent(trajectory.group)
 
 
-def _has_any(steps: Iterable[HeldStep], step_filter: StepFilter) -> bool:
+def _has_any(steps: Iterable[StoredStep], step_filter: StepFilter) -> bool:
     """Is there anything for this consumer?"""
     return any(map(step_filter.accepts, steps))
 

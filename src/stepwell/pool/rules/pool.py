@@ -8,34 +8,33 @@ of an operation does not grow with what is queued.
 from itertools import takewhile
 from math import inf
 
-from stepwell.pool.api.filling import Backlog
-from stepwell.pool.api.leasing import Order, Unit, Wanted
+from stepwell.pool.api.leasing import BatchRequest, Order, ReadyGroups, Unit
 from stepwell.pool.api.pacing import Pacing, Refill
 from stepwell.pool.api.plan import Limits, OnDeadline
 from stepwell.pool.api.stats import PoolStats
-from stepwell.pool.api.watching import State
+from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.rules.curation import Curator
-from stepwell.pool.rules.ingest import Intake
-from stepwell.pool.rules.leasing import Handout
-from stepwell.pool.rules.rewards_due import Scoring
-from stepwell.pool.state.channel_index import Channel
-from stepwell.pool.state.journal import NoJournal, PoolJournal
-from stepwell.pool.state.pool_state import Books
+from stepwell.pool.rules.ingest import Ingest
+from stepwell.pool.rules.leasing import Leasing
+from stepwell.pool.rules.rewards_due import RewardsDue
+from stepwell.pool.state.channel_index import ChannelIndex
+from stepwell.pool.state.journal import NoJournal, StateJournal
+from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group
-from stepwell.pool.state.view import Watch
+from stepwell.pool.state.view import PoolView
 
 
 class Pool:
     """Producers go through `intake`, consumers through `handout`, reward workers through `scoring`, people through
     `curator`, and whoever only looks through `watch`."""
 
-    def __init__(self, limits: Limits, journal: PoolJournal | None = None) -> None:
-        self.books = Books(limits, journal or NoJournal())
-        self.intake = Intake(self.books)
-        self.handout = Handout(self.books)
-        self.scoring = Scoring(self.books)
+    def __init__(self, limits: Limits, journal: StateJournal | None = None) -> None:
+        self.books = PoolState(limits, journal or NoJournal())
+        self.intake = Ingest(self.books)
+        self.handout = Leasing(self.books)
+        self.scoring = RewardsDue(self.books)
         self.curator = Curator(self.books)
-        self.watch = Watch(self.books, self.intake.quarantine)
+        self.watch = PoolView(self.books, self.intake.quarantine)
 
     @property
     def policy_version(self) -> int:
@@ -68,7 +67,7 @@ class Pool:
             refills=tuple(Refill(g.prompt_uid, g.size - len(g.trajectories)) for g in channel.refills.values()),
         )
 
-    def ready_ages(self, wanted: Wanted) -> list[float]:
+    def ready_ages(self, wanted: BatchRequest) -> list[float]:
         """When the oldest that could be taken were opened, oldest first: as many as there are, up to what is wanted."""
         channel, count = self.books.channels.get(wanted.channel), wanted.count
         if channel is None:
@@ -84,22 +83,22 @@ class Pool:
         complete = channel.ready_trajectories.smallest(count)
         return [self.books.trajectories[uid].group.opened_at for *_, uid in complete]
 
-    def backlog(self, name: str) -> Backlog:
+    def backlog(self, name: str) -> ReadyGroups:
         channel = self.books.channels.get(name)
-        return Backlog({} if channel is None else channel.shelves.counts())
+        return ReadyGroups({} if channel is None else channel.shelves.counts())
 
     def clear(self, name: str) -> int:
         """Drop every group of a channel that is not under lease; gives how many there were."""
         channel = self.books.channels.get(name)
         return 0 if channel is None else self.books.clear(channel)
 
-    def nothing_after(self, wanted: Wanted) -> float:
+    def nothing_after(self, wanted: BatchRequest) -> float:
         """In strict order, when the oldest group that is not ready was opened: what is younger must wait for it."""
         channel = self.books.channels.get(wanted.channel)
         unfinished = None if channel is None or wanted.order is not Order.STRICT else channel.oldest_unfinished()
         return inf if unfinished is None else unfinished.opened_at
 
-    def waiting_for(self, wanted: Wanted) -> str:
+    def waiting_for(self, wanted: BatchRequest) -> str:
         """In words, what a consumer waits for."""
         channel = self.books.channels.get(wanted.channel)
         if channel is None:
@@ -139,7 +138,7 @@ class Pool:
             scoring=self.scoring.stats(),
         )
 
-    def _deadline(self, channel: Channel, group: Group) -> None:
+    def _deadline(self, channel: ChannelIndex, group: Group) -> None:
         limits = self.books.limits
         finished = [
             trajectory
@@ -162,7 +161,7 @@ class Pool:
             return
         self.books.journal.save_group(group)
 
-    def _drop_unfinished(self, channel: Channel, group: Group, limits: Limits) -> None:
+    def _drop_unfinished(self, channel: ChannelIndex, group: Group, limits: Limits) -> None:
         """Out of the queue, and out of the group whoever is not done."""
         channel.leave(group)
         for trajectory in list(group.trajectories.values()):
@@ -171,4 +170,4 @@ class Pool:
                 del group.trajectories[trajectory.uid]
                 group.nbytes -= sum(step.nbytes for step in trajectory.steps.values())
                 self.books.journal.remove_trajectory(trajectory)
-                self.books.close(trajectory, State.DROPPED, "deadline")
+                self.books.close(trajectory, TrajectoryState.DROPPED, "deadline")

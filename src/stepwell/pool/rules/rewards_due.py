@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stepwell.pool.api.plan import OnRewardFailure
-from stepwell.pool.api.scoring import Judgement, Outcome, Score
+from stepwell.pool.api.scoring import Judgement, JudgementOutcome, Score
 from stepwell.pool.api.stats import ScoringStats
-from stepwell.pool.state.channel_index import Channel
-from stepwell.pool.state.pool_state import Books
+from stepwell.pool.state.channel_index import ChannelIndex
+from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.priority_set import PrioritySet
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.shipment import ship, trajectory_rows
-from stepwell.pool.state.stored_step import HeldStep
+from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.columns import Columns
 
 RESTING, GIVEN_UP = "resting", "given up"
@@ -32,7 +32,7 @@ WHY_KEPT = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class RewardLease:
     """What a worker was given under one ticket, and has not answered for."""
 
     expires_at: float
@@ -40,10 +40,10 @@ class Errand:
     """In order. Some may have changed or gone since: a trajectory's own ticket tells."""
 
 
-class Scoring:
-    def __init__(self, books: Books) -> None:
+class RewardsDue:
+    def __init__(self, books: PoolState) -> None:
         self._books = books
-        self._errands: dict[str, Errand] = {}
+        self._errands: dict[str, RewardLease] = {}
         """By ticket."""
         self._expiry: PrioritySet[tuple[float, str]] = PrioritySet()
         self._resting: PrioritySet[tuple[float, str]] = PrioritySet()
@@ -58,8 +58,8 @@ class Scoring:
         """
         if ticket not in self._errands:
             self._begin(ticket, expires_at, self._oldest(count))
-        rows = [row for taken in self._under(ticket) for row in trajectory_rows(taken, HeldStep.is_held)]
-        return ship(rows, None) if rows else None
+        rows = [row for taken in self._under(ticket) for row in trajectory_rows(taken, StoredStep.is_held)]
+        return ship(rows) if rows else None
 
     def settle(self, judgements: Sequence[Judgement]) -> list[bool]:
         """Whether each counted. One does not whose trajectory was scored, changed, dropped or offered again since."""
@@ -95,7 +95,7 @@ class Scoring:
 
     def _begin(self, ticket: str, expires_at: float, chosen: Sequence[Trajectory]) -> None:
         if chosen:
-            self._errands[ticket] = Errand(expires_at, dict.fromkeys(trajectory.uid for trajectory in chosen))
+            self._errands[ticket] = RewardLease(expires_at, dict.fromkeys(trajectory.uid for trajectory in chosen))
             self._expiry.add((expires_at, ticket))
         for trajectory in chosen:
             self._set_ticket(trajectory, ticket)
@@ -119,13 +119,13 @@ class Scoring:
         trajectory.ticket = ticket
         self._channel(trajectory).queue_unscored(trajectory)
 
-    def _channel(self, trajectory: Trajectory) -> Channel:
+    def _channel(self, trajectory: Trajectory) -> ChannelIndex:
         return self._books.channels[trajectory.group.channel]
 
     # -- judgements ----------------------------------------------------------------------------------------------------
 
     def _settle(self, judgement: Judgement) -> bool:
-        uid, ticket, counters = judgement.trajectory_uid, judgement.ticket, self._books.counters
+        uid, ticket, counters = judgement.trajectory_uid, judgement.lease_uid, self._books.counters
         errand = self._errands.get(ticket)
         judged = self._with_ticket(ticket, [uid])
         if errand is None or not judged:
@@ -138,17 +138,17 @@ class Scoring:
         return True
 
     def _apply(self, trajectory: Trajectory, judgement: Judgement) -> None:
-        steps = [row.step for row in trajectory_rows(trajectory, HeldStep.is_held)]
+        steps = [row.step for row in trajectory_rows(trajectory, StoredStep.is_held)]
         score = judgement.score
-        if judgement.outcome is Outcome.SCORE and score is not None and _fits(score, len(steps)):
+        if judgement.outcome is JudgementOutcome.SCORE and score is not None and _fits(score, len(steps)):
             self._books.counters.scored += 1
             self._reward(trajectory, steps, score, judgement.source)
         else:
-            failure = Outcome.ERROR if judgement.outcome is Outcome.SCORE else judgement.outcome
+            failure = JudgementOutcome.ERROR if judgement.outcome is JudgementOutcome.SCORE else judgement.outcome
             self._books.counters.failed_judgements[failure] += 1
             self._fail(trajectory, judgement.why)
 
-    def _reward(self, trajectory: Trajectory, steps: Sequence[HeldStep], score: Score, source: str) -> None:
+    def _reward(self, trajectory: Trajectory, steps: Sequence[StoredStep], score: Score, source: str) -> None:
         self._books.reward(trajectory, score.rest, source)
         for step, value in zip(steps, score.step_rewards, strict=False):
             if value is not None:

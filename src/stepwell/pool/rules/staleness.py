@@ -5,16 +5,16 @@ from collections.abc import Iterable
 import numpy as np
 
 from stepwell.pool.api.plan import Limits, OnStale
-from stepwell.pool.state.stored_step import HeldStep
+from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step import BoolArray
 
 
-def oldest_version(steps: Iterable[HeldStep]) -> int | None:
+def oldest_version(steps: Iterable[StoredStep]) -> int | None:
     """The policy version of the oldest token; None if there is no step."""
     return min((step.oldest_version for step in steps), default=None)
 
 
-def trained_mask(step: HeldStep, oldest_trained: int | None) -> BoolArray | None:
+def trained_mask(step: StoredStep, oldest_trained: int | None) -> BoolArray | None:
     """Which response tokens are trained if those of versions before `oldest_trained` are not; None means all."""
     if oldest_trained is None or step.oldest_version >= oldest_trained:
         return step.mask
@@ -27,13 +27,13 @@ def trained_mask(step: HeldStep, oldest_trained: int | None) -> BoolArray | None
     return mask
 
 
-def is_trained(step: HeldStep, oldest_trained: int | None) -> bool:
+def is_trained(step: StoredStep, oldest_trained: int | None) -> bool:
     """Is anything of the step left to train?"""
     mask = trained_mask(step, oldest_trained)
     return mask is None or bool(mask.any())
 
 
-def is_stale(steps: Iterable[HeldStep], limits: Limits, policy_version: int) -> bool:
+def is_stale(steps: Iterable[StoredStep], limits: Limits, policy_version: int) -> bool:
     """Would nothing of it be trained under the pool's rule for old data?"""
     if limits.max_staleness is None or limits.on_stale is OnStale.KEEP:
         return False

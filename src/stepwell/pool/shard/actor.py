@@ -13,7 +13,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.pool_plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.service import ShardService
 
 WAITERS = 10_000

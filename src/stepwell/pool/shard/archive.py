@@ -19,7 +19,7 @@ from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.late_rewards import FOLDER, LateReward, late_rewards_table
 from stepwell.pool.state.records import Group
 from stepwell.pool.state.shipment import group_rows, ship
-from stepwell.pool.state.stored_step import HeldStep
+from stepwell.pool.state.stored_step import StoredStep
 
 if TYPE_CHECKING:
     import pyarrow
@@ -81,8 +81,8 @@ class ParquetArchive:
 
     def _flush_groups(self, groups: Sequence[Group]) -> None:
         if groups:
-            parcels = [group_rows(group, HeldStep.is_held) for group in groups]
-            columns = ship([row for parcel in parcels for row in parcel], None)
+            parcels = [group_rows(group, StoredStep.is_held) for group in groups]
+            columns = ship([row for parcel in parcels for row in parcel])
             sources = [group.source for group in groups]
             table = make_batch(columns, [len(parcel) for parcel in parcels], sources=sources).to_arrow()
             self._write(table, self._folder, groups[0].seq)

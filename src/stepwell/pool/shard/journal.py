@@ -17,12 +17,12 @@ import orjson
 
 from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_damaged
 from stepwell.errors import JournalRefused
-from stepwell.pool.api.leasing import Lease, Settlement
-from stepwell.pool.api.watching import AuditEntry
+from stepwell.pool.api.curation import AuditEntry
+from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.rules.leasing import ENDED_KEPT
 from stepwell.pool.shard.late_rewards import LateReward
-from stepwell.pool.state.records import Group, Trajectory
-from stepwell.pool.state.stored_step import HeldStep
+from stepwell.pool.state.records import Group, Lease, Trajectory
+from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import Placement
 from stepwell.steps.step_filter import StepFilter
 
@@ -74,8 +74,8 @@ class SqliteJournal:
         self._groups: dict[int, Group | None] = {}
         """What changed since the last commit, and None for what went; the same for the next three."""
         self._trajectories: dict[int, Trajectory | None] = {}
-        self._added: dict[int, tuple[int, HeldStep, Placement | None]] = {}
-        self._steps: dict[int, HeldStep | None] = {}
+        self._added: dict[int, tuple[int, StoredStep, Placement | None]] = {}
+        self._steps: dict[int, StoredStep | None] = {}
         self._numbers = b""
         """The pool's numbers, and the database's count of changes, as of the last commit."""
         self._changes = 0
@@ -110,10 +110,10 @@ class SqliteJournal:
     def save_trajectory(self, trajectory: Trajectory) -> None:
         self._trajectories[trajectory.number] = trajectory
 
-    def add_step(self, trajectory: Trajectory, step: HeldStep, placement: Placement | None) -> None:
+    def add_step(self, trajectory: Trajectory, step: StoredStep, placement: Placement | None) -> None:
         self._added[step.number] = (trajectory.number, step, placement)
 
-    def save_step(self, step: HeldStep) -> None:
+    def save_step(self, step: StoredStep) -> None:
         if step.number not in self._added:
             self._steps[step.number] = step
 
@@ -276,7 +276,7 @@ def _gone(pending: Mapping[int, object]) -> list[tuple[int]]:
     return [(number,) for number, kept in pending.items() if kept is None]
 
 
-def _step_row(trajectory: int, step: HeldStep, placement: Placement | None) -> tuple[Any, ...]:
+def _step_row(trajectory: int, step: StoredStep, placement: Placement | None) -> tuple[Any, ...]:
     base, shared = (placement.base, placement.shared) if placement else (None, None)
     blobs = (
         None if placement is None else placement.added.data,
@@ -287,11 +287,11 @@ def _step_row(trajectory: int, step: HeldStep, placement: Placement | None) -> t
     return (step.number, trajectory, base, shared, info, *_state(step), *blobs, checksum(info, *blobs))
 
 
-def _state(step: HeldStep) -> tuple[float | None, str, int, str | None, bool]:
+def _state(step: StoredStep) -> tuple[float | None, str, int, str | None, bool]:
     return step.reward, step.reward_source, step.reward_revision, step.lease, step.shipped
 
 
-def _info(of: Group | Trajectory | HeldStep | StepFilter, names: Iterable[str]) -> bytes:
+def _info(of: Group | Trajectory | StoredStep | StepFilter, names: Iterable[str]) -> bytes:
     return _dump([getattr(of, name) for name in names])
 
 

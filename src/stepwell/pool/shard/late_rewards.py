@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepwell.pool.api.watching import Curation
-from stepwell.pool.rules.ingest import Reward
-from stepwell.pool.state.records import BY_A_PERSON
+from stepwell.pool.api.curation import BY_A_PERSON, Curation
+from stepwell.pool.api.producing import RewardGiven
 
 if TYPE_CHECKING:
     import pyarrow
@@ -34,7 +33,7 @@ class LateReward:
     """Wall-clock seconds."""
 
 
-def late(reward: Reward, revision: int, at: float) -> LateReward:
+def late(reward: RewardGiven, revision: int, at: float) -> LateReward:
     return LateReward(
         trajectory_uid=reward.trajectory_uid,
         prompt_uid=reward.prompt_uid,
@@ -47,10 +46,10 @@ def late(reward: Reward, revision: int, at: float) -> LateReward:
     )
 
 
-def as_reward(relabel: Curation) -> Reward:
+def as_reward(relabel: Curation) -> RewardGiven:
     """What a person gives to one that is gone."""
     assert relabel.reward is not None, "a relabel has a reward"
-    return Reward(
+    return RewardGiven(
         trajectory_uid=relabel.trajectory_uid,
         prompt_uid=relabel.prompt_uid,
         value=relabel.reward,

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from stepwell.pool.api.leasing import Lease, Settlement
-from stepwell.pool.api.stats import Tally
-from stepwell.pool.api.watching import Action, AuditEntry, Curated, State
+from stepwell.pool.api.curation import AuditEntry, CurationAction, CurationOutcome
+from stepwell.pool.api.leasing import Settlement
+from stepwell.pool.api.stats import StepCount
+from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.journal import (
     FILTER_FIELDS,
@@ -22,8 +23,9 @@ from stepwell.pool.shard.journal import (
     checksum,
 )
 from stepwell.pool.shard.late_rewards import LateReward
-from stepwell.pool.state.records import Group, Trajectory
-from stepwell.pool.state.stored_step import HeldStep
+from stepwell.pool.state.ledger import count_steps
+from stepwell.pool.state.records import Group, Lease, Trajectory
+from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import Exactness, VersionSpan
 from stepwell.steps.step_filter import StepFilter
@@ -96,15 +98,14 @@ def _count_on(pool: Pool, groups: Mapping[int, Group], trajectories: Mapping[int
 def _count_lost(pool: Pool) -> None:
     """What the ledgers say is held and cannot be found is lost to the damage."""
     for name, channel in pool.books.channels.items():
-        found = Tally()
         leases = [lease for lease in pool.handout.leases.values() if lease.channel == name]
-        for group in [*channel.groups.values(), *(group for lease in leases for group in lease.groups)]:
-            found.add(group.held_steps())
+        groups = [*channel.groups.values(), *(group for lease in leases for group in lease.groups)]
+        found = count_steps(step for group in groups for step in group.held_steps())
         lost = channel.ledger.held() - found
         if lost.steps < 0:  # the ledger itself is lost
             channel.ledger.accepted -= lost
         elif lost.steps:
-            channel.ledger.dropped["corrupt"] = channel.ledger.dropped.get("corrupt", Tally()) + lost
+            channel.ledger.dropped["corrupt"] = channel.ledger.dropped.get("corrupt", StepCount()) + lost
 
 
 def _put(pool: Pool, group: Group, leases: Mapping[str, Lease]) -> None:
@@ -112,7 +113,7 @@ def _put(pool: Pool, group: Group, leases: Mapping[str, Lease]) -> None:
     group.nbytes = sum(step.nbytes for trajectory in group.trajectories.values() for step in trajectory.steps.values())
     if group.trained:
         for trajectory in group.trajectories.values():
-            pool.books.chronicle.end(trajectory, State.TRAINED)
+            pool.books.chronicle.end(trajectory, TrajectoryState.TRAINED)
         pool.books.remember(channel, group)
         return
     for trajectory in group.trajectories.values():
@@ -236,7 +237,7 @@ class JournalReader:
     def audit(self) -> Iterator[AuditEntry]:
         for (info,) in self._rows("SELECT info FROM audit ORDER BY n"):
             if isinstance(fields := self._parsed(info), dict):
-                known = {"action": Action(fields["action"]), "outcome": Curated(fields["outcome"])}
+                known = {"action": CurationAction(fields["action"]), "outcome": CurationOutcome(fields["outcome"])}
                 yield AuditEntry(**fields | known)
 
     def _named(self, names: Sequence[str], info: bytes, *, new: int = 0) -> dict[str, Any] | None:
@@ -271,7 +272,7 @@ def _read_step(trajectory: Trajectory, row: tuple[Any, ...]) -> bool:
         return False
     fields = dict(zip(STEP_FIELDS, orjson.loads(info), strict=False))
     fields["version_spans"] = tuple(VersionSpan(*span) for span in fields["version_spans"])
-    step = HeldStep(
+    step = StoredStep(
         **fields | {"exactness": Exactness(fields["exactness"])},
         number=number,
         logprobs=None if logprobs is None else np.frombuffer(logprobs, np.float32),

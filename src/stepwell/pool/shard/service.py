@@ -11,28 +11,27 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from stepwell.errors import FetchTimeout, StepwellError
-from stepwell.pool.api.answers import Glimpse, Peek
-from stepwell.pool.api.filling import Backlog, Filled, as_filled
-from stepwell.pool.api.leasing import Settlement, Wanted
+from stepwell.pool.api.curation import AuditEntry, Curation, CurationAction, CurationOutcome
+from stepwell.pool.api.leasing import BatchRequest, GroupOffer, LeasedGroups, ReadyGroups, ReadySummary, Settlement
 from stepwell.pool.api.pacing import Pacing
-from stepwell.pool.api.pool_plan import PoolPlan
-from stepwell.pool.api.scoring import Judgement, Outcome
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import TRAIN, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.scoring import Judgement, JudgementOutcome
+from stepwell.pool.api.series import SeriesChunk
 from stepwell.pool.api.stats import PoolStats
-from stepwell.pool.api.watching import Action, AuditEntry, Curated, Curation, Cursor
+from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.client.batch import Batch, batch_of
-from stepwell.pool.rules.exact_batch import Offer
-from stepwell.pool.rules.ingest import TRAIN, Registration, Reward, Verdict
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.late_rewards import as_reward, late
 from stepwell.pool.shard.recovery import restore
-from stepwell.pool.state.series import Strip
 from stepwell.steps.columns import Columns
 from stepwell.steps.step import Step
 from stepwell.steps.step_filter import StepFilter
@@ -82,19 +81,19 @@ class ShardService:
 
     async def submit_steps(
         self, steps: Columns, channel: str | None = None, group_size: int | None = None
-    ) -> list[Verdict]:
+    ) -> list[SubmitVerdict]:
         with self._changing():
             verdicts = self._pool.intake.submit(steps, channel=channel, group_size=group_size)
         await self._tell()
         return verdicts
 
-    async def submit_groups(self, steps: Columns, registrations: Sequence[Registration]) -> list[Verdict]:
+    async def submit_groups(self, steps: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
         with self._changing():
             verdicts = self._pool.intake.submit_groups(steps, registrations)
         await self._tell()
         return verdicts
 
-    async def give_reward(self, reward: Reward) -> bool:
+    async def give_reward(self, reward: RewardGiven) -> bool:
         """Whether it is kept: to train with, or, once its trajectory was handed out, in the archive if there is one."""
         with self._changing():
             kept = self._pool.intake.reward(reward)
@@ -110,7 +109,7 @@ class ShardService:
     # -- consumers -----------------------------------------------------------------------------------------------------
 
     async def fetch_batch(
-        self, wanted: Wanted, timeout: float = 60.0, lease: float | None = None, lease_uid: str = ""
+        self, wanted: BatchRequest, timeout: float = 60.0, lease: float | None = None, lease_uid: str = ""
     ) -> Batch:
         """What is wanted, once it is ready; FetchTimeout says what was still missing.
 
@@ -121,7 +120,7 @@ class ShardService:
             raise FetchTimeout(f"waited {timeout:g} s for {self._pool.waiting_for(wanted)}")
         return batch
 
-    async def take(self, wanted: Wanted, lease: float, lease_uid: str) -> Batch | None:
+    async def take(self, wanted: BatchRequest, lease: float, lease_uid: str) -> Batch | None:
         """What is wanted if it is ready now."""
         return self._take(wanted, lease_uid, lease)
 
@@ -135,29 +134,29 @@ class ShardService:
         await self._tell()
         return settlement
 
-    async def peek(self, wanted: Wanted) -> Peek:
+    async def peek(self, wanted: BatchRequest) -> ReadySummary:
         with self._changing():
-            return Peek(self._changes, self._pool.ready_ages(wanted), self._pool.nothing_after(wanted))
+            return ReadySummary(self._changes, self._pool.ready_ages(wanted), self._pool.nothing_after(wanted))
 
     async def wait_change(self, seen: int, timeout: float) -> None:
         """Until something may have become ready since state `seen`."""
         await self._wait_for(lambda: self._changes != seen or None, timeout)
 
-    async def waiting_for(self, wanted: Wanted) -> str:
+    async def waiting_for(self, wanted: BatchRequest) -> str:
         return self._pool.waiting_for(wanted)
 
-    async def offers(self, channel: str, trajectories: int, step_filter: StepFilter) -> list[Offer]:
+    async def offers(self, channel: str, trajectories: int, step_filter: StepFilter) -> list[GroupOffer]:
         """What could become part of a batch of so many trajectories."""
         with self._changing():
             return self._pool.handout.offers(channel, trajectories, step_filter, self._name)
 
     async def take_offers(
-        self, channel: str, offers: Sequence[Offer], lease: float, lease_uid: str, step_filter: StepFilter
-    ) -> Filled | None:
+        self, channel: str, offers: Sequence[GroupOffer], lease: float, lease_uid: str, step_filter: StepFilter
+    ) -> LeasedGroups | None:
         """None if one of them is gone by now."""
         with self._changing():
             taken = self._pool.handout.take_offers(channel, offers, step_filter, lease_uid, time.time() + lease)
-        return None if taken is None else as_filled(taken, ((self._name, lease_uid),))
+        return None if taken is None else replace(taken, leases=((self._name, lease_uid),))
 
     async def fill(
         self,
@@ -167,12 +166,12 @@ class ShardService:
         lease: float,
         lease_uid: str,
         step_filter: StepFilter,
-    ) -> Filled | None:
+    ) -> LeasedGroups | None:
         """A batch of exactly so many trajectories, from this shard alone; None if there is none now."""
         with self._changing():
             expires_at = time.time() + lease
             taken = self._pool.handout.fill(channel, trajectories, shares, step_filter, lease_uid, expires_at)
-        return None if taken is None else as_filled(taken, ((self._name, lease_uid),))
+        return None if taken is None else replace(taken, leases=((self._name, lease_uid),))
 
     async def put_back(self, lease_uid: str) -> Settlement:
         """What was taken and no one saw."""
@@ -181,7 +180,7 @@ class ShardService:
         await self._tell()
         return settlement
 
-    async def backlog(self, channel: str) -> Backlog:
+    async def backlog(self, channel: str) -> ReadyGroups:
         with self._changing():
             return self._pool.backlog(channel)
 
@@ -214,7 +213,7 @@ class ShardService:
         """Whether each counted."""
         with self._changing():
             counted = self._pool.scoring.settle(judgements)
-        failed = [judgement for judgement in judgements if judgement.outcome is not Outcome.SCORE]
+        failed = [judgement for judgement in judgements if judgement.outcome is not JudgementOutcome.SCORE]
         if failed:
             first = failed[0]
             text = "%d of %d trajectories could not be scored now; the first, %s, by %s: %s: %s"
@@ -225,11 +224,11 @@ class ShardService:
 
     # -- people --------------------------------------------------------------------------------------------------------
 
-    async def curate(self, curation: Curation) -> Curated:
+    async def curate(self, curation: Curation) -> CurationOutcome:
         with self._changing():
             repeated = self._pool.curator.repeats(curation)
             outcome = self._pool.curator.curate(curation)
-            if outcome is Curated.LATE and curation.action is Action.RELABEL and not repeated:
+            if outcome is CurationOutcome.LATE and curation.action is CurationAction.RELABEL and not repeated:
                 self._keep_late(as_reward(curation))
         await self._tell()
         return outcome
@@ -238,15 +237,15 @@ class ShardService:
         """The last decisions, newest first."""
         return self._pool.curator.audit(limit, trajectory_uid)
 
-    async def changes(self, cursor: Cursor, limit: int) -> Glimpse:
+    async def changes(self, cursor: Cursor, limit: int) -> ChangesPage:
         """What has changed since the cursor; all there is if it was given by a shard that has restarted since."""
         with self._changing():
             anew = cursor.epoch != self._epoch or self._pool.watch.misses(cursor.position)
             page = self._pool.watch.page(0 if anew else cursor.position, limit)
-        sketches = [tuple(sketch) for sketch in page.sketches]
-        return Glimpse(sketches, Cursor(epoch=self._epoch, position=page.position), anew, page.more)
+        plain = [snapshot[:-1] for snapshot in page.snapshots]
+        return ChangesPage(plain, Cursor(epoch=self._epoch, position=page.position), anew, page.more)
 
-    async def series(self, seconds: float) -> Strip:
+    async def series(self, seconds: float) -> SeriesChunk:
         with self._changing():
             return self._pool.watch.strip(seconds)
 
@@ -292,7 +291,7 @@ class ShardService:
             log.exception("shard %s failed to %s", self._name, method)
             return failure
 
-    def _keep_late(self, reward: Reward) -> bool:
+    def _keep_late(self, reward: RewardGiven) -> bool:
         """Beside the archive's groups, if there is an archive."""
         if self._archive is None:
             return False
@@ -300,7 +299,7 @@ class ShardService:
         self._archive.add_late_reward(late(reward, revision, time.time()))
         return True
 
-    def _take(self, wanted: Wanted, lease_uid: str, lease: float | None) -> Batch | None:
+    def _take(self, wanted: BatchRequest, lease_uid: str, lease: float | None) -> Batch | None:
         with self._changing():
             uid = lease_uid or uuid4().hex
             taken = self._pool.handout.take(wanted, uid, time.time() + (lease or 0.0))

@@ -10,28 +10,28 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from stepwell.pool.api.watching import State
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.state.records import Trajectory
-from stepwell.pool.state.snapshots import Sketch, draw
+from stepwell.pool.state.snapshots import snapshot_of
 
 SLACK = 1024
-Look: TypeAlias = Callable[[Trajectory], Sketch]
+Look: TypeAlias = Callable[[Trajectory], TrajectorySnapshot]
 
 
-class Page(NamedTuple):
+class ChangeLogPage(NamedTuple):
     """What a reader gets: each trajectory once, the oldest change first."""
 
-    sketches: list[Sketch]
+    snapshots: list[TrajectorySnapshot]
     position: int
     """How far this goes."""
     more: bool
 
 
-class Chronicle:
+class ChangeLog:
     def __init__(self, held: Mapping[str, Trajectory], gone_kept: int) -> None:
         self.now = 0.0
         self._held = held
-        self._gone: OrderedDict[str, Sketch] = OrderedDict()
+        self._gone: OrderedDict[str, TrajectorySnapshot] = OrderedDict()
         """The last that went."""
         self._gone_kept = gone_kept
         self._forgotten = 0
@@ -56,17 +56,19 @@ class Chronicle:
             if trajectory.position <= read:
                 trajectory.position = self._add(trajectory.uid)
 
-    def end(self, trajectory: Trajectory, state: State, cause: str = "", note: str = "") -> Sketch:
+    def end(
+        self, trajectory: Trajectory, state: TrajectoryState, cause: str = "", note: str = ""
+    ) -> TrajectorySnapshot:
         """It is gone, or what is told of one that is gone has changed."""
         self.touch(trajectory)
-        sketch = draw(trajectory, state, cause, note)
+        sketch = snapshot_of(trajectory, state, cause, note)
         self._gone[trajectory.uid] = sketch
         if len(self._gone) > self._gone_kept:
             _, oldest = self._gone.popitem(last=False)
             self._forgotten = max(self._forgotten, oldest.position)
         return sketch
 
-    def last_of(self, trajectory_uid: str) -> Sketch | None:
+    def last_of(self, trajectory_uid: str) -> TrajectorySnapshot | None:
         """What is known of one that is gone."""
         return self._gone.get(trajectory_uid)
 
@@ -74,9 +76,9 @@ class Chronicle:
         """Has anything after that position been forgotten? Then whoever has read up to there must begin anew."""
         return position < self._forgotten
 
-    def page(self, position: int, limit: int, look: Look) -> Page:
+    def page(self, position: int, limit: int, look: Look) -> ChangeLogPage:
         """What changed after `position`, up to so many. What is held is looked at as it is now."""
-        found: list[Sketch] = []
+        found: list[TrajectorySnapshot] = []
         at = bisect_right(self._positions, position)
         while at < len(self._uids) and len(found) < limit:
             position = self._positions[at]
@@ -85,9 +87,9 @@ class Chronicle:
                 found.append(sketch)
             at += 1
         self._read = max(self._read, position)
-        return Page(found, position, at < len(self._uids))
+        return ChangeLogPage(found, position, at < len(self._uids))
 
-    def _at(self, position: int, uid: str, look: Look) -> Sketch | None:
+    def _at(self, position: int, uid: str, look: Look) -> TrajectorySnapshot | None:
         held = self._held.get(uid)
         if held is not None:
             return look(held) if held.position == position else None

@@ -5,21 +5,22 @@ from collections import Counter, deque
 
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.stats import ChannelStats, Ledger
-from stepwell.pool.state.change_log import Chronicle
+from stepwell.pool.api.stats import ChannelStats
+from stepwell.pool.state.change_log import ChangeLog
+from stepwell.pool.state.ledger import Ledger
 from stepwell.pool.state.priority_set import PrioritySet
-from stepwell.pool.state.ready_by_size import Shelves
+from stepwell.pool.state.ready_by_size import ReadyBySize
 from stepwell.pool.state.records import Group, Trajectory
-from stepwell.pool.state.stored_step import HeldStep
+from stepwell.pool.state.stored_step import StoredStep
 
 FULL_AT = 0.9
 """The share of max_bytes from which on a channel that does not drop refuses new trajectories."""
 
 
-class Channel:
+class ChannelIndex:
     """Holds the groups that are not under lease. `place` after every change keeps the indexes true."""
 
-    def __init__(self, name: str, limits: Limits, chronicle: Chronicle) -> None:
+    def __init__(self, name: str, limits: Limits, chronicle: ChangeLog) -> None:
         self.name = name
         self.ledger = Ledger()
         self.unit: Unit | None = None
@@ -37,14 +38,14 @@ class Channel:
         self.groups: dict[int, Group] = {}
         self.by_age: PrioritySet[tuple[int, int]] = PrioritySet()
         self.ready: PrioritySet[tuple[int, int]] = PrioritySet()
-        self.shelves = Shelves()
+        self.shelves = ReadyBySize()
         """The ready groups once more, by source and size."""
         self.deadlines: PrioritySet[tuple[float, int]] = PrioritySet()
         self.ready_trajectories: PrioritySet[tuple[int, int, int, str]] = PrioritySet()
         self.ready_steps: PrioritySet[tuple[int]] = PrioritySet()
         self.unscored: PrioritySet[tuple[int, int, int, str]] = PrioritySet()
         """Trajectories that reward workers may take; none unless rewards are required."""
-        self._steps: dict[int, tuple[Trajectory, HeldStep]] = {}
+        self._steps: dict[int, tuple[Trajectory, StoredStep]] = {}
         self._joinable: dict[str, dict[int, Group]] = {}
         self._limits = limits
         self._chronicle = chronicle
@@ -164,18 +165,18 @@ class Channel:
                 self.place(group)
                 self._chronicle.touch_all(group.trajectories.values())
 
-    def show_step(self, trajectory: Trajectory, step: HeldStep) -> None:
+    def show_step(self, trajectory: Trajectory, step: StoredStep) -> None:
         if self.unit is Unit.STEPS and step.is_held() and step.lease is None:
             scored = step.reward is not None or not self._limits.require_reward
             if scored or (trajectory.completed and trajectory.is_scored()):
                 self.ready_steps.add((step.number,))
                 self._steps[step.number] = (trajectory, step)
 
-    def hide_step(self, step: HeldStep) -> None:
+    def hide_step(self, step: StoredStep) -> None:
         self.ready_steps.discard((step.number,))
         self._steps.pop(step.number, None)
 
-    def step(self, number: int) -> tuple[Trajectory, HeldStep]:
+    def step(self, number: int) -> tuple[Trajectory, StoredStep]:
         return self._steps[number]
 
     def trajectory_key(self, trajectory: Trajectory) -> tuple[int, int, int, str]:

@@ -2,24 +2,24 @@
 
 from typing import Protocol
 
-from stepwell.pool.api.leasing import Lease, Settlement
-from stepwell.pool.api.watching import AuditEntry
-from stepwell.pool.state.records import Group, Trajectory
-from stepwell.pool.state.stored_step import HeldStep
+from stepwell.pool.api.curation import AuditEntry
+from stepwell.pool.api.leasing import Settlement
+from stepwell.pool.state.records import Group, Lease, Trajectory
+from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import Placement
 
 
-class PoolJournal(Protocol):
+class StateJournal(Protocol):
     """Told of every change in the order it happens. Whoever drives the pool commits once a message."""
 
     def save_group(self, group: Group) -> None: ...
 
     def save_trajectory(self, trajectory: Trajectory) -> None: ...
 
-    def add_step(self, trajectory: Trajectory, step: HeldStep, placement: Placement | None) -> None:
+    def add_step(self, trajectory: Trajectory, step: StoredStep, placement: Placement | None) -> None:
         """A quarantined step has no placement: only that it was there is kept."""
 
-    def save_step(self, step: HeldStep) -> None:
+    def save_step(self, step: StoredStep) -> None:
         """Its reward, its lease, or whether it was shipped has changed."""
 
     def remove_trajectory(self, trajectory: Trajectory) -> None: ...
@@ -51,10 +51,10 @@ class NoJournal:
     def save_trajectory(self, trajectory: Trajectory) -> None:
         pass
 
-    def add_step(self, trajectory: Trajectory, step: HeldStep, placement: Placement | None) -> None:
+    def add_step(self, trajectory: Trajectory, step: StoredStep, placement: Placement | None) -> None:
         pass
 
-    def save_step(self, step: HeldStep) -> None:
+    def save_step(self, step: StoredStep) -> None:
         pass
 
     def remove_trajectory(self, trajectory: Trajectory) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 from stepwell.errors import BadRequest
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.stats import Ledger, Tally
-from stepwell.pool.api.watching import State
-from stepwell.pool.state.change_log import Chronicle
-from stepwell.pool.state.channel_index import Channel
-from stepwell.pool.state.journal import PoolJournal
+from stepwell.pool.api.stats import StepCount
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.state.change_log import ChangeLog
+from stepwell.pool.state.channel_index import ChannelIndex
+from stepwell.pool.state.journal import StateJournal
+from stepwell.pool.state.ledger import Ledger
 from stepwell.pool.state.records import Group, Trajectory
-from stepwell.pool.state.series import Timeline
-from stepwell.pool.state.snapshots import Sketch
-from stepwell.pool.state.stored_step import HeldStep
+from stepwell.pool.state.series import SeriesRecorder
+from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step import Json
 
 REJECTED = "rejected"
@@ -48,31 +48,31 @@ class Counters:
             setattr(self, name, Counter(getattr(self, name)))
 
 
-class Books:
-    def __init__(self, limits: Limits, journal: PoolJournal) -> None:
+class PoolState:
+    def __init__(self, limits: Limits, journal: StateJournal) -> None:
         self.limits = limits
         self.journal = journal
         self.now = 0.0
         self.policy_version = 0
         self.counters = Counters()
-        self.channels: dict[str, Channel] = {}
+        self.channels: dict[str, ChannelIndex] = {}
         self.trajectories: dict[str, Trajectory] = {}
         """Open, complete or under lease."""
         self.history: dict[str, Trajectory] = {}
         """Trained, and kept for batches that mix new and old."""
-        self.chronicle = Chronicle(self.trajectories, limits.gone_kept)
-        self.timeline = Timeline(self.channels)
+        self.chronicle = ChangeLog(self.trajectories, limits.gone_kept)
+        self.timeline = SeriesRecorder(self.channels)
         self.closed: OrderedDict[str, int] = OrderedDict()
         """The last that are gone, each with the number of the last reward given to it."""
 
-    def channel(self, name: str) -> Channel:
+    def channel(self, name: str) -> ChannelIndex:
         if name not in self.channels:
             if len(self.channels) >= self.limits.max_channels:
                 raise BadRequest(f"channel {name!r} would be one too many: the pool has {len(self.channels)} already")
-            self.channels[name] = Channel(name, self.limits, self.chronicle)
+            self.channels[name] = ChannelIndex(name, self.limits, self.chronicle)
         return self.channels[name]
 
-    def open_group(self, prompt_uid: str, channel: Channel, size: int, source: str = "") -> Group:
+    def open_group(self, prompt_uid: str, channel: ChannelIndex, size: int, source: str = "") -> Group:
         self.counters.opened += 1
         seq = self.counters.opened
         wait = self.limits.group_deadline
@@ -108,7 +108,7 @@ class Books:
         self.channels[trajectory.group.channel].ledger.drop(cause, trajectory.held_steps())
         self.take_out(trajectory)
         self.journal.remove_trajectory(trajectory)
-        self.close(trajectory, State.DROPPED, cause, note)
+        self.close(trajectory, TrajectoryState.DROPPED, cause, note)
 
     def drop_group(self, group: Group, cause: str, note: str = "") -> None:
         channel = self.channels[group.channel]
@@ -116,7 +116,7 @@ class Books:
         channel.ledger.drop(cause, group.held_steps())
         self.journal.remove_group(group)
         for trajectory in group.trajectories.values():
-            self.close(trajectory, State.DROPPED, cause, note)
+            self.close(trajectory, TrajectoryState.DROPPED, cause, note)
         group.dissolve()
 
     def reject(self, trajectory: Trajectory, note: str) -> None:
@@ -132,7 +132,7 @@ class Books:
         group.give_up(1)
         self.journal.save_group(group)
 
-    def clear(self, channel: Channel) -> int:
+    def clear(self, channel: ChannelIndex) -> int:
         """Drop every group that is not under lease; gives how many there were."""
         groups = list(channel.groups.values())
         for group in groups:
@@ -146,11 +146,11 @@ class Books:
             channel.leave(group)
             self.journal.remove_group(group)
             for trajectory in group.trajectories.values():
-                sketch = self.close(trajectory, State.TRAINED)
+                sketch = self.close(trajectory, TrajectoryState.TRAINED)
                 self.timeline.seen(channel.name).add(sketch, self.policy_version)
             group.dissolve()
 
-    def remember(self, channel: Channel, group: Group) -> None:
+    def remember(self, channel: ChannelIndex, group: Group) -> None:
         """A trained group stays as history, if any is kept. What has to make room for it may leave for the archive."""
         leaving = channel.remember(group)
         if leaving is not group:
@@ -172,7 +172,7 @@ class Books:
             channel.history.remove(group)
             self.journal.remove_group(group)
 
-    def make_room(self, channel: Channel, more_groups: int = 0) -> None:
+    def make_room(self, channel: ChannelIndex, more_groups: int = 0) -> None:
         """Drop the oldest until the channel keeps to its bounds, with room for so many more groups."""
         while self._is_over(channel, more_groups) and (oldest := channel.oldest()) is not None:
             self.drop_group(oldest, "evicted")
@@ -193,7 +193,7 @@ class Books:
             self.journal.save_step(step)
         self.reward(trajectory, value, source)
 
-    def reward_step(self, trajectory: Trajectory, step: HeldStep, value: float, source: str) -> None:
+    def reward_step(self, trajectory: Trajectory, step: StoredStep, value: float, source: str) -> None:
         step.reward, step.reward_source = value, source
         step.reward_revision += 1
         self.chronicle.touch(trajectory)
@@ -229,7 +229,9 @@ class Books:
         self.journal.add_closed(trajectory_uid, self.closed[trajectory_uid])
         return self.closed[trajectory_uid]
 
-    def close(self, trajectory: Trajectory, state: State, cause: str = "", note: str = "") -> Sketch:
+    def close(
+        self, trajectory: Trajectory, state: TrajectoryState, cause: str = "", note: str = ""
+    ) -> TrajectorySnapshot:
         """It is gone; what is left of it is its sketch."""
         uid = trajectory.uid
         self.trajectories.pop(uid, None)
@@ -265,13 +267,13 @@ class Books:
         for name, unit in snapshot["units"].items():
             self.channel(name).unit = None if unit is None else Unit(unit)
         for name, (accepted, shipped, *named) in snapshot["ledgers"].items():
-            tallies = ({key: Tally(*tally) for key, tally in part.items()} for part in named)
-            self.channel(name).ledger = Ledger(Tally(*accepted), Tally(*shipped), *tallies)
+            tallies = ({key: StepCount(*tally) for key, tally in part.items()} for part in named)
+            self.channel(name).ledger = Ledger(StepCount(*accepted), StepCount(*shipped), *tallies)
 
-    def _is_over(self, channel: Channel, more_groups: int) -> bool:
+    def _is_over(self, channel: ChannelIndex, more_groups: int) -> bool:
         over_bytes = self.limits.max_bytes is not None and channel.nbytes > self.limits.max_bytes
         return over_bytes or len(channel) + more_groups > self.limits.max_queue_size
 
 
-def _plain(tally: Tally) -> list[int]:
+def _plain(tally: StepCount) -> list[int]:
     return [tally.steps, tally.tokens]

@@ -9,7 +9,7 @@ from stepwell.pool.state.priority_set import PrioritySet
 from stepwell.pool.state.records import Group
 
 
-class Shelf(PrioritySet[tuple[int, int]]):
+class SizeBucket(PrioritySet[tuple[int, int]]):
     """Keys of groups of one source and size, the oldest at hand."""
 
     def __init__(self, source: str, size: int) -> None:
@@ -18,15 +18,15 @@ class Shelf(PrioritySet[tuple[int, int]]):
         self.size = size
 
 
-class Shelves:
+class ReadyBySize:
     """A shelf is there while something is on it."""
 
     def __init__(self) -> None:
-        self._shelves: dict[tuple[str, int], Shelf] = {}
-        self._shelf_of: dict[int, Shelf] = {}
+        self._shelves: dict[tuple[str, int], SizeBucket] = {}
+        self._shelf_of: dict[int, SizeBucket] = {}
         """By the group's seq: its size may have changed since it was put there."""
 
-    def __iter__(self) -> Iterator[Shelf]:
+    def __iter__(self) -> Iterator[SizeBucket]:
         """As of now, whatever is put or removed meanwhile."""
         return iter(list(self._shelves.values()))
 
@@ -39,7 +39,7 @@ class Shelves:
         label = (group.source, group.size)
         shelf = self._shelves.get(label)
         if shelf is None:
-            shelf = self._shelves[label] = Shelf(*label)
+            shelf = self._shelves[label] = SizeBucket(*label)
         shelf.add(group.key)
         self._shelf_of[group.seq] = shelf
 

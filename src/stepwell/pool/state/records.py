@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from stepwell.pool.state.stored_step import HeldStep
+from stepwell.pool.api.curation import BY_A_PERSON
+from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import INDEX_BY_POOL, JsonObject
+from stepwell.steps.step_filter import StepFilter
 
 PLACE = attrgetter("step_index", "started_at", "number")
 """What the steps of a trajectory are ordered by."""
-BY_A_PERSON = "curation:"
-"""How the source of a reward begins that a person gave by curation; the name follows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +21,7 @@ class Trajectory:
     metadata: JsonObject
     number: int
     """Order of registration in the pool."""
-    steps: dict[str, HeldStep] = field(default_factory=dict)
+    steps: dict[str, StoredStep] = field(default_factory=dict)
     """By identity. Quarantined ones stand here too, without tokens, so that they keep their place."""
     tokens: PrefixTree = field(default_factory=PrefixTree)
     completed: bool = False
@@ -62,13 +62,13 @@ class Trajectory:
             return (first.step_index == INDEX_BY_POOL) == (step_index == INDEX_BY_POOL)
         return True
 
-    def held_steps(self) -> list[HeldStep]:
+    def held_steps(self) -> list[StoredStep]:
         return [step for step in self.steps.values() if step.is_held()]
 
     def is_scored(self) -> bool:
         return self.reward is not None or (not self.reward_left_out and any(self.scored_steps()))
 
-    def scored_steps(self) -> Iterator[HeldStep]:
+    def scored_steps(self) -> Iterator[StoredStep]:
         """Those with a reward of their own, shipped ones too."""
         return (step for step in self.steps.values() if step.reward is not None and step.quarantine is None)
 
@@ -81,7 +81,7 @@ class Trajectory:
         """Is it complete, with something to score, and no one has?"""
         return self.completed and not self.is_scored() and any(step.is_held() for step in self.steps.values())
 
-    def in_order(self) -> list[tuple[int, HeldStep]]:
+    def in_order(self) -> list[tuple[int, StoredStep]]:
         """All steps with their step_index, those that are not shipped included in the counting."""
         ordered = list(self.steps.values())
         if len(ordered) > 1:
@@ -146,6 +146,21 @@ class Group:
         """Let go of everything, so that its memory is free at once and not when the garbage collector finds it."""
         self.trajectories.clear()
 
-    def held_steps(self) -> Iterator[HeldStep]:
+    def held_steps(self) -> Iterator[StoredStep]:
         for trajectory in self.trajectories.values():
             yield from trajectory.held_steps()
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Data that a consumer has until `expires_at`. After that it goes back to the queue. An ack ends the lease."""
+
+    uid: str
+    channel: str
+    expires_at: float
+    step_filter: StepFilter
+    """Which of the steps the consumer gets."""
+    groups: list[Group] = field(default_factory=list)
+    steps: list[tuple[Trajectory, StoredStep]] = field(default_factory=list)
+    version: int = 0
+    """The pool's policy version when it was handed out."""

@@ -11,7 +11,7 @@ NO_PLACE = -1
 
 
 @dataclass(slots=True, eq=False)
-class HeldStep:
+class StoredStep:
     number: int
     """Order of arrival in the pool; no two steps have the same."""
     identity: str
@@ -55,7 +55,7 @@ class HeldStep:
         return self.quarantine is None and not self.shipped
 
 
-class Message:
+class PackedSteps:
     """Packed steps as they arrive: columns turned into plain values once, not once a step."""
 
     def __init__(self, columns: Columns) -> None:
@@ -92,14 +92,14 @@ class Message:
         nbytes: int = 4 * self._prompts[i] + 9 * self._responses[i]
         return nbytes
 
-    def held(self, i: int, number: int) -> HeldStep:
+    def held(self, i: int, number: int) -> StoredStep:
         """The step without its tokens; its other arrays are copies, so that the message can go."""
         columns = self.columns
         reward = self._rewards[i]
         response = slice(self._response_at[i] - self._responses[i], self._response_at[i])
         logprobs = columns.logprobs[response]
         mask = None if self._all_trained or columns.mask[response].all() else columns.mask[response].copy()
-        return HeldStep(
+        return StoredStep(
             number=number,
             identity=self.identity(i),
             uid=columns.uids[i],

@@ -7,24 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from stepwell.pool.api.leasing import Unit
-from stepwell.pool.api.watching import State
-from stepwell.pool.state.change_log import Page
-from stepwell.pool.state.channel_index import Channel
-from stepwell.pool.state.pool_state import Books
+from stepwell.pool.api.series import SeriesChunk
+from stepwell.pool.api.watching import REWARD, ROLLOUTS, TrajectorySnapshot, TrajectoryState
+from stepwell.pool.state.change_log import ChangeLogPage
+from stepwell.pool.state.channel_index import ChannelIndex
+from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Trajectory
-from stepwell.pool.state.series import Strip
 from stepwell.pool.state.shipment import ship, trajectory_rows
-from stepwell.pool.state.snapshots import Sketch, draw
-from stepwell.pool.state.stored_step import HeldStep
+from stepwell.pool.state.snapshots import snapshot_of
+from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.columns import Columns, pack, stack, unpack
 from stepwell.steps.step import Step
 
-ROLLOUTS, REWARD = "rollouts", "reward"
-"""What a group that is not ready lacks."""
 
-
-class Watch:
-    def __init__(self, books: Books, quarantine: Iterable[Step]) -> None:
+class PoolView:
+    def __init__(self, books: PoolState, quarantine: Iterable[Step]) -> None:
         self._books = books
         self._quarantine = quarantine
 
@@ -32,11 +29,11 @@ class Watch:
         """Must whoever has read up to there begin anew?"""
         return self._books.chronicle.misses(position)
 
-    def page(self, position: int, limit: int) -> Page:
+    def page(self, position: int, limit: int) -> ChangeLogPage:
         """The trajectories that have changed after `position`, up to so many."""
         return self._books.chronicle.page(position, limit, self._look)
 
-    def strip(self, seconds: float) -> Strip:
+    def strip(self, seconds: float) -> SeriesChunk:
         return self._books.timeline.strip(seconds)
 
     def read(self, uids: Sequence[tuple[str, str]]) -> tuple[Columns, list[int]]:
@@ -53,7 +50,7 @@ class Watch:
         trajectory = books.trajectories.get(trajectory_uid) or books.history.get(trajectory_uid)
         if trajectory is None or trajectory.group.prompt_uid != prompt_uid:
             return None
-        columns = ship(trajectory_rows(trajectory, _is_sound), None)
+        columns = ship(trajectory_rows(trajectory, _is_sound))
         return self._with_quarantined(trajectory, columns)
 
     def _with_quarantined(self, trajectory: Trajectory, columns: Columns) -> Columns:
@@ -68,26 +65,26 @@ class Watch:
         steps = sorted([*unpack(columns, copy=False), *kept], key=lambda step: step.step_index)
         return pack(steps)
 
-    def _look(self, trajectory: Trajectory) -> Sketch:
+    def _look(self, trajectory: Trajectory) -> TrajectorySnapshot:
         state, cause = self._standing(trajectory, self._books.channels[trajectory.group.channel])
-        return draw(trajectory, state, cause, note="" if trajectory.rejected is None else trajectory.rejected)
+        return snapshot_of(trajectory, state, cause, note="" if trajectory.rejected is None else trajectory.rejected)
 
-    def _standing(self, trajectory: Trajectory, channel: Channel) -> tuple[State, str]:
+    def _standing(self, trajectory: Trajectory, channel: ChannelIndex) -> tuple[TrajectoryState, str]:
         group, needs_reward = trajectory.group, self._books.limits.require_reward
         if group.lease is not None or (channel.unit is Unit.STEPS and _has_steps_out(trajectory)):
-            return State.LEASED, ""
+            return TrajectoryState.LEASED, ""
         if not trajectory.completed:
-            return State.OPEN, ""
+            return TrajectoryState.OPEN, ""
         if group.key in channel.ready:
-            return State.READY, ""
+            return TrajectoryState.READY, ""
         if needs_reward and not trajectory.is_scored():
-            return State.WAITING, REWARD
+            return TrajectoryState.WAITING, REWARD
         if channel.unit in (Unit.TRAJECTORIES, Unit.STEPS):
-            return State.READY, ""
-        return State.WAITING, ROLLOUTS if group.completed < group.size else REWARD
+            return TrajectoryState.READY, ""
+        return TrajectoryState.WAITING, ROLLOUTS if group.completed < group.size else REWARD
 
 
-def _is_sound(step: HeldStep) -> bool:
+def _is_sound(step: StoredStep) -> bool:
     return step.quarantine is None
 
 

@@ -22,7 +22,7 @@ import orjson
 from stepwell.common.die_with_parent import limit_memory, set_parent_death_signal
 from stepwell.common.tokenizers import Decode, load_decode
 from stepwell.errors import BadRequest
-from stepwell.pool.api.scoring import Outcome
+from stepwell.pool.api.scoring import JudgementOutcome
 from stepwell.rewards.attempt import Attempt, attempt_of, write_attempt
 from stepwell.rewards.blame import blame
 from stepwell.rewards.loading import RewardFunction, load
@@ -70,7 +70,7 @@ class Caller:
         except BaseException as failure:  # noqa: BLE001 - as above
             if limit.expired() and isinstance(failure, TimeoutError):
                 why = with_printed(f"it took longer than {self.timeout:g} s and was cancelled", self.printed.text())
-                return Attempt(Outcome.TIMEOUT, why=why, seconds=time.perf_counter() - started), False
+                return Attempt(JudgementOutcome.TIMEOUT, why=why, seconds=time.perf_counter() - started), False
             return self._failed(failure, started)
 
     def _sample(self, message: bytes) -> Sample:
@@ -80,7 +80,7 @@ class Caller:
     def _failed(self, failure: BaseException, started: float) -> tuple[Attempt, bool]:
         why = with_printed(blame(failure), self.printed.text())
         seconds = time.perf_counter() - started
-        return Attempt(Outcome.ERROR, why=why, seconds=seconds), isinstance(failure, MemoryError)
+        return Attempt(JudgementOutcome.ERROR, why=why, seconds=seconds), isinstance(failure, MemoryError)
 
 
 def main() -> None:

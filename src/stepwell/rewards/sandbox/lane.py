@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable
 
-from stepwell.pool.api.scoring import Outcome
+from stepwell.pool.api.scoring import JudgementOutcome
 from stepwell.rewards.attempt import Attempt, read_attempt
 from stepwell.rewards.sandbox.child_process import LAST_WORDS, Child
 from stepwell.rewards.sandbox.messages import read_frame
@@ -137,13 +137,15 @@ class Service:
         if self._overdue is not None:
             culprit = running if self._window.is_async and running in self._under_way else self._overdue
             why = with_printed(f"it took longer than {self._timeout:g} s and was killed", printed)
-            self._tell([culprit], Outcome.TIMEOUT, why)
+            self._tell([culprit], JudgementOutcome.TIMEOUT, why)
         elif self._is_leaving:
             pass  # it was ended from here, whatever was running then
         elif running in self._under_way:
-            self._tell([running], Outcome.ERROR, with_printed(f"it died: {how_it_ended}", printed))
+            self._tell([running], JudgementOutcome.ERROR, with_printed(f"it died: {how_it_ended}", printed))
         else:
-            self._tell(self._unlucky(), Outcome.ERROR, with_printed(f"its process died: {how_it_ended}", printed))
+            self._tell(
+                self._unlucky(), JudgementOutcome.ERROR, with_printed(f"its process died: {how_it_ended}", printed)
+            )
         self._backlog.put_first(self._under_way.values())
 
     def _unlucky(self) -> list[int]:
@@ -152,7 +154,7 @@ class Service:
             asked.deaths += 1
         return [number for number, asked in self._under_way.items() if asked.deaths >= MOST_DEATHS]
 
-    def _tell(self, numbers: list[int], outcome: Outcome, why: str) -> None:
+    def _tell(self, numbers: list[int], outcome: JudgementOutcome, why: str) -> None:
         now = time.monotonic()
         for number in numbers:
             if (asked := self._under_way.pop(number, None)) is not None:

@@ -9,7 +9,7 @@ import asyncio
 import pickle
 
 from stepwell.errors import StepwellError
-from stepwell.pool.api.scoring import Outcome
+from stepwell.pool.api.scoring import JudgementOutcome
 from stepwell.rewards.attempt import Attempt
 from stepwell.rewards.sample import Sample
 from stepwell.rewards.sandbox.child_process import Child, Hello, start_child
@@ -109,4 +109,4 @@ class Runner:
     async def _fail_one(self, why: str) -> None:
         """Rather one error a try than samples that wait without end."""
         for asked in await self._backlog.take(1):
-            asked.tell(Attempt(Outcome.ERROR, why=why))
+            asked.tell(Attempt(JudgementOutcome.ERROR, why=why))

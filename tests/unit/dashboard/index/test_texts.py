@@ -1,9 +1,9 @@
 from stepwell.dashboard.index.texts import BESIDE, SLACK, Texts, having
-from stepwell.pool.api.watching import State, Summary
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from tests.unit.dashboard.summaries import make_summary
 
 
-def names(rows: list[Summary]) -> list[str]:
+def names(rows: list[TrajectorySnapshot]) -> list[str]:
     return [row.trajectory_uid for row in rows]
 
 
@@ -38,7 +38,7 @@ def test_what_was_dropped_or_has_no_step_is_not_wanted() -> None:
     texts = Texts()
     texts.tell(make_summary("empty", steps=0))
     texts.tell(make_summary("dropped"))
-    texts.tell(make_summary("dropped", state=State.DROPPED))
+    texts.tell(make_summary("dropped", state=TrajectoryState.DROPPED))
     assert texts.next(10, 1_000) == []
 
 

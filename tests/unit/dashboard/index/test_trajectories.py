@@ -5,7 +5,7 @@ import pytest
 
 from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.index.trajectories import Found, Index
-from stepwell.pool.api.watching import State
+from stepwell.pool.api.watching import TrajectoryState
 from tests.rig.sight_rollouts import summary_of
 from tests.unit.dashboard.summaries import make_summary, told
 
@@ -21,8 +21,10 @@ def index() -> Index:
         told(
             make_summary("a", "p", reward=1.0, tokens=5, oldest_version=1, newest_version=2, started_at=1),
             make_summary("b", "p", reward=0.0, tokens=9, marks=("odd", "nice"), started_at=2, source="sums"),
-            make_summary("c", "q", channel="validation", state=State.OPEN, tokens=7, started_at=3, marks=("odd",)),
-            make_summary("d", "q", state=State.DROPPED, cause="stale", exactness="submitted", started_at=4),
+            make_summary(
+                "c", "q", channel="validation", state=TrajectoryState.OPEN, tokens=7, started_at=3, marks=("odd",)
+            ),
+            make_summary("d", "q", state=TrajectoryState.DROPPED, cause="stale", exactness="submitted", started_at=4),
         )
     )
     return index
@@ -76,7 +78,7 @@ def test_a_facet_counts_what_another_value_of_its_filter_would_give(index: Index
 
 
 def test_the_last_summary_counts_and_marks_go_with_it(index: Index) -> None:
-    index.apply(told(make_summary("b", "p", state=State.TRAINED, started_at=2)))
+    index.apply(told(make_summary("b", "p", state=TrajectoryState.TRAINED, started_at=2)))
     found = index.find(Search(state="trained"))
     assert (found.total, uids(found)) == (4, ["b"])
     assert index.find(Search(mark="nice")).matched == 0
@@ -94,7 +96,7 @@ def test_of_what_is_gone_only_the_last_are_kept_and_their_places_are_used_again(
     index = Index(gone_kept=2)
     index.apply(told(make_summary("held", "p")))
     for number in range(5):
-        left = index.apply(told(make_summary(f"gone-{number}", "p", state=State.TRAINED, started_at=number)))
+        left = index.apply(told(make_summary(f"gone-{number}", "p", state=TrajectoryState.TRAINED, started_at=number)))
     assert left == [("gone-2", "p")]
     assert sorted(uids(index.find(Search()))) == ["gone-3", "gone-4", "held"]
     assert index.find(Search()).total == 3

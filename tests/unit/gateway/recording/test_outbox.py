@@ -10,7 +10,7 @@ from stepwell.gateway.recording import outbox as module
 from stepwell.gateway.recording.backlog import MAX_MESSAGE, weight
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.pool.api.plan import Limits, Overflow
-from stepwell.pool.rules.ingest import Registration
+from stepwell.pool.api.producing import Registration
 from tests.builders import EasyPool, make_step
 from tests.rig.memory_pool import MemoryPool
 from tests.rig.waiting import until

@@ -11,7 +11,7 @@ from stepwell.gateway.dialects.dialect import Kind
 from stepwell.gateway.http.response_writer import Headers, Message, Send
 from stepwell.gateway.routes import asgi as module
 from stepwell.gateway.routes.asgi import LARGEST_HEADERS, GatewayAsgi
-from stepwell.gateway.trajectories import TrajectoryRef
+from stepwell.pool.api.producing import TrajectoryRef
 from tests.unit.gateway.asgi import exchange
 
 CONTROL = "control-key-of-the-test"

@@ -6,12 +6,14 @@ import pytest
 
 from stepwell.pool.api.explanations import DROPPED, why_not_trained
 from stepwell.pool.api.plan import Limits, OnStale
-from stepwell.pool.api.watching import State, Summary
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 
 
-def why(state: State, cause: str = "", *, limits: Limits | None = None, version: int = 7, **fields: Any) -> str:
+def why(
+    state: TrajectoryState, cause: str = "", *, limits: Limits | None = None, version: int = 7, **fields: Any
+) -> str:
     known: dict[str, Any] = {"steps": 1, "oldest_version": 2, **fields}
-    summary = Summary(
+    summary = TrajectorySnapshot(
         trajectory_uid="t",
         prompt_uid="p",
         channel="train",
@@ -27,42 +29,59 @@ def why(state: State, cause: str = "", *, limits: Limits | None = None, version:
 
 
 def test_nothing_is_said_of_what_was_trained() -> None:
-    assert why(State.TRAINED) == ""
+    assert why(TrajectoryState.TRAINED) == ""
 
 
 @pytest.mark.parametrize(
     ("said", "state", "cause", "fields"),
     [
-        ("Its rollout still goes on: it waits to be completed.", State.OPEN, "", {}),
-        ("goes on and has no step yet", State.OPEN, "", {"steps": 0}),
-        ("its group of 8 still waits for other rollouts.", State.WAITING, "rollouts", {}),
-        ("rollouts, 600 s after the first", State.WAITING, "rollouts", {"limits": Limits(group_deadline=600)}),
-        ("It waits for a reward: with require_reward", State.WAITING, "reward", {}),
-        ("Its group waits for rewards: with require_reward", State.WAITING, "reward", {"reward": 1.0}),
-        ("It is ready, and waits for a trainer to take it.", State.READY, "", {}),
-        ("A trainer has it and has not acknowledged it yet", State.LEASED, "", {}),
-        ("rejected by ana: wrong; so if it comes back, it is dropped", State.LEASED, "", {"note": "by ana: wrong"}),
-        ("its exactness, retokenized, is lower", State.TRAINED, "exactness", {"exactness": "retokenized"}),
-        ("its steps are marked untrainable, as greedy", State.TRAINED, "greedy", {}),
-        ("rejected by ana: wrong.", State.DROPPED, "rejected", {"note": "by ana: wrong"}),
-        ("was aborted", State.DROPPED, "aborted", {}),
-        ("without a single sound step", State.DROPPED, "empty", {}),
-        ("'train' was cleared", State.DROPPED, "cleared", {}),
-        ("'train' was full (10000 groups a shard)", State.DROPPED, "evicted", {}),
-        ("full (10000 groups or 64 bytes a shard)", State.DROPPED, "evicted", {"limits": Limits(max_bytes=64)}),
-        ("deadline of 600 s", State.DROPPED, "deadline", {"limits": Limits(group_deadline=600)}),
-        ("in 3 attempts. The last failure: no route", State.DROPPED, "reward_failed", {"note": "no route"}),
-        ("in 3 attempts.", State.DROPPED, "reward_failed", {}),
-        ("It was dropped: corrupt.", State.DROPPED, "corrupt", {}),
+        ("Its rollout still goes on: it waits to be completed.", TrajectoryState.OPEN, "", {}),
+        ("goes on and has no step yet", TrajectoryState.OPEN, "", {"steps": 0}),
+        ("its group of 8 still waits for other rollouts.", TrajectoryState.WAITING, "rollouts", {}),
+        (
+            "rollouts, 600 s after the first",
+            TrajectoryState.WAITING,
+            "rollouts",
+            {"limits": Limits(group_deadline=600)},
+        ),
+        ("It waits for a reward: with require_reward", TrajectoryState.WAITING, "reward", {}),
+        ("Its group waits for rewards: with require_reward", TrajectoryState.WAITING, "reward", {"reward": 1.0}),
+        ("It is ready, and waits for a trainer to take it.", TrajectoryState.READY, "", {}),
+        ("A trainer has it and has not acknowledged it yet", TrajectoryState.LEASED, "", {}),
+        (
+            "rejected by ana: wrong; so if it comes back, it is dropped",
+            TrajectoryState.LEASED,
+            "",
+            {"note": "by ana: wrong"},
+        ),
+        ("its exactness, retokenized, is lower", TrajectoryState.TRAINED, "exactness", {"exactness": "retokenized"}),
+        ("its steps are marked untrainable, as greedy", TrajectoryState.TRAINED, "greedy", {}),
+        ("rejected by ana: wrong.", TrajectoryState.DROPPED, "rejected", {"note": "by ana: wrong"}),
+        ("was aborted", TrajectoryState.DROPPED, "aborted", {}),
+        ("without a single sound step", TrajectoryState.DROPPED, "empty", {}),
+        ("'train' was cleared", TrajectoryState.DROPPED, "cleared", {}),
+        ("'train' was full (10000 groups a shard)", TrajectoryState.DROPPED, "evicted", {}),
+        (
+            "full (10000 groups or 64 bytes a shard)",
+            TrajectoryState.DROPPED,
+            "evicted",
+            {"limits": Limits(max_bytes=64)},
+        ),
+        ("deadline of 600 s", TrajectoryState.DROPPED, "deadline", {"limits": Limits(group_deadline=600)}),
+        ("in 3 attempts. The last failure: no route", TrajectoryState.DROPPED, "reward_failed", {"note": "no route"}),
+        ("in 3 attempts.", TrajectoryState.DROPPED, "reward_failed", {}),
+        ("It was dropped: corrupt.", TrajectoryState.DROPPED, "corrupt", {}),
     ],
 )
-def test_every_state_and_cause_is_told_in_words(said: str, state: State, cause: str, fields: dict[str, Any]) -> None:
+def test_every_state_and_cause_is_told_in_words(
+    said: str, state: TrajectoryState, cause: str, fields: dict[str, Any]
+) -> None:
     assert said in why(state, cause, **fields)
 
 
 def test_what_was_dropped_as_stale_says_how_far_behind_it_was() -> None:
     note = "the oldest token was 5 versions behind"
-    told = why(State.DROPPED, "stale", note=note, limits=Limits(max_staleness=2))
+    told = why(TrajectoryState.DROPPED, "stale", note=note, limits=Limits(max_staleness=2))
     assert told == "It was dropped as stale: the oldest token was 5 versions behind, max_staleness is 2."
 
 
@@ -71,10 +90,10 @@ def test_what_was_dropped_as_stale_says_how_far_behind_it_was() -> None:
 )
 def test_what_is_held_and_too_old_by_now_is_told_so(on_stale: OnStale, fate: str) -> None:
     limits = Limits(max_staleness=2, on_stale=on_stale)
-    assert "5 versions behind by now, and max_staleness is 2" in why(State.READY, limits=limits)
-    assert fate in why(State.READY, limits=limits)
-    assert "behind" not in why(State.READY, limits=limits, version=4)
-    assert "behind" not in why(State.READY, limits=Limits(max_staleness=2, on_stale=OnStale.KEEP))
+    assert "5 versions behind by now, and max_staleness is 2" in why(TrajectoryState.READY, limits=limits)
+    assert fate in why(TrajectoryState.READY, limits=limits)
+    assert "behind" not in why(TrajectoryState.READY, limits=limits, version=4)
+    assert "behind" not in why(TrajectoryState.READY, limits=Limits(max_staleness=2, on_stale=OnStale.KEEP))
 
 
 def test_every_cause_there_is_has_its_sentence() -> None:

@@ -1,25 +1,26 @@
 """Scored groups that come whole, batches filled to an exact number of trajectories, and what is dropped at a clear."""
 
+from dataclasses import replace
+
 import pytest
 
 from stepwell.errors import BadRequest, Conflict
-from stepwell.pool.api.filling import Backlog, as_filled, merge_backlogs, merge_filled
-from stepwell.pool.api.leasing import Settlement, Taken
+from stepwell.pool.api.leasing import LeasedGroups, ReadyGroups, Settlement, merge_leased_groups, merge_ready_groups
 from stepwell.pool.api.plan import Limits, Overflow
-from stepwell.pool.rules.exact_batch import choose
-from stepwell.pool.rules.ingest import Registration, Verdict
+from stepwell.pool.api.producing import Registration, SubmitVerdict
+from stepwell.pool.rules.exact_batch import choose_groups
 from stepwell.steps.columns import cut, pack, stack, unpack
 from stepwell.steps.step import Exactness, Step
 from stepwell.steps.step_filter import StepFilter, make_step_filter
 from tests.builders import EVERYTHING, EasyPool, in_groups, make_group, make_step, same_step
 
 
-def prompts(filled: tuple[str, Taken] | None) -> list[str]:
+def prompts(filled: tuple[str, LeasedGroups] | None) -> list[str]:
     assert filled is not None
     return [group[0].prompt_uid for group in in_groups(filled[1])]
 
 
-def trajectories(filled: tuple[str, Taken] | None) -> int:
+def trajectories(filled: tuple[str, LeasedGroups] | None) -> int:
     assert filled is not None
     return len({(step.prompt_uid, step.trajectory_uid) for group in in_groups(filled[1]) for step in group})
 
@@ -27,7 +28,7 @@ def trajectories(filled: tuple[str, Taken] | None) -> int:
 def pool_of(*groups: tuple[str, int, str], **limits: object) -> EasyPool:
     pool = EasyPool(Limits(**limits))  # type: ignore[arg-type]
     for prompt, size, source in groups:
-        assert pool.send_group(prompt, size, source) == [Verdict.ACCEPTED] * size
+        assert pool.send_group(prompt, size, source) == [SubmitVerdict.ACCEPTED] * size
     return pool
 
 
@@ -45,12 +46,12 @@ def test_a_group_is_ready_as_soon_as_it_came() -> None:
 
 def test_a_group_that_is_sent_again_is_taken_once_wherever_it_is_by_then() -> None:
     pool = pool_of(("p", 2, "maths"))
-    assert pool.send_group("p", 2, "maths") == [Verdict.DUPLICATE] * 2
+    assert pool.send_group("p", 2, "maths") == [SubmitVerdict.DUPLICATE] * 2
     leased = pool.fill(2)
-    assert pool.send_group("p", 2, "maths") == [Verdict.DUPLICATE] * 2
+    assert pool.send_group("p", 2, "maths") == [SubmitVerdict.DUPLICATE] * 2
     assert leased is not None
     pool.handout.ack(leased[0])
-    assert pool.send_group("p", 2, "maths") == [Verdict.LATE] * 2
+    assert pool.send_group("p", 2, "maths") == [SubmitVerdict.LATE] * 2
     assert pool.fill(2) is None
     assert pool.stats().submitted == 8
 
@@ -61,10 +62,13 @@ def test_a_full_channel_refuses_the_steps_of_new_groups_and_of_no_others() -> No
     steps = [step for steps, _ in sent for step in steps]
     registrations = [wanted for _, registrations in sent for wanted in registrations]
     verdicts = pool.intake.submit_groups(pack(steps), registrations)
-    assert verdicts == [Verdict.ACCEPTED] * 2 + [Verdict.FULL] * 2
+    assert verdicts == [SubmitVerdict.ACCEPTED] * 2 + [SubmitVerdict.FULL] * 2
     assert pool.stats().refused == {"full": 2}
     pool.take(1)
-    assert pool.intake.submit_groups(pack(steps), registrations) == [Verdict.DUPLICATE] * 2 + [Verdict.ACCEPTED] * 2
+    assert (
+        pool.intake.submit_groups(pack(steps), registrations)
+        == [SubmitVerdict.DUPLICATE] * 2 + [SubmitVerdict.ACCEPTED] * 2
+    )
 
 
 def test_a_registration_that_contradicts_another_spoils_nothing_else() -> None:
@@ -74,7 +78,7 @@ def test_a_registration_that_contradicts_another_spoils_nothing_else() -> None:
     other_channel = make_step("x", "x")
     wrong = [Registration("p-0", "elsewhere", "train", 1), Registration("x", "x", "one too many", 1)]
     verdicts = pool.intake.submit_groups(pack([other_prompt, other_channel, *steps]), [*wrong, *registrations])
-    assert verdicts == [Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.ACCEPTED]
+    assert verdicts == [SubmitVerdict.UNKNOWN, SubmitVerdict.UNKNOWN, SubmitVerdict.ACCEPTED]
 
 
 def test_a_group_keeps_the_source_it_was_opened_with() -> None:
@@ -136,7 +140,7 @@ def test_what_no_one_saw_goes_back_without_counting_as_an_attempt() -> None:
 
 def test_asking_again_under_the_same_lease_gives_the_same_again() -> None:
     pool = pool_of(("a", 2, ""), ("b", 2, ""))
-    chosen = choose(pool.handout.offers("train", 2, EVERYTHING), 2, {})
+    chosen = choose_groups(pool.handout.offers("train", 2, EVERYTHING), 2, {})
     assert chosen is not None
     one, two = (pool.handout.take_offers("train", chosen, EVERYTHING, "lease", 10.0) for _ in range(2))
     assert one is not None
@@ -212,7 +216,9 @@ def test_the_backlog_counts_what_is_ready_by_source_and_size() -> None:
 
 
 def test_backlogs_of_shards_add_up() -> None:
-    merged = merge_backlogs([Backlog({"a": {2: 1}}), Backlog({"a": {2: 2, 3: 1}, "b": {1: 1}}), Backlog({})])
+    merged = merge_ready_groups(
+        [ReadyGroups({"a": {2: 1}}), ReadyGroups({"a": {2: 2, 3: 1}, "b": {1: 1}}), ReadyGroups({})]
+    )
     assert merged.groups == {"a": {2: 3, 3: 1}, "b": {1: 1}}
 
 
@@ -224,7 +230,7 @@ def test_a_clear_drops_all_but_what_is_under_lease_and_counts_it() -> None:
     assert leased is not None
     assert pool.clear("train") == 3
     assert pool.clear("train") == pool.clear("elsewhere") == 0
-    assert pool.send_group("b", 2) == [Verdict.LATE] * 2
+    assert pool.send_group("b", 2) == [SubmitVerdict.LATE] * 2
     stats = pool.stats().channels
     assert (stats["train"].dropped["cleared"].steps, stats["train"].held.steps) == (4, 2)
     assert stats["validation"].ready_groups == 1
@@ -242,17 +248,17 @@ def test_parts_of_several_shards_become_one_oldest_first() -> None:
     one.send_group("c", 1, "z")
     two.send_group("d", 2, "")
     parts = [
-        as_filled(filled[1], ((name, filled[0]),))
+        replace(filled[1], leases=((name, filled[0]),))
         for name, filled in (("one", one.fill(3)), ("two", two.fill(3)))
         if filled
     ]
-    merged = merge_filled(parts)
+    merged = merge_leased_groups(parts)
     assert merged.columns.uids == ["a-0-0", "a-1-0", "b-0-0", "d-0-0", "d-1-0", "c-0-0"]
     assert merged.group_sizes == [2, 1, 2, 1]
     assert merged.sources == ["x", "y", "", "z"]
     assert merged.opened_at == [0.0, 0.0, 3.0, 5.0]
     assert merged.leases == (("one", "lease-1"), ("two", "lease-1"))
-    assert merge_filled(parts[:1]) is parts[0]
+    assert merge_leased_groups(parts[:1]) is parts[0]
 
 
 def test_columns_can_be_cut_and_stacked_again() -> None:

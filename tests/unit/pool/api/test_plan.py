@@ -10,8 +10,8 @@ from stepwell.errors import Conflict, PoolFull
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.pacing import Refill, merge_pacing
 from stepwell.pool.api.plan import Limits, OnDeadline, OnStale, Overflow
+from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.stats import merge_stats
-from stepwell.pool.rules.ingest import Registration, Reward, Verdict
 from stepwell.steps.step import VersionSpan
 from tests.builders import EasyPool, make_step
 
@@ -43,7 +43,7 @@ def test_one_lost_rollout_does_not_stop_training_for_good() -> None:
     assert taken is not None
     assert [step.trajectory_uid for step in taken[0]] == ["a", "b"]
     assert dropped(p) == {"deadline": 1}
-    assert p.submit([make_step("slow", "p", uid="late")]) == [Verdict.LATE]
+    assert p.submit([make_step("slow", "p", uid="late")]) == [SubmitVerdict.LATE]
 
 
 def test_a_group_with_too_few_at_its_deadline_is_dropped() -> None:
@@ -143,9 +143,9 @@ def test_a_pool_that_refuses_lets_running_trajectories_finish_before_it_is_full(
     p.rollout("t4", "p4", prompt_ids=range(20))
     with pytest.raises(PoolFull, match="channel 'train' is full"):
         p.register(Registration("new", "n"))
-    assert p.submit([make_step("new", "n")], channel="train") == [Verdict.FULL]
-    assert p.submit([make_step("running", "r", uid="small")]) == [Verdict.ACCEPTED]
-    assert p.submit([make_step("running", "r", uid="large", prompt_ids=range(500))]) == [Verdict.FULL]
+    assert p.submit([make_step("new", "n")], channel="train") == [SubmitVerdict.FULL]
+    assert p.submit([make_step("running", "r", uid="small")]) == [SubmitVerdict.ACCEPTED]
+    assert p.submit([make_step("running", "r", uid="large", prompt_ids=range(500))]) == [SubmitVerdict.FULL]
     assert dropped(p) == {}
 
 
@@ -195,18 +195,18 @@ def test_a_reward_may_come_late_and_be_revised_until_it_is_shipped() -> None:
     assert p.take(1) is None
     assert "1 without a reward" in p.waiting_for(wanted())
     for value in (0.25, 0.75):
-        assert p.intake.reward(Reward(trajectory_uid="t", prompt_uid="p", value=value, source="judge"))
+        assert p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=value, source="judge"))
     taken = p.take(1)
     assert taken is not None
     (step,) = taken[0]
     assert (step.reward, step.reward_source, step.reward_revision) == (0.75, "judge", 2)
-    assert not p.intake.reward(Reward(trajectory_uid="t", prompt_uid="p", value=0.0)), "it was already shipped"
+    assert not p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.0)), "it was already shipped"
 
 
 def wanted() -> Any:
-    from stepwell.pool.api.leasing import Wanted
+    from stepwell.pool.api.leasing import BatchRequest
 
-    return Wanted(count=1, channel="train")
+    return BatchRequest(count=1, channel="train")
 
 
 def test_a_single_step_can_be_rewarded() -> None:
@@ -214,9 +214,9 @@ def test_a_single_step_can_be_rewarded() -> None:
     p.register(Registration("t", "p"))
     p.submit([make_step(uid="a", started_at=1), make_step(uid="b", started_at=2)])
     p.complete("t", "p")
-    assert p.intake.reward(Reward(trajectory_uid="t", prompt_uid="p", value=0.5, source="process", step_index=0))
+    assert p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, source="process", step_index=0))
     with pytest.raises(Conflict, match="has no step 7"):
-        p.intake.reward(Reward(trajectory_uid="t", prompt_uid="p", value=0.5, step_index=7))
+        p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, step_index=7))
     taken = p.take(1)
     assert taken is not None
     assert [step.reward for step in taken[0]] == [0.5, None]

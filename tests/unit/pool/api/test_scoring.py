@@ -7,9 +7,9 @@ import pytest
 from stepwell.errors import BadRequest
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure
-from stepwell.pool.api.scoring import Outcome, Score
+from stepwell.pool.api.producing import Registration, RewardGiven
+from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.pool.api.stats import merge_stats
-from stepwell.pool.rules.ingest import Registration, Reward
 from tests.builders import EasyPool, make_step
 
 SIDE_CALL = "side_call: a title was asked for"
@@ -19,9 +19,9 @@ def pool(**limits: Any) -> EasyPool:
     return EasyPool(Limits(require_reward=True, **limits))
 
 
-def offered(p: EasyPool, count: int = 100, ticket: str = "look", seconds: float = 0.0) -> list[str]:
+def offered(p: EasyPool, count: int = 100, lease_uid: str = "look", seconds: float = 0.0) -> list[str]:
     """What a worker gets; with no time given it comes back at once."""
-    found = [steps[0].trajectory_uid for steps in p.take_unscored(count, ticket, seconds=seconds)]
+    found = [steps[0].trajectory_uid for steps in p.take_unscored(count, lease_uid, seconds=seconds)]
     p.advance(p.books.now)
     return found
 
@@ -93,8 +93,8 @@ def test_step_rewards_go_to_their_steps_and_what_they_leave_of_the_value_to_the_
     assert [step.reward for step in (p.take(1) or [[]])[0]] == [0.5, None, 0.5]
 
 
-@pytest.mark.parametrize("score", [Score(float("nan")), Score(1.0, step_rewards=(1.0, 2.0)), Outcome.SCORE])
-def test_what_is_no_score_for_the_trajectory_counts_as_an_error(score: Score | Outcome) -> None:
+@pytest.mark.parametrize("score", [Score(float("nan")), Score(1.0, step_rewards=(1.0, 2.0)), JudgementOutcome.SCORE])
+def test_what_is_no_score_for_the_trajectory_counts_as_an_error(score: Score | JudgementOutcome) -> None:
     p = pool()
     p.rollout("t", "p", None)
     p.take_unscored()
@@ -121,7 +121,7 @@ def test_what_a_worker_does_not_answer_for_in_time_goes_to_the_next_before_all_t
     assert p.stats().scoring.under_way == 1
     assert offered(p) == ["b"]
     p.advance(10.0)
-    assert offered(p, ticket="next", seconds=10) == ["a", "b"]
+    assert offered(p, lease_uid="next", seconds=10) == ["a", "b"]
     assert not p.judge("a", "p", 1.0, "slow")
     assert p.judge("a", "p", 2.0, "next")
 
@@ -137,7 +137,7 @@ def test_a_reward_that_is_given_meanwhile_stands() -> None:
     p = pool()
     p.rollout("t", "p", None)
     p.take_unscored()
-    p.intake.reward(Reward(trajectory_uid="t", prompt_uid="p", value=0.5, source="human", notes="fine"))
+    p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, source="human", notes="fine"))
     assert not p.judge("t", "p", 1.0)
     ((step,),) = p.take(1) or [[]]
     assert (step.reward, step.reward_source, step.metadata) == (0.5, "human", {"reward": {"notes": "fine"}})
@@ -149,7 +149,7 @@ def test_a_step_that_arrives_meanwhile_makes_the_judgement_void() -> None:
     p.take_unscored()
     p.submit([make_step(uid="late", started_at=1)])
     assert not p.judge("t", "p", 1.0)
-    assert [len(steps) for steps in p.take_unscored(ticket="again")] == [2]
+    assert [len(steps) for steps in p.take_unscored(lease_uid="again")] == [2]
 
 
 def test_a_judgement_of_what_was_dropped_meanwhile_changes_nothing() -> None:
@@ -161,7 +161,7 @@ def test_a_judgement_of_what_was_dropped_meanwhile_changes_nothing() -> None:
     assert offered(p) == ["new"]
 
 
-def fail(p: EasyPool, outcome: Outcome, attempts: int) -> None:
+def fail(p: EasyPool, outcome: JudgementOutcome, attempts: int) -> None:
     """Every attempt at the trajectory `a` ends so."""
     for n in range(attempts):
         p.advance(p.books.now + 60.0)
@@ -175,8 +175,8 @@ def two(p: EasyPool) -> EasyPool:
     return p
 
 
-@pytest.mark.parametrize("outcome", [Outcome.ERROR, Outcome.TIMEOUT])
-def test_a_failure_is_tried_again_after_a_rest_and_is_no_reward(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [JudgementOutcome.ERROR, JudgementOutcome.TIMEOUT])
+def test_a_failure_is_tried_again_after_a_rest_and_is_no_reward(outcome: JudgementOutcome) -> None:
     p = two(pool())
     fail(p, outcome, 2)
     assert offered(p) == []
@@ -189,7 +189,7 @@ def test_a_failure_is_tried_again_after_a_rest_and_is_no_reward(outcome: Outcome
 
 def test_what_cannot_be_scored_leaves_its_group_and_its_place_is_free() -> None:
     p = two(pool())
-    fail(p, Outcome.ERROR, 3)
+    fail(p, JudgementOutcome.ERROR, 3)
     assert dropped(p) == {"reward_failed": 1}
     p.rollout("c", "p", 0.5, size=2)
     assert [step.trajectory_uid for step in (p.take(1) or [[]])[0]] == ["b", "c"]
@@ -197,18 +197,18 @@ def test_what_cannot_be_scored_leaves_its_group_and_its_place_is_free() -> None:
 
 def test_what_cannot_be_scored_can_take_its_group_with_it() -> None:
     p = two(pool(on_reward_failure=OnRewardFailure.DROP_GROUP, reward_attempts=1))
-    fail(p, Outcome.ERROR, 1)
+    fail(p, JudgementOutcome.ERROR, 1)
     assert dropped(p) == {"reward_failed": 2}
     assert p.stats().channels["train"].groups == 0
 
 
 def test_what_cannot_be_scored_can_be_kept_for_someone_else() -> None:
     p = two(pool(on_reward_failure=OnRewardFailure.KEEP, reward_attempts=1))
-    fail(p, Outcome.TIMEOUT, 1)
+    fail(p, JudgementOutcome.TIMEOUT, 1)
     p.advance(1e6)
     assert offered(p) == []
     assert p.take(1) is None
-    p.intake.reward(Reward(trajectory_uid="a", prompt_uid="p", value=0.5))
+    p.intake.reward(RewardGiven(trajectory_uid="a", prompt_uid="p", value=0.5))
     assert [step.reward for step in (p.take(1) or [[]])[0]] == [0.5, 1.0]
 
 
@@ -262,7 +262,7 @@ def test_a_reward_is_a_finite_number(value: float) -> None:
     p = pool()
     p.rollout("t", "p", None)
     with pytest.raises(BadRequest, match="a finite number, not"):
-        p.intake.reward(Reward(trajectory_uid="t", prompt_uid="p", value=value))
+        p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=value))
     with pytest.raises(BadRequest, match="a finite number, not"):
         p.complete("t", "p", value)
     assert p.take(1) is None
@@ -273,7 +273,7 @@ def test_rewards_that_come_too_late_are_numbered_on() -> None:
     p.rollout("t", "p", 1.0)
     leased = p.lease(1)
     assert leased is not None
-    assert not p.intake.reward(Reward(trajectory_uid="t", prompt_uid="p", value=0.0))
+    assert not p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.0))
     assert p.books.count_late_reward("t") == 2
     p.handout.ack(leased[0])
     assert [p.books.count_late_reward("t") for _ in range(2)] == [3, 4]
@@ -281,7 +281,7 @@ def test_rewards_that_come_too_late_are_numbered_on() -> None:
 
 def test_the_stats_of_shards_add_up() -> None:
     p = two(pool())
-    fail(p, Outcome.ERROR, 1)
+    fail(p, JudgementOutcome.ERROR, 1)
     p.rollout("c", "q", None)
     p.take_unscored()
     p.judge("c", "q", 1.0)

@@ -1,19 +1,18 @@
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.leasing import Order, Unit, Wanted
-from stepwell.pool.api.terms import Terms, make_wanted
+from stepwell.pool.api.leasing import BatchRequest, BatchTerms, Order, Unit, read_batch_request
 from stepwell.steps.step import Exactness
 
 
 def test_what_is_not_said_is_as_in_wanted() -> None:
-    assert make_wanted(3) == Wanted(count=3, channel="train")
+    assert read_batch_request(3) == BatchRequest(count=3, channel="train")
 
 
 def test_words_become_what_they_name() -> None:
-    assert make_wanted(
+    assert read_batch_request(
         2, channel="validation", unit="steps", order="strict", min_exactness="engine", untrainable=True
-    ) == Wanted(
+    ) == BatchRequest(
         count=2,
         channel="validation",
         unit=Unit.STEPS,
@@ -26,12 +25,12 @@ def test_words_become_what_they_name() -> None:
 @pytest.mark.parametrize(
     ("count", "terms", "reason"),
     [
-        (0, Terms(unit="steps"), "at least one of its steps, not 0"),
-        (1, Terms(history=1.5), "from 0 to 1, not 1.5"),
-        (1, Terms(min_exactness="perfect"), "'perfect' is not a valid Exactness"),
-        (1, Terms(order="random"), "'random' is not a valid Order"),
+        (0, BatchTerms(unit="steps"), "at least one of its steps, not 0"),
+        (1, BatchTerms(history=1.5), "from 0 to 1, not 1.5"),
+        (1, BatchTerms(min_exactness="perfect"), "'perfect' is not a valid Exactness"),
+        (1, BatchTerms(order="random"), "'random' is not a valid Order"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_words(count: int, terms: Terms, reason: str) -> None:
+def test_what_makes_no_sense_is_refused_in_words(count: int, terms: BatchTerms, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
-        make_wanted(count, **terms)
+        read_batch_request(count, **terms)

@@ -5,24 +5,26 @@ from typing import Any
 import pytest
 
 from stepwell.errors import BadRequest
+from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.watching import Action, Curated, Curation
-from stepwell.pool.rules.ingest import Ending, Registration, Reward, Verdict
+from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
 from tests.builders import EasyPool, make_step
 
 
-def curate(pool: EasyPool, action: Action, uid: str, prompt: str = "p", by: str = "ana", **fields: Any) -> Curated:
+def curate(
+    pool: EasyPool, action: CurationAction, uid: str, prompt: str = "p", by: str = "ana", **fields: Any
+) -> CurationOutcome:
     curation = Curation(action=action, trajectory_uid=uid, prompt_uid=prompt, by=by, **fields)
     return pool.curator.curate(curation)
 
 
-def reject(pool: EasyPool, uid: str, prompt: str = "p", **fields: Any) -> Curated:
-    return curate(pool, Action.REJECT, uid, prompt, **fields)
+def reject(pool: EasyPool, uid: str, prompt: str = "p", **fields: Any) -> CurationOutcome:
+    return curate(pool, CurationAction.REJECT, uid, prompt, **fields)
 
 
-def relabel(pool: EasyPool, uid: str, reward: float, prompt: str = "p", **fields: Any) -> Curated:
-    return curate(pool, Action.RELABEL, uid, prompt, reward=reward, **fields)
+def relabel(pool: EasyPool, uid: str, reward: float, prompt: str = "p", **fields: Any) -> CurationOutcome:
+    return curate(pool, CurationAction.RELABEL, uid, prompt, reward=reward, **fields)
 
 
 def taken_uids(pool: EasyPool, count: int = 1, **how: Any) -> list[list[str]] | None:
@@ -41,17 +43,17 @@ def test_a_rejected_trajectory_leaves_its_group_which_goes_on_with_one_place_les
     pool = EasyPool(Limits(group_size=3))
     for uid in ("a", "b", "c"):
         pool.rollout(uid, "p", size=3)
-    assert reject(pool, "b", why="wrong tool") is Curated.DONE
+    assert reject(pool, "b", why="wrong tool") is CurationOutcome.DONE
     assert taken_uids(pool) == [["a", "c"]]
     assert dropped(pool) == {"rejected": 1}
-    assert pool.submit([make_step("b", uid="late")]) == [Verdict.LATE]
+    assert pool.submit([make_step("b", uid="late")]) == [SubmitVerdict.LATE]
 
 
 def test_the_others_do_not_wait_for_a_replacement_and_may_still_join_by_the_size_they_know() -> None:
     pool = EasyPool(Limits())
     pool.rollout("a", "p", size=3)
     pool.register(Registration("open", "p", group_size=3))
-    assert reject(pool, "open") is Curated.DONE
+    assert reject(pool, "open") is CurationOutcome.DONE
     pool.register(Registration("a", "p", group_size=3))
     pool.rollout("c", "p", size=3)
     assert taken_uids(pool) == [["a", "c"]]
@@ -82,8 +84,8 @@ def test_one_under_lease_is_not_handed_out_again() -> None:
         pool.rollout(uid, "p", size=2)
     leased = pool.lease(1)
     assert leased is not None
-    assert reject(pool, "a") is Curated.DONE
-    assert reject(pool, "a") is Curated.UNCHANGED
+    assert reject(pool, "a") is CurationOutcome.DONE
+    assert reject(pool, "a") is CurationOutcome.UNCHANGED
     assert dropped(pool) == {}, "the trainer may still train it"
     pool.handout.nack(leased[0])
     assert dropped(pool) == {"rejected": 1}
@@ -102,7 +104,7 @@ def test_one_under_lease_that_is_acknowledged_was_trained_and_does_not_come_back
     assert dropped(pool) == {}
     assert pool.stats().channels["train"].shipped.steps == 2
     assert taken_uids(pool, history=1.0) == [["b"]]
-    assert reject(pool, "a") is Curated.UNCHANGED
+    assert reject(pool, "a") is CurationOutcome.UNCHANGED
 
 
 def test_one_in_the_history_is_drawn_no_more() -> None:
@@ -111,7 +113,7 @@ def test_one_in_the_history_is_drawn_no_more() -> None:
         pool.rollout(uid, "p", size=2)
     pool.take(1)
     assert taken_uids(pool, history=1.0) == [["a", "b"]]
-    assert reject(pool, "a") is Curated.DONE
+    assert reject(pool, "a") is CurationOutcome.DONE
     assert taken_uids(pool, history=1.0) == [["b"]]
     reject(pool, "b")
     assert pool.stats().channels["train"].history_groups == 0
@@ -146,7 +148,7 @@ def test_what_was_trained_cannot_be_taken_back() -> None:
     pool = EasyPool(Limits())
     pool.rollout("t", "p")
     pool.take(1)
-    assert reject(pool, "t") is Curated.LATE
+    assert reject(pool, "t") is CurationOutcome.LATE
     assert pool.curator.audit(1)[0].before == "trained"
 
 
@@ -154,7 +156,11 @@ def test_a_rejection_sent_again_changes_nothing() -> None:
     pool = EasyPool(Limits(group_size=3))
     for uid in ("a", "b", "c"):
         pool.rollout(uid, "p", size=3)
-    assert [reject(pool, "a") for _ in range(3)] == [Curated.DONE, Curated.UNCHANGED, Curated.UNCHANGED]
+    assert [reject(pool, "a") for _ in range(3)] == [
+        CurationOutcome.DONE,
+        CurationOutcome.UNCHANGED,
+        CurationOutcome.UNCHANGED,
+    ]
     assert taken_uids(pool) == [["b", "c"]]
 
 
@@ -164,8 +170,8 @@ def test_a_rejection_sent_again_changes_nothing() -> None:
 def test_the_new_reward_is_the_one_that_is_trained() -> None:
     pool = EasyPool(Limits())
     pool.rollout("t", "p", 1.0)
-    assert relabel(pool, "t", -1.0, why="it cheated") is Curated.DONE
-    assert relabel(pool, "t", -1.0, why="it cheated") is Curated.UNCHANGED
+    assert relabel(pool, "t", -1.0, why="it cheated") is CurationOutcome.DONE
+    assert relabel(pool, "t", -1.0, why="it cheated") is CurationOutcome.UNCHANGED
     ((step,),) = pool.take(1) or [[]]
     assert (step.reward, step.reward_source, step.reward_revision) == (-1.0, "curation:ana", 2)
     assert step.metadata["reward"] == {"notes": "it cheated"}
@@ -188,10 +194,10 @@ def test_it_counts_for_what_comes_back_from_a_lease_and_for_the_history() -> Non
     pool.rollout("t", "p", 1.0)
     leased = pool.lease(1)
     assert leased is not None
-    assert relabel(pool, "t", 0.25) is Curated.DONE
+    assert relabel(pool, "t", 0.25) is CurationOutcome.DONE
     pool.handout.nack(leased[0])
     assert [group[0].reward for group in pool.take(1) or []] == [0.25]
-    assert relabel(pool, "t", 0.75, by="bo") is Curated.DONE
+    assert relabel(pool, "t", 0.75, by="bo") is CurationOutcome.DONE
     ((step,),) = pool.take(1, history=1.0) or [[]]
     assert (step.reward, step.reward_source) == (0.75, "curation:bo")
 
@@ -201,9 +207,9 @@ def test_a_persons_reward_stands_whatever_comes_later() -> None:
     pool.register(Registration("t", "p"))
     relabel(pool, "t", 0.25)
     pool.submit([make_step(uid="1", reward=9.0)])
-    assert pool.complete("t", "p", 1.0) is Ending.COMPLETED
-    assert not pool.intake.reward(Reward(trajectory_uid="t", prompt_uid="p", value=3.0))
-    assert not pool.intake.reward(Reward(trajectory_uid="t", prompt_uid="p", value=3.0, step_index=0))
+    assert pool.complete("t", "p", 1.0) is EndResult.COMPLETED
+    assert not pool.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=3.0))
+    assert not pool.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=3.0, step_index=0))
     assert pool.curator.holds_reward_of("t")
     assert [group[0].reward for group in pool.take(1) or []] == [0.25]
 
@@ -221,9 +227,9 @@ def test_one_that_is_gone_is_late() -> None:
     pool = EasyPool(Limits())
     pool.rollout("t", "p", 1.0)
     pool.take(1)
-    first = Curation(action=Action.RELABEL, trajectory_uid="t", prompt_uid="p", by="ana", reward=0.5)
+    first = Curation(action=CurationAction.RELABEL, trajectory_uid="t", prompt_uid="p", by="ana", reward=0.5)
     assert not pool.curator.repeats(first)
-    assert pool.curator.curate(first) is Curated.LATE
+    assert pool.curator.curate(first) is CurationOutcome.LATE
     assert pool.curator.repeats(first)
 
 
@@ -236,9 +242,9 @@ def test_marks_travel_with_the_trajectory() -> None:
     pool.submit([make_step(uid="1")])
     pool.complete("t", "p", 1.0)
     for mark in ("good", "odd", "good"):
-        curate(pool, Action.MARK, "t", mark=mark)
-    assert curate(pool, Action.UNMARK, "t", mark="odd") is Curated.DONE
-    assert curate(pool, Action.UNMARK, "t", mark="odd") is Curated.UNCHANGED
+        curate(pool, CurationAction.MARK, "t", mark=mark)
+    assert curate(pool, CurationAction.UNMARK, "t", mark="odd") is CurationOutcome.DONE
+    assert curate(pool, CurationAction.UNMARK, "t", mark="odd") is CurationOutcome.UNCHANGED
     ((step,),) = pool.take(1) or [[]]
     assert step.metadata == {"task": 7, "marks": ["good"]}
 
@@ -247,9 +253,9 @@ def test_there_are_at_most_so_many_marks() -> None:
     pool = EasyPool(Limits())
     pool.register(Registration("t", "p"))
     for n in range(20):
-        assert curate(pool, Action.MARK, "t", mark=f"m{n}") is Curated.DONE
+        assert curate(pool, CurationAction.MARK, "t", mark=f"m{n}") is CurationOutcome.DONE
     with pytest.raises(BadRequest, match="has 20 marks already"):
-        curate(pool, Action.MARK, "t", mark="one more")
+        curate(pool, CurationAction.MARK, "t", mark="one more")
 
 
 def test_every_attempt_is_on_the_trail_with_who_when_and_what_was_before() -> None:
@@ -273,7 +279,7 @@ def test_every_attempt_is_on_the_trail_with_who_when_and_what_was_before() -> No
 def test_a_trajectory_of_another_prompt_is_unknown() -> None:
     pool = EasyPool(Limits())
     pool.rollout("t", "p")
-    assert reject(pool, "t", "q") is Curated.UNKNOWN
+    assert reject(pool, "t", "q") is CurationOutcome.UNKNOWN
     assert pool.take(1) is not None
 
 
@@ -283,16 +289,22 @@ def test_a_trajectory_of_another_prompt_is_unknown() -> None:
         ({"by": ""}, "names who takes it"),
         ({"by": "x" * 81}, "names who takes it"),
         ({"why": "x" * 501}, "500 is the most"),
-        ({"action": Action.MARK}, "1 to 40 characters"),
-        ({"action": Action.MARK, "mark": "x" * 41}, "1 to 40 characters"),
-        ({"action": Action.RELABEL}, "a finite number, not None"),
-        ({"action": Action.RELABEL, "reward": float("nan")}, "a finite number, not nan"),
+        ({"action": CurationAction.MARK}, "1 to 40 characters"),
+        ({"action": CurationAction.MARK, "mark": "x" * 41}, "1 to 40 characters"),
+        ({"action": CurationAction.RELABEL}, "a finite number, not None"),
+        ({"action": CurationAction.RELABEL, "reward": float("nan")}, "a finite number, not nan"),
     ],
 )
 def test_a_decision_that_makes_no_sense_is_refused_and_leaves_no_trace(fields: dict[str, Any], said: str) -> None:
     pool = EasyPool(Limits())
     pool.rollout("t", "p")
-    whole: dict[str, Any] = {"action": Action.REJECT, "trajectory_uid": "t", "prompt_uid": "p", "by": "ana", **fields}
+    whole: dict[str, Any] = {
+        "action": CurationAction.REJECT,
+        "trajectory_uid": "t",
+        "prompt_uid": "p",
+        "by": "ana",
+        **fields,
+    }
     with pytest.raises(BadRequest, match=said):
         pool.curator.curate(Curation(**whole))
     assert not pool.curator.trail

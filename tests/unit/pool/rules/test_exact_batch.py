@@ -8,29 +8,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepwell.pool.rules.exact_batch import Offer, choose
+from stepwell.pool.api.leasing import GroupOffer
+from stepwell.pool.rules.exact_batch import choose_groups
 
 SOURCES = ("a", "b", "c")
 
 
-def offers_of(*sizes_and_sources: tuple[int, str]) -> list[Offer]:
+def offers_of(*sizes_and_sources: tuple[int, str]) -> list[GroupOffer]:
     """Oldest first."""
-    return [Offer("shard", n, n, float(n), size, source) for n, (size, source) in enumerate(sizes_and_sources)]
+    return [GroupOffer("shard", n, n, float(n), size, source) for n, (size, source) in enumerate(sizes_and_sources)]
 
 
-def all_of(count: int, size: int, source: str, since: float = 0.0) -> list[Offer]:
-    return [Offer("shard", n, n, since + n, size, source) for n in range(count)]
+def all_of(count: int, size: int, source: str, since: float = 0.0) -> list[GroupOffer]:
+    return [GroupOffer("shard", n, n, since + n, size, source) for n in range(count)]
 
 
-def places(chosen: Sequence[Offer] | None) -> list[int] | None:
+def places(chosen: Sequence[GroupOffer] | None) -> list[int] | None:
     return None if chosen is None else [offer.seq for offer in chosen]
 
 
-def size_of(chosen: Sequence[Offer], source: str | None = None) -> int:
+def size_of(chosen: Sequence[GroupOffer], source: str | None = None) -> int:
     return sum(offer.size for offer in chosen if source in (None, offer.source))
 
 
-def exact_sets(offers: Sequence[Offer], total: int) -> Iterator[list[Offer]]:
+def exact_sets(offers: Sequence[GroupOffer], total: int) -> Iterator[list[GroupOffer]]:
     """Every set with that sum, the oldest first."""
     for taken in product((True, False), repeat=len(offers)):
         found = [offer for offer, is_taken in zip(offers, taken, strict=True) if is_taken]
@@ -38,7 +39,7 @@ def exact_sets(offers: Sequence[Offer], total: int) -> Iterator[list[Offer]]:
             yield found
 
 
-def expected(offers: Sequence[Offer], total: int, shares: Mapping[str, float]) -> list[Offer] | None:
+def expected(offers: Sequence[GroupOffer], total: int, shares: Mapping[str, float]) -> list[GroupOffer] | None:
     """Each share in its turn as far as the sets allow it that are left, then the oldest of these."""
     sets = list(exact_sets(offers, total))
     scale = max(1.0, sum(shares.values()))
@@ -58,24 +59,24 @@ def test_what_is_chosen_is_the_oldest_exact_set_that_keeps_the_shares_as_far_as_
     groups: list[tuple[int, str]], total: int, shares: dict[str, float]
 ) -> None:
     offers = offers_of(*groups)
-    assert choose(offers, total, shares) == expected(offers, total, shares)
+    assert choose_groups(offers, total, shares) == expected(offers, total, shares)
 
 
 def test_a_group_that_does_not_fit_is_passed_over_and_nothing_else_is() -> None:
-    assert places(choose(offers_of((3, "a"), (2, "a"), (2, "a"), (2, "a")), 4, {})) == [1, 2]
-    assert places(choose(offers_of((3, "a"), (2, "a"), (2, "a"), (1, "a")), 4, {})) == [0, 3]
+    assert places(choose_groups(offers_of((3, "a"), (2, "a"), (2, "a"), (2, "a")), 4, {})) == [1, 2]
+    assert places(choose_groups(offers_of((3, "a"), (2, "a"), (2, "a"), (1, "a")), 4, {})) == [0, 3]
 
 
 def test_there_is_no_batch_without_an_exact_sum() -> None:
-    assert choose(offers_of((3, "a"), (3, "a")), 4, {}) is None
-    assert choose(offers_of((2, "a"), (2, "a")), 5, {}) is None
-    assert choose(offers_of((2, "a")), 4, {}) is None
-    assert choose([], 4, {}) is None
+    assert choose_groups(offers_of((3, "a"), (3, "a")), 4, {}) is None
+    assert choose_groups(offers_of((2, "a"), (2, "a")), 5, {}) is None
+    assert choose_groups(offers_of((2, "a")), 4, {}) is None
+    assert choose_groups([], 4, {}) is None
 
 
 def test_a_younger_source_gets_its_share_of_a_queue_of_older_ones() -> None:
     offers = all_of(32, 8, "old") + all_of(32, 8, "young", since=100)
-    chosen = choose(offers, 64, {"young": 0.25})
+    chosen = choose_groups(offers, 64, {"young": 0.25})
     assert chosen is not None
     assert (size_of(chosen, "old"), size_of(chosen, "young")) == (48, 16)
     assert [offer.opened_at for offer in chosen] == [0, 1, 2, 3, 4, 5, 100, 101]
@@ -83,40 +84,40 @@ def test_a_younger_source_gets_its_share_of_a_queue_of_older_ones() -> None:
 
 def test_a_source_with_nothing_or_little_on_offer_holds_no_one_up() -> None:
     offers = all_of(8, 8, "old") + all_of(1, 8, "young", since=100)
-    chosen = choose(offers, 64, {"silent": 0.5, "young": 0.5})
+    chosen = choose_groups(offers, 64, {"silent": 0.5, "young": 0.5})
     assert chosen is not None
     assert size_of(chosen, "young") == 8
 
 
 def test_shares_that_cannot_all_be_had_are_scaled_down() -> None:
     offers = all_of(16, 4, "a") + all_of(16, 4, "b", since=100)
-    chosen = choose(offers, 64, {"a": 1.5, "b": 0.5})
+    chosen = choose_groups(offers, 64, {"a": 1.5, "b": 0.5})
     assert chosen is not None
     assert (size_of(chosen, "a"), size_of(chosen, "b")) == (48, 16)
 
 
 def test_a_share_gives_way_to_an_exact_sum_and_takes_no_other_with_it() -> None:
-    offers = [*all_of(8, 4, "old"), Offer("shard", 90, 90, 90.0, 3, "odd"), *all_of(8, 4, "young", since=100)]
-    chosen = choose(offers, 16, {"odd": 0.2, "young": 0.5})
+    offers = [*all_of(8, 4, "old"), GroupOffer("shard", 90, 90, 90.0, 3, "odd"), *all_of(8, 4, "young", since=100)]
+    chosen = choose_groups(offers, 16, {"odd": 0.2, "young": 0.5})
     assert chosen is not None
     assert [size_of(chosen, source) for source in ("old", "odd", "young")] == [8, 0, 8]
 
 
 def test_age_counts_over_all_shards() -> None:
-    offers = [Offer("x", 1, 1, 5.0, 1, ""), Offer("y", 7, 7, 4.0, 1, ""), Offer("x", 2, 2, 6.0, 1, "")]
-    assert [(offer.shard, offer.seq) for offer in choose(offers, 2, {}) or []] == [("y", 7), ("x", 1)]
+    offers = [GroupOffer("x", 1, 1, 5.0, 1, ""), GroupOffer("y", 7, 7, 4.0, 1, ""), GroupOffer("x", 2, 2, 6.0, 1, "")]
+    assert [(offer.shard, offer.seq) for offer in choose_groups(offers, 2, {}) or []] == [("y", 7), ("x", 1)]
 
 
 @pytest.mark.parametrize("sizes", [(8,), (3, 5, 7, 8)])
 def test_a_large_batch_from_many_sources_with_shares_is_quickly_chosen(sizes: tuple[int, ...]) -> None:
     offers = [
-        Offer("shard", n, n, n + 1000.0 * source, size, str(source))
+        GroupOffer("shard", n, n, n + 1000.0 * source, size, str(source))
         for source in range(4)
         for size in sizes
         for n in range(1024 // size)
     ]
     began = time.process_time()
-    chosen = choose(offers, 1024, {"1": 0.2, "2": 0.2, "3": 0.1})
+    chosen = choose_groups(offers, 1024, {"1": 0.2, "2": 0.2, "3": 0.1})
     assert time.process_time() - began < 1.0
     assert chosen is not None
     assert size_of(chosen) == 1024

@@ -5,7 +5,7 @@ import pytest
 from stepwell.errors import BadRequest, Conflict
 from stepwell.pool.api.leasing import Order, Settlement, Unit
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.rules.ingest import Registration, Verdict
+from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.step import Step
 from tests.builders import EasyPool, in_groups, make_step
 
@@ -83,8 +83,8 @@ def test_ending_a_lease_twice_is_harmless_and_an_unknown_one_is_called_so() -> N
 def test_a_step_or_reward_that_comes_while_its_group_is_under_lease_is_late() -> None:
     pool = filled(1)
     leased(pool)
-    assert pool.submit([make_step("t0", "p0", uid="late")]) == [Verdict.LATE]
-    assert pool.submit([make_step("t0", "p0", uid="t0-0")]) == [Verdict.DUPLICATE]
+    assert pool.submit([make_step("t0", "p0", uid="late")]) == [SubmitVerdict.LATE]
+    assert pool.submit([make_step("t0", "p0", uid="t0-0")]) == [SubmitVerdict.DUPLICATE]
     assert pool.complete("t0", "p0", 5.0) == "late"
 
 
@@ -120,7 +120,7 @@ def test_single_steps_can_be_taken_as_they_arrive_before_the_episode_ends() -> N
         ("a", 0, False),
         ("b", 1, False),
     ]
-    assert pool.submit([make_step(uid="a")]) == [Verdict.DUPLICATE]
+    assert pool.submit([make_step(uid="a")]) == [SubmitVerdict.DUPLICATE]
     pool.submit([make_step(uid="c", started_at=3)])
     pool.complete("t", "p", 1.0)
     assert [[(s.step_index, s.is_last, s.reward) for s in group] for group in pool.take(1, unit=Unit.STEPS) or []] == [

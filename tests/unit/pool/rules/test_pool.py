@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 
 from stepwell.errors import BadRequest, Conflict, UnknownTrajectory
-from stepwell.pool.api.leasing import Settlement, Wanted
+from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.rules.ingest import Ending, Registration, Verdict
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.steps.step import Step
 from tests.builders import EasyPool as Pool
 from tests.builders import make_step
@@ -20,8 +20,8 @@ def rollout(
 ) -> None:
     """One whole trajectory of one step."""
     pool.register(Registration(uid, prompt, channel, size))
-    assert pool.submit([make_step(uid, prompt, uid=f"{uid}-0")]) == [Verdict.ACCEPTED]
-    assert pool.complete(uid, prompt, reward) is Ending.COMPLETED
+    assert pool.submit([make_step(uid, prompt, uid=f"{uid}-0")]) == [SubmitVerdict.ACCEPTED]
+    assert pool.complete(uid, prompt, reward) is EndResult.COMPLETED
 
 
 def take(pool: Pool, groups: int = 1, channel: str = "train") -> list[list[Step]]:
@@ -106,9 +106,9 @@ def test_a_late_step_does_not_revive_an_evicted_group() -> None:
     p = pool(max_queue_size=1)
     p.register(Registration("old", "p1"))
     rollout(p, "new", "p2")
-    assert p.submit([make_step("old", "p1")]) == [Verdict.LATE]
-    assert p.submit([make_step("old", "p1")], channel="train") == [Verdict.LATE]
-    assert p.complete("old", "p1") is Ending.LATE
+    assert p.submit([make_step("old", "p1")]) == [SubmitVerdict.LATE]
+    assert p.submit([make_step("old", "p1")], channel="train") == [SubmitVerdict.LATE]
+    assert p.complete("old", "p1") is EndResult.LATE
     assert uids(take(p)) == [["new"]]
     assert p.stats().channels["train"].groups == 0
     assert p.stats().refused == {"late": 2}
@@ -119,8 +119,8 @@ def test_a_late_step_does_not_revive_an_evicted_group() -> None:
 def test_a_step_sent_twice_is_kept_once() -> None:
     p = pool()
     p.register(Registration("t", "p"))
-    assert p.submit([make_step(uid="x"), make_step(uid="x")]) == [Verdict.ACCEPTED, Verdict.DUPLICATE]
-    assert p.submit([make_step(uid="x")]) == [Verdict.DUPLICATE]
+    assert p.submit([make_step(uid="x"), make_step(uid="x")]) == [SubmitVerdict.ACCEPTED, SubmitVerdict.DUPLICATE]
+    assert p.submit([make_step(uid="x")]) == [SubmitVerdict.DUPLICATE]
     p.complete("t", "p")
     assert len(take(p)[0]) == 1
 
@@ -141,7 +141,7 @@ def test_steps_are_indexed_in_the_order_their_calls_began_however_they_arrive() 
 def test_a_white_box_step_marked_last_completes_its_trajectory() -> None:
     p = pool()
     steps = [make_step(step_index=1, is_last=True, reward=0.0), make_step(step_index=0)]
-    assert p.submit(steps, channel="train") == [Verdict.ACCEPTED] * 2
+    assert p.submit(steps, channel="train") == [SubmitVerdict.ACCEPTED] * 2
     (group,) = take(p)
     assert [(s.step_index, s.is_last, s.reward) for s in group] == [(0, False, None), (1, True, 0.0)]
 
@@ -149,14 +149,17 @@ def test_a_white_box_step_marked_last_completes_its_trajectory() -> None:
 def test_indexed_and_unindexed_steps_do_not_mix() -> None:
     p = pool()
     p.register(Registration("t", "p"))
-    assert p.submit([make_step(uid="a"), make_step(step_index=1)]) == [Verdict.ACCEPTED, Verdict.MIXED_INDEXES]
+    assert p.submit([make_step(uid="a"), make_step(step_index=1)]) == [
+        SubmitVerdict.ACCEPTED,
+        SubmitVerdict.MIXED_INDEXES,
+    ]
 
 
 def test_steps_of_an_unregistered_trajectory_are_refused_not_guessed_into_training() -> None:
     p = pool()
-    assert p.submit([make_step("t", "p")]) == [Verdict.UNKNOWN]
+    assert p.submit([make_step("t", "p")]) == [SubmitVerdict.UNKNOWN]
     p.register(Registration("t", "p"))
-    assert p.submit([make_step("t", "another")]) == [Verdict.UNKNOWN]
+    assert p.submit([make_step("t", "another")]) == [SubmitVerdict.UNKNOWN]
     assert p.stats().refused == {"unknown": 2}
 
 
@@ -179,7 +182,7 @@ def test_an_aborted_trajectory_frees_its_place_in_the_group() -> None:
     rollout(p, "a", "p", size=2)
     p.register(Registration("failed", "p", group_size=2))
     p.submit([make_step("failed", "p")])
-    assert p.abort("failed", "p") is Ending.ABORTED
+    assert p.abort("failed", "p") is EndResult.ABORTED
     assert p.take(1, "train") is None
     rollout(p, "b", "p", size=2)
     assert uids(take(p)) == [["a", "b"]]
@@ -190,11 +193,11 @@ def test_an_abort_takes_back_a_completed_trajectory() -> None:
     p = pool(batch_size=4)
     rollout(p, "a", "p", size=2)
     rollout(p, "b", "p", size=2)
-    assert p.abort("b", "p") is Ending.ABORTED
+    assert p.abort("b", "p") is EndResult.ABORTED
     assert p.take(1, "train") is None
     assert p.pacing("train").may_start == 3
     assert p.stats().channels["train"].dropped["aborted"].steps == 1
-    assert p.complete("b", "p", 1.0) is Ending.LATE
+    assert p.complete("b", "p", 1.0) is EndResult.LATE
     rollout(p, "c", "p", size=2)
     assert uids(take(p)) == [["a", "c"]]
 
@@ -203,7 +206,7 @@ def test_a_group_taken_back_whole_is_gone() -> None:
     p = pool(batch_size=4)
     for uid in ("a", "b", "c"):
         rollout(p, uid, "p", size=4)
-    assert {p.abort(uid, "p") for uid in ("a", "b", "c")} == {Ending.ABORTED}
+    assert {p.abort(uid, "p") for uid in ("a", "b", "c")} == {EndResult.ABORTED}
     stats = p.stats().channels["train"]
     assert (stats.groups, stats.trajectories, stats.nbytes, p.pacing("train").may_start) == (0, 0, 0, 4)
 
@@ -213,9 +216,9 @@ def test_an_abort_of_what_a_trainer_has_or_had_comes_too_late() -> None:
     rollout(p, "t", "p")
     leased = p.lease(1)
     assert leased is not None
-    assert p.abort("t", "p") is Ending.LATE
+    assert p.abort("t", "p") is EndResult.LATE
     assert p.handout.ack(leased[0]) is Settlement.DONE
-    assert p.abort("t", "p") is Ending.LATE
+    assert p.abort("t", "p") is EndResult.LATE
     assert p.stats().channels["train"].shipped.steps == 1
 
 
@@ -229,8 +232,8 @@ def test_an_aborted_lone_trajectory_leaves_no_group_behind() -> None:
 def test_a_trajectory_without_a_sound_step_never_completes_a_group() -> None:
     p = pool()
     p.register(Registration("t", "p"))
-    assert p.submit([make_step(uid="x", quarantine="bad_logprob: NaN")]) == [Verdict.QUARANTINED]
-    assert p.complete("t", "p", 1.0) is Ending.EMPTY
+    assert p.submit([make_step(uid="x", quarantine="bad_logprob: NaN")]) == [SubmitVerdict.QUARANTINED]
+    assert p.complete("t", "p", 1.0) is EndResult.EMPTY
     assert p.take(1, "train") is None
 
 
@@ -247,10 +250,10 @@ def test_a_quarantined_step_is_not_trained_but_keeps_its_place_and_is_counted() 
 def test_a_step_still_on_its_way_at_completion_is_taken_until_the_group_ships() -> None:
     p = pool()
     rollout(p, "t", "p")
-    assert p.submit([make_step("t", "p", uid="straggler", started_at=9)]) == [Verdict.ACCEPTED]
+    assert p.submit([make_step("t", "p", uid="straggler", started_at=9)]) == [SubmitVerdict.ACCEPTED]
     (group,) = take(p)
     assert [(step.uid, step.is_last, step.reward) for step in group] == [("t-0", False, None), ("straggler", True, 1.0)]
-    assert p.submit([make_step("t", "p", uid="too late")]) == [Verdict.LATE]
+    assert p.submit([make_step("t", "p", uid="too late")]) == [SubmitVerdict.LATE]
 
 
 def test_registering_again_adds_metadata_and_may_change_the_channel_before_the_first_step() -> None:
@@ -291,10 +294,10 @@ def test_channels_are_bounded() -> None:
 
 def test_a_consumer_is_told_what_it_waits_for() -> None:
     p = pool()
-    assert "never had any (channels: none)" in p.waiting_for(Wanted(count=1, channel="train"))
+    assert "never had any (channels: none)" in p.waiting_for(BatchRequest(count=1, channel="train"))
     rollout(p, "a", "p", size=4)
     p.register(Registration("b", "p", group_size=4))
-    assert p.waiting_for(Wanted(count=2, channel="train")) == (
+    assert p.waiting_for(BatchRequest(count=2, channel="train")) == (
         "2 ready groups in channel 'train'; 0 ready of 1 groups held; the oldest unfinished group, 'p', "
         "has 1 of 4 trajectories complete and 2 started"
     )

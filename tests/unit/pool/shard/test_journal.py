@@ -8,8 +8,8 @@ import pytest
 from stepwell.errors import Conflict, JournalRefused
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.scoring import Score
-from stepwell.pool.rules.ingest import Registration
 from stepwell.pool.shard.journal import SqliteJournal, checksum
 from stepwell.steps.step import Exactness
 from tests.builders import make_step

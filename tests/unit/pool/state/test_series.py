@@ -3,15 +3,13 @@
 import pytest
 
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.series import Moment
-from stepwell.pool.api.watching import Series
-from stepwell.pool.rules.ingest import Registration
-from stepwell.pool.state.series import Strip, as_series
+from stepwell.pool.api.producing import Registration
+from stepwell.pool.api.series import Bucket, SeriesChunk, TimeSeries, merge_chunks
 from tests.builders import EasyPool, make_step
 
 
-def series(pool: EasyPool, seconds: float = 3600) -> Series:
-    return as_series([pool.watch.strip(seconds)])
+def series(pool: EasyPool, seconds: float = 3600) -> TimeSeries:
+    return merge_chunks([pool.watch.strip(seconds)])
 
 
 def test_steps_are_counted_in_the_interval_in_which_they_came() -> None:
@@ -99,17 +97,17 @@ def test_a_pool_that_comes_back_does_not_count_again_what_it_had() -> None:
 
 
 def test_nothing_has_happened_before_the_first_message() -> None:
-    assert series(EasyPool(Limits())) == Series(interval=5.0, ends=[], channels={})
+    assert series(EasyPool(Limits())) == TimeSeries(interval=5.0, ends=[], channels={})
 
 
-def strip(ends: list[int], moment: Moment) -> Strip:
-    return Strip(5.0, [(float(end), {"train": moment}) for end in ends])
+def strip(ends: list[int], moment: Bucket) -> SeriesChunk:
+    return SeriesChunk(5.0, [(float(end), {"train": moment}) for end in ends])
 
 
 def test_shards_are_added_up_and_the_series_ends_where_all_of_them_tell() -> None:
-    busy = strip([5, 10, 15], Moment(steps=3, rewards=3, reward_mean=1.0, groups=2, oldest_age=9.0))
-    restarted = strip([10], Moment(steps=1, rewards=1, reward_mean=0.0, groups=1, oldest_age=2.0))
-    found = as_series([busy, restarted])
+    busy = strip([5, 10, 15], Bucket(steps=3, rewards=3, reward_mean=1.0, groups=2, oldest_age=9.0))
+    restarted = strip([10], Bucket(steps=1, rewards=1, reward_mean=0.0, groups=1, oldest_age=2.0))
+    found = merge_chunks([busy, restarted])
     assert found.ends == [5.0, 10.0]
     train = found.channels["train"]
     assert (train.steps, train.groups, train.oldest_age) == ([3, 4], [2, 3], [9.0, 9.0])

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from stepwell.pool.api.curation import Curation, CurationAction
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.api.scoring import Score
-from stepwell.pool.api.watching import Action, Curation, State
-from stepwell.pool.rules.ingest import Registration, Reward
-from stepwell.pool.state.change_log import Page
-from stepwell.pool.state.snapshots import Sketch, as_summary
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.state.change_log import ChangeLogPage
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import Exactness, VersionSpan
 from tests.builders import EasyPool, make_step
@@ -24,16 +24,16 @@ class Watcher:
     def __init__(self, pool: EasyPool) -> None:
         self.pool = pool
         self.position = 0
-        self.known: dict[str, Sketch] = {}
+        self.known: dict[str, TrajectorySnapshot] = {}
 
-    def look(self, limit: int = 1000) -> Page:
+    def look(self, limit: int = 1000) -> ChangeLogPage:
         page = self.pool.watch.page(self.position, limit)
         self.position = page.position
-        self.known |= {sketch.trajectory_uid: sketch for sketch in page.sketches}
+        self.known |= {sketch.trajectory_uid: sketch for sketch in page.snapshots}
         return page
 
     def changed(self) -> list[str]:
-        return [sketch.trajectory_uid for sketch in self.look().sketches]
+        return [sketch.trajectory_uid for sketch in self.look().snapshots]
 
     def states(self) -> dict[str, tuple[str, str]]:
         self.look()
@@ -66,7 +66,7 @@ def test_each_look_shows_only_what_changed_since_the_last() -> None:
         pool.rollout(uid, uid)
     assert watcher.changed() == ["a", "b", "c"]
     assert watcher.changed() == []
-    pool.intake.reward(Reward(trajectory_uid="b", prompt_uid="b", value=0.5))
+    pool.intake.reward(RewardGiven(trajectory_uid="b", prompt_uid="b", value=0.5))
     assert watcher.changed() == ["b"]
     assert watcher.known["b"].reward == 0.5
 
@@ -88,7 +88,7 @@ def test_pages_are_of_the_size_asked_for_and_say_whether_there_is_more() -> None
         pool.rollout(f"t{n}", f"p{n}")
     watcher = Watcher(pool)
     pages = [watcher.look(limit=2) for _ in range(3)]
-    assert [len(page.sketches) for page in pages] == [2, 2, 1]
+    assert [len(page.snapshots) for page in pages] == [2, 2, 1]
     assert [page.more for page in pages] == [True, True, False]
     assert list(watcher.known) == [f"t{n}" for n in range(5)]
 
@@ -139,8 +139,8 @@ def test_a_pool_no_one_watches_keeps_one_position_a_trajectory() -> None:
 
 
 def summary(pool: EasyPool) -> Any:
-    (sketch,) = pool.watch.page(0, 10).sketches
-    return as_summary(sketch, "shard")
+    (sketch,) = pool.watch.page(0, 10).snapshots
+    return sketch
 
 
 def test_a_summary_adds_up_what_the_trajectory_holds() -> None:
@@ -160,7 +160,7 @@ def test_a_summary_adds_up_what_the_trajectory_holds() -> None:
     pool.complete("t", "p", 0.5)
     found = summary(pool)
     assert (found.trajectory_uid, found.prompt_uid, found.channel, found.source) == ("t", "p", "validation", "maths")
-    assert (found.shard, found.group, found.group_size, found.state) == ("shard", 1, 4, State.WAITING)
+    assert (found.shard, found.group, found.group_size, found.state) == ("", 1, 4, TrajectoryState.WAITING)
     assert (found.steps, found.quarantined, found.untrainable) == (4, 1, 1)
     assert (found.tokens, found.response_tokens) == (12, 6)
     assert (found.reward, found.reward_source) == (0.5, "completion")
@@ -185,7 +185,7 @@ def test_what_waits_for_a_reward_says_so() -> None:
     pool.rollout("a", "p", None, size=2)
     pool.rollout("b", "p", 1.0, size=2)
     assert watcher.states() == {"a": ("waiting", "reward"), "b": ("waiting", "reward")}
-    pool.intake.reward(Reward(trajectory_uid="a", prompt_uid="p", value=1.0))
+    pool.intake.reward(RewardGiven(trajectory_uid="a", prompt_uid="p", value=1.0))
     assert watcher.states() == {"a": ("ready", ""), "b": ("ready", "")}
 
 
@@ -230,8 +230,8 @@ def test_what_is_dropped_says_by_which_cause(limits: Limits, cause: str) -> None
     pool.policy_version = 3
     pool.advance(100)
     pool.take(1)
-    sketch = next(found for found in pool.watch.page(0, 10).sketches if found.trajectory_uid == "t")
-    assert (sketch.state, sketch.cause) == (State.DROPPED, cause)
+    sketch = next(found for found in pool.watch.page(0, 10).snapshots if found.trajectory_uid == "t")
+    assert (sketch.state, sketch.cause) == (TrajectoryState.DROPPED, cause)
     assert cause != "stale" or sketch.note == "the oldest token was 3 versions behind"
 
 
@@ -276,6 +276,6 @@ def test_a_curated_trajectory_in_the_history_is_told_anew() -> None:
     pool.rollout("t", "p")
     pool.take(1)
     watcher.look()
-    pool.curator.curate(Curation(action=Action.MARK, trajectory_uid="t", prompt_uid="p", by="ana", mark="odd"))
+    pool.curator.curate(Curation(action=CurationAction.MARK, trajectory_uid="t", prompt_uid="p", by="ana", mark="odd"))
     assert watcher.changed() == ["t"]
-    assert (watcher.known["t"].state, watcher.known["t"].marks) == (State.TRAINED, ("odd",))
+    assert (watcher.known["t"].state, watcher.known["t"].marks) == (TrajectoryState.TRAINED, ("odd",))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.scoring import Outcome, Score
+from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.rewards.attempt import Attempt
 from stepwell.rewards.sandbox.job import Job
 from stepwell.rewards.sandbox.output import KEPT
@@ -61,7 +61,7 @@ async def test_every_failure_is_an_error_in_words_and_costs_no_other_sample_its_
         innocent = [runner.run(sample()) for _ in range(40)]
         attempts = await asyncio.gather(*(runner.run(s) for s in samples), *innocent)
     for (way, words), attempt in zip(FAILURES.items(), attempts, strict=False):
-        assert attempt.outcome is Outcome.ERROR, way
+        assert attempt.outcome is JudgementOutcome.ERROR, way
         assert attempt.score is None
         assert re.search(words, attempt.why, re.DOTALL), attempt.why
     assert [a.score for a in attempts[len(FAILURES) :]] == [Score(1.0)] * 40
@@ -70,13 +70,13 @@ async def test_every_failure_is_an_error_in_words_and_costs_no_other_sample_its_
 async def test_a_call_that_runs_when_its_process_must_leave_is_not_blamed_for_that() -> None:
     async with Runner(job("graded_async", children=1)) as runner:
         starved, bystander = await asyncio.gather(runner.run(sample("allocate")), runner.run(sample("nap")))
-    assert starved.outcome is Outcome.ERROR
+    assert starved.outcome is JudgementOutcome.ERROR
     assert bystander.score == Score(1.0), bystander.why
 
 
 @pytest.mark.parametrize("way", ["loop", "backtrack"])
 async def test_a_call_without_end_times_out_and_no_other_score_waits_for_it(way: str) -> None:
-    order: list[Outcome] = []
+    order: list[JudgementOutcome] = []
 
     async def run(runner: Runner, way: str) -> Attempt:
         attempt = await runner.run(sample(way))
@@ -85,19 +85,19 @@ async def test_a_call_without_end_times_out_and_no_other_score_waits_for_it(way:
 
     async with Runner(job(timeout=5.0)) as runner:
         endless, *others = await asyncio.gather(run(runner, way), *(run(runner, "fine") for _ in range(100)))
-    assert endless.outcome is Outcome.TIMEOUT
+    assert endless.outcome is JudgementOutcome.TIMEOUT
     assert endless.why.startswith("it took longer than 5 s and was killed")
     assert 5.0 <= endless.seconds < 15.0
-    assert {attempt.outcome for attempt in others} == {Outcome.SCORE}
-    assert order[-1] is Outcome.TIMEOUT
+    assert {attempt.outcome for attempt in others} == {JudgementOutcome.SCORE}
+    assert order[-1] is JudgementOutcome.TIMEOUT
 
 
 async def test_fast_calls_sent_together_with_one_without_end_are_called_again() -> None:
     async with Runner(job(children=1, timeout=SHORT)) as runner:
         await asyncio.gather(*(runner.run(sample()) for _ in range(200)))  # by now it is given many at once
         attempts = await asyncio.gather(*(runner.run(sample("loop" if n == 5 else "fine")) for n in range(100)))
-    assert [n for n, attempt in enumerate(attempts) if attempt.outcome is not Outcome.SCORE] == [5]
-    assert attempts[5].outcome is Outcome.TIMEOUT
+    assert [n for n, attempt in enumerate(attempts) if attempt.outcome is not JudgementOutcome.SCORE] == [5]
+    assert attempts[5].outcome is JudgementOutcome.TIMEOUT
     assert attempts[5].why.endswith("it printed:\nround and round")
 
 
@@ -105,7 +105,9 @@ async def test_fast_calls_sent_together_with_one_without_end_are_called_again() 
 async def test_fast_calls_do_not_wait_for_stalled_ones_even_if_those_hold_every_child(endless: int) -> None:
     async def run(way: str) -> float:
         began = time.monotonic()
-        assert (await runner.run(sample(way))).outcome is (Outcome.TIMEOUT if way == "loop" else Outcome.SCORE)
+        assert (await runner.run(sample(way))).outcome is (
+            JudgementOutcome.TIMEOUT if way == "loop" else JudgementOutcome.SCORE
+        )
         return time.monotonic() - began
 
     async with Runner(job(children=2, timeout=20.0)) as runner:
@@ -127,7 +129,7 @@ async def test_what_was_taken_back_from_a_stalled_child_is_called_once_and_a_chi
         attempts = await asyncio.gather(*(runner.run(sample(way, metadata={"path": str(calls)})) for way in ways))
         await until(lambda: len(runner._services) == 1, "the child that had stalled to leave")
         assert len(await child_pids(runner)) == 1
-    assert {attempt.outcome for attempt in attempts} == {Outcome.SCORE}
+    assert {attempt.outcome for attempt in attempts} == {JudgementOutcome.SCORE}
     assert calls.read_text() == "called\n" * 60
 
 
@@ -135,16 +137,16 @@ async def test_a_thousand_slow_async_calls_run_at_the_same_time() -> None:
     async with Runner(job("graded_async", calls=1_000)) as runner:
         async with asyncio.timeout(60.0):
             attempts = await asyncio.gather(*(runner.run(sample("slow")) for _ in range(1_000)))
-    assert {attempt.outcome for attempt in attempts} == {Outcome.SCORE}
+    assert {attempt.outcome for attempt in attempts} == {JudgementOutcome.SCORE}
 
 
 @pytest.mark.parametrize(("way", "end"), [("never", "cancelled"), ("stubborn", "killed"), ("loop", "killed")])
 async def test_an_async_call_over_its_time_is_stopped_and_only_it_times_out(way: str, end: str) -> None:
     async with Runner(job("graded_async", timeout=SHORT, children=1)) as runner:
         late, *others = await asyncio.gather(runner.run(sample(way)), *(runner.run(sample("slow")) for _ in range(50)))
-    assert late.outcome is Outcome.TIMEOUT
+    assert late.outcome is JudgementOutcome.TIMEOUT
     assert late.why.startswith(f"it took longer than {SHORT:g} s and was {end}")
-    assert {attempt.outcome for attempt in others} == {Outcome.SCORE}
+    assert {attempt.outcome for attempt in others} == {JudgementOutcome.SCORE}
 
 
 async def test_a_score_comes_back_whole() -> None:
@@ -157,7 +159,7 @@ async def test_a_score_comes_back_whole() -> None:
 async def test_a_child_that_has_run_out_of_memory_is_replaced() -> None:
     async with Runner(job(children=1, memory_mb=500)) as runner:
         outcomes = [(await runner.run(sample("leak"))).outcome for _ in range(5)]
-    score, error = Outcome.SCORE, Outcome.ERROR
+    score, error = JudgementOutcome.SCORE, JudgementOutcome.ERROR
     assert outcomes == [score, score, error, score, score]
 
 
@@ -181,14 +183,14 @@ async def test_a_child_is_kept_for_many_calls_and_one_killed_from_outside_is_rep
 async def test_a_death_that_cannot_be_put_down_to_a_call_is_an_error_after_some_tries() -> None:
     async with Runner(job("graded_async", children=1)) as runner:
         attempt = await runner.run(sample("thread"))
-    assert attempt.outcome is Outcome.ERROR
+    assert attempt.outcome is JudgementOutcome.ERROR
     assert attempt.why.startswith("its process died: signal 11 (SIGSEGV)")
 
 
 async def test_what_a_killed_call_had_started_is_killed_too() -> None:
     async with Runner(job(children=1, timeout=SHORT)) as runner:
         attempt = await runner.run(sample("process"))
-    assert attempt.outcome is Outcome.TIMEOUT
+    assert attempt.outcome is JudgementOutcome.TIMEOUT
     pid = int(attempt.why.rpartition("pid ")[2])
     await until(lambda: not is_alive(pid), "the grandchild to be gone")
 
@@ -198,10 +200,10 @@ async def test_output_without_end_is_bounded_and_keeps_no_other_score_waiting() 
         printing, *others = await asyncio.gather(
             runner.run(sample("print")), *(runner.run(sample()) for _ in range(100))
         )
-    assert printing.outcome is Outcome.TIMEOUT
+    assert printing.outcome is JudgementOutcome.TIMEOUT
     assert "Jack" in printing.why
     assert len(printing.why) < KEPT + 200
-    assert {attempt.outcome for attempt in others} == {Outcome.SCORE}
+    assert {attempt.outcome for attempt in others} == {JudgementOutcome.SCORE}
 
 
 async def test_a_sample_nobody_waits_for_any_more_is_not_called_for(tmp_path: Path) -> None:
@@ -212,7 +214,7 @@ async def test_a_sample_nobody_waits_for_any_more_is_not_called_for(tmp_path: Pa
         await asyncio.sleep(0)
         unwanted.cancel()
         await runner.run(sample("touch", metadata={"path": str(touched)}))
-        assert (await endless).outcome is Outcome.TIMEOUT
+        assert (await endless).outcome is JudgementOutcome.TIMEOUT
     assert touched.exists()
     assert not untouched.exists()
 
@@ -257,7 +259,7 @@ async def test_a_function_that_is_gone_later_is_an_error_for_who_asks_and_not_a_
         file.unlink()
         assert "exit code 1" in (await runner.run(sample())).why
         attempt = await runner.run(sample())
-    assert attempt.outcome is Outcome.ERROR
+    assert attempt.outcome is JudgementOutcome.ERROR
     assert "there is no file" in attempt.why
 
 

@@ -1,0 +1,73 @@
+"""What producers send to the pool, and what the pool answers them."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepwell.steps.step import JsonObject
+
+TRAIN = "train"
+"""The default channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRef:
+    """A trajectory as its URL names it."""
+
+    trajectory_uid: str
+    prompt_uid: str
+
+
+class SubmitVerdict(StrEnum):
+    """The pool's answer to one submitted step."""
+
+    ACCEPTED = "accepted"
+    QUARANTINED = "quarantined"
+    DUPLICATE = "duplicate"
+    LATE = "late"
+    """Its trajectory is already shipped or dropped."""
+    UNKNOWN = "unknown"
+    """No trajectory of that prompt_uid is registered under this uid."""
+    MIXED_INDEXES = "mixed_indexes"
+    """Either its producer sets step_index and the trajectory's other steps have none, or the other way round."""
+    FULL = "full"
+    """The channel is full and refuses new data. The step may be sent again later."""
+
+
+class EndResult(StrEnum):
+    """What became of a trajectory that its producer ended."""
+
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    EMPTY = "empty"
+    """It had no step to train on. It is dropped, and another rollout can take its place in the group."""
+    LATE = "late"
+    """It was already shipped or dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What is known about a trajectory before its first step. None keeps the present value, or takes the default."""
+
+    trajectory_uid: str
+    prompt_uid: str
+    channel: str | None = None
+    group_size: int | None = None
+    metadata: JsonObject | None = None
+    source: str | None = None
+    """Where the group's rollouts come from. It counts only for the trajectory that opens the group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardGiven:
+    """A reward for a trajectory, or for its step with that index.
+
+    A later one replaces it until the data is shipped. After that, only an archive keeps it.
+    """
+
+    trajectory_uid: str
+    prompt_uid: str
+    value: float
+    source: str = ""
+    step_index: int | None = None
+    notes: str = ""
+    """The reason, in words."""

@@ -1,0 +1,56 @@
+"""A channel's ledger: every accepted step, by what became of it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stepwell.pool.api.stats import StepCount
+from stepwell.pool.state.stored_step import StoredStep
+from stepwell.steps.step_filter import StepFilter
+
+
+@dataclass(slots=True)
+class Ledger:
+    accepted: StepCount = field(default_factory=StepCount)
+    shipped: StepCount = field(default_factory=StepCount)
+    """Taken by a trainer and acknowledged."""
+    dropped: dict[str, StepCount] = field(default_factory=dict)
+    """By cause: evicted (the queue was full), aborted (the rollout failed), deadline, stale, reward_failed, cleared,
+    rejected (by a person)."""
+    left_out: dict[str, StepCount] = field(default_factory=dict)
+    """Steps that the trainer's step filter refused, by kind: exactness, or the kind of side call."""
+
+    def accept(self, step: StoredStep) -> None:
+        self.accepted.steps += 1
+        self.accepted.tokens += step.prompt_length + step.response_length
+
+    def drop(self, cause: str, steps: Iterable[StoredStep]) -> None:
+        count = count_steps(steps)
+        if count.steps:
+            self.dropped[cause] = self.dropped.get(cause, StepCount()) + count
+
+    def ship(self, steps: Iterable[StoredStep], step_filter: StepFilter) -> str:
+        """Count acknowledged steps as shipped or, if the filter refuses them, as left out.
+
+        Returns a kind of refusal if none was shipped, otherwise an empty string.
+        """
+        refusal, shipped = "", False
+        for step in steps:
+            kind = step_filter.rejection_kind(step)
+            if kind is None:
+                shipped = True
+                self.shipped.add(1, step.tokens)
+            else:
+                refusal = kind
+                self.left_out.setdefault(kind, StepCount()).add(1, step.tokens)
+        return "" if shipped else refusal
+
+    def held(self) -> StepCount:
+        gone = sum([*self.dropped.values(), *self.left_out.values()], self.shipped)
+        return self.accepted - gone
+
+
+def count_steps(steps: Iterable[StoredStep]) -> StepCount:
+    count = StepCount()
+    for step in steps:
+        count.add(1, step.tokens)
+    return count
