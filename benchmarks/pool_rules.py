@@ -37,10 +37,10 @@ def add_group(pool: Pool) -> None:
     prompt_uid = f"p{number}"
     trajectory_uids = [f"t{number}-{t}" for t in range(GROUP)]
     for trajectory_uid in trajectory_uids:
-        pool.intake.register(Registration(trajectory_uid, prompt_uid, "train", GROUP))
-    pool.intake.submit(pack([make_step(uid, prompt_uid, s) for uid in trajectory_uids for s in range(STEPS)]))
+        pool.ingest.register(Registration(trajectory_uid, prompt_uid, "train", GROUP))
+    pool.ingest.submit(pack([make_step(uid, prompt_uid, s) for uid in trajectory_uids for s in range(STEPS)]))
     for trajectory_uid in trajectory_uids:
-        pool.intake.complete(trajectory_uid, prompt_uid, 1.0)
+        pool.ingest.complete(trajectory_uid, prompt_uid, 1.0)
 
 
 def make_step(trajectory_uid: str, prompt_uid: str, index: int) -> Step:
@@ -67,8 +67,8 @@ def microseconds_per_step(pool: Pool) -> float:
     for _ in range(GROUPS_PER_ROUND):
         add_group(pool)
         lease = f"lease-{next(numbers)}"
-        pool.handout.take(BatchRequest(count=1, channel="train"), lease, 0.0)
-        pool.handout.ack(lease)
+        pool.leasing.take(BatchRequest(count=1, channel="train"), lease, 0.0)
+        pool.leasing.ack(lease)
     return (time.perf_counter() - start) / (GROUPS_PER_ROUND * GROUP * STEPS) * 1e6
 
 

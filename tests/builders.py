@@ -54,21 +54,21 @@ class EasyPool(Pool):
     leases = 0
 
     def register(self, wanted: Registration) -> None:
-        self.intake.register(wanted)
+        self.ingest.register(wanted)
 
     def submit(
         self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
     ) -> list[SubmitVerdict]:
-        return self.intake.submit(pack(steps), channel=channel, group_size=group_size)
+        return self.ingest.submit(pack(steps), channel=channel, group_size=group_size)
 
     def complete(self, trajectory_uid: str, prompt_uid: str, reward: float | None = None) -> EndResult:
-        return self.intake.complete(trajectory_uid, prompt_uid, reward)
+        return self.ingest.complete(trajectory_uid, prompt_uid, reward)
 
     def abort(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
-        return self.intake.abort(trajectory_uid, prompt_uid)
+        return self.ingest.abort(trajectory_uid, prompt_uid)
 
     def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
-        return self.intake.knows(trajectory_uid, prompt_uid)
+        return self.ingest.knows(trajectory_uid, prompt_uid)
 
     def lease(
         self, count: int, channel: str = "train", *, seconds: float = 60.0, **how: Any
@@ -76,19 +76,19 @@ class EasyPool(Pool):
         """A lease's name and what is under it."""
         self.leases += 1
         uid = f"lease-{self.leases}"
-        taken = self.handout.take(BatchRequest(count=count, channel=channel, **how), uid, self.books.now + seconds)
+        taken = self.leasing.take(BatchRequest(count=count, channel=channel, **how), uid, self.state.now + seconds)
         return None if taken is None else (uid, taken)
 
     def take(self, count: int, channel: str = "train", **how: Any) -> list[list[Step]] | None:
         leased = self.lease(count, channel, **how)
         if leased is None:
             return None
-        assert self.handout.ack(leased[0]) is Settlement.DONE
+        assert self.leasing.ack(leased[0]) is Settlement.DONE
         return in_groups(leased[1])
 
     def send_group(self, prompt: str, size: int, source: str = "", **how: Any) -> list[SubmitVerdict]:
         steps, registrations = make_group(prompt, size, source, **how)
-        return self.intake.submit_groups(pack(steps), registrations)
+        return self.ingest.submit_groups(pack(steps), registrations)
 
     def fill(
         self,
@@ -100,18 +100,18 @@ class EasyPool(Pool):
         step_filter: StepFilter = EVERYTHING,
     ) -> tuple[str, LeasedGroups] | None:
         """A lease's name and what is under it: groups with exactly that many trajectories."""
-        chosen = choose_groups(self.handout.offers(channel, trajectories, step_filter), trajectories, shares or {})
+        chosen = choose_groups(self.leasing.offers(channel, trajectories, step_filter), trajectories, shares or {})
         if chosen is None:
             return None
         self.leases += 1
         uid = f"lease-{self.leases}"
-        taken = self.handout.take_offers(channel, chosen, step_filter, uid, self.books.now + seconds)
+        taken = self.leasing.take_offers(channel, chosen, step_filter, uid, self.state.now + seconds)
         assert taken is not None, "what was just offered is gone"
         return uid, taken
 
     def take_unscored(self, count: int = 100, lease_uid: str = "lease", *, seconds: float = 60.0) -> list[list[Step]]:
         """Trajectories for a reward worker, under that lease."""
-        columns = self.scoring.take(count, lease_uid, self.books.now + seconds)
+        columns = self.rewards_due.take(count, lease_uid, self.state.now + seconds)
         steps = [] if columns is None else unpack(columns, copy=False)
         return [list(found) for _, found in groupby(steps, key=lambda step: step.trajectory_uid)]
 
@@ -127,7 +127,7 @@ class EasyPool(Pool):
             source="judge",
             seconds=0.0,
         )
-        return self.scoring.settle([judgement])[0]
+        return self.rewards_due.settle([judgement])[0]
 
     def rollout(self, uid: str, prompt: str, reward: float | None = 1.0, *, size: int = 1, **step: Any) -> None:
         """One whole trajectory of one step, in the channel `train`."""

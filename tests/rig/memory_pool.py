@@ -63,7 +63,7 @@ class MemoryPool:
     async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
         await self.check()
         self.messages.append(len(columns))
-        verdicts = self.rules.intake.submit_groups(columns, registrations)
+        verdicts = self.rules.ingest.submit_groups(columns, registrations)
         self._answer()
         return verdicts
 
@@ -84,13 +84,13 @@ class MemoryPool:
 
     async def ack(self, leased: HasLeases) -> None:
         await self.check()
-        if Settlement.EXPIRED in [self.rules.handout.ack(uid) for _, uid in leased.leases]:
+        if Settlement.EXPIRED in [self.rules.leasing.ack(uid) for _, uid in leased.leases]:
             raise LeaseExpired("the lease was over before the batch was acknowledged; ask for a longer one")
 
     async def nack(self, leased: HasLeases) -> None:
         await self.check()
         for _, uid in leased.leases:
-            self.rules.handout.nack(uid)
+            self.rules.leasing.nack(uid)
 
     async def backlog(self, channel: str) -> ReadyGroups:
         await self.check()
@@ -106,7 +106,7 @@ class MemoryPool:
 
     async def give_reward(self, reward: RewardGiven) -> bool:
         await self.check()
-        return self.rules.intake.reward(reward)
+        return self.rules.ingest.reward(reward)
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         await self.check()
@@ -132,13 +132,13 @@ class MemoryPool:
 
     async def series(self, *, seconds: float) -> TimeSeries:
         await self.check()
-        return merge_chunks([self.rules.watch.strip(seconds)])
+        return merge_chunks([self.rules.view.series(seconds)])
 
     async def changes(self, cursors: Mapping[str, Cursor], limit: int = 2_000) -> Changes:
         await self.check()
         cursor = cursors.get(SHARD, Cursor())
-        anew = cursor.epoch != self.epoch or self.rules.watch.misses(cursor.position)
-        page = self.rules.watch.page(0 if anew else cursor.position, limit)
+        anew = cursor.epoch != self.epoch or self.rules.view.misses(cursor.position)
+        page = self.rules.view.page(0 if anew else cursor.position, limit)
         return Changes(
             snapshots=[snapshot._replace(shard=SHARD) for snapshot in page.snapshots],
             cursors={SHARD: Cursor(epoch=self.epoch, position=page.position)},
@@ -148,7 +148,7 @@ class MemoryPool:
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
         await self.check()
-        return self.rules.watch.read(uids)[0]
+        return self.rules.view.read(uids)[0]
 
     async def curate(self, curation: Curation) -> CurationOutcome:
         await self.check()

@@ -211,7 +211,7 @@ async def test_an_agent_that_calls_nothing_is_an_empty_rollout(gateway: str) -> 
 async def test_a_rollout_that_the_pool_let_go_is_late(gateway: str, pool: MemoryPool) -> None:
     async def agent(rollout: Rollout) -> float:
         await ask(rollout)
-        pool.rules.books.drop_group(next(iter(pool.rules.books.channels["train"].groups.values())), "deadline")
+        pool.rules.state.drop_group(next(iter(pool.rules.state.channels["train"].groups.values())), "deadline")
         return 1.0
 
     async with flow_of(gateway, agent) as flow:

@@ -175,7 +175,7 @@ async def test_channels_have_trainers_environments_and_data_of_their_own(
         assert firsts((await other.get("/batch")).json()["batch"]) == [3]
         assert (await client.get("/status")).json()["current_step"] == 0
         assert (await other.get("/status")).json()["current_step"] == 1
-    assert set(pool.rules.books.channels) == {"judge"}
+    assert set(pool.rules.state.channels) == {"judge"}
 
 
 async def test_reset_takes_everything_away_from_its_channel_alone(client: httpx.AsyncClient) -> None:

@@ -41,11 +41,11 @@ def test_groups_of_its_journal_are_handed_out_field_by_field(pool: EasyPool) -> 
 
 
 def test_a_lease_of_its_journal_can_be_acknowledged(pool: EasyPool) -> None:
-    assert pool.handout.ack(EXPECTED["lease"]) == EXPECTED["ack"] == "done"
+    assert pool.leasing.ack(EXPECTED["lease"]) == EXPECTED["ack"] == "done"
 
 
 def test_history_audit_trail_and_policy_version_of_its_journal_are_there(pool: EasyPool) -> None:
-    assert pool.books.policy_version == EXPECTED["policy_version"]
+    assert pool.state.policy_version == EXPECTED["policy_version"]
     assert [
         [entry.by, entry.action, entry.trajectory_uid, entry.outcome, entry.before, entry.after, entry.why]
         for entry in pool.curator.audit(9)

@@ -65,7 +65,7 @@ class FilledPool(ShownPool):
         return self.rules.stats()
 
     async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
-        return self.rules.intake.submit_groups(columns, registrations)
+        return self.rules.ingest.submit_groups(columns, registrations)
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"an import has no use for {name}")

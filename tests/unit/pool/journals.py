@@ -23,7 +23,7 @@ def open_pool(path: Path, limits: Limits | None = None) -> tuple[EasyPool, Sqlit
 
 
 def save(pool: EasyPool, journal: SqliteJournal) -> None:
-    journal.commit(pool.books.snapshot())
+    journal.commit(pool.state.snapshot())
 
 
 def kill(journal: SqliteJournal) -> None:
@@ -51,5 +51,5 @@ def mixed_rollout(pool: EasyPool) -> None:
 
 def give_late(pool: EasyPool, archive: ParquetArchive, value: float) -> None:
     reward = RewardGiven(trajectory_uid="t", prompt_uid="p", value=value, source="human", notes="on second thoughts")
-    assert not pool.intake.reward(reward)
-    archive.add_late_reward(late(reward, pool.books.count_late_reward("t"), at=10.0))
+    assert not pool.ingest.reward(reward)
+    archive.add_late_reward(late(reward, pool.state.count_late_reward("t"), at=10.0))

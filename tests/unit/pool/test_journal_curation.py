@@ -85,7 +85,7 @@ def test_rewards_and_marks_survive_wherever_the_trajectory_is(path: Path) -> Non
         assert curate(pool, CurationAction.RELABEL, uid, uid, reward=float(n)) is CurationOutcome.DONE
         assert curate(pool, CurationAction.MARK, uid, uid, mark="odd") is CurationOutcome.DONE
     pool, journal = restarted(path, pool, journal, limits)
-    pool.handout.nack(leased[0])
+    pool.leasing.nack(leased[0])
     fresh = [group[0] for group in pool.take(2) or []]
     (old,) = next(group for group in pool.take(3, history=1.0) or [] if group[0].trajectory_uid == "trained")
     assert {step.trajectory_uid: step.reward for step in [*fresh, old]} == {"trained": 0, "leased": 1, "queued": 2}

@@ -76,7 +76,7 @@ class PoolMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def commit(self) -> None:
-        self.journal.commit(self.pool.books.snapshot())
+        self.journal.commit(self.pool.state.snapshot())
 
     def any_trajectory(self, pick: int) -> tuple[str, str, str]:
         return self.registered[pick % len(self.registered)]
@@ -173,7 +173,7 @@ class PoolMachine(RuleBasedStateMachine):
         uid, prompt, _ = self.any_trajectory(pick)
         given = RewardGiven(trajectory_uid=uid, prompt_uid=prompt, value=value, source="test", step_index=step)
         with contextlib.suppress(Conflict):  # there is no such step
-            self.pool.intake.reward(given)
+            self.pool.ingest.reward(given)
         self.commit()
 
     @precondition(lambda self: self.registered)
@@ -223,10 +223,10 @@ class PoolMachine(RuleBasedStateMachine):
         """Whoever follows what changes knows what whoever reads all of it sees."""
         more = True
         while more:
-            page = self.pool.watch.page(self.position, pages)
+            page = self.pool.view.page(self.position, pages)
             self.position, more = page.position, page.more
             self.seen |= {sketch.trajectory_uid: sketch for sketch in page.snapshots}
-        assert self.seen == {sketch.trajectory_uid: sketch for sketch in self.pool.watch.page(0, 10**6).snapshots}
+        assert self.seen == {sketch.trajectory_uid: sketch for sketch in self.pool.view.page(0, 10**6).snapshots}
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(channel=channels)
     def clear(self, channel: str) -> None:
-        queued = len(self.pool.books.channels.get(channel, ()))
+        queued = len(self.pool.state.channels.get(channel, ()))
         assert self.pool.clear(channel) == queued
         assert self.pool.backlog(channel).groups == {}
         self.commit()
@@ -327,9 +327,9 @@ class PoolMachine(RuleBasedStateMachine):
     def ack(self, pick: int) -> None:
         lease_uid = sorted(self.leases)[pick % len(self.leases)]
         uids = self.leases.pop(lease_uid) & self.present().keys()
-        if self.pool.handout.ack(lease_uid) is Settlement.DONE:
+        if self.pool.leasing.ack(lease_uid) is Settlement.DONE:
             self.acked |= uids
-        assert self.pool.handout.ack(lease_uid) is not Settlement.UNKNOWN
+        assert self.pool.leasing.ack(lease_uid) is not Settlement.UNKNOWN
         self.commit()
 
     @precondition(lambda self: self.leases)
@@ -337,7 +337,7 @@ class PoolMachine(RuleBasedStateMachine):
     def nack(self, pick: int) -> None:
         lease_uid = sorted(self.leases)[pick % len(self.leases)]
         del self.leases[lease_uid]
-        self.pool.handout.nack(lease_uid)
+        self.pool.leasing.nack(lease_uid)
         self.commit()
 
     # -- the world -----------------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ class PoolMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.clock += seconds
         self.pool.advance(self.clock)
-        self.leases = {uid: held for uid, held in self.leases.items() if uid in self.pool.handout.leases}
+        self.leases = {uid: held for uid, held in self.leases.items() if uid in self.pool.leasing.leases}
         self.commit()
 
     @rule()
@@ -372,8 +372,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     def held(self) -> dict[str, TrajectorySnapshot]:
         """How everything stands that is not gone; when it last changed is not known after a restart."""
-        sketches = self.pool.watch.page(0, 10**6).snapshots
-        known = self.pool.books.trajectories
+        sketches = self.pool.view.page(0, 10**6).snapshots
+        known = self.pool.state.trajectories
         return {
             found.trajectory_uid: found._replace(changed_at=0, position=0)
             for found in sketches
@@ -384,16 +384,16 @@ class PoolMachine(RuleBasedStateMachine):
 
     def present(self) -> dict[str, Any]:
         """Every step in a queue or under a lease."""
-        books = self.pool.books
+        books = self.pool.state
         groups = [group for channel in books.channels.values() for group in channel.groups.values()]
-        leases = self.pool.handout.leases.values()
+        leases = self.pool.leasing.leases.values()
         groups += [group for lease in leases for group in lease.groups]
         return {step.uid: step for group in groups for step in group.held_steps()}
 
     @invariant()
     def every_step_is_accounted_for(self) -> None:
         stats = self.pool.stats()
-        ledgers = [channel.ledger for channel in self.pool.books.channels.values()]
+        ledgers = [channel.ledger for channel in self.pool.state.channels.values()]
         dropped = sum(tally.steps for ledger in ledgers for tally in ledger.dropped.values())
         left_out = sum(tally.steps for ledger in ledgers for tally in ledger.left_out.values())
         present = self.present()
@@ -408,7 +408,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def bounds_are_never_passed_and_memory_follows_what_is_held(self) -> None:
-        books = self.pool.books
+        books = self.pool.state
         for channel in books.channels.values():
             assert len(channel) <= self.limits.max_queue_size
             assert self.limits.max_bytes is None or channel.nbytes <= self.limits.max_bytes
@@ -416,7 +416,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert channel.nbytes == sum(group.nbytes for group in groups)
             assert channel.trajectories == sum(len(group.trajectories) for group in groups)
             assert channel.completed == sum(group.completed for group in groups)
-        leased = [group for lease in self.pool.handout.leases.values() for group in lease.groups]
+        leased = [group for lease in self.pool.leasing.leases.values() for group in lease.groups]
         groups_held = [g for channel in books.channels.values() for g in channel.groups.values()] + leased
         held = {uid for group in groups_held for uid in group.trajectories}
         assert held == set(books.trajectories)
@@ -426,7 +426,7 @@ class PoolMachine(RuleBasedStateMachine):
     def the_shelves_hold_what_is_ready(self) -> None:
         if self.unit is not Unit.GROUPS:
             return
-        for name, channel in self.pool.books.channels.items():
+        for name, channel in self.pool.state.channels.items():
             groups = [channel.groups[seq] for _, seq in channel.ready]
             counts = Counter((source_of(group.prompt_uid), group.size) for group in groups)
             on_shelves = self.pool.backlog(name).groups

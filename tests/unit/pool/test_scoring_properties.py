@@ -60,11 +60,11 @@ class ScoringMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def commit(self) -> None:
-        self.journal.commit(self.pool.books.snapshot())
+        self.journal.commit(self.pool.state.snapshot())
 
     def unscored(self) -> list[Trajectory]:
         """Complete, and without a reward, oldest first."""
-        held = [t for t in self.pool.books.trajectories.values() if t.completed and t.uid not in self.given]
+        held = [t for t in self.pool.state.trajectories.values() if t.completed and t.uid not in self.given]
         return sorted(held, key=lambda t: (t.group.age, t.group.seq, t.number))
 
     @rule(prompt=prompts, reward=st.none() | st.none() | values)
@@ -88,7 +88,7 @@ class ScoringMachine(RuleBasedStateMachine):
     def give_reward(self, pick: int, value: float) -> None:
         uid = f"t{pick % len(self.trajectories)}"
         given = RewardGiven(trajectory_uid=uid, prompt_uid=self.trajectories[uid], value=value)
-        if self.pool.intake.reward(given):
+        if self.pool.ingest.reward(given):
             self.given[uid] = value
         self.commit()
 
@@ -105,7 +105,7 @@ class ScoringMachine(RuleBasedStateMachine):
     @rule(pick=pick, score=values | st.sampled_from([JudgementOutcome.ERROR, JudgementOutcome.TIMEOUT]))
     def judge(self, pick: int, score: float | JudgementOutcome) -> None:
         uid, ticket = self.taken[-1 - pick % len(self.taken)]
-        known = self.pool.books.trajectories.get(uid)
+        known = self.pool.state.trajectories.get(uid)
         is_open = known is not None and known.ticket == ticket
         assert self.pool.judge(uid, self.trajectories[uid], score, ticket) == is_open
         if is_open and isinstance(score, JudgementOutcome):
@@ -119,7 +119,7 @@ class ScoringMachine(RuleBasedStateMachine):
 
     def check_failed(self, uid: str) -> None:
         is_kept = self.failures[uid] < ATTEMPTS or self.policy is OnRewardFailure.KEEP
-        assert (uid in self.pool.books.trajectories) == is_kept
+        assert (uid in self.pool.state.trajectories) == is_kept
 
     @rule(count=st.integers(1, 2))
     def train(self, count: int) -> None:
@@ -129,7 +129,7 @@ class ScoringMachine(RuleBasedStateMachine):
                 rewards = [step.reward for step in group if step.trajectory_uid == uid]
                 assert [reward for reward in rewards if reward is not None] == [self.given[uid]]
         if leased is not None:
-            self.pool.handout.ack(leased[0])
+            self.pool.leasing.ack(leased[0])
         self.commit()
 
     @rule(seconds=st.integers(1, 30))
@@ -160,7 +160,7 @@ class ScoringMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_reward_is_one_that_was_given(self) -> None:
-        for uid, trajectory in self.pool.books.trajectories.items():
+        for uid, trajectory in self.pool.state.trajectories.items():
             assert trajectory.reward == self.given.get(uid)
 
 

@@ -153,7 +153,7 @@ def test_what_is_left_out_comes_back_with_its_group_and_can_be_asked_for_then() 
     leased = pool.lease(1)
     assert leased is not None
     assert pool.stats().channels["train"].held.steps == 2
-    pool.handout.nack(leased[0])
+    pool.leasing.nack(leased[0])
     assert left_out(pool) == {}
     assert [step.uid for step in taken(pool, untrainable=True)[0]] == ["t-0", "t-1"]
 
@@ -205,7 +205,7 @@ def test_history_keeps_what_was_left_out_and_gives_no_one_an_empty_group() -> No
 def test_a_reward_given_to_a_step_that_is_left_out_is_not_part_of_what_is_shipped() -> None:
     pool = EasyPool(Limits())
     turns(pool, SIDE_CALL, None)
-    pool.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=9.0, step_index=0))
+    pool.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=9.0, step_index=0))
     assert shown(taken(pool)[0]) == [(1, True, 1.0)]
 
 

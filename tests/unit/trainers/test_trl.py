@@ -46,7 +46,7 @@ class WaitingPool(TrainingPool):
     def expire(self) -> None:
         """The leases of all that is out are over."""
         with self._alone:
-            self.rules.advance(self.rules.books.now + 1000)
+            self.rules.advance(self.rules.state.now + 1000)
 
 
 def add_group(

@@ -40,14 +40,14 @@ class TrainingPool:
     def ack(self, batch: HasLeases) -> None:
         if self.dies_at_ack:
             raise KeyboardInterrupt
-        settled = [self.rules.handout.ack(lease) for _, lease in batch.leases]
+        settled = [self.rules.leasing.ack(lease) for _, lease in batch.leases]
         self.acknowledged += [lease for _, lease in batch.leases]
         if Settlement.EXPIRED in settled:
             raise LeaseExpired("too late")
 
     def nack(self, batch: HasLeases) -> None:
         for _, lease in batch.leases:
-            self.rules.handout.nack(lease)
+            self.rules.leasing.nack(lease)
             self.given_back.append(lease)
 
     def set_policy_version(self, version: int) -> None:

@@ -25,37 +25,37 @@ from stepwell.pool.state.view import PoolView
 
 
 class Pool:
-    """Producers go through `intake`, consumers through `handout`, reward workers through `scoring`, people through
-    `curator`, and whoever only looks through `watch`."""
+    """Producers go through `ingest`, consumers through `leasing`, reward workers through `rewards_due`, people through
+    `curator`, and whoever only looks through `view`."""
 
     def __init__(self, limits: Limits, journal: StateJournal | None = None) -> None:
-        self.books = PoolState(limits, journal or NoJournal())
-        self.intake = Ingest(self.books)
-        self.handout = Leasing(self.books)
-        self.scoring = RewardsDue(self.books)
-        self.curator = Curator(self.books)
-        self.watch = PoolView(self.books, self.intake.quarantine)
+        self.state = PoolState(limits, journal or NoJournal())
+        self.ingest = Ingest(self.state)
+        self.leasing = Leasing(self.state)
+        self.rewards_due = RewardsDue(self.state)
+        self.curator = Curator(self.state)
+        self.view = PoolView(self.state, self.ingest.quarantine)
 
     @property
     def policy_version(self) -> int:
-        return self.books.policy_version
+        return self.state.policy_version
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        self.books.policy_version = version
+        self.state.policy_version = version
 
     def advance(self, now: float) -> None:
         """Let time pass: leases and deadlines that are over take effect."""
-        self.books.now = self.books.chronicle.now = now
-        self.books.timeline.tick(now)
-        self.handout.expire()
-        self.scoring.expire()
-        for channel in self.books.channels.values():
+        self.state.now = self.state.chronicle.now = now
+        self.state.timeline.tick(now)
+        self.leasing.expire()
+        self.rewards_due.expire()
+        for channel in self.state.channels.values():
             while (first := channel.deadlines.first()) is not None and first[0] <= now:
                 self._deadline(channel, channel.groups[first[1]])
 
     def pacing(self, name: str) -> Pacing:
-        channel, limits = self.books.channels.get(name), self.books.limits
+        channel, limits = self.state.channels.get(name), self.state.limits
         batch, ahead = limits.batch_size or 0, 1 + (limits.max_staleness or 0)
         if channel is None:
             return Pacing(batch=batch, batches_ahead=ahead, in_flight=0, queued=0)
@@ -69,7 +69,7 @@ class Pool:
 
     def ready_ages(self, wanted: BatchRequest) -> list[float]:
         """When the oldest that could be taken were opened, oldest first: as many as there are, up to what is wanted."""
-        channel, count = self.books.channels.get(wanted.channel), wanted.count
+        channel, count = self.state.channels.get(wanted.channel), wanted.count
         if channel is None:
             return []
         if channel.unit is None:
@@ -81,28 +81,28 @@ class Pool:
         if wanted.unit is Unit.STEPS:
             return [channel.step(number)[1].started_at for (number,) in channel.ready_steps.smallest(count)]
         complete = channel.ready_trajectories.smallest(count)
-        return [self.books.trajectories[uid].group.opened_at for *_, uid in complete]
+        return [self.state.trajectories[uid].group.opened_at for *_, uid in complete]
 
     def backlog(self, name: str) -> ReadyGroups:
-        channel = self.books.channels.get(name)
+        channel = self.state.channels.get(name)
         return ReadyGroups({} if channel is None else channel.shelves.counts())
 
     def clear(self, name: str) -> int:
         """Drop every group of a channel that is not under lease; gives how many there were."""
-        channel = self.books.channels.get(name)
-        return 0 if channel is None else self.books.clear(channel)
+        channel = self.state.channels.get(name)
+        return 0 if channel is None else self.state.clear(channel)
 
     def nothing_after(self, wanted: BatchRequest) -> float:
         """In strict order, when the oldest group that is not ready was opened: what is younger must wait for it."""
-        channel = self.books.channels.get(wanted.channel)
+        channel = self.state.channels.get(wanted.channel)
         unfinished = None if channel is None or wanted.order is not Order.STRICT else channel.oldest_unfinished()
         return inf if unfinished is None else unfinished.opened_at
 
     def waiting_for(self, wanted: BatchRequest) -> str:
         """In words, what a consumer waits for."""
-        channel = self.books.channels.get(wanted.channel)
+        channel = self.state.channels.get(wanted.channel)
         if channel is None:
-            known = ", ".join(sorted(self.books.channels)) or "none"
+            known = ", ".join(sorted(self.state.channels)) or "none"
             return (
                 f"{wanted.count} ready {wanted.unit} in channel {wanted.channel!r}, which has never had any "
                 f"(channels: {known})"
@@ -118,7 +118,7 @@ class Pool:
         if group is None:
             return text
         unscored = sum(not trajectory.is_scored() for trajectory in group.trajectories.values())
-        rewards = f", {unscored} without a reward" if self.books.limits.require_reward else ""
+        rewards = f", {unscored} without a reward" if self.state.limits.require_reward else ""
         strict = " and nothing may overtake it" if wanted.order is Order.STRICT else ""
         return (
             f"{text}; the oldest unfinished group, {group.prompt_uid!r}, has {group.completed} of {group.size} "
@@ -126,20 +126,20 @@ class Pool:
         )
 
     def stats(self) -> PoolStats:
-        counters = self.books.counters
+        counters = self.state.counters
         return PoolStats(
             policy_version=self.policy_version,
-            channels={name: channel.stats() for name, channel in self.books.channels.items()},
+            channels={name: channel.stats() for name, channel in self.state.channels.items()},
             submitted=counters.submitted,
             refused=counters.refused.copy(),
             quarantined=counters.quarantined.copy(),
-            leases=len(self.handout.leases),
+            leases=len(self.leasing.leases),
             forks=counters.forks,
-            scoring=self.scoring.stats(),
+            scoring=self.rewards_due.stats(),
         )
 
     def _deadline(self, channel: ChannelIndex, group: Group) -> None:
-        limits = self.books.limits
+        limits = self.state.limits
         finished = [
             trajectory
             for trajectory in group.trajectories.values()
@@ -147,7 +147,7 @@ class Pool:
         ]
         if limits.on_deadline is OnDeadline.REFILL:
             self._drop_unfinished(channel, group, limits)
-            group.deadline = self.books.now + (limits.group_deadline or 0.0)
+            group.deadline = self.state.now + (limits.group_deadline or 0.0)
             channel.enter(group)
             channel.place(group)
             channel.refills[group.seq] = group
@@ -157,9 +157,9 @@ class Pool:
             group.deadline = None
             channel.enter(group)
         else:
-            self.books.drop_group(group, "deadline")
+            self.state.drop_group(group, "deadline")
             return
-        self.books.journal.save_group(group)
+        self.state.journal.save_group(group)
 
     def _drop_unfinished(self, channel: ChannelIndex, group: Group, limits: Limits) -> None:
         """Out of the queue, and out of the group whoever is not done."""
@@ -169,5 +169,5 @@ class Pool:
                 channel.ledger.drop("deadline", trajectory.held_steps())
                 del group.trajectories[trajectory.uid]
                 group.nbytes -= sum(step.nbytes for step in trajectory.steps.values())
-                self.books.journal.remove_trajectory(trajectory)
-                self.books.close(trajectory, TrajectoryState.DROPPED, "deadline")
+                self.state.journal.remove_trajectory(trajectory)
+                self.state.close(trajectory, TrajectoryState.DROPPED, "deadline")

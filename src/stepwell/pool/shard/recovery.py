@@ -50,7 +50,7 @@ def restore(pool: Pool, journal: SqliteJournal) -> RecoveryReport:
     reader = JournalReader(journal)
     snapshot = reader.snapshot()
     if snapshot is not None:
-        pool.books.recall(snapshot)
+        pool.state.recall(snapshot)
     groups = {group.seq: group for group in reader.groups()}
     trajectories = {trajectory.number: trajectory for trajectory in reader.trajectories(groups)}
     for trajectory in reader.fill(trajectories):
@@ -60,8 +60,8 @@ def restore(pool: Pool, journal: SqliteJournal) -> RecoveryReport:
         groups = {seq: group for seq, group in groups.items() if group.trajectories}
         _count_on(pool, groups, trajectories)
     leases = {lease.uid: lease for lease in reader.leases()}
-    pool.books.closed.update(reader.closed())
-    pool.handout.ended.update(reader.ended())
+    pool.state.closed.update(reader.closed())
+    pool.leasing.ended.update(reader.ended())
     audit = list(reader.audit())
     pool.curator.trail.extend(audit)
     for group in groups.values():
@@ -72,7 +72,7 @@ def restore(pool: Pool, journal: SqliteJournal) -> RecoveryReport:
                 leases[step.lease].steps.append((trajectory, step))
     for lease in leases.values():
         lease.version = pool.policy_version
-        pool.handout.restore(lease)
+        pool.leasing.restore(lease)
     if reader.damaged:
         _count_lost(pool)
         late_rewards = list(reader.late_rewards())
@@ -88,7 +88,7 @@ def restore(pool: Pool, journal: SqliteJournal) -> RecoveryReport:
 
 def _count_on(pool: Pool, groups: Mapping[int, Group], trajectories: Mapping[int, Trajectory]) -> None:
     """No number is given twice, even if the snapshot that held them is lost."""
-    counters = pool.books.counters
+    counters = pool.state.counters
     arrived = (step.number for trajectory in trajectories.values() for step in trajectory.steps.values())
     counters.opened = max([counters.opened, *groups])
     counters.registered = max([counters.registered, *trajectories])
@@ -97,8 +97,8 @@ def _count_on(pool: Pool, groups: Mapping[int, Group], trajectories: Mapping[int
 
 def _count_lost(pool: Pool) -> None:
     """What the ledgers say is held and cannot be found is lost to the damage."""
-    for name, channel in pool.books.channels.items():
-        leases = [lease for lease in pool.handout.leases.values() if lease.channel == name]
+    for name, channel in pool.state.channels.items():
+        leases = [lease for lease in pool.leasing.leases.values() if lease.channel == name]
         groups = [*channel.groups.values(), *(group for lease in leases for group in lease.groups)]
         found = count_steps(step for group in groups for step in group.held_steps())
         lost = channel.ledger.held() - found
@@ -109,24 +109,24 @@ def _count_lost(pool: Pool) -> None:
 
 
 def _put(pool: Pool, group: Group, leases: Mapping[str, Lease]) -> None:
-    channel = pool.books.channel(group.channel)
+    channel = pool.state.channel(group.channel)
     group.nbytes = sum(step.nbytes for trajectory in group.trajectories.values() for step in trajectory.steps.values())
     if group.trained:
         for trajectory in group.trajectories.values():
-            pool.books.chronicle.end(trajectory, TrajectoryState.TRAINED)
-        pool.books.remember(channel, group)
+            pool.state.chronicle.end(trajectory, TrajectoryState.TRAINED)
+        pool.state.remember(channel, group)
         return
     for trajectory in group.trajectories.values():
-        pool.books.trajectories[trajectory.uid] = trajectory
+        pool.state.trajectories[trajectory.uid] = trajectory
     lease = leases.get(group.lease) if group.lease is not None else None
     if lease is None:
         group.lease = None
         channel.enter(group)
-        pool.handout.carry_out(group)
+        pool.leasing.carry_out(group)
     else:
         lease.groups.append(group)
         channel.lend(group)
-        pool.books.chronicle.touch_all(group.trajectories.values())
+        pool.state.chronicle.touch_all(group.trajectories.values())
 
 
 def _write_anew(
@@ -146,15 +146,15 @@ def _write_anew(
             _write_steps(journal, trajectory)
     for lease in leases:
         journal.save_lease(lease)
-    for uid, revision in pool.books.closed.items():
+    for uid, revision in pool.state.closed.items():
         journal.add_closed(uid, revision)
-    for uid, how in pool.handout.ended.items():
+    for uid, how in pool.leasing.ended.items():
         journal.add_ended(uid, how)
     for late in late_rewards:
         journal.add_late_reward(late)
     for entry in audit:
         journal.add_audit(entry)
-    journal.commit(pool.books.snapshot())
+    journal.commit(pool.state.snapshot())
 
 
 def _write_steps(journal: SqliteJournal, trajectory: Trajectory) -> None:

@@ -83,20 +83,20 @@ class ShardService:
         self, steps: Columns, channel: str | None = None, group_size: int | None = None
     ) -> list[SubmitVerdict]:
         with self._changing():
-            verdicts = self._pool.intake.submit(steps, channel=channel, group_size=group_size)
+            verdicts = self._pool.ingest.submit(steps, channel=channel, group_size=group_size)
         await self._tell()
         return verdicts
 
     async def submit_groups(self, steps: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
         with self._changing():
-            verdicts = self._pool.intake.submit_groups(steps, registrations)
+            verdicts = self._pool.ingest.submit_groups(steps, registrations)
         await self._tell()
         return verdicts
 
     async def give_reward(self, reward: RewardGiven) -> bool:
         """Whether it is kept: to train with, or, once its trajectory was handed out, in the archive if there is one."""
         with self._changing():
-            kept = self._pool.intake.reward(reward)
+            kept = self._pool.ingest.reward(reward)
             if not kept and not self._pool.curator.holds_reward_of(reward.trajectory_uid):
                 kept = self._keep_late(reward)
         await self._tell()
@@ -126,11 +126,11 @@ class ShardService:
 
     async def ack(self, lease_uid: str) -> Settlement:
         with self._changing():
-            return self._pool.handout.ack(lease_uid)
+            return self._pool.leasing.ack(lease_uid)
 
     async def nack(self, lease_uid: str) -> Settlement:
         with self._changing():
-            settlement = self._pool.handout.nack(lease_uid)
+            settlement = self._pool.leasing.nack(lease_uid)
         await self._tell()
         return settlement
 
@@ -148,14 +148,14 @@ class ShardService:
     async def offers(self, channel: str, trajectories: int, step_filter: StepFilter) -> list[GroupOffer]:
         """What could become part of a batch of so many trajectories."""
         with self._changing():
-            return self._pool.handout.offers(channel, trajectories, step_filter, self._name)
+            return self._pool.leasing.offers(channel, trajectories, step_filter, self._name)
 
     async def take_offers(
         self, channel: str, offers: Sequence[GroupOffer], lease: float, lease_uid: str, step_filter: StepFilter
     ) -> LeasedGroups | None:
         """None if one of them is gone by now."""
         with self._changing():
-            taken = self._pool.handout.take_offers(channel, offers, step_filter, lease_uid, time.time() + lease)
+            taken = self._pool.leasing.take_offers(channel, offers, step_filter, lease_uid, time.time() + lease)
         return None if taken is None else replace(taken, leases=((self._name, lease_uid),))
 
     async def fill(
@@ -170,13 +170,13 @@ class ShardService:
         """A batch of exactly so many trajectories, from this shard alone; None if there is none now."""
         with self._changing():
             expires_at = time.time() + lease
-            taken = self._pool.handout.fill(channel, trajectories, shares, step_filter, lease_uid, expires_at)
+            taken = self._pool.leasing.fill(channel, trajectories, shares, step_filter, lease_uid, expires_at)
         return None if taken is None else replace(taken, leases=((self._name, lease_uid),))
 
     async def put_back(self, lease_uid: str) -> Settlement:
         """What was taken and no one saw."""
         with self._changing():
-            settlement = self._pool.handout.nack(lease_uid, attempted=False)
+            settlement = self._pool.leasing.nack(lease_uid, attempted=False)
         await self._tell()
         return settlement
 
@@ -207,12 +207,12 @@ class ShardService:
     async def take_unscored(self, count: int, lease: float, ticket: str) -> Columns | None:
         """All steps of up to `count` trajectories that lack a reward; those not judged in `lease` seconds come back."""
         with self._changing():
-            return self._pool.scoring.take(count, ticket, time.time() + lease)
+            return self._pool.rewards_due.take(count, ticket, time.time() + lease)
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
         """Whether each counted."""
         with self._changing():
-            counted = self._pool.scoring.settle(judgements)
+            counted = self._pool.rewards_due.settle(judgements)
         failed = [judgement for judgement in judgements if judgement.outcome is not JudgementOutcome.SCORE]
         if failed:
             first = failed[0]
@@ -240,18 +240,18 @@ class ShardService:
     async def changes(self, cursor: Cursor, limit: int) -> ChangesPage:
         """What has changed since the cursor; all there is if it was given by a shard that has restarted since."""
         with self._changing():
-            anew = cursor.epoch != self._epoch or self._pool.watch.misses(cursor.position)
-            page = self._pool.watch.page(0 if anew else cursor.position, limit)
+            anew = cursor.epoch != self._epoch or self._pool.view.misses(cursor.position)
+            page = self._pool.view.page(0 if anew else cursor.position, limit)
         plain = [snapshot[:-1] for snapshot in page.snapshots]
         return ChangesPage(plain, Cursor(epoch=self._epoch, position=page.position), anew, page.more)
 
     async def series(self, seconds: float) -> SeriesChunk:
         with self._changing():
-            return self._pool.watch.strip(seconds)
+            return self._pool.view.series(seconds)
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> tuple[Columns, list[int]]:
         """The steps of those (trajectory_uid, prompt_uid), and how many each has."""
-        return self._pool.watch.read(uids)
+        return self._pool.view.read(uids)
 
     # -- the policy, and sight -----------------------------------------------------------------------------------------
 
@@ -278,13 +278,13 @@ class ShardService:
 
     async def quarantined(self) -> list[Step]:
         """The last steps that were quarantined, each with its reason."""
-        return list(self._pool.intake.quarantine)
+        return list(self._pool.ingest.quarantine)
 
     # -- how -----------------------------------------------------------------------------------------------------------
 
     def _answer(self, method: str, args: tuple[Any, ...]) -> Any:
         try:
-            return getattr(self._pool.intake, method)(*args)
+            return getattr(self._pool.ingest, method)(*args)
         except StepwellError as refusal:
             return refusal
         except Exception as failure:
@@ -295,16 +295,16 @@ class ShardService:
         """Beside the archive's groups, if there is an archive."""
         if self._archive is None:
             return False
-        revision = self._pool.books.count_late_reward(reward.trajectory_uid)
+        revision = self._pool.state.count_late_reward(reward.trajectory_uid)
         self._archive.add_late_reward(late(reward, revision, time.time()))
         return True
 
     def _take(self, wanted: BatchRequest, lease_uid: str, lease: float | None) -> Batch | None:
         with self._changing():
             uid = lease_uid or uuid4().hex
-            taken = self._pool.handout.take(wanted, uid, time.time() + (lease or 0.0))
+            taken = self._pool.leasing.take(wanted, uid, time.time() + (lease or 0.0))
             if taken is not None and lease is None:
-                self._pool.handout.ack(uid)
+                self._pool.leasing.ack(uid)
         return None if taken is None else batch_of(taken, () if lease is None else ((self._name, uid),))
 
     @contextmanager
@@ -317,10 +317,10 @@ class ShardService:
             if self._journal is not None:
                 if self._archive is None:
                     self._journal.forget_retired()
-                self._journal.commit(self._pool.books.snapshot())
+                self._journal.commit(self._pool.state.snapshot())
                 if self._archive is not None:
                     self._archive.keep_up()
-            if self._pool.scoring.has_work():
+            if self._pool.rewards_due.has_work():
                 self._has_unscored.set()
             else:
                 self._has_unscored.clear()

@@ -33,7 +33,7 @@ class PoolView:
         """The trajectories that have changed after `position`, up to so many."""
         return self._books.chronicle.page(position, limit, self._look)
 
-    def strip(self, seconds: float) -> SeriesChunk:
+    def series(self, seconds: float) -> SeriesChunk:
         return self._books.timeline.strip(seconds)
 
     def read(self, uids: Sequence[tuple[str, str]]) -> tuple[Columns, list[int]]:

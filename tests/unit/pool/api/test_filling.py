@@ -50,7 +50,7 @@ def test_a_group_that_is_sent_again_is_taken_once_wherever_it_is_by_then() -> No
     leased = pool.fill(2)
     assert pool.send_group("p", 2, "maths") == [SubmitVerdict.DUPLICATE] * 2
     assert leased is not None
-    pool.handout.ack(leased[0])
+    pool.leasing.ack(leased[0])
     assert pool.send_group("p", 2, "maths") == [SubmitVerdict.LATE] * 2
     assert pool.fill(2) is None
     assert pool.stats().submitted == 8
@@ -61,12 +61,12 @@ def test_a_full_channel_refuses_the_steps_of_new_groups_and_of_no_others() -> No
     sent = [make_group(prompt, 2) for prompt in ("q", "r")]
     steps = [step for steps, _ in sent for step in steps]
     registrations = [wanted for _, registrations in sent for wanted in registrations]
-    verdicts = pool.intake.submit_groups(pack(steps), registrations)
+    verdicts = pool.ingest.submit_groups(pack(steps), registrations)
     assert verdicts == [SubmitVerdict.ACCEPTED] * 2 + [SubmitVerdict.FULL] * 2
     assert pool.stats().refused == {"full": 2}
     pool.take(1)
     assert (
-        pool.intake.submit_groups(pack(steps), registrations)
+        pool.ingest.submit_groups(pack(steps), registrations)
         == [SubmitVerdict.DUPLICATE] * 2 + [SubmitVerdict.ACCEPTED] * 2
     )
 
@@ -77,7 +77,7 @@ def test_a_registration_that_contradicts_another_spoils_nothing_else() -> None:
     other_prompt = make_step("p-0", "elsewhere")
     other_channel = make_step("x", "x")
     wrong = [Registration("p-0", "elsewhere", "train", 1), Registration("x", "x", "one too many", 1)]
-    verdicts = pool.intake.submit_groups(pack([other_prompt, other_channel, *steps]), [*wrong, *registrations])
+    verdicts = pool.ingest.submit_groups(pack([other_prompt, other_channel, *steps]), [*wrong, *registrations])
     assert verdicts == [SubmitVerdict.UNKNOWN, SubmitVerdict.UNKNOWN, SubmitVerdict.ACCEPTED]
 
 
@@ -123,8 +123,8 @@ def test_what_was_filled_is_leased_comes_back_and_goes_for_good_as_any_batch() -
     assert again is not None
     assert prompts(again) == ["a", "b"]
     assert again[1].attempts == [1, 0]
-    assert pool.handout.ack(first[0]) is Settlement.EXPIRED
-    assert pool.handout.ack(again[0]) is Settlement.DONE
+    assert pool.leasing.ack(first[0]) is Settlement.EXPIRED
+    assert pool.leasing.ack(again[0]) is Settlement.DONE
     assert pool.stats().channels["train"].shipped.steps == 4
 
 
@@ -132,7 +132,7 @@ def test_what_no_one_saw_goes_back_without_counting_as_an_attempt() -> None:
     pool = pool_of(("a", 2, ""))
     first = pool.fill(2)
     assert first is not None
-    pool.handout.nack(first[0], attempted=False)
+    pool.leasing.nack(first[0], attempted=False)
     again = pool.fill(2)
     assert again is not None
     assert again[1].attempts == [0]
@@ -140,9 +140,9 @@ def test_what_no_one_saw_goes_back_without_counting_as_an_attempt() -> None:
 
 def test_asking_again_under_the_same_lease_gives_the_same_again() -> None:
     pool = pool_of(("a", 2, ""), ("b", 2, ""))
-    chosen = choose_groups(pool.handout.offers("train", 2, EVERYTHING), 2, {})
+    chosen = choose_groups(pool.leasing.offers("train", 2, EVERYTHING), 2, {})
     assert chosen is not None
-    one, two = (pool.handout.take_offers("train", chosen, EVERYTHING, "lease", 10.0) for _ in range(2))
+    one, two = (pool.leasing.take_offers("train", chosen, EVERYTHING, "lease", 10.0) for _ in range(2))
     assert one is not None
     assert two is not None
     assert one.columns.uids == two.columns.uids == ["a-0-0", "a-1-0"]
@@ -150,18 +150,18 @@ def test_asking_again_under_the_same_lease_gives_the_same_again() -> None:
 
 def test_nothing_is_taken_if_a_part_of_it_is_gone() -> None:
     pool = pool_of(("a", 2, ""), ("b", 2, ""))
-    offers = pool.handout.offers("train", 4, EVERYTHING)
+    offers = pool.leasing.offers("train", 4, EVERYTHING)
     pool.take(1)
-    assert pool.handout.take_offers("train", offers, EVERYTHING, "lease", 10.0) is None
+    assert pool.leasing.take_offers("train", offers, EVERYTHING, "lease", 10.0) is None
     assert prompts(pool.fill(2)) == ["b"]
-    assert pool.handout.take_offers("elsewhere", offers, EVERYTHING, "lease", 10.0) is None
+    assert pool.leasing.take_offers("elsewhere", offers, EVERYTHING, "lease", 10.0) is None
 
 
 def test_what_is_offered_does_not_grow_with_the_queue() -> None:
     pool = pool_of(*((f"p{n}", 4, "maths") for n in range(200)), *((f"q{n}", 8, "games") for n in range(100)))
-    assert len(pool.handout.offers("train", 64, EVERYTHING)) == 16 + 8
-    assert pool.handout.offers("train", 3, EVERYTHING) == []
-    assert pool.handout.offers("elsewhere", 64, EVERYTHING) == []
+    assert len(pool.leasing.offers("train", 64, EVERYTHING)) == 16 + 8
+    assert pool.leasing.offers("train", 3, EVERYTHING) == []
+    assert pool.leasing.offers("elsewhere", 64, EVERYTHING) == []
 
 
 def test_stale_groups_are_dropped_when_they_are_come_upon() -> None:
@@ -177,7 +177,7 @@ def test_a_group_of_which_a_part_is_left_out_counts_with_the_rest() -> None:
     for n in range(8):
         steps, registrations = make_group(f"p{n}", 4)
         again = [make_step(s.trajectory_uid, s.prompt_uid, exactness=Exactness.RETOKENIZED) for s in steps[2:]]
-        pool.intake.submit_groups(pack([*steps[:2], *again]), registrations)
+        pool.ingest.submit_groups(pack([*steps[:2], *again]), registrations)
         for step in again:
             pool.complete(step.trajectory_uid, step.prompt_uid, 1.0)
     step_filter = StepFilter(Exactness.SUBMITTED, untrainable=False)
@@ -234,7 +234,7 @@ def test_a_clear_drops_all_but_what_is_under_lease_and_counts_it() -> None:
     stats = pool.stats().channels
     assert (stats["train"].dropped["cleared"].steps, stats["train"].held.steps) == (4, 2)
     assert stats["validation"].ready_groups == 1
-    pool.handout.nack(leased[0])
+    pool.leasing.nack(leased[0])
     assert prompts(pool.fill(2)) == ["a"]
 
 

@@ -195,12 +195,12 @@ def test_a_reward_may_come_late_and_be_revised_until_it_is_shipped() -> None:
     assert p.take(1) is None
     assert "1 without a reward" in p.waiting_for(wanted())
     for value in (0.25, 0.75):
-        assert p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=value, source="judge"))
+        assert p.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=value, source="judge"))
     taken = p.take(1)
     assert taken is not None
     (step,) = taken[0]
     assert (step.reward, step.reward_source, step.reward_revision) == (0.75, "judge", 2)
-    assert not p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.0)), "it was already shipped"
+    assert not p.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.0)), "it was already shipped"
 
 
 def wanted() -> Any:
@@ -214,9 +214,9 @@ def test_a_single_step_can_be_rewarded() -> None:
     p.register(Registration("t", "p"))
     p.submit([make_step(uid="a", started_at=1), make_step(uid="b", started_at=2)])
     p.complete("t", "p")
-    assert p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, source="process", step_index=0))
+    assert p.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, source="process", step_index=0))
     with pytest.raises(Conflict, match="has no step 7"):
-        p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, step_index=7))
+        p.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, step_index=7))
     taken = p.take(1)
     assert taken is not None
     assert [step.reward for step in taken[0]] == [0.5, None]

@@ -22,7 +22,7 @@ def pool(**limits: Any) -> EasyPool:
 def offered(p: EasyPool, count: int = 100, lease_uid: str = "look", seconds: float = 0.0) -> list[str]:
     """What a worker gets; with no time given it comes back at once."""
     found = [steps[0].trajectory_uid for steps in p.take_unscored(count, lease_uid, seconds=seconds)]
-    p.advance(p.books.now)
+    p.advance(p.state.now)
     return found
 
 
@@ -69,7 +69,7 @@ def test_where_no_reward_is_required_nothing_is_offered_or_kept_for_it() -> None
     p = EasyPool(Limits())
     p.rollout("t", "p", None)
     assert p.take_unscored() == []
-    assert len(p.books.channels["train"].unscored) == 0
+    assert len(p.state.channels["train"].unscored) == 0
 
 
 def test_a_score_becomes_the_rollouts_reward_with_its_source_revision_and_reasons() -> None:
@@ -137,7 +137,7 @@ def test_a_reward_that_is_given_meanwhile_stands() -> None:
     p = pool()
     p.rollout("t", "p", None)
     p.take_unscored()
-    p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, source="human", notes="fine"))
+    p.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, source="human", notes="fine"))
     assert not p.judge("t", "p", 1.0)
     ((step,),) = p.take(1) or [[]]
     assert (step.reward, step.reward_source, step.metadata) == (0.5, "human", {"reward": {"notes": "fine"}})
@@ -164,7 +164,7 @@ def test_a_judgement_of_what_was_dropped_meanwhile_changes_nothing() -> None:
 def fail(p: EasyPool, outcome: JudgementOutcome, attempts: int) -> None:
     """Every attempt at the trajectory `a` ends so."""
     for n in range(attempts):
-        p.advance(p.books.now + 60.0)
+        p.advance(p.state.now + 60.0)
         p.take_unscored(1, str(n))
         assert p.judge("a", "p", outcome, str(n))
 
@@ -181,7 +181,7 @@ def test_a_failure_is_tried_again_after_a_rest_and_is_no_reward(outcome: Judgeme
     fail(p, outcome, 2)
     assert offered(p) == []
     assert p.stats().scoring.resting == 1
-    p.advance(p.books.now + 2.0)
+    p.advance(p.state.now + 2.0)
     assert offered(p) == ["a"]
     assert p.take(1) is None
     assert p.stats().scoring.failed == {outcome: 2}
@@ -208,7 +208,7 @@ def test_what_cannot_be_scored_can_be_kept_for_someone_else() -> None:
     p.advance(1e6)
     assert offered(p) == []
     assert p.take(1) is None
-    p.intake.reward(RewardGiven(trajectory_uid="a", prompt_uid="p", value=0.5))
+    p.ingest.reward(RewardGiven(trajectory_uid="a", prompt_uid="p", value=0.5))
     assert [step.reward for step in (p.take(1) or [[]])[0]] == [0.5, 1.0]
 
 
@@ -262,7 +262,7 @@ def test_a_reward_is_a_finite_number(value: float) -> None:
     p = pool()
     p.rollout("t", "p", None)
     with pytest.raises(BadRequest, match="a finite number, not"):
-        p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=value))
+        p.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=value))
     with pytest.raises(BadRequest, match="a finite number, not"):
         p.complete("t", "p", value)
     assert p.take(1) is None
@@ -273,10 +273,10 @@ def test_rewards_that_come_too_late_are_numbered_on() -> None:
     p.rollout("t", "p", 1.0)
     leased = p.lease(1)
     assert leased is not None
-    assert not p.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.0))
-    assert p.books.count_late_reward("t") == 2
-    p.handout.ack(leased[0])
-    assert [p.books.count_late_reward("t") for _ in range(2)] == [3, 4]
+    assert not p.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.0))
+    assert p.state.count_late_reward("t") == 2
+    p.leasing.ack(leased[0])
+    assert [p.state.count_late_reward("t") for _ in range(2)] == [3, 4]
 
 
 def test_the_stats_of_shards_add_up() -> None:

@@ -87,7 +87,7 @@ def test_one_under_lease_is_not_handed_out_again() -> None:
     assert reject(pool, "a") is CurationOutcome.DONE
     assert reject(pool, "a") is CurationOutcome.UNCHANGED
     assert dropped(pool) == {}, "the trainer may still train it"
-    pool.handout.nack(leased[0])
+    pool.leasing.nack(leased[0])
     assert dropped(pool) == {"rejected": 1}
     assert taken_uids(pool) == [["b"]]
     assert pool.curator.audit(9)[-1].before == "under lease"
@@ -100,7 +100,7 @@ def test_one_under_lease_that_is_acknowledged_was_trained_and_does_not_come_back
     leased = pool.lease(1)
     assert leased is not None
     reject(pool, "a")
-    pool.handout.ack(leased[0])
+    pool.leasing.ack(leased[0])
     assert dropped(pool) == {}
     assert pool.stats().channels["train"].shipped.steps == 2
     assert taken_uids(pool, history=1.0) == [["b"]]
@@ -128,7 +128,7 @@ def test_it_holds_for_consumers_of_trajectories_and_of_steps(unit: Unit) -> None
     assert leased is not None
     assert leased[1].columns.trajectory_uids == ["a"]
     reject(pool, "a")
-    pool.handout.nack(leased[0])
+    pool.leasing.nack(leased[0])
     assert taken_uids(pool, unit=unit) == [["b"]]
     assert pool.take(1, unit=unit) is None
     assert dropped(pool) == {"rejected": 1}
@@ -195,7 +195,7 @@ def test_it_counts_for_what_comes_back_from_a_lease_and_for_the_history() -> Non
     leased = pool.lease(1)
     assert leased is not None
     assert relabel(pool, "t", 0.25) is CurationOutcome.DONE
-    pool.handout.nack(leased[0])
+    pool.leasing.nack(leased[0])
     assert [group[0].reward for group in pool.take(1) or []] == [0.25]
     assert relabel(pool, "t", 0.75, by="bo") is CurationOutcome.DONE
     ((step,),) = pool.take(1, history=1.0) or [[]]
@@ -208,8 +208,8 @@ def test_a_persons_reward_stands_whatever_comes_later() -> None:
     relabel(pool, "t", 0.25)
     pool.submit([make_step(uid="1", reward=9.0)])
     assert pool.complete("t", "p", 1.0) is EndResult.COMPLETED
-    assert not pool.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=3.0))
-    assert not pool.intake.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=3.0, step_index=0))
+    assert not pool.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=3.0))
+    assert not pool.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=3.0, step_index=0))
     assert pool.curator.holds_reward_of("t")
     assert [group[0].reward for group in pool.take(1) or []] == [0.25]
 

@@ -38,7 +38,7 @@ def test_what_is_under_lease_is_handed_out_to_no_one_else() -> None:
 def test_an_acknowledged_batch_never_comes_back() -> None:
     pool = filled(1)
     uid, _ = leased(pool)
-    assert pool.handout.ack(uid) is Settlement.DONE
+    assert pool.leasing.ack(uid) is Settlement.DONE
     pool.advance(1e9)
     assert pool.lease(1) is None
     assert pool.stats().channels["train"].shipped.steps == 1
@@ -47,7 +47,7 @@ def test_an_acknowledged_batch_never_comes_back() -> None:
 def test_a_batch_given_back_goes_to_the_head_in_order_and_remembers_it() -> None:
     pool = filled(4)
     uid, _ = leased(pool, 2)
-    assert pool.handout.nack(uid) is Settlement.DONE
+    assert pool.leasing.nack(uid) is Settlement.DONE
     found = pool.lease(3)
     assert found is not None
     assert prompts(in_groups(found[1])) == ["p0", "p1", "p2"]
@@ -61,7 +61,7 @@ def test_a_lease_that_expires_gives_its_groups_back_once() -> None:
     assert prompts(leased(pool)[1]) == ["p1"]
     pool.advance(10)
     assert prompts(leased(pool)[1]) == ["p0"]
-    assert pool.handout.ack(uid) is Settlement.EXPIRED
+    assert pool.leasing.ack(uid) is Settlement.EXPIRED
     assert pool.lease(1) is None
 
 
@@ -76,8 +76,8 @@ def test_asking_again_under_the_same_name_gives_the_same_again() -> None:
 def test_ending_a_lease_twice_is_harmless_and_an_unknown_one_is_called_so() -> None:
     pool = filled(1)
     uid, _ = leased(pool)
-    assert [pool.handout.ack(uid), pool.handout.ack(uid)] == [Settlement.DONE, Settlement.DONE]
-    assert pool.handout.ack("never heard of") is Settlement.UNKNOWN
+    assert [pool.leasing.ack(uid), pool.leasing.ack(uid)] == [Settlement.DONE, Settlement.DONE]
+    assert pool.leasing.ack("never heard of") is Settlement.UNKNOWN
 
 
 def test_a_step_or_reward_that_comes_while_its_group_is_under_lease_is_late() -> None:
@@ -138,7 +138,7 @@ def test_a_step_whose_rollout_is_dropped_while_it_is_under_lease_does_not_come_b
     found = pool.lease(1, unit=Unit.STEPS)
     assert found is not None
     pool.abort("t", "p")
-    assert getattr(pool.handout, end)(found[0]) is Settlement.DONE
+    assert getattr(pool.leasing, end)(found[0]) is Settlement.DONE
     assert pool.lease(1, unit=Unit.STEPS) is None
     stats = pool.stats().channels["train"]
     assert (stats.dropped["aborted"].steps, stats.shipped.steps, stats.held.steps) == (1, 0, 0)
@@ -160,7 +160,7 @@ def test_a_share_of_the_batch_can_come_from_what_was_trained_before() -> None:
     fresh, old = prompts(in_groups(found[1]))[:2], prompts(in_groups(found[1]))[2:]
     assert fresh == ["p4", "p5"]
     assert set(old) <= {"p0", "p1", "p2", "p3"}
-    pool.handout.ack(found[0])
+    pool.leasing.ack(found[0])
     assert pool.stats().channels["train"].shipped.steps == 6, "history was counted as shipped again"
 
 

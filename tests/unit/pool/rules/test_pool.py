@@ -217,7 +217,7 @@ def test_an_abort_of_what_a_trainer_has_or_had_comes_too_late() -> None:
     leased = p.lease(1)
     assert leased is not None
     assert p.abort("t", "p") is EndResult.LATE
-    assert p.handout.ack(leased[0]) is Settlement.DONE
+    assert p.leasing.ack(leased[0]) is Settlement.DONE
     assert p.abort("t", "p") is EndResult.LATE
     assert p.stats().channels["train"].shipped.steps == 1
 
@@ -244,7 +244,7 @@ def test_a_quarantined_step_is_not_trained_but_keeps_its_place_and_is_counted() 
     p.complete("t", "p")
     assert [step.step_index for step in take(p)[0]] == [0, 2]
     assert p.stats().quarantined == {"bad_logprob": 1}
-    assert [step.quarantine for step in p.intake.quarantine] == ["bad_logprob: NaN"]
+    assert [step.quarantine for step in p.ingest.quarantine] == ["bad_logprob: NaN"]
 
 
 def test_a_step_still_on_its_way_at_completion_is_taken_until_the_group_ships() -> None:

@@ -68,7 +68,7 @@ def test_a_batch_under_lease_at_the_kill_can_still_be_acknowledged(path: Path) -
     pool, _, _ = open_pool(path)
     pool.leases = 1
     assert pool.lease(1) is None
-    assert pool.handout.ack(leased[0]) == "done"
+    assert pool.leasing.ack(leased[0]) == "done"
     pool.advance(1000)
     assert pool.lease(1) is None
 
@@ -90,13 +90,13 @@ def test_how_a_lease_ended_is_known_after_a_restart(path: Path) -> None:
     expired, acked = pool.lease(1, seconds=10), pool.lease(1, seconds=100)
     assert expired is not None
     assert acked is not None
-    pool.handout.ack(acked[0])
+    pool.leasing.ack(acked[0])
     pool.advance(50)
     save(pool, journal)
     kill(journal)
     pool, _, _ = open_pool(path)
-    assert pool.handout.ack(expired[0]) == "expired"
-    assert pool.handout.ack(acked[0]) == "done"
+    assert pool.leasing.ack(expired[0]) == "expired"
+    assert pool.leasing.ack(acked[0]) == "done"
 
 
 def test_what_a_channel_is_consumed_by_is_known_after_a_restart(path: Path) -> None:
@@ -136,7 +136,7 @@ def test_what_a_lease_let_through_is_known_after_a_restart_and_so_is_what_was_le
     save(pool, journal)
     kill(journal)
     pool, journal, _ = open_pool(path)
-    pool.handout.ack(leased[0])
+    pool.leasing.ack(leased[0])
     save(pool, journal)
     kill(journal)
     pool, _, _ = open_pool(path)
@@ -156,7 +156,7 @@ def test_a_journal_from_before_there_were_untrainable_steps_is_read(path: Path) 
     kill(journal)
     pool, journal, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (2, False)
-    assert pool.handout.ack(leased[0]) == "done"
+    assert pool.leasing.ack(leased[0]) == "done"
     pool.leases = 1
     assert [group[0].trajectory_uid for group in pool.take(1) or []] == ["held"]
     assert pool.stats().channels["train"].shipped.steps == 2
@@ -217,7 +217,7 @@ def test_where_groups_come_from_survives_and_so_do_the_shelves(path: Path) -> No
     kill(journal)
     pool, journal, _ = open_pool(path)
     assert pool.backlog("train").groups == {"maths": {2: 2}, "": {1: 1}}
-    pool.handout.nack(leased[0])
+    pool.leasing.nack(leased[0])
     filled = pool.fill(8)
     assert filled is not None
     assert filled[1].sources == ["maths", "games", "maths", ""]

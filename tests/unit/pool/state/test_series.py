@@ -9,7 +9,7 @@ from tests.builders import EasyPool, make_step
 
 
 def series(pool: EasyPool, seconds: float = 3600) -> TimeSeries:
-    return merge_chunks([pool.watch.strip(seconds)])
+    return merge_chunks([pool.view.series(seconds)])
 
 
 def test_steps_are_counted_in_the_interval_in_which_they_came() -> None:
@@ -40,7 +40,7 @@ def test_what_was_trained_is_counted_when_it_is_acknowledged_with_its_reward_and
     assert leased is not None
     pool.policy_version = 9
     pool.advance(107)
-    pool.handout.ack(leased[0])
+    pool.leasing.ack(leased[0])
     train = series(pool).channels["train"]
     assert train.trained_steps == [0, 11]
     assert train.trained_tokens == [0, 44]

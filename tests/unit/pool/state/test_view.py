@@ -27,7 +27,7 @@ class Watcher:
         self.known: dict[str, TrajectorySnapshot] = {}
 
     def look(self, limit: int = 1000) -> ChangeLogPage:
-        page = self.pool.watch.page(self.position, limit)
+        page = self.pool.view.page(self.position, limit)
         self.position = page.position
         self.known |= {sketch.trajectory_uid: sketch for sketch in page.snapshots}
         return page
@@ -66,7 +66,7 @@ def test_each_look_shows_only_what_changed_since_the_last() -> None:
         pool.rollout(uid, uid)
     assert watcher.changed() == ["a", "b", "c"]
     assert watcher.changed() == []
-    pool.intake.reward(RewardGiven(trajectory_uid="b", prompt_uid="b", value=0.5))
+    pool.ingest.reward(RewardGiven(trajectory_uid="b", prompt_uid="b", value=0.5))
     assert watcher.changed() == ["b"]
     assert watcher.known["b"].reward == 0.5
 
@@ -119,15 +119,15 @@ def test_memory_follows_what_is_held_and_a_watcher_that_fell_behind_is_told_to_b
         watcher.look()
         pool.rollout(f"t{n}", f"p{n}")
         pool.abort(f"t{n}", f"p{n}")
-    chronicle = pool.books.chronicle
+    chronicle = pool.state.chronicle
     assert len(chronicle._uids) == len(chronicle._positions) < 1100
-    assert not pool.watch.misses(watcher.position)
+    assert not pool.view.misses(watcher.position)
     fresh = Watcher(pool)
     assert fresh.changed() == ["held", *(f"t{n}" for n in range(2990, 3000))]
     for n in range(11):
         pool.rollout(f"u{n}", f"p{n}")
         pool.abort(f"u{n}", f"p{n}")
-    assert pool.watch.misses(fresh.position)
+    assert pool.view.misses(fresh.position)
 
 
 def test_a_pool_no_one_watches_keeps_one_position_a_trajectory() -> None:
@@ -135,11 +135,11 @@ def test_a_pool_no_one_watches_keeps_one_position_a_trajectory() -> None:
     pool.register(Registration("t", "p"))
     for n in range(100):
         pool.submit([make_step(uid=str(n), started_at=n)])
-    assert len(pool.books.chronicle._uids) == 1
+    assert len(pool.state.chronicle._uids) == 1
 
 
 def summary(pool: EasyPool) -> Any:
-    (sketch,) = pool.watch.page(0, 10).snapshots
+    (sketch,) = pool.view.page(0, 10).snapshots
     return sketch
 
 
@@ -185,7 +185,7 @@ def test_what_waits_for_a_reward_says_so() -> None:
     pool.rollout("a", "p", None, size=2)
     pool.rollout("b", "p", 1.0, size=2)
     assert watcher.states() == {"a": ("waiting", "reward"), "b": ("waiting", "reward")}
-    pool.intake.reward(RewardGiven(trajectory_uid="a", prompt_uid="p", value=1.0))
+    pool.ingest.reward(RewardGiven(trajectory_uid="a", prompt_uid="p", value=1.0))
     assert watcher.states() == {"a": ("ready", ""), "b": ("ready", "")}
 
 
@@ -208,7 +208,7 @@ def test_single_steps_under_lease_show_in_their_trajectory() -> None:
     leased = pool.lease(1, unit=Unit.STEPS)
     assert leased is not None
     assert watcher.states() == {"t": ("leased", "")}
-    pool.handout.ack(leased[0])
+    pool.leasing.ack(leased[0])
     assert watcher.states() == {"t": ("open", "")}
     pool.complete("t", "p")
     assert watcher.states() == {"t": ("trained", "")}
@@ -230,7 +230,7 @@ def test_what_is_dropped_says_by_which_cause(limits: Limits, cause: str) -> None
     pool.policy_version = 3
     pool.advance(100)
     pool.take(1)
-    sketch = next(found for found in pool.watch.page(0, 10).snapshots if found.trajectory_uid == "t")
+    sketch = next(found for found in pool.view.page(0, 10).snapshots if found.trajectory_uid == "t")
     assert (sketch.state, sketch.cause) == (TrajectoryState.DROPPED, cause)
     assert cause != "stale" or sketch.note == "the oldest token was 3 versions behind"
 
@@ -250,10 +250,10 @@ def test_steps_are_read_wherever_they_are_held_and_nothing_of_what_has_left() ->
     pool.take(2)
     pool.lease(1)
     uids = [(uid, uid) for uid in ("held", "gone", "leased", "history", "unknown")]
-    columns, sizes = pool.watch.read([*uids, ("held", "other prompt")])
+    columns, sizes = pool.view.read([*uids, ("held", "other prompt")])
     assert sizes == [1, 0, 1, 1, 0, 0]
     assert columns.trajectory_uids == ["held", "leased", "history"]
-    assert len(pool.watch.read([])[0]) == 0
+    assert len(pool.view.read([])[0]) == 0
     assert pool.take(1) is not None, "reading takes nothing"
 
 
@@ -262,7 +262,7 @@ def test_quarantined_steps_are_read_in_their_place_while_they_are_kept() -> None
     pool.register(Registration("t", "p"))
     bad = {1: "bad_logprob: nan"}
     pool.submit([make_step(uid=str(n), started_at=n, response_ids=[n], quarantine=bad.get(n)) for n in range(3)])
-    steps = unpack(pool.watch.read([("t", "p")])[0], copy=False)
+    steps = unpack(pool.view.read([("t", "p")])[0], copy=False)
     assert [(step.step_index, step.response_ids.tolist(), step.quarantine) for step in steps] == [
         (0, [0], None),
         (1, [1], "bad_logprob: nan"),
