@@ -1,9 +1,9 @@
-"""What the Atropos door costs: ours before a DataPool on Ray, beside atroposlib's own server.
+"""What the Atropos server costs: ours before a DataPool on Ray, beside atroposlib's own server.
 
 A group has 8 sequences of 2,048 tokens with log-probabilities, as JSON some 500 kB; a batch has 64 sequences. Both
 servers get the same load in turns, and a ratio is the median over rounds. What counts is a server's own CPU: of ours,
-the door's and the pool shard's together, from the first byte of a POST until the pool has confirmed it, and until a
-served batch is acknowledged. Memory is what the same processes hold for themselves, resident minus shared: the pool
+the Atropos server and the pool shard together, from the first byte of a POST until the pool has confirmed it, and until
+a served batch is acknowledged. Memory is what the same processes hold for themselves, resident minus shared: the pool
 copies what it keeps, so nothing of a queued group stays in Ray's shared object store. Eight clients send at once.
 
     python -m benchmarks.atropos [--quick]
@@ -25,7 +25,7 @@ import orjson
 
 from benchmarks.atropos_rig.clients import ARROW, JSON, Client, Probe, post_all
 from benchmarks.atropos_rig.groups import SEQUENCES, Group, Templates, make_group, rescored
-from benchmarks.atropos_rig.servers import BATCH_SIZE, Subject, our_door, their_server
+from benchmarks.atropos_rig.servers import BATCH_SIZE, Subject, our_server, their_server
 from benchmarks.report import report
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import groups_from_arrow, groups_to_arrow
@@ -197,13 +197,13 @@ def measure(ours: Subject, theirs: Subject, length: Length) -> Figures:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the Atropos door costs.")
+    parser = argparse.ArgumentParser(description="What the Atropos server costs.")
     parser.add_argument("--quick", action="store_true", help="one round, and a shorter queue")
     length = QUICK if parser.parse_args().quick else LONG
     with (
         tempfile.TemporaryDirectory() as folder,
         start_ray(object_store_memory=STORE) as cluster,
-        our_door(Path(folder), cluster.address, "benchmark") as ours,
+        our_server(Path(folder), cluster.address, "benchmark") as ours,
         their_server(Path(folder)) as theirs,
     ):
         figures = measure(ours, theirs, length)

@@ -1,6 +1,6 @@
 """Build the environment that the published atroposlib lives in, once, and print its Python.
 
-It is the measure of the Atropos door: its environments must run against ours unchanged, and its server is measured
+It is the measure of the Atropos server: its environments must run against ours unchanged, and its server is measured
 beside ours. It wants torch, which Stepwell does without, so it has an environment of its own; where that is kept, and
 for how long, says cached_env.py.
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, cast
 
-from stepwell.atropos.metrics import Sight as DoorSight
+from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.dashboard.metrics import families
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.routes.operator_routes import show
@@ -19,7 +19,7 @@ them](../operations/metrics.md). Beside these there is what `prometheus_client` 
 def page() -> str:
     tables = (
         _table("The gateway", gateway_collectors()),
-        _table("The Atropos door", door_collectors()),
+        _table("The Atropos server", atropos_collectors()),
         _table("The dashboard, of the pool", dashboard_families()),
     )
     return HEAD + "".join(tables)
@@ -32,8 +32,8 @@ def gateway_collectors() -> Iterator[Any]:
     yield from _stepwells(sight)
 
 
-def door_collectors() -> Iterator[Any]:
-    yield from _stepwells(DoorSight(lambda: (), lambda: ()))
+def atropos_collectors() -> Iterator[Any]:
+    yield from _stepwells(AtroposMetrics(lambda: (), lambda: ()))
 
 
 def dashboard_families() -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The two servers: our door before a DataPool on Ray, and atroposlib's own, as it is published."""
+"""The two servers: our server before a DataPool on Ray, and atroposlib's own, as it is published."""
 
 import os
 import sys
@@ -68,7 +68,7 @@ def their_server(folder: Path) -> Iterator[Subject]:
 
 
 @contextmanager
-def our_door(folder: Path, address: str, namespace: str) -> Iterator[Subject]:
+def our_server(folder: Path, address: str, namespace: str) -> Iterator[Subject]:
     """Ray runs already, at that address, and this process has joined it."""
     start_pool(PoolPlan(name=POOL, limits=Limits(max_queue_size=100_000)), namespace)
     flags = {
@@ -79,7 +79,7 @@ def our_door(folder: Path, address: str, namespace: str) -> Iterator[Subject]:
         "--port": "{port}",
     }
     command = [sys.executable, "-m", "stepwell", "atropos", *(word for flag in flags.items() for word in flag)]
-    with serving(command, folder / "door.log", ready="/ready") as server:
+    with serving(command, folder / "atropos.log", ready="/ready") as server:
         yield Subject("stepwell", server, (server.pid, pid_of_pool(namespace)))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 
-from stepwell.atropos.app import Door, create_door
+from stepwell.atropos.app import AtroposAsgi, create_atropos
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer, load_decode, load_tokenizer
 from stepwell.config.exports import ExportSettings, ImportSettings
@@ -60,7 +60,7 @@ def run_gateway(settings: GatewaySettings) -> None:
         keys=keys,
         spool=Spool(Path(settings.spool)) if settings.spool else None,
         is_durable=settings.durability == "sync",
-        door=_door(settings, keys, settings.atropos_state) if settings.atropos else None,
+        atropos=_atropos(settings, keys, settings.atropos_state) if settings.atropos else None,
     )
     _serve("gateway", app, keys, settings.host, settings.port)
 
@@ -69,12 +69,12 @@ def run_atropos(settings: AtroposSettings) -> None:
     """Serve until told to stop."""
     keys = AccessKeys(settings.control_keys)
     join_ray(settings.ray_address, settings.ray_namespace)
-    _serve("Atropos door", _door(settings, keys, settings.state), keys, settings.host, settings.port)
+    _serve("Atropos server", _atropos(settings, keys, settings.state), keys, settings.host, settings.port)
 
 
-def _door(settings: GatewaySettings | AtroposSettings, keys: AccessKeys, state: str | None) -> Door:
+def _atropos(settings: GatewaySettings | AtroposSettings, keys: AccessKeys, state: str | None) -> AtroposAsgi:
     pool = PoolClient(settings.data_pool_name, settings.ray_namespace)
-    return create_door(pool=pool, keys=keys, state=Path(state) if state else None)
+    return create_atropos(pool=pool, keys=keys, state=Path(state) if state else None)
 
 
 def run_dashboard(settings: DashboardSettings) -> None:
@@ -94,7 +94,7 @@ def run_dashboard(settings: DashboardSettings) -> None:
     _serve("dashboard", app, keys, settings.host, settings.port)
 
 
-def _serve(name: str, app: GatewayAsgi | Door | FastAPI, keys: AccessKeys, host: str, port: int) -> None:
+def _serve(name: str, app: GatewayAsgi | AtroposAsgi | FastAPI, keys: AccessKeys, host: str, port: int) -> None:
     if keys.open and host not in LOOPBACK:
         log.warning("listening on %s without keys: everyone who can reach it can use it", host)
     log.info("%s on http://%s:%d", name, host, port)

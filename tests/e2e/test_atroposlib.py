@@ -1,4 +1,4 @@
-"""atroposlib 0.4.0 as it is published: its environment and its example trainer's client, at our door and at its own."""
+"""atroposlib 0.4.0 as published: its environment and its example trainer's client, at our server and at its own."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.atropos import GROUPS, QUEUE_LIMIT, Consumed, atropos_server, consume
-from tests.rig.doors import door_process
+from tests.rig.atropos.server import atropos_process
 from tests.rig.ray_cluster import RayCluster
 
 FIELDS = {
@@ -30,8 +30,10 @@ def ours(ray_cluster: RayCluster, tiny_model: Path, tmp_path_factory: pytest.Tem
     folder = tmp_path_factory.mktemp("ours")
     with ray_cluster.namespace() as namespace:
         start_pool(PoolPlan(), namespace)
-        with door_process(folder / "door.log", ray_address=ray_cluster.address, ray_namespace=namespace) as door:
-            yield consume(door.url, tiny_model, folder)
+        with atropos_process(
+            folder / "atropos.log", ray_address=ray_cluster.address, ray_namespace=namespace
+        ) as server:
+            yield consume(server.url, tiny_model, folder)
 
 
 def test_the_same_environment_and_trainer_give_the_same_groups(ours: Consumed, theirs: Consumed) -> None:

@@ -1,4 +1,4 @@
-"""An environment, a real model behind the real gateway, the door and a trainer: all groups arrive, each once."""
+"""An environment, a real model behind a gateway, the Atropos server and a trainer: all groups arrive, each once."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ import pytest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.doors import TRAINER, door_process
+from tests.rig.atropos.server import TRAINER, atropos_process
 from tests.rig.gateways import gateway_process
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.vllm_server import MODEL_NAME, VllmServer
@@ -39,7 +39,7 @@ STILL = 2.0
 class Trainer:
     """Takes batches at its own pace; each makes a new version of the policy."""
 
-    door: httpx.Client
+    server: httpx.Client
     pool: DataPool
     taken: list[dict[str, Any]] = field(default_factory=list)
     lags: list[int] = field(default_factory=list)
@@ -47,10 +47,10 @@ class Trainer:
     version: int = 0
 
     def register(self, batch_size: int, **changes: Any) -> None:
-        self.door.post("/register", json={**TRAINER, "batch_size": batch_size, "max_token_len": 2048, **changes})
+        self.server.post("/register", json={**TRAINER, "batch_size": batch_size, "max_token_len": 2048, **changes})
 
     def take(self) -> bool:
-        batch = self.door.get("/batch").json()["batch"]
+        batch = self.server.get("/batch").json()["batch"]
         if batch is None:
             return False
         self.lags += [self.version - version for group in batch for version in group["policy_versions"]]
@@ -65,7 +65,7 @@ class Trainer:
 
     def waiting(self) -> int:
         """Groups that no one has taken."""
-        return int(self.door.get("/status").json()["queue_size"])
+        return int(self.server.get("/status").json()["queue_size"])
 
     def pause(self) -> None:
         """Until the environment has filled what may wait, and has sent what was under way."""
@@ -84,9 +84,9 @@ class Trainer:
 
 
 @contextmanager
-def environment(door: str, gateway: str, folder: Path) -> "Iterator[subprocess.Popen[str]]":
+def environment(server: str, gateway: str, folder: Path) -> "Iterator[subprocess.Popen[str]]":
     flags = {
-        "env.rollout-server-url": door,
+        "env.rollout-server-url": server,
         "env.group-size": GROUP_SIZE,
         "env.max-num-workers": WORKERS,
         "env.max-batches-offpolicy": AHEAD,
@@ -118,11 +118,11 @@ def trainer(ray_cluster: RayCluster, namespace: str, tmp_path: Path) -> Iterator
         "ray_address": ray_cluster.address,
         "ray_namespace": namespace,
         "data_pool_name": "env_loop",
-        "state": tmp_path / "door.json",
+        "state": tmp_path / "atropos.json",
     }
     with (
-        door_process(tmp_path / "door.log", **flags) as door,
-        httpx.Client(base_url=door.url, timeout=60) as http,
+        atropos_process(tmp_path / "atropos.log", **flags) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
     ):
         yield Trainer(http, DataPool(PoolClient("env_loop", namespace)))
 
@@ -145,16 +145,16 @@ def own_gateway(
 def test_no_group_is_lost_or_comes_twice_while_the_trainer_pauses_and_the_environment_is_killed(
     trainer: Trainer, own_gateway: str, tmp_path: Path
 ) -> None:
-    door = str(trainer.door.base_url).rstrip("/")
+    server = str(trainer.server.base_url).rstrip("/")
     checkpoints = {"checkpoint_dir": str(tmp_path / "run"), "save_checkpoint_interval": 2}
     trainer.register(GROUPS_A_BATCH * GROUP_SIZE, **checkpoints)
-    with environment(door, own_gateway, tmp_path) as first:
+    with environment(server, own_gateway, tmp_path) as first:
         trainer.train(3)
         trainer.pause()
         trainer.train(2)
         first.send_signal(signal.SIGKILL)
         first.wait()
-    with environment(door, own_gateway, tmp_path) as second:
+    with environment(server, own_gateway, tmp_path) as second:
         trainer.train(BATCHES - 5)
         second.send_signal(signal.SIGTERM)
         assert second.wait(60) == 0, (tmp_path / "env.log").read_text()

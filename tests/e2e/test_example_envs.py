@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from stepwell.envs.output.group_files import read_lines, read_table
-from tests.rig.doors import TRAINER, door_process
+from tests.rig.atropos.server import TRAINER, atropos_process
 from tests.rig.gateways import GatewayProcess
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.vllm_server import MODEL_NAME
@@ -56,12 +56,12 @@ def test_an_example_makes_groups_of_exact_tokens(
 
 def train(url: str, steps: int, **run: Any) -> list[dict[str, Any]]:
     """Take so many batches; gives their groups."""
-    with httpx.Client(base_url=url, timeout=60) as door:
-        door.post("/register", json={**TRAINER, "num_steps": steps, **run})
+    with httpx.Client(base_url=url, timeout=60) as server:
+        server.post("/register", json={**TRAINER, "num_steps": steps, **run})
         taken: list[dict[str, Any]] = []
         deadline = time.monotonic() + 120
         for step in range(steps):
-            while (batch := door.get("/batch").json()["batch"]) is None:
+            while (batch := server.get("/batch").json()["batch"]) is None:
                 assert time.monotonic() < deadline, f"waited 120 s for batch {step}"
                 time.sleep(0.1)
             taken += batch
@@ -71,9 +71,9 @@ def train(url: str, steps: int, **run: Any) -> list[dict[str, Any]]:
 def test_the_first_serves_a_trainer_to_its_end(
     gateway: GatewayProcess, ray_cluster: RayCluster, namespace: str, tmp_path: Path
 ) -> None:
-    opened = door_process(tmp_path / "door.log", ray_address=ray_cluster.address, ray_namespace=namespace)
-    with opened as door, (tmp_path / "env.log").open("w+") as log:
-        url = f"{door.url}/channel/{uuid.uuid4().hex}"
+    opened = atropos_process(tmp_path / "atropos.log", ray_address=ray_cluster.address, ray_namespace=namespace)
+    with opened as server, (tmp_path / "env.log").open("w+") as log:
+        url = f"{server.url}/channel/{uuid.uuid4().hex}"
         words = f"serve --env.group-size 2 --env.total-steps -1 --env.rollout-server-url {url}"
         env = subprocess.Popen(command("arithmetic", gateway, words), cwd=tmp_path, stdout=log, stderr=log)
         try:

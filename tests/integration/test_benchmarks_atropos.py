@@ -1,4 +1,4 @@
-"""The benchmark of the Atropos door, run for a moment: both servers do what it measures. How fast is not asked here."""
+"""The benchmark of the Atropos server, run briefly: both servers do what it measures. It measures no speed here."""
 
 import json
 import math

@@ -42,7 +42,7 @@ async def serve_gateway(
     control_keys: Sequence[str] = (),
     is_durable: bool = False,
     routing: str = "round_robin",
-    door: MountedApp | None = None,
+    atropos: MountedApp | None = None,
 ) -> AsyncIterator[str]:
     """A gateway on a free loopback port; gives its URL."""
     app = create_app(
@@ -54,7 +54,7 @@ async def serve_gateway(
         response_length=response_length,
         keys=AccessKeys(control_keys),
         is_durable=is_durable,
-        door=door,
+        atropos=atropos,
     )
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     serving = asyncio.create_task(server.serve())

@@ -72,7 +72,7 @@ def test_the_gateway_takes_exactly_the_flags_it_documents() -> None:
     }
 
 
-def test_the_door_takes_exactly_the_flags_it_documents() -> None:
+def test_the_atropos_server_takes_exactly_the_flags_it_documents() -> None:
     shown = run("-m", "stepwell", "atropos", "--help").stdout
     flags = set(re.findall(r"--[a-z-]+", shown))
     assert flags == {

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
-from stepwell.atropos.app import create_door
+from stepwell.atropos.app import create_atropos
 from stepwell.cli import COMMANDS
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
@@ -282,7 +282,7 @@ def test_ray_has_one_version() -> None:
 
 
 async def exposed() -> set[str]:
-    """The names at /metrics of a gateway with a spool, of a door, and of a dashboard."""
+    """The names at /metrics of a gateway with a spool, of an Atropos server, and of a dashboard."""
     with tempfile.TemporaryDirectory() as folder:
         gateway = create_app(
             pool=cast("StepSink", None),
@@ -294,8 +294,8 @@ async def exposed() -> set[str]:
             keys=AccessKeys(()),
             spool=Spool(Path(folder) / "spool"),
         )
-        door = create_door(pool=cast("GroupExchange", None), keys=AccessKeys(()), state=None)
-        shown = [await _metrics(app) for app in (gateway, door, make_dashboard(MemorySight(8)))]
+        server = create_atropos(pool=cast("GroupExchange", None), keys=AccessKeys(()), state=None)
+        shown = [await _metrics(app) for app in (gateway, server, make_dashboard(MemorySight(8)))]
     names = re.findall(r"^# TYPE (\w+) (\w+)$", "\n".join(shown), re.M)
     return {f"{name}{part}" for name, kind in names for part in PARTS.get(kind, ("",))}
 

@@ -38,7 +38,7 @@ RUN_BY = {
     "README.zh.md": "tests/unit/test_docs_readme.py",
     "docs/agents.md": "tests/integration/agents/test_docs.py",
     "docs/bring-your-own-trainer.md": "tests/e2e/test_own_trainer.py",
-    "docs/door.md": "tests/unit/atropos/test_docs.py",
+    "docs/atropos.md": "tests/unit/atropos/test_docs.py",
     "docs/export.md": "tests/integration/exports/test_docs.py",
     "docs/environments.md": "tests/integration/envs/test_examples_docs.py",
     "docs/gateway.md": "tests/integration/gateway/test_docs.py",

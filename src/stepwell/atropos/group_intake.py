@@ -1,24 +1,29 @@
-"""Groups that environments bring, on their way from a request's body to the pool's verdict.
+"""Groups that environments send: from a request's body to the pool's verdict.
 
-What always holds: a group is taken whole or not at all, and once, however often it is sent; whoever sent it is answered
-after the pool has it.
+Invariants:
+- A group is taken completely or not at all, and once, even if it is sent several times.
+- A sender is answered after the pool has the group.
+- The same group sent again gets the same name. A group is identified by its Idempotency-Key as long as the pool
+  remembers it, or else by its content for WINDOW seconds: an environment may produce the same tokens again an hour
+  later.
 """
 
 import asyncio
 import contextlib
+import hashlib
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
+import orjson
 
-from stepwell.atropos.bodies import IN_THREAD
-from stepwell.atropos.http import Request
-from stepwell.atropos.metrics import Sight
+from stepwell.atropos.http import IN_THREAD, AtroposRequest
+from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registry
-from stepwell.atropos.repeats import Repeats
 from stepwell.common.coalescing import BatchSender
 from stepwell.errors import BadRequest, PoolFull
 from stepwell.pool.api.ports import GroupExchange
@@ -35,6 +40,102 @@ READING_TIMEOUT = 0.01
 PAUSE = 0.004
 """Seconds between two messages. Environments that were just answered come back in this time with their next groups."""
 MAX_MESSAGE_TOKENS = 2**25
+WINDOW = 120.0
+"""Seconds in which the same content counts as the same group."""
+DIGEST_DIGITS = 32
+
+
+async def read_groups(request: AtroposRequest, kind: Literal["group", "list"]) -> list[ScoredGroup]:
+    body, type_, env_id = await request.body(), request.headers.get("content-type", ""), request.query.get("env_id")
+    read = partial(_from_arrow, env_id=env_id) if type_.startswith(MEDIA_TYPE) else partial(groups_from_json, kind=kind)
+    groups = await asyncio.to_thread(read, body) if len(body) > IN_THREAD else read(body)
+    if kind == "group" and not groups:
+        raise BadRequest("the body has no group")
+    return groups
+
+
+def _from_arrow(body: bytes, env_id: str | None) -> list[ScoredGroup]:
+    groups = [_with_env_id(group, env_id) for group in groups_from_arrow(body)]
+    if any(np.isnan(group.scores_N).any() for group in groups):
+        raise BadRequest("score: a row has none")
+    return groups
+
+
+def _with_env_id(group: ScoredGroup, env_id: str | None) -> ScoredGroup:
+    """With the env_id of the URL, unless the group names one itself."""
+    if env_id is None or group.env_id is not None:
+        return group
+    if not env_id.isdecimal():
+        raise BadRequest(f"env_id: {env_id!r} is not an integer")
+    return replace(group, env_id=int(env_id))
+
+
+class GroupIntake:
+    def __init__(self, pool: GroupExchange, metrics: AtroposMetrics) -> None:
+        self.latest: dict[str, ScoredGroup] = {}
+        """The newest group of each channel."""
+        self._pool = pool
+        self._metrics = metrics
+        self._names = GroupNames()
+        self._sender = GroupSender(pool)
+        self.reading = self._sender.reading
+
+    async def submit(
+        self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], key: str | None, now: float
+    ) -> list[bool]:
+        """For each group, whether the pool had it already. PoolFull if there is no room for one of them."""
+        if not groups:
+            return []
+        for group in groups:
+            _check_size(group, registry)
+        names = [self._name(channel, group, key, place, now) for place, group in enumerate(groups)]
+        parts, registrations = self._pack(channel, registry, groups, names, now)
+        verdicts = iter(await self._sender.submit(stack(parts), registrations))
+        verdicts_of_groups = [{next(verdicts) for _ in range(len(group))} for group in groups]
+        self._count(verdicts_of_groups)
+        if any(SubmitVerdict.FULL in found for found in verdicts_of_groups):
+            raise PoolFull(f"channel {channel!r} is full; there will be room once the trainer has taken some")
+        self.latest[channel] = groups[-1]
+        return [found <= REPEATED for found in verdicts_of_groups]
+
+    def forget(self, channel: str) -> None:
+        self.latest.pop(channel, None)
+        self._names.clear()
+
+    def _name(self, channel: str, group: ScoredGroup, key: str | None, place: int, now: float) -> str:
+        if key is None:
+            return self._names.by_content(channel, group, now)
+        return self._names.by_key(channel, key, place)
+
+    def _pack(
+        self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], names: Sequence[str], now: float
+    ) -> tuple[list[Columns], list[Registration]]:
+        parts: list[Columns] = []
+        registrations: list[Registration] = []
+        version, arrived_at = self._pool.policy_version, time.time()
+        for group, name in zip(groups, names, strict=True):
+            sender = registry.heard_from(group.env_id, now)
+            source = "" if sender is None else sender.name
+            part = columns_from_group(group, name, source=source, policy_version=version, arrived_at=arrived_at)
+            registrations += [
+                Registration(uid, name, channel, len(group), source=source) for uid in part.trajectory_uids
+            ]
+            parts.append(part)
+        return parts, registrations
+
+    def _count(self, verdicts_of_groups: Sequence[set[SubmitVerdict]]) -> None:
+        for found in verdicts_of_groups:
+            result = "refused" if SubmitVerdict.FULL in found else "duplicate" if found <= REPEATED else "received"
+            self._metrics.count_group(result)
+
+
+def _check_size(group: ScoredGroup, registry: Registry) -> None:
+    largest = None if registry.trainer is None else registry.trainer.batch_size
+    if largest is not None and len(group) > largest:
+        raise BadRequest(
+            f"a group of {len(group)} sequences never fits a batch of {largest}, which the trainer has registered; "
+            "send smaller groups"
+        )
 
 
 class PackedGroups(NamedTuple):
@@ -94,94 +195,40 @@ class GroupSender:
         return [[next(verdicts) for _ in range(len(groups.columns))] for groups in message]
 
 
-async def read_groups(request: Request, kind: Literal["group", "list"]) -> list[ScoredGroup]:
-    body, type_, env_id = await request.body(), request.headers.get("content-type", ""), request.query.get("env_id")
-    read = partial(_from_arrow, env_id=env_id) if type_.startswith(MEDIA_TYPE) else partial(groups_from_json, kind=kind)
-    groups = await asyncio.to_thread(read, body) if len(body) > IN_THREAD else read(body)
-    if kind == "group" and not groups:
-        raise BadRequest("there is no group in it")
-    return groups
+class GroupNames:
+    """Names for groups. Knows no clock: callers pass the time."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        """By content: when it was first seen, and its name. The oldest is first."""
+
+    def by_key(self, channel: str, key: str, place: int) -> str:
+        """The name of the group at this place in the request with this key."""
+        return _digest(orjson.dumps([channel, key, place]))
+
+    def by_content(self, channel: str, group: ScoredGroup, now: float) -> str:
+        self._forget(now)
+        content = content_digest(channel, group)
+        _, name = self._seen.setdefault(content, (now, f"{content}-{now:.3f}"))
+        return name
+
+    def clear(self) -> None:
+        self._seen.clear()
+
+    def _forget(self, now: float) -> None:
+        while self._seen and next(iter(self._seen.values()))[0] < now - WINDOW:
+            self._seen.popitem(last=False)
 
 
-def _from_arrow(body: bytes, env_id: str | None) -> list[ScoredGroup]:
-    groups = [_named(group, env_id) for group in groups_from_arrow(body)]
-    if any(np.isnan(group.scores_N).any() for group in groups):
-        raise BadRequest("score: a row has none")
-    return groups
+def content_digest(channel: str, group: ScoredGroup) -> str:
+    small = [channel, group.env_id, group.extras, list(group.extras_N), list(group.policy_versions), group.lengths_N]
+    arrays = [group.tokens, group.trained, group.scores_N] + ([] if group.logprobs is None else [group.logprobs])
+    parts = [np.ascontiguousarray(array).view(np.uint8).data for array in arrays]
+    return _digest(orjson.dumps(small, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_SORT_KEYS), *parts)
 
 
-def _named(group: ScoredGroup, env_id: str | None) -> ScoredGroup:
-    """By the URL, if it does not name its environment itself."""
-    if env_id is None or group.env_id is not None:
-        return group
-    if not env_id.isdecimal():
-        raise BadRequest(f"env_id: {env_id!r} is no integer")
-    return replace(group, env_id=int(env_id))
-
-
-class Taking:
-    def __init__(self, pool: GroupExchange, sight: Sight) -> None:
-        self.latest: dict[str, ScoredGroup] = {}
-        """By channel, the newest group."""
-        self._pool = pool
-        self._sight = sight
-        self._repeats = Repeats()
-        self._sender = GroupSender(pool)
-        self.reading = self._sender.reading
-
-    async def take(
-        self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], key: str | None, now: float
-    ) -> list[bool]:
-        """For each group, whether the pool had it already. PoolFull if it has no room for one of them."""
-        if not groups:
-            return []
-        for group in groups:
-            _check_fits(group, registry)
-        names = [self._name(channel, group, key, place, now) for place, group in enumerate(groups)]
-        parts, registrations = self._packed(channel, registry, groups, names, now)
-        verdicts = iter(await self._sender.submit(stack(parts), registrations))
-        fates = [{next(verdicts) for _ in range(len(group))} for group in groups]
-        self._count(fates)
-        if any(SubmitVerdict.FULL in fate for fate in fates):
-            raise PoolFull(f"channel {channel!r} is full; there will be room once the trainer has taken some")
-        self.latest[channel] = groups[-1]
-        return [fate <= REPEATED for fate in fates]
-
-    def forget(self, channel: str) -> None:
-        self.latest.pop(channel, None)
-        self._repeats.clear()
-
-    def _name(self, channel: str, group: ScoredGroup, key: str | None, place: int, now: float) -> str:
-        if key is None:
-            return self._repeats.by_content(channel, group, now)
-        return self._repeats.by_key(channel, key, place)
-
-    def _packed(
-        self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], names: Sequence[str], now: float
-    ) -> tuple[list[Columns], list[Registration]]:
-        parts: list[Columns] = []
-        registrations: list[Registration] = []
-        version, arrived_at = self._pool.policy_version, time.time()
-        for group, name in zip(groups, names, strict=True):
-            sender = registry.hear(group.env_id, now)
-            source = "" if sender is None else sender.name
-            part = columns_from_group(group, name, source=source, policy_version=version, arrived_at=arrived_at)
-            registrations += [
-                Registration(uid, name, channel, len(group), source=source) for uid in part.trajectory_uids
-            ]
-            parts.append(part)
-        return parts, registrations
-
-    def _count(self, fates: Sequence[set[SubmitVerdict]]) -> None:
-        for fate in fates:
-            result = "refused" if SubmitVerdict.FULL in fate else "duplicate" if fate <= REPEATED else "received"
-            self._sight.groups(result)
-
-
-def _check_fits(group: ScoredGroup, registry: Registry) -> None:
-    largest = None if registry.trainer is None else registry.trainer.batch_size
-    if largest is not None and len(group) > largest:
-        raise BadRequest(
-            f"a group of {len(group)} sequences never fits a batch of {largest}, which the trainer has registered; "
-            "send smaller groups"
-        )
+def _digest(*parts: bytes | memoryview) -> str:
+    digest = hashlib.sha256(usedforsecurity=False)
+    for part in parts:
+        digest.update(part)
+    return f"scored-{digest.hexdigest()[:DIGEST_DIGITS]}"

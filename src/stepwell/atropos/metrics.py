@@ -1,4 +1,4 @@
-"""What the door shows of itself at /metrics, in Prometheus's format. A label's values are few and ours."""
+"""Metrics of the Atropos server in Prometheus' format. The values of a label are few and chosen here."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -7,12 +7,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-Reading = Iterable[tuple[str, float]]
+ByChannel = Iterable[tuple[str, float]]
 
 
-class Sight(Collector):
-    def __init__(self, steps: Callable[[], Reading], connected: Callable[[], Reading]) -> None:
-        """`steps` and `connected` are read at each scrape: by channel, the step and the environments there."""
+class AtroposMetrics(Collector):
+    def __init__(self, steps: Callable[[], ByChannel], connected: Callable[[], ByChannel]) -> None:
+        """`steps` and `connected` (environments) are read at each scrape."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._gauges = (
@@ -20,14 +20,14 @@ class Sight(Collector):
             ("stepwell_door_environments", "Environments that are connected.", connected),
         )
         self._groups = self._counter("groups", "Groups that environments sent.", "result")
-        self._batches = self._counter("batches", "Batches by what became of them.", "result")
+        self._batches = self._counter("batches", "Batches by their result.", "result")
         self._registry.register(self)
 
-    def groups(self, result: str, count: int = 1) -> None:
+    def count_group(self, result: str) -> None:
         """received, duplicate or refused."""
-        self._groups.labels(result).inc(count)
+        self._groups.labels(result).inc()
 
-    def batch(self, result: str) -> None:
+    def count_batch(self, result: str) -> None:
         """delivered or returned."""
         self._batches.labels(result).inc()
 
@@ -39,7 +39,7 @@ class Sight(Collector):
             yield family
 
     def exposition(self) -> tuple[bytes, str]:
-        """All of it as text, and the text's content type."""
+        """The text and its content type."""
         encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 

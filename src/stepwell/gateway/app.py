@@ -47,7 +47,7 @@ def create_app(
     keys: AccessKeys,
     spool: Spool | None = None,
     is_durable: bool = False,
-    door: MountedApp | None = None,
+    atropos: MountedApp | None = None,
 ) -> GatewayAsgi:
     sight, traces = GatewayMetrics(), tracing.start()
     known, versions = KnownTrajectories(pool), VersionConfirmer(engines)
@@ -70,7 +70,7 @@ def create_app(
         tokenizer.start()
         works = (recorder.run(), pool.follow(), readiness.announce(), calls.keep_alives.run(), sight.watch_loop())
         try:
-            async with engines, _running(engines.watch(), *works), door.running() if door else nullcontext():
+            async with engines, _running(engines.watch(), *works), atropos.running() if atropos else nullcontext():
                 yield
                 await recorder.drain(DRAIN_TIMEOUT)
         finally:
@@ -106,7 +106,7 @@ def create_app(
     async def openapi() -> Response:
         return Response(documented(app.openapi()), media_type=answers.JSON)
 
-    return GatewayAsgi(app, calls, keys, door)
+    return GatewayAsgi(app, calls, keys, atropos)
 
 
 @contextlib.asynccontextmanager

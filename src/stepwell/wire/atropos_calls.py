@@ -1,4 +1,4 @@
-"""The small bodies of Atropos' protocol: who registers, who asks, and what a door remembers of them."""
+"""Small bodies of Atropos' protocol, and the state that the Atropos server keeps over a restart."""
 
 from typing import Annotated, TypeVar
 
@@ -9,11 +9,11 @@ from stepwell.errors import BadRequest
 M = TypeVar("M", bound=BaseModel)
 
 
-class Call(BaseModel):
+class AtroposBody(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class TrainerRegistration(Call):
+class TrainerRegistration(AtroposBody):
     wandb_group: str
     wandb_project: str
     batch_size: Annotated[int, Field(ge=1)]
@@ -25,34 +25,34 @@ class TrainerRegistration(Call):
     num_steps: int
 
 
-class EnvRegistration(Call):
+class EnvRegistration(AtroposBody):
     max_token_length: int
     desired_name: str
     weight: FiniteFloat
     group_size: Annotated[int, Field(ge=1)]
     min_batch_allocation: Annotated[float, Field(ge=0, le=1)] | None = None
-    """The share of each batch that must come from this environment, as far as it has any."""
+    """The share of each batch that must come from this environment, as far as it has groups."""
 
 
-class EnvIdentifier(Call):
+class EnvIdentifier(AtroposBody):
     env_id: int
 
 
-class LeaseName(Call):
+class LeaseName(AtroposBody):
     lease: str
-    """As the header x-stepwell-lease gave it."""
+    """As in the header x-stepwell-lease."""
 
 
-class EnvironmentState(Call):
-    """An environment, as a door remembers it over a restart."""
+class EnvironmentState(AtroposBody):
+    """An environment in the state file."""
 
     name: str
     wanted: EnvRegistration
     is_disconnected: bool
 
 
-class ChannelState(Call):
-    """A channel's trainer and environments, as a door remembers them over a restart."""
+class ChannelState(AtroposBody):
+    """A channel's trainer and environments in the state file."""
 
     trainer: TrainerRegistration | None
     is_started: bool
@@ -60,7 +60,9 @@ class ChannelState(Call):
     environments: tuple[EnvironmentState, ...]
 
 
-class DoorState(Call):
+class RegistryState(AtroposBody):
+    """The state file."""
+
     channels: dict[str, ChannelState]
 
 

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tests.rig.doors import serve_door
+from tests.rig.atropos.server import serve_atropos
 from tests.rig.memory_pool import MemoryPool
 
 
@@ -14,6 +14,6 @@ def pool() -> MemoryPool:
 
 @pytest.fixture
 async def client(pool: MemoryPool) -> AsyncIterator[httpx.AsyncClient]:
-    """Of a door that is open to all."""
-    async with serve_door(pool) as url, httpx.AsyncClient(base_url=url) as client:
+    """Of an Atropos server without keys."""
+    async with serve_atropos(pool) as url, httpx.AsyncClient(base_url=url) as client:
         yield client

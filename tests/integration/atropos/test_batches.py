@@ -13,7 +13,7 @@ from stepwell.steps.step import Exactness, Step
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow, groups_to_arrow
 from tests.builders import make_step
-from tests.rig.doors import TRAINER, firsts, join, scored_group, serve_door, start_training, status_of
+from tests.rig.atropos.server import TRAINER, firsts, join, scored_group, serve_atropos, start_training, status_of
 from tests.rig.memory_pool import MemoryPool
 from tests.rig.waiting import until
 
@@ -38,7 +38,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_answer_loses_nothing(
     tokens = [[100_000 + n] * BIG for n in range(4)]
     await client.post("/scored_data", json={"tokens": tokens, "masks": tokens, "scores": [0, 1, 2, 3]}, timeout=30)
     reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
-    writer.write(b"GET /batch HTTP/1.1\r\nhost: door\r\n\r\n")
+    writer.write(b"GET /batch HTTP/1.1\r\nhost: atropos\r\n\r\n")
     assert (await reader.read(1000)).startswith(b"HTTP/1.1 200")
     assert pool.rules.backlog("train").total_groups == 0, "it is under lease"
     writer.transport.abort()
@@ -229,8 +229,8 @@ async def test_a_status_is_answered_while_a_large_batch_is_on_its_way(client: ht
     assert asked > 3
 
 
-async def test_the_same_door_serves_several_trainers_of_one_channel(pool: MemoryPool) -> None:
-    async with serve_door(pool) as url, httpx.AsyncClient(base_url=url) as client:
+async def test_the_same_server_serves_several_trainers_of_one_channel(pool: MemoryPool) -> None:
+    async with serve_atropos(pool) as url, httpx.AsyncClient(base_url=url) as client:
         await client.post("/register", json=TRAINER)
         await fill(client, 12)
         got = await asyncio.gather(*(client.get("/batch") for _ in range(8)))

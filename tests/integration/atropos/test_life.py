@@ -7,12 +7,21 @@ import httpx
 import pytest
 
 from stepwell.pool.api.plan import Overflow
-from tests.rig.doors import ENVIRONMENT, TRAINER, firsts, join, scored_group, serve_door, start_training, status_of
+from tests.rig.atropos.server import (
+    ENVIRONMENT,
+    TRAINER,
+    firsts,
+    join,
+    scored_group,
+    serve_atropos,
+    start_training,
+    status_of,
+)
 from tests.rig.memory_pool import MemoryPool
 
 
 async def test_before_anyone_registers_every_question_has_an_answer(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/")).json() == {"message": "Stepwell Atropos door", "arrow": True}
+    assert (await client.get("/")).json() == {"message": "Stepwell Atropos server", "arrow": True}
     assert (await client.get("/wandb_info")).json() == {"group": None, "project": None}
     assert (await client.get("/info")).json() == {"batch_size": -1, "max_token_len": -1}
     assert (await client.get("/status")).json() == {"current_step": 0, "queue_size": 0}
@@ -232,7 +241,7 @@ async def test_it_is_ready_while_the_pool_is_there(client: httpx.AsyncClient, po
 
 async def test_a_full_pool_is_a_503_for_then_environments_try_again() -> None:
     pool = MemoryPool(max_queue_size=1, overflow=Overflow.REFUSE)
-    async with serve_door(pool) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serve_atropos(pool) as url, httpx.AsyncClient(base_url=url) as client:
         assert (await client.post("/scored_data", json=scored_group(0))).status_code == 200
         refused = await client.post("/scored_data", json=scored_group(1))
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
@@ -250,7 +259,7 @@ async def test_a_full_pool_is_a_503_for_then_environments_try_again() -> None:
         ("/register-env", {**ENVIRONMENT, "group_size": 0}, "group_size"),
         ("/disconnect-env", {"env_id": "x"}, "env_id"),
         ("/scored_data", {"tokens": [[1]]}, "masks"),
-        ("/batch/ack", {"lease": "no"}, "'no' is no lease"),
+        ("/batch/ack", {"lease": "no"}, "'no' is not a lease"),
     ],
 )
 async def test_a_wrong_body_is_answered_with_what_is_wrong(

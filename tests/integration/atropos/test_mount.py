@@ -1,13 +1,13 @@
-"""The door beside the gateway, in one process."""
+"""The Atropos server beside the gateway, in one process."""
 
 from contextlib import AbstractAsyncContextManager
 
 import httpx
 import pytest
 
-from stepwell.atropos.app import create_door
+from stepwell.atropos.app import create_atropos
 from stepwell.common.access_keys import AccessKeys
-from tests.rig.doors import TRAINER, firsts, scored_group
+from tests.rig.atropos.server import TRAINER, firsts, scored_group
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.memory_pool import MemoryPool
@@ -15,18 +15,18 @@ from tests.rig.memory_pool import MemoryPool
 KEY = "control-key-of-the-tests"
 
 
-def gateway_with_door(pool: MemoryPool, engine: FakeEngine, keys: list[str]) -> AbstractAsyncContextManager[str]:
-    door = create_door(pool=pool, keys=AccessKeys(keys), state=None)
-    return serve_gateway(pool, [engine.url], control_keys=keys, door=door)
+def gateway_with_atropos(pool: MemoryPool, engine: FakeEngine, keys: list[str]) -> AbstractAsyncContextManager[str]:
+    server = create_atropos(pool=pool, keys=AccessKeys(keys), state=None)
+    return serve_gateway(pool, [engine.url], control_keys=keys, atropos=server)
 
 
-async def test_the_gateway_serves_the_door_below_atropos(pool: MemoryPool) -> None:
+async def test_the_gateway_serves_the_atropos_server_below_atropos(pool: MemoryPool) -> None:
     async with (
         FakeEngine() as engine,
-        gateway_with_door(pool, engine, []) as url,
+        gateway_with_atropos(pool, engine, []) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
-        assert (await client.get("/atropos")).json()["message"] == "Stepwell Atropos door"
+        assert (await client.get("/atropos")).json()["message"] == "Stepwell Atropos server"
         await client.post("/atropos/register", json={**TRAINER, "batch_size": 3})
         base_url = (await client.post("/init_trajectory", json={})).json()["base_url"]
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
@@ -41,10 +41,10 @@ async def test_the_gateway_serves_the_door_below_atropos(pool: MemoryPool) -> No
 
 
 @pytest.mark.parametrize("path", ["/atropos", "/atropos/batch", "/atropos/t/p/v1/models"])
-async def test_the_gateways_control_keys_are_the_doors(pool: MemoryPool, path: str) -> None:
+async def test_the_gateways_control_keys_are_the_atropos_servers(pool: MemoryPool, path: str) -> None:
     async with (
         FakeEngine() as engine,
-        gateway_with_door(pool, engine, [KEY]) as url,
+        gateway_with_atropos(pool, engine, [KEY]) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
         assert (await client.get(path)).status_code == 401
@@ -52,7 +52,7 @@ async def test_the_gateways_control_keys_are_the_doors(pool: MemoryPool, path: s
         assert (await client.get("/atropos/info", auth=("", KEY))).status_code == 200
 
 
-async def test_without_the_flag_there_is_no_door(pool: MemoryPool) -> None:
+async def test_without_the_flag_there_is_no_atropos(pool: MemoryPool) -> None:
     async with (
         FakeEngine() as engine,
         serve_gateway(pool, [engine.url]) as url,

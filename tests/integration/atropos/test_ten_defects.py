@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.atropos.bodies import LARGEST_BODY
+from stepwell.atropos.http import MAX_BODY
 from stepwell.atropos.registry import SILENCE, Registry
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataItem
 from stepwell.envs.loop import lifecycle as life
@@ -23,8 +23,8 @@ from stepwell.envs.servers import ServerManager
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.actor import start_pool
 from stepwell.wire.atropos_calls import EnvRegistration
-from tests.rig.atropos.calling import Door, Group, calling, make_group
-from tests.rig.doors import door_process, serve_door
+from tests.rig.atropos.calling import AtroposClient, Group, calling, make_group
+from tests.rig.atropos.server import atropos_process, serve_atropos
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.memory_pool import MemoryPool
 from tests.rig.ray_cluster import RayCluster
@@ -34,24 +34,24 @@ KEY = "a-key-of-sufficient-length"
 
 
 @pytest.fixture
-async def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Door]:
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AtroposClient]:
     monkeypatch.chdir(tmp_path)
-    async with serve_door(MemoryPool()) as url, calling(url) as door:
-        yield door
+    async with serve_atropos(MemoryPool()) as url, calling(url) as server:
+        yield server
 
 
 # -- 1: what is queued or on its way lives in one process's memory ----------------------------------------------------
 
 
-async def test_1_a_batch_whose_answer_was_not_read_is_served_again(door: Door) -> None:
+async def test_1_a_batch_whose_answer_was_not_read_is_served_again(server: AtroposClient) -> None:
     long = [make_group(number, size=8, length=8_000) for number in range(8)]
-    await door.register(batch_size=64)
-    await door.send(*long)
-    await asyncio.to_thread(ask_and_hang_up, door.url)
+    await server.register(batch_size=64)
+    await server.send(*long)
+    await asyncio.to_thread(ask_and_hang_up, server.url)
 
-    await until_queued(door, 8)
-    assert await door.tokens() == [group["tokens"] for group in long]
-    assert (await door.status())["current_step"] == 1
+    await until_queued(server, 8)
+    assert await server.tokens() == [group["tokens"] for group in long]
+    assert (await server.status())["current_step"] == 1
 
 
 def ask_and_hang_up(url: str) -> None:
@@ -60,36 +60,36 @@ def ask_and_hang_up(url: str) -> None:
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
         connection.connect(("127.0.0.1", port))
-        connection.sendall(b"GET /batch HTTP/1.1\r\nHost: door\r\n\r\n")
+        connection.sendall(b"GET /batch HTTP/1.1\r\nHost: atropos\r\n\r\n")
         assert connection.recv(1_000).startswith(b"HTTP/1.1 200")
 
 
-async def until_queued(door: Door, groups: int) -> None:
+async def until_queued(server: AtroposClient, groups: int) -> None:
     async with asyncio.timeout(60):
-        while (await door.status())["queue_size"] != groups:
+        while (await server.status())["queue_size"] != groups:
             await asyncio.sleep(0.02)
 
 
 @pytest.fixture
 def ray_pool(ray_cluster: RayCluster, namespace: str) -> dict[str, str]:
-    """The flags by which a door finds it."""
+    """The flags by which an Atropos server finds it."""
     start_pool(PoolPlan(), namespace)
     return {"ray_address": ray_cluster.address, "ray_namespace": namespace}
 
 
-async def test_1_a_door_that_is_killed_loses_nothing(ray_pool: dict[str, str], tmp_path: Path) -> None:
+async def test_1_a_killed_server_loses_nothing(ray_pool: dict[str, str], tmp_path: Path) -> None:
     flags: dict[str, Any] = {**ray_pool, "state": tmp_path / "state.json"}
     sent = [make_group(number) for number in range(4)]
-    with door_process(tmp_path / "first.log", **flags) as first:
-        async with calling(first.url) as door:
-            await door.register()
-            await door.send(*sent)
-            assert await door.tokens() == [group["tokens"] for group in sent[:2]]
+    with atropos_process(tmp_path / "first.log", **flags) as first:
+        async with calling(first.url) as server:
+            await server.register()
+            await server.send(*sent)
+            assert await server.tokens() == [group["tokens"] for group in sent[:2]]
         first.kill()
-    with door_process(tmp_path / "second.log", **flags) as second:
-        async with calling(second.url) as door:
-            assert await door.status() == {"current_step": 1, "queue_size": 2}
-            assert await door.tokens() == [group["tokens"] for group in sent[2:]]
+    with atropos_process(tmp_path / "second.log", **flags) as second:
+        async with calling(second.url) as server:
+            assert await server.status() == {"current_step": 1, "queue_size": 2}
+            assert await server.tokens() == [group["tokens"] for group in sent[2:]]
 
 
 # -- 2: what is no number is taken, and later costs a whole batch -----------------------------------------------------
@@ -97,51 +97,51 @@ async def test_1_a_door_that_is_killed_loses_nothing(ray_pool: dict[str, str], t
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "null"])
 @pytest.mark.parametrize("field", ["scores", "inference_logprobs"])
-async def test_2_what_is_no_number_is_refused_where_it_comes_in(door: Door, field: str, number: str) -> None:
-    await door.register(batch_size=2)
+async def test_2_what_is_no_number_is_refused_where_it_comes_in(server: AtroposClient, field: str, number: str) -> None:
+    await server.register(batch_size=2)
     group = make_group(1, inference_logprobs=[[1.0, -0.5, -0.5, -0.5], [1.0, -0.5, -0.5, -0.25]])
     body = json.dumps(group).replace("-0.25" if field == "inference_logprobs" else "[0.0, 1.0]", "%s")
-    answer = await door.client.post(
+    answer = await server.client.post(
         "/scored_data", content=body % (f"[0.0, {number}]" if field == "scores" else number)
     )
     assert answer.status_code == 422
-    await door.send(make_group(2))
-    assert await door.tokens() == [make_group(2)["tokens"]]
+    await server.send(make_group(2))
+    assert await server.tokens() == [make_group(2)["tokens"]]
 
 
 # -- 3: a POST that is sent again is taken again ----------------------------------------------------------------------
 
 
-async def test_3_a_group_that_is_sent_again_is_taken_once(door: Door) -> None:
-    await door.register()
-    await door.send(make_group(1))
-    assert (await door.post(make_group(1))).json() == {"status": "received", "duplicate": True}
-    assert (await door.status())["queue_size"] == 1
+async def test_3_a_group_that_is_sent_again_is_taken_once(server: AtroposClient) -> None:
+    await server.register()
+    await server.send(make_group(1))
+    assert (await server.post(make_group(1))).json() == {"status": "received", "duplicate": True}
+    assert (await server.status())["queue_size"] == 1
 
 
-async def test_3_the_same_group_under_another_key_is_another_group(door: Door) -> None:
-    await door.register()
+async def test_3_the_same_group_under_another_key_is_another_group(server: AtroposClient) -> None:
+    await server.register()
     for key in ("a", "a", "b"):
-        await door.client.post("/scored_data", json=make_group(1), headers={"Idempotency-Key": key})
-    assert (await door.status())["queue_size"] == 2
+        await server.client.post("/scored_data", json=make_group(1), headers={"Idempotency-Key": key})
+    assert (await server.status())["queue_size"] == 2
 
 
 # -- 4: the last comes first, and what is formed is forgotten ---------------------------------------------------------
 
 
-async def test_4_the_oldest_groups_are_served_first_and_what_waits_is_counted(door: Door) -> None:
+async def test_4_the_oldest_groups_are_served_first_and_what_waits_is_counted(server: AtroposClient) -> None:
     groups = [make_group(number) for number in range(6)]
-    await door.register()
-    await door.send(*groups)
+    await server.register()
+    await server.send(*groups)
     for taken in range(0, 6, 2):
-        assert await door.status() == {"current_step": taken // 2, "queue_size": 6 - taken}
-        assert await door.tokens() == [group["tokens"] for group in groups[taken : taken + 2]]
+        assert await server.status() == {"current_step": taken // 2, "queue_size": 6 - taken}
+        assert await server.tokens() == [group["tokens"] for group in groups[taken : taken + 2]]
 
 
-async def test_4_the_policy_version_travels_with_the_data(door: Door) -> None:
-    await door.register()
-    await door.send(make_group(1, policy_versions=[3, 4]), make_group(2))
-    batch = await door.batch()
+async def test_4_the_policy_version_travels_with_the_data(server: AtroposClient) -> None:
+    await server.register()
+    await server.send(make_group(1, policy_versions=[3, 4]), make_group(2))
+    batch = await server.batch()
     assert batch is not None
     assert [group["policy_versions"] for group in batch] == [[3, 4], [0, 0]]
 
@@ -150,35 +150,37 @@ async def test_4_the_policy_version_travels_with_the_data(door: Door) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 4])
-async def test_5_a_group_of_another_size_than_announced_is_served(door: Door, size: int) -> None:
-    await door.register(batch_size=size)
-    env_id = await door.register_env("env", group_size=2)
-    await door.send(make_group(1, size=size, env_id=env_id))
-    assert await door.tokens() == [make_group(1, size=size)["tokens"]]
+async def test_5_a_group_of_another_size_than_announced_is_served(server: AtroposClient, size: int) -> None:
+    await server.register(batch_size=size)
+    env_id = await server.register_env("env", group_size=2)
+    await server.send(make_group(1, size=size, env_id=env_id))
+    assert await server.tokens() == [make_group(1, size=size)["tokens"]]
 
 
-async def test_5_a_group_that_does_not_fit_lets_others_pass(door: Door) -> None:
-    await door.register()
-    await door.send(make_group(1, size=3), make_group(2), make_group(3))
-    assert await door.tokens() == [make_group(2)["tokens"], make_group(3)["tokens"]]
-    await door.send(make_group(4, size=1))
-    assert await door.tokens() == [make_group(1, size=3)["tokens"], make_group(4, size=1)["tokens"]]
+async def test_5_a_group_that_does_not_fit_lets_others_pass(server: AtroposClient) -> None:
+    await server.register()
+    await server.send(make_group(1, size=3), make_group(2), make_group(3))
+    assert await server.tokens() == [make_group(2)["tokens"], make_group(3)["tokens"]]
+    await server.send(make_group(4, size=1))
+    assert await server.tokens() == [make_group(1, size=3)["tokens"], make_group(4, size=1)["tokens"]]
 
 
-async def test_5_an_environment_with_a_minimum_that_sends_nothing_does_not_stall_the_others(door: Door) -> None:
-    await door.register()
-    await door.register_env("silent", min_batch_allocation=0.5)
-    busy = await door.register_env("busy")
-    await door.send(make_group(1, env_id=busy), make_group(2, env_id=busy))
-    assert await door.tokens() == [make_group(1)["tokens"], make_group(2)["tokens"]]
+async def test_5_an_environment_with_a_minimum_that_sends_nothing_does_not_stall_the_others(
+    server: AtroposClient,
+) -> None:
+    await server.register()
+    await server.register_env("silent", min_batch_allocation=0.5)
+    busy = await server.register_env("busy")
+    await server.send(make_group(1, env_id=busy), make_group(2, env_id=busy))
+    assert await server.tokens() == [make_group(1)["tokens"], make_group(2)["tokens"]]
 
 
-async def test_5_a_minimum_is_kept_as_soon_as_there_is_something(door: Door) -> None:
-    await door.register()
-    few = await door.register_env("few", min_batch_allocation=0.5)
-    many = await door.register_env("many")
-    await door.send(*(make_group(number, env_id=many) for number in range(3)), make_group(9, env_id=few))
-    assert await door.tokens() == [make_group(0)["tokens"], make_group(9)["tokens"]]
+async def test_5_a_minimum_is_kept_as_soon_as_there_is_something(server: AtroposClient) -> None:
+    await server.register()
+    few = await server.register_env("few", min_batch_allocation=0.5)
+    many = await server.register_env("many")
+    await server.send(*(make_group(number, env_id=many) for number in range(3)), make_group(9, env_id=few))
+    assert await server.tokens() == [make_group(0)["tokens"], make_group(9)["tokens"]]
 
 
 def test_5_an_environment_that_fell_silent_no_longer_counts() -> None:
@@ -187,10 +189,10 @@ def test_5_an_environment_that_fell_silent_no_longer_counts() -> None:
         max_token_length=128, desired_name="env", weight=1.0, group_size=2, min_batch_allocation=0.5
     )
     crashed, alive = (registry.register_env(wanted, now=0.0) for _ in range(2))
-    registry.hear(alive.env_id, now=SILENCE + 1)
+    registry.heard_from(alive.env_id, now=SILENCE + 1)
     assert registry.shares(now=SILENCE + 1) == {alive.name: 0.5}
     assert registry.weight(alive, now=SILENCE + 1) == 1.0
-    registry.hear(crashed.env_id, now=SILENCE + 2)
+    registry.heard_from(crashed.env_id, now=SILENCE + 2)
     assert registry.weight(alive, now=SILENCE + 2) == 0.5
 
 
@@ -198,50 +200,50 @@ def test_5_an_environment_that_fell_silent_no_longer_counts() -> None:
 
 
 @pytest.mark.parametrize("weight", [-1.0, 0.0])
-async def test_6_a_sole_environment_may_have_any_weight(door: Door, weight: float) -> None:
-    await door.register()
-    env_id = await door.register_env("env", weight=weight)
-    assert (await door.status_env(env_id))["env_weight"] > 0
+async def test_6_a_sole_environment_may_have_any_weight(server: AtroposClient, weight: float) -> None:
+    await server.register()
+    env_id = await server.register_env("env", weight=weight)
+    assert (await server.status_env(env_id))["env_weight"] > 0
 
 
-async def test_6_groups_may_come_before_the_trainer(door: Door) -> None:
-    await door.send(make_group(1), make_group(2))
-    await door.register_trainer(4, starting_step=7)
-    assert await door.tokens() == [make_group(1)["tokens"], make_group(2)["tokens"]]
-    assert (await door.status())["current_step"] == 8
+async def test_6_groups_may_come_before_the_trainer(server: AtroposClient) -> None:
+    await server.send(make_group(1), make_group(2))
+    await server.register_trainer(4, starting_step=7)
+    assert await server.tokens() == [make_group(1)["tokens"], make_group(2)["tokens"]]
+    assert (await server.status())["current_step"] == 8
 
 
-# -- 7: bodies without bounds, doors without locks --------------------------------------------------------------------
+# -- 7: bodies without bounds, servers without locks -----------------------------------------------------------------
 
 
-async def test_7_half_a_gzip_body_is_the_senders_mistake(door: Door) -> None:
+async def test_7_half_a_gzip_body_is_the_senders_mistake(server: AtroposClient) -> None:
     body = gzip.compress(json.dumps(make_group(1)).encode())
     for broken in (body[:-20], b"no gzip", b""):
-        answer = await door.client.post("/scored_data", content=broken, headers={"Content-Encoding": "gzip"})
+        answer = await server.client.post("/scored_data", content=broken, headers={"Content-Encoding": "gzip"})
         assert 400 <= answer.status_code < 500, broken
-    assert (await door.status())["queue_size"] == 0
+    assert (await server.status())["queue_size"] == 0
 
 
-async def test_7_a_body_that_swells_is_refused(door: Door) -> None:
-    bomb = gzip.compress(bytes(2 * LARGEST_BODY), compresslevel=1)
-    answer = await door.client.post("/scored_data", content=bomb, headers={"Content-Encoding": "gzip"})
+async def test_7_a_body_that_swells_is_refused(server: AtroposClient) -> None:
+    bomb = gzip.compress(bytes(2 * MAX_BODY), compresslevel=1)
+    answer = await server.client.post("/scored_data", content=bomb, headers={"Content-Encoding": "gzip"})
     assert answer.status_code == 413
 
 
-async def test_7_no_page_of_anyone_elses_may_read_the_door(door: Door) -> None:
-    answer = await door.client.get("/status", headers={"Origin": "http://elsewhere"})
+async def test_7_no_page_of_anyone_elses_may_read_the_server(server: AtroposClient) -> None:
+    answer = await server.client.get("/status", headers={"Origin": "http://elsewhere"})
     assert "access-control-allow-origin" not in answer.headers
 
 
 async def test_7_with_a_key_nothing_is_destroyed_or_read_without_it() -> None:
-    async with serve_door(MemoryPool(), control_keys=[KEY]) as url, calling(url) as door:
+    async with serve_atropos(MemoryPool(), control_keys=[KEY]) as url, calling(url) as server:
         for method, path in (("GET", "/reset_data"), ("GET", "/batch"), ("POST", "/scored_data"), ("GET", "/status")):
-            assert (await door.client.request(method, path)).status_code == 401, path
-        door.client.auth = ("", KEY)  # as in http://:KEY@host, which unmodified clients can be told
-        await door.register()
-        await door.send(make_group(1))
-        assert (await door.client.get("/reset_data")).status_code == 200
-        assert (await door.status())["queue_size"] == 0
+            assert (await server.client.request(method, path)).status_code == 401, path
+        server.client.auth = ("", KEY)  # as in http://:KEY@host, which unmodified clients can be told
+        await server.register()
+        await server.send(make_group(1))
+        assert (await server.client.get("/reset_data")).status_code == 200
+        assert (await server.status())["queue_size"] == 0
 
 
 # -- 8: what is under way when an environment pauses is thrown away, and its checkpoints are empty --------------------
@@ -285,16 +287,16 @@ class Watch:
         self.idle = progress.idle
 
 
-async def test_8_what_is_under_way_when_an_environment_pauses_is_finished_and_sent(door: Door) -> None:
-    env, watch = SlowEnv(door.url, items=1), Watch()
-    await door.register(batch_size=2)
+async def test_8_what_is_under_way_when_an_environment_pauses_is_finished_and_sent(server: AtroposClient) -> None:
+    env, watch = SlowEnv(server.url, items=1), Watch()
+    await server.register(batch_size=2)
     serving = asyncio.create_task(life.serve(env, watch))
     await env.has_begun.wait()
-    await door.send(make_group(100), make_group(101))
+    await server.send(make_group(100), make_group(101))
     await until(lambda: bool(watch.idle), "the environment to pause")
     env.may_go_on.set()
-    await until_queued(door, 3)
-    assert [await door.tokens() for _ in range(3)] == [
+    await until_queued(server, 3)
+    assert [await server.tokens() for _ in range(3)] == [
         [make_group(100)["tokens"]],
         [make_group(101)["tokens"]],
         [[[1, 1, 3], [1, 2, 3]]],
@@ -302,11 +304,11 @@ async def test_8_what_is_under_way_when_an_environment_pauses_is_finished_and_se
     await serving
 
 
-async def test_8_a_checkpoint_holds_the_environments_state(door: Door, tmp_path: Path) -> None:
-    env = SlowEnv(door.url, items=2)
+async def test_8_a_checkpoint_holds_the_environments_state(server: AtroposClient, tmp_path: Path) -> None:
+    env = SlowEnv(server.url, items=2)
     env.may_go_on.set()
-    await door.register(batch_size=2, checkpoint_dir=str(tmp_path), save_checkpoint_interval=1)
-    await asyncio.gather(life.serve(env), take(door, 2))
+    await server.register(batch_size=2, checkpoint_dir=str(tmp_path), save_checkpoint_interval=1)
+    await asyncio.gather(life.serve(env), take(server, 2))
     assert newest_checkpoint(tmp_path)["given"] >= 2
 
 
@@ -316,10 +318,10 @@ def newest_checkpoint(folder: Path) -> dict[str, Any]:
     return read
 
 
-async def take(door: Door, batches: int) -> list[list[Group]]:
+async def take(server: AtroposClient, batches: int) -> list[list[Group]]:
     taken: list[list[Group]] = []
     while len(taken) < batches:
-        if (batch := await door.batch()) is not None:
+        if (batch := await server.batch()) is not None:
             taken.append(batch)
         await asyncio.sleep(0.01)
     return taken
@@ -328,11 +330,11 @@ async def take(door: Door, batches: int) -> list[list[Group]]:
 # -- 9: log-probabilities get lost, and a page runs what a model wrote ------------------------------------------------
 
 
-async def test_9_log_probabilities_arrive_by_the_default_way_of_making_groups(door: Door) -> None:
-    env = SlowEnv(door.url, items=1)
+async def test_9_log_probabilities_arrive_by_the_default_way_of_making_groups(server: AtroposClient) -> None:
+    env = SlowEnv(server.url, items=1)
     env.may_go_on.set()
-    await door.register(batch_size=2)
-    _, ((group,),) = await asyncio.gather(life.serve(env), take(door, 1))
+    await server.register(batch_size=2)
+    _, ((group,),) = await asyncio.gather(life.serve(env), take(server, 1))
     assert group["inference_logprobs"] == [[1.0, -0.5, -0.25]] * 2
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import uvicorn
 
-from stepwell.atropos.app import create_door
+from stepwell.atropos.app import create_atropos
 from stepwell.common.access_keys import AccessKeys
 from stepwell.envs.failures import RolloutServerRefused
 from stepwell.envs.loop import lifecycle as life
@@ -29,7 +29,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.asynccontextmanager
 async def door(pool: MemoryPool) -> AsyncIterator[str]:
-    app: Any = create_door(pool=pool, keys=AccessKeys([KEY]), state=None)
+    app: Any = create_atropos(pool=pool, keys=AccessKeys([KEY]), state=None)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     serving = asyncio.create_task(server.serve())
     try:

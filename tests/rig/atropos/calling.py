@@ -1,4 +1,4 @@
-"""A door, called as an environment and a trainer call it, by tests that look at each answer."""
+"""An Atropos server, called as an environment and a trainer call it, by tests that look at each answer."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,8 +11,8 @@ BATCH_SIZE = 4
 Group = dict[str, Any]
 
 
-class Door:
-    """A door, as an environment and a trainer call it."""
+class AtroposClient:
+    """An Atropos server, as an environment and a trainer call it."""
 
     def __init__(self, url: str, client: httpx.AsyncClient) -> None:
         self.url, self.client = url, client
@@ -67,9 +67,9 @@ class Door:
 
 
 @asynccontextmanager
-async def calling(url: str) -> AsyncIterator[Door]:
+async def calling(url: str) -> AsyncIterator[AtroposClient]:
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        yield Door(url, client)
+        yield AtroposClient(url, client)
 
 
 def make_group(number: int, *, size: int = 2, length: int = 4, **fields: Any) -> Group:

@@ -1,15 +1,16 @@
-"""Messages to the pool: together where they wait together, and each answered by its own verdicts."""
+"""Groups on their way to the pool: messages shared by several requests, and the names of groups."""
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from stepwell.atropos.group_intake import GroupSender
+from stepwell.atropos.group_intake import WINDOW, GroupNames, GroupSender, content_digest
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import Columns
-from stepwell.wire.scored_groups import group_from_json
+from stepwell.wire.scored_groups import ScoredGroup, group_from_json
 from stepwell.wire.scored_groups_steps import columns_from_group
 from tests.rig.memory_pool import MemoryPool
 from tests.rig.waiting import until
@@ -29,7 +30,7 @@ class SlowPool(MemoryPool):
         return await super().submit_columns(columns, registrations)
 
 
-def parcel(name: str, size: int) -> tuple[Columns, list[Registration]]:
+def packed_group(name: str, size: int) -> tuple[Columns, list[Registration]]:
     group = group_from_json({"tokens": [[1, 2]] * size, "masks": [[-100, 2]] * size, "scores": [0] * size})
     columns = columns_from_group(group, name, source="", policy_version=0, arrived_at=0.0)
     return columns, [Registration(uid, name, "train", size) for uid in columns.trajectory_uids]
@@ -38,10 +39,10 @@ def parcel(name: str, size: int) -> tuple[Columns, list[Registration]]:
 async def test_what_comes_while_a_message_is_under_way_goes_with_the_next() -> None:
     pool = SlowPool()
     sender = GroupSender(pool)
-    first = asyncio.create_task(sender.submit(*parcel("a", 1)))
+    first = asyncio.create_task(sender.submit(*packed_group("a", 1)))
     await until(lambda: pool.asked == 1, "the first message")
-    others = [asyncio.create_task(sender.submit(*parcel(name, size))) for name, size in (("b", 2), ("c", 3))]
-    again = asyncio.create_task(sender.submit(*parcel("a", 1)))
+    others = [asyncio.create_task(sender.submit(*packed_group(name, size))) for name, size in (("b", 2), ("c", 3))]
+    again = asyncio.create_task(sender.submit(*packed_group("a", 1)))
     pool.go_on.set()
     assert await first == [SubmitVerdict.ACCEPTED]
     assert [await other for other in others] == [[SubmitVerdict.ACCEPTED] * 2, [SubmitVerdict.ACCEPTED] * 3]
@@ -53,9 +54,9 @@ async def test_a_message_waits_for_a_group_that_is_being_read() -> None:
     pool = MemoryPool()
     sender = GroupSender(pool)
     with sender.reading():
-        early = asyncio.create_task(sender.submit(*parcel("a", 1)))
+        early = asyncio.create_task(sender.submit(*packed_group("a", 1)))
         await asyncio.sleep(0)
-    assert await sender.submit(*parcel("b", 2)) == [SubmitVerdict.ACCEPTED] * 2
+    assert await sender.submit(*packed_group("b", 2)) == [SubmitVerdict.ACCEPTED] * 2
     assert await early == [SubmitVerdict.ACCEPTED]
     assert pool.messages == [3]
 
@@ -64,27 +65,70 @@ async def test_a_message_does_not_wait_for_one_that_is_read_for_ever() -> None:
     pool = MemoryPool()
     sender = GroupSender(pool)
     with sender.reading():
-        assert await sender.submit(*parcel("a", 1)) == [SubmitVerdict.ACCEPTED]
+        assert await sender.submit(*packed_group("a", 1)) == [SubmitVerdict.ACCEPTED]
 
 
 async def test_a_failure_is_told_to_all_of_its_message_and_to_no_one_else() -> None:
     pool = SlowPool()
     sender = GroupSender(pool)
-    waiting = [asyncio.create_task(sender.submit(*parcel(name, 1))) for name in "ab"]
+    waiting = [asyncio.create_task(sender.submit(*packed_group(name, 1))) for name in "ab"]
     pool.loses_answers = 1
     pool.go_on.set()
     for task in waiting:
         with pytest.raises(PoolUnavailable):
             await task
-    assert await sender.submit(*parcel("c", 1)) == [SubmitVerdict.ACCEPTED]
+    assert await sender.submit(*packed_group("c", 1)) == [SubmitVerdict.ACCEPTED]
 
 
 async def test_one_that_no_longer_waits_takes_nothing_from_the_others() -> None:
     pool = SlowPool()
     sender = GroupSender(pool)
-    leaves, stays = (asyncio.create_task(sender.submit(*parcel(name, 1))) for name in "ab")
+    leaves, stays = (asyncio.create_task(sender.submit(*packed_group(name, 1))) for name in "ab")
     await asyncio.sleep(0)
     leaves.cancel()
     pool.go_on.set()
     assert await stays == [SubmitVerdict.ACCEPTED]
     assert (await pool.backlog("train")).total_groups == 2
+
+
+def group(**changes: Any) -> ScoredGroup:
+    sent = {"tokens": [[1, 2], [3, 4]], "masks": [[1, 2], [-100, 4]], "scores": [0, 1], "images": {"a": 1, "b": 2}}
+    return group_from_json({**sent, **changes})
+
+
+def test_the_same_content_has_the_same_name_for_a_while() -> None:
+    names = GroupNames()
+    first = names.by_content("train", group(), 0)
+    assert names.by_content("train", group(), WINDOW) == first
+    later = names.by_content("train", group(), WINDOW + 1)
+    assert later != first
+    assert names.by_content("train", group(), 2 * WINDOW) == later
+
+
+def test_a_key_has_the_same_name_for_ever_in_every_server() -> None:
+    name = GroupNames().by_key("train", "key", 0)
+    assert GroupNames().by_key("train", "key", 0) == name
+    others = {GroupNames().by_key(*other) for other in (("judge", "key", 0), ("train", "yek", 0), ("train", "key", 1))}
+    assert len(others | {name}) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": [[1, 2], [3, 5]]},
+        {"tokens": [[1, 2, 3], [4]], "masks": [[1, 2, -100], [4]]},
+        {"masks": [[1, 2], [3, 4]]},
+        {"scores": [0, 1.5]},
+        {"inference_logprobs": [[0, 0], [0, 0]]},
+        {"policy_versions": [1, 2]},
+        {"env_id": 1},
+        {"images": {"a": 1, "b": 3}},
+        {"overrides": [{}, {"x": 1}]},
+    ],
+)
+def test_a_difference_in_anything_is_a_difference_in_name(change: dict[str, Any]) -> None:
+    assert content_digest("train", group(**change)) != content_digest("train", group())
+
+
+def test_the_order_of_keys_is_no_difference() -> None:
+    assert content_digest("train", group(images={"b": 2, "a": 1})) == content_digest("train", group())

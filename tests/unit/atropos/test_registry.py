@@ -4,7 +4,7 @@ import pytest
 
 from stepwell.atropos.registry import SILENCE, Registry
 from stepwell.pool.api.leasing import ReadyGroups
-from stepwell.wire.atropos_calls import DoorState, EnvRegistration, TrainerRegistration, read_call
+from stepwell.wire.atropos_calls import EnvRegistration, RegistryState, TrainerRegistration, read_call
 
 EMPTY = ReadyGroups({})
 
@@ -40,7 +40,7 @@ def test_names_are_unique_though_environments_leave() -> None:
 def test_a_number_that_no_environment_has_is_no_one(env_id: int | None) -> None:
     registry = Registry()
     registry.register_env(environment(), 0)
-    assert registry.hear(env_id, 0) is None
+    assert registry.heard_from(env_id, 0) is None
 
 
 def test_weights_are_shares_of_context_times_weight_among_those_connected() -> None:
@@ -58,10 +58,10 @@ def test_one_that_is_silent_for_long_counts_no_more_until_it_speaks() -> None:
     talks = registry.register_env(environment(), 0)
     assert registry.shares(SILENCE) == {"env_0": 0.5}
     late = SILENCE + 1
-    registry.hear(talks.env_id, late)
+    registry.heard_from(talks.env_id, late)
     assert registry.shares(late) == {}
     assert registry.weight(talks, late) == 1.0
-    registry.hear(0, late)
+    registry.heard_from(0, late)
     assert registry.shares(late) == {"env_0": 0.5}
     assert registry.weight(talks, late) == 0.5
 
@@ -70,7 +70,7 @@ def test_one_that_said_goodbye_stays_away_though_something_of_it_still_comes() -
     registry = Registry()
     leaves = registry.register_env(environment(min_batch_allocation=0.5), 0)
     leaves.is_disconnected = True
-    registry.hear(leaves.env_id, 1)
+    registry.heard_from(leaves.env_id, 1)
     assert registry.shares(1) == {}
 
 
@@ -116,9 +116,9 @@ def test_a_restored_registry_is_the_same_and_gives_everyone_time_to_speak() -> N
     registry.is_started, registry.step = True, 4
     registry.register_env(environment(min_batch_allocation=0.5), 0)
     registry.register_env(environment(), 0).is_disconnected = True
-    written = DoorState(channels={"train": registry.state()}).model_dump_json().encode()
+    written = RegistryState(channels={"train": registry.state()}).model_dump_json().encode()
     again = Registry()
-    again.restore(read_call(DoorState, written).channels["train"], 10_000)
+    again.restore(read_call(RegistryState, written).channels["train"], 10_000)
     assert again.state() == registry.state()
     assert again.shares(10_000 + SILENCE) == {"env_0": 0.5}
     assert again.register_env(environment(), 10_000).name == "env_2"

@@ -153,7 +153,7 @@ def test_flags_named_by_an_alias_are_set_by_their_own_variable_and_no_other(monk
     assert not read_settings(StatusSettings, ["--no-json"], "status").as_json
 
 
-def test_the_door_has_a_pool_a_port_and_no_key_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_atropos_server_has_a_pool_a_port_and_no_key_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = read_settings(AtroposSettings, [], "atropos")
     assert (plain.data_pool_name, plain.port, plain.control_keys, plain.state) == ("data_pool", 8000, (), None)
     monkeypatch.setenv("STEPWELL_ATROPOS_CONTROL_KEYS", "one,two")

@@ -29,7 +29,7 @@ some_object = st.dictionaries(text, json, max_size=2)
 
 @st.composite
 def scored_groups(draw: st.DrawFn) -> dict[str, Any]:
-    """Any group that the door takes, in any corner: all trained, none, odd masks, single tokens, every field."""
+    """Any group that is taken, in any corner: all trained, none, odd masks, single tokens, every field."""
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
 
     def rows(values: st.SearchStrategy[Any]) -> list[list[Any]]:

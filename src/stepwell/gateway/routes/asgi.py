@@ -24,11 +24,11 @@ AGENT_CALL = re.compile(rf"/(?!v1/)({UID_PATTERN})/({UID_PATTERN})(?:/v1){{0,2}}
 KINDS = {"chat/completions": Kind.CHAT, "completions": Kind.COMPLETIONS}
 
 
-DOOR = "/atropos"
+ATROPOS_PREFIX = "/atropos"
 
 
 class MountedApp(Protocol):
-    """Another application below DOOR, which asks for keys by itself."""
+    """Another application below ATROPOS_PREFIX, which asks for keys by itself."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None: ...
 
@@ -39,18 +39,18 @@ class MountedApp(Protocol):
 class GatewayAsgi:
     """The ASGI application."""
 
-    def __init__(self, app: FastAPI, calls: AgentCalls, keys: AccessKeys, door: MountedApp | None = None) -> None:
+    def __init__(self, app: FastAPI, calls: AgentCalls, keys: AccessKeys, atropos: MountedApp | None = None) -> None:
         self.app = app
         self._calls = calls
         self._keys = keys
-        self._door = door
+        self._atropos = atropos
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if self._door is not None and (scope["path"] + "/").startswith(f"{DOOR}/"):
-            await self._door({**scope, "path": scope["path"].removeprefix(DOOR)}, receive, send)
+        if self._atropos is not None and (scope["path"] + "/").startswith(f"{ATROPOS_PREFIX}/"):
+            await self._atropos({**scope, "path": scope["path"].removeprefix(ATROPOS_PREFIX)}, receive, send)
             return
         below = AGENT_CALL.fullmatch(scope["path"])
         try:

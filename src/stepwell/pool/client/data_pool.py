@@ -1,4 +1,4 @@
-"""The way to a DataPool: for gateways, reward workers, the Atropos door and watchers (`PoolClient`, async) and for
+"""The way to a DataPool: for gateways, reward workers, the Atropos server and watchers (`PoolClient`, async) and for
 trainers (`DataPool`, plain calls).
 
 What always holds: a call is routed by prompt_uid alone; a shard that is restarting is waited for, with a bound; what

@@ -1,4 +1,4 @@
-"""Doors for tests: one in the test's own event loop, and the real command as a process that can be killed."""
+"""Atropos servers for tests: one in the test's own event loop, and the real command as a process that can be killed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import uvicorn
 
-from stepwell.atropos.app import create_door
+from stepwell.atropos.app import create_atropos
+from stepwell.atropos.http import MAX_BODY
 from stepwell.common.access_keys import AccessKeys
 from stepwell.pool.api.ports import GroupExchange
 from tests.rig.gateways import GatewayProcess, served_process
@@ -46,15 +47,15 @@ def firsts(batch: Sequence[dict[str, Any]]) -> list[int]:
 
 
 @asynccontextmanager
-async def serve_door(
-    pool: GroupExchange, *, control_keys: Sequence[str] = (), state: Path | None = None
+async def serve_atropos(
+    pool: GroupExchange, *, control_keys: Sequence[str] = (), state: Path | None = None, max_body: int = MAX_BODY
 ) -> AsyncIterator[str]:
-    """A door on a free loopback port; gives its URL."""
-    app = create_door(pool=pool, keys=AccessKeys(control_keys), state=state)
+    """An Atropos server on a free loopback port; gives its URL."""
+    app = create_atropos(pool=pool, keys=AccessKeys(control_keys), state=state, max_body=max_body)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     serving = asyncio.create_task(server.serve())
     try:
-        await until(lambda: server.started or serving.done(), "the door to start")
+        await until(lambda: server.started or serving.done(), "the Atropos server to start")
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
@@ -83,7 +84,7 @@ async def status_of(client: httpx.AsyncClient, env_id: int) -> dict[str, Any]:
 
 
 @contextmanager
-def door_process(log: Path, *, port: int | None = None, **flags: object) -> Iterator[GatewayProcess]:
+def atropos_process(log: Path, *, port: int | None = None, **flags: object) -> Iterator[GatewayProcess]:
     """`stepwell atropos` with those flags, once it answers /health."""
-    with served_process("stepwell", "atropos", flags=flags, log=log, port=port) as door:
-        yield door
+    with served_process("stepwell", "atropos", flags=flags, log=log, port=port) as server:
+        yield server

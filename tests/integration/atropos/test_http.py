@@ -10,9 +10,9 @@ import httpx
 import pytest
 import zstandard
 
-from stepwell.atropos import bodies
+from stepwell.atropos.http import GZIP, MAX_BODY, decompress
 from stepwell.errors import TooLarge
-from tests.rig.doors import scored_group
+from tests.rig.atropos.server import scored_group, serve_atropos
 from tests.rig.memory_pool import MemoryPool
 
 BODY = json.dumps(scored_group()).encode()
@@ -52,22 +52,21 @@ async def test_an_unknown_encoding_is_a_400(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd", ""])
-async def test_a_body_that_grows_beyond_the_bound_is_a_413(
-    client: httpx.AsyncClient, encoding: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bodies, "LARGEST_BODY", 2**20)
+async def test_a_body_that_grows_beyond_the_bound_is_a_413(encoding: str) -> None:
     bomb = PACKERS[encoding](bytes(2**25)) if encoding else bytes(2**20 + 1)
     assert len(bomb) < 2**20 or not encoding
-    answer = await client.post("/scored_data", content=bomb, headers={"content-encoding": encoding} if encoding else {})
+    headers = {"content-encoding": encoding} if encoding else {}
+    async with serve_atropos(MemoryPool(), max_body=2**20) as url, httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post("/scored_data", content=bomb, headers=headers)
     assert answer.status_code == 413
-    assert answer.json() == {"detail": bodies.TOO_LARGE}
+    assert answer.json() == {"detail": "the body is larger than 1 MiB"}
 
 
 def test_a_bomb_takes_no_more_memory_than_the_bound() -> None:
-    bomb = zlib.compressobj(wbits=bodies.GZIP)
+    bomb = zlib.compressobj(wbits=GZIP)
     content = b"".join([bomb.compress(bytes(2**24)) for _ in range(64)]) + bomb.flush()
     tracemalloc.start()
     with pytest.raises(TooLarge):
-        bodies.inflate(content, "gzip")
-    assert tracemalloc.get_traced_memory()[1] < 2.2 * bodies.LARGEST_BODY
+        decompress(content, "gzip", MAX_BODY)
+    assert tracemalloc.get_traced_memory()[1] < 2.2 * MAX_BODY
     tracemalloc.stop()
