@@ -1,7 +1,8 @@
-"""Going to the background: a child of its own session does the work, and whoever called leaves once it is ready.
+"""Continues a command in the background: a forked child does the work, and the caller leaves when it is ready.
 
-What always holds: whoever called sees all that the child says until it is ready, and leaves with its exit status if it
-ends before. The child is made before anything is started, for Ray's threads would not survive it.
+- The caller prints everything that the child prints until it is ready.
+- If the child ends before that, the caller leaves with the child's exit status.
+- The fork happens before anything is started, because Ray's threads would not survive it.
 """
 
 import os
@@ -15,35 +16,35 @@ CHUNK = 4096
 
 
 def detach(folder: StateFolder) -> None:
-    """Comes back in the child alone."""
-    heard, said = os.pipe()
+    """Returns only in the child."""
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child:
-        os.close(said)
-        sys.exit(_follow(child, heard, folder))
-    os.close(heard)
+        os.close(write_end)
+        sys.exit(_follow(child, read_end, folder))
+    os.close(read_end)
     os.setsid()
-    _point(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(said, 1)
-    _point(said, 2)
+    _redirect(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(write_end, 1)
+    _redirect(write_end, 2)
 
 
-def fall_silent(log: Path) -> None:
-    """Whoever called has heard enough, and leaves; what is said from now on goes to the log."""
-    _point(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 1)
+def redirect_output(log: Path) -> None:
+    """Send all further output to the log. This closes the pipe to the caller, which then leaves."""
+    _redirect(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 1)
     os.dup2(1, 2)
 
 
-def _point(source: int, target: int) -> None:
+def _redirect(source: int, target: int) -> None:
     os.dup2(source, target)
     os.close(source)
 
 
-def _follow(child: int, heard: int, folder: StateFolder) -> int:
-    """The exit status."""
+def _follow(child: int, read_end: int, folder: StateFolder) -> int:
+    """Prints the child's output; returns the exit status."""
     while True:
         try:
-            chunk = os.read(heard, CHUNK)
+            chunk = os.read(read_end, CHUNK)
         except KeyboardInterrupt:
             os.kill(child, signal.SIGTERM)
             continue

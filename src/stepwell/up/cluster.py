@@ -1,4 +1,4 @@
-"""The Ray cluster under `up`: one of its own, which ends with it, or one that is joined."""
+"""The Ray cluster of `up`: its own one, which ends with it, or an existing one that it joins."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,14 +8,14 @@ from pathlib import Path
 from stepwell.pool.client.ray_cluster import join_ray, local_ray
 
 STORE = 512 * 2**20
-"""Bytes of Ray's object store, through which large batches go."""
+"""Bytes of Ray's object store, which large batches pass through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     address: str
     joining: Mapping[str, str] = field(default_factory=dict)
-    """What another process needs in its environment to join it."""
+    """Environment variables that another process needs to join it."""
 
 
 @contextmanager

@@ -1,47 +1,246 @@
-"""`stepwell status`: asks a dashboard, over HTTP alone, and shows one screen."""
+"""`stepwell status`: asks a dashboard over HTTP and prints its status on one screen."""
 
 import json
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from stepwell.config.up import StatusSettings
 from stepwell.errors import Forbidden, NotReady
-from stepwell.up.http import Answer, get, message
-from stepwell.up.shapes import Status
-from stepwell.up.showing import screen_of
+from stepwell.up.http import JsonAnswer, get_json
 from stepwell.up.state_folder import this_folder
 
 TIMEOUT = 15.0
-"""Seconds: the dashboard itself gives the gateways three, and the pool two."""
+"""Seconds: the dashboard itself waits up to three for the gateways and two for the pool."""
+COLUMNS = ("", "groups", "ready", "trajectories", "steps", "tokens", "trained", "oldest")
+NONE = "–"
+
+
+class ShownAmount(BaseModel):
+    steps: int = 0
+    tokens: int = 0
+
+
+class ShownScoring(BaseModel):
+    waiting: int = 0
+    under_way: int = 0
+    resting: int = 0
+    scored: int = 0
+    failed: dict[str, int] = {}
+    late: int = 0
+
+
+class ShownPool(BaseModel):
+    name: str | None = None
+    shards: int | None = None
+    journal: str | None = None
+    archive: str | None = None
+    policy_version: int | None = None
+    submitted: int | None = None
+    leases: int | None = None
+    refused: dict[str, int] | None = None
+    quarantined: dict[str, int] | None = None
+    scoring: ShownScoring | None = None
+
+
+class ShownChannel(BaseModel):
+    name: str
+    groups: int = 0
+    ready_groups: int = 0
+    trajectories: int = 0
+    held: ShownAmount = ShownAmount()
+    accepted: ShownAmount = ShownAmount()
+    shipped: ShownAmount = ShownAmount()
+    dropped: dict[str, ShownAmount] = {}
+    left_out: dict[str, ShownAmount] = {}
+    oldest_age: float = 0.0
+
+
+class ShownGateway(BaseModel):
+    url: str
+    ready: bool = False
+    missing: list[str] = []
+    in_flight: int | None = None
+    waiting_steps: int | None = None
+    calls: int | None = None
+    p50: float | None = None
+    p95: float | None = None
+    lost: dict[str, int] = {}
+    error: str | None = None
+
+
+class ShownEngine(BaseModel):
+    address: str
+    state: str = ""
+    why: str | None = None
+    in_flight: int | None = None
+    weight_version: str | int | None = None
+    server: str | None = None
+
+
+class ShownStatus(BaseModel):
+    """The part of the dashboard's /api/status that is printed; other fields are ignored."""
+
+    now: float = 0.0
+    version: str = ""
+    pool: ShownPool | None = None
+    channels: list[ShownChannel] = []
+    gateways: list[ShownGateway] = []
+    engines: list[ShownEngine] = []
+    pool_error: str | None = None
 
 
 def run_status(settings: StatusSettings) -> None:
-    url, key = (settings.url.rstrip("/"), settings.key) if settings.url else _of_this_folder()
-    answer = get(f"{url}/api/status?fresh=true", key, TIMEOUT)
+    url, key = (settings.url.rstrip("/"), settings.key) if settings.url else _dashboard_of_this_folder()
+    answer = get_json(f"{url}/api/status?fresh=true", key, TIMEOUT)
     status = _read(url, answer)
-    shown = json.dumps(answer.body, indent=2) if settings.as_json else screen_of(status)
+    shown = json.dumps(answer.body, indent=2) if settings.as_json else status_text(status)
     sys.stdout.write(f"{shown}\n")
 
 
-def _of_this_folder() -> tuple[str, str]:
+def _dashboard_of_this_folder() -> tuple[str, str]:
     folder = this_folder()
     record = folder.record() if folder.is_occupied() else None
     if record is None:
         raise NotReady("nothing is running in this folder: start it with `stepwell up`, or name a dashboard with --url")
     if not record.is_ready:
-        raise NotReady("it is not ready yet: the terminal where `stepwell up` runs says what it waits for")
+        raise NotReady("it is not ready yet: the terminal of `stepwell up` says what it waits for")
     return record.dashboard, folder.key()
 
 
-def _read(url: str, answer: Answer) -> Status:
+def _read(url: str, answer: JsonAnswer) -> ShownStatus:
     if answer.status in (401, 403):
-        raise Forbidden(f"the dashboard at {url} asks for its control key: --key, or STEPWELL_STATUS_KEY")
+        raise Forbidden(f"the dashboard at {url} requires its control key: --key, or STEPWELL_STATUS_KEY")
     try:
         if answer.status == 200:
-            return Status.model_validate(answer.body)
+            return ShownStatus.model_validate(answer.body)
     except ValidationError:
-        raise NotReady(f"{url} is no dashboard of this Stepwell's: what it answers cannot be read") from None
-    raise NotReady(
-        f"the dashboard at {url} does not answer: {message(answer)}; its log is .stepwell/logs/dashboard.log"
+        raise NotReady(f"{url} is not a dashboard of this version of Stepwell: its answer cannot be read") from None
+    raise NotReady(f"the dashboard at {url} does not answer: {answer.message}; see .stepwell/logs/dashboard.log")
+
+
+def status_text(status: ShownStatus) -> str:
+    parts = {
+        "pool": _pool(status.pool, status.pool_error),
+        "channels": _channels(status.channels),
+        "gateways": [_gateway(gateway) for gateway in status.gateways] or ["none"],
+        "engines": [_engine(engine) for engine in status.engines] or ["none is known yet"],
+        "lost": [*_lost(status)] or ["nothing"],
+        "errors": [*_errors(status)] or ["none"],
+    }
+    lines = [_titled(title, lines) for title, lines in parts.items()]
+    return "\n".join((f"stepwell {status.version}", *lines))
+
+
+def _titled(title: str, lines: Sequence[str]) -> str:
+    return "\n".join(
+        f"{name:9} {line}".rstrip() for name, line in zip((title, *[""] * len(lines)), lines, strict=False)
     )
+
+
+def _pool(pool: ShownPool | None, error: str | None) -> list[str]:
+    if pool is None or error is not None:
+        return ["not reached"]
+    journal = f"journal {pool.journal}" if pool.journal else "no journal: in memory only"
+    lines = [
+        f"{pool.name} · {_count(pool.shards, 'shard')} · policy version {pool.policy_version} · {journal}",
+        f"{_count(pool.submitted, 'step')} submitted · {_count(pool.leases, 'lease')}",
+    ]
+    if pool.scoring is not None and (scoring := _scoring(pool.scoring)):
+        lines.append(scoring)
+    return lines
+
+
+def _scoring(scoring: ShownScoring) -> str:
+    counts = {
+        "scored": scoring.scored,
+        "wait to be scored": scoring.waiting + scoring.under_way + scoring.resting,
+        "could not be scored": sum(scoring.failed.values()),
+    }
+    return " · ".join(f"{number:,} {what}" for what, number in counts.items() if number)
+
+
+def _channels(channels: Sequence[ShownChannel]) -> list[str]:
+    if not channels:
+        return ["none yet: no trajectory was opened"]
+    rows = [COLUMNS, *map(_row, channels)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    return [
+        "  ".join(
+            (row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)))
+        )
+        for row in rows
+    ]
+
+
+def _row(channel: ShownChannel) -> tuple[str, ...]:
+    numbers = (
+        channel.groups,
+        channel.ready_groups,
+        channel.trajectories,
+        channel.held.steps,
+        channel.held.tokens,
+        channel.shipped.steps,
+    )
+    return (channel.name, *(f"{number:,}" for number in numbers), _age(channel.oldest_age) if channel.groups else NONE)
+
+
+def _gateway(gateway: ShownGateway) -> str:
+    if not gateway.ready:
+        return f"{gateway.url} · not ready: {'; '.join(gateway.missing) or gateway.error or 'it does not answer'}"
+    parts = [gateway.url, "ready", _count(gateway.calls, "call"), f"{gateway.in_flight or 0:,} in flight"]
+    if gateway.p50 is not None and gateway.p95 is not None:
+        parts.append(f"p50 {gateway.p50:.2g} s, p95 {gateway.p95:.2g} s")
+    if gateway.waiting_steps:
+        parts.append(f"{_count(gateway.waiting_steps, 'step')} not delivered yet")
+    return " · ".join(parts)
+
+
+def _engine(engine: ShownEngine) -> str:
+    known = {"version": engine.weight_version, "server": engine.server}
+    parts = [engine.address, engine.state, *(f"{name} {value}" for name, value in known.items() if value)]
+    return " · ".join((*parts, *([engine.why] if engine.why else [])))
+
+
+def _lost(status: ShownStatus) -> Iterator[str]:
+    """Data that will never be trained on, by place and cause."""
+    for channel in status.channels:
+        yield from _amounts(f"{channel.name}: dropped", channel.dropped)
+        yield from _amounts(f"{channel.name}: left out", channel.left_out)
+    if status.pool is not None:
+        yield from _counts("pool: refused", status.pool.refused or {})
+        yield from _counts("pool: quarantined", status.pool.quarantined or {})
+    for gateway in status.gateways:
+        yield from _counts(f"{gateway.url}: lost", gateway.lost)
+
+
+def _amounts(what: str, by_cause: Mapping[str, ShownAmount]) -> Iterator[str]:
+    for cause, amount in by_cause.items():
+        if amount.steps:
+            yield f"{what}, {cause}: {_count(amount.steps, 'step')}, {_count(amount.tokens, 'token')}"
+
+
+def _counts(what: str, by_cause: Mapping[str, int]) -> Iterator[str]:
+    for cause, number in by_cause.items():
+        if number:
+            yield f"{what}, {cause}: {_count(number, 'step')}"
+
+
+def _errors(status: ShownStatus) -> Iterator[str]:
+    if status.pool_error:
+        yield f"pool: {status.pool_error}"
+    for gateway in status.gateways:
+        if gateway.error:
+            yield f"{gateway.url}: {gateway.error}"
+
+
+def _count(number: int | None, what: str) -> str:
+    return f"{number or 0:,} {what}{'' if number == 1 else 's'}"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"

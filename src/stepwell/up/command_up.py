@@ -1,10 +1,11 @@
-"""`stepwell up`: everything started in the order of who needs whom, and ended in the reverse.
+"""`stepwell up`: starts everything in the order of dependencies, and ends it in the reverse order.
 
-What always holds: whatever fails, nothing that was started is left running; a Ray cluster that was joined keeps its
-DataPool, for others may use it.
+- After a failure, nothing that was started is left running.
+- A Ray cluster that was joined keeps its DataPool, because others may use it.
 """
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -20,29 +21,35 @@ from typing import Any, TypeAlias
 from stepwell.config.serving import DashboardSettings, GatewaySettings
 from stepwell.config.up import UpSettings
 from stepwell.errors import BadRequest
-from stepwell.up.background import detach, fall_silent
+from stepwell.up.background import detach, redirect_output
 from stepwell.up.cluster import Cluster, joined_cluster, own_cluster
-from stepwell.up.engine_model import Model, wait_for_model
-from stepwell.up.launch_plan import Plan, make_plan, url_of
-from stepwell.up.processes import ENDING, programs, serve
-from stepwell.up.screen import Screen
-from stepwell.up.state_folder import Record, StateFolder, started, this_folder
-from stepwell.up.words import welcome
+from stepwell.up.engine_model import ServedModel, wait_for_model
+from stepwell.up.launch_plan import LaunchPlan, make_plan, url_of
+from stepwell.up.processes import END_SIGNALS, StartupScreen, programs, serve
+from stepwell.up.state_folder import RunRecord, StateFolder, started, this_folder
 
 Handler: TypeAlias = Callable[[int, FrameType | None], Any] | signal.Handlers
 
 ENGINE_KEY = "STEPWELL_GATEWAY_ENGINE_KEY"
+SNIPPET = """\
+import stepwell
+from openai import OpenAI
+with stepwell.connect("{url}", key="{key}").trajectory(prompt_uid="hello", group_size=1) as t:
+    agent = OpenAI(base_url=t.base_url, api_key=t.api_key)
+    print(agent.chat.completions.create(model={model}, messages={messages}, max_tokens=64).choices[0].message.content)
+"""
+MESSAGES = '[{"role": "user", "content": "Hello!"}]'
 
 
 def run_up(settings: UpSettings) -> None:
-    """Until told to end."""
+    """Runs until a signal ends it."""
     folder = this_folder()
     folder.make()
     if settings.detach:
         detach(folder)
     for handler in logging.getLogger().handlers:
-        handler.setLevel(logging.WARNING)  # what went well is said on the screen
-    screen = Screen(sys.stdout)
+        handler.setLevel(logging.WARNING)  # the screen reports what succeeded
+    screen = StartupScreen(sys.stdout)
     with folder.occupied():
         try:
             Up(settings, folder, screen).run()
@@ -52,33 +59,33 @@ def run_up(settings: UpSettings) -> None:
 
 
 class Up:
-    def __init__(self, settings: UpSettings, folder: StateFolder, screen: Screen) -> None:
+    def __init__(self, settings: UpSettings, folder: StateFolder, screen: StartupScreen) -> None:
         self._settings = settings
         self._folder = folder
         self._screen = screen
-        self._record = Record(pid=os.getpid(), started=started(os.getpid()), started_at=time.time())
+        self._record = RunRecord(pid=os.getpid(), started=started(os.getpid()), started_at=time.time())
 
     def run(self) -> None:
-        _signal_handling(signal.default_int_handler)
-        self._write_record(self._record)
+        _handle_signals(signal.default_int_handler)
+        self._folder.write_record(self._record)
         key = self._folder.key()
         model = self._ask_engine()
         plan = make_plan(self._settings, model, self._folder, key)
         _require_free(plan.gateway, "--port")
         _require_free(plan.dashboard, "--dashboard-port")
         with self._cluster() as cluster:
-            _signal_handling(signal.default_int_handler)  # Ray has put its own in the place of ours
+            _handle_signals(signal.default_int_handler)  # Ray has replaced our handlers
             plan = plan.on(cluster.address)
             self._folder.write_environment({"STEPWELL_KEY": key, **cluster.joining})
             self._start_actors(plan)
             was_ready = asyncio.run(self._serve(plan, model, key))
-            _signal_handling(signal.SIG_IGN)  # the rest takes a moment, and is not to be broken off
+            _handle_signals(signal.SIG_IGN)  # ending Ray takes a moment and must not be interrupted
         if not was_ready:
             raise KeyboardInterrupt
         joined = self._settings.ray_address
         self._screen.say(f"ended; the DataPool {plan.pool.name!r} stays on Ray at {joined}" if joined else "ended")
 
-    def _ask_engine(self) -> Model:
+    def _ask_engine(self) -> ServedModel:
         address, what = self._settings.engine[0], f"the engine at {self._settings.engine[0]}"
         key = os.environ.get(ENGINE_KEY) or self._settings.gateway.get("engine_key")
         model = wait_for_model(address, str(key) if key else None, lambda why: self._screen.wait(what, why))
@@ -90,8 +97,8 @@ class Up:
         self._screen.say(f"joining Ray at {address}" if address else "starting Ray")
         return joined_cluster(address, namespace) if address else own_cluster(namespace, self._folder.ray_token())
 
-    def _start_actors(self, plan: Plan) -> None:
-        from stepwell import wiring  # it imports Ray, which must find its settings in the environment
+    def _start_actors(self, plan: LaunchPlan) -> None:
+        from stepwell import wiring  # it imports Ray, which reads its settings from the environment
 
         self._screen.say(f"starting the DataPool on Ray at {plan.pool.ray_address}")
         wiring.run_pool(plan.pool)
@@ -99,9 +106,9 @@ class Up:
             self._screen.say(f"starting reward workers for {plan.rewards.function}")
             wiring.run_rewards(plan.rewards)
 
-    async def _serve(self, plan: Plan, model: Model, key: str) -> bool:
+    async def _serve(self, plan: LaunchPlan, model: ServedModel, key: str) -> bool:
         def on_ready() -> None:
-            self._write_record(
+            self._folder.write_record(
                 replace(
                     self._record,
                     gateway=url_of(plan.gateway),
@@ -114,23 +121,35 @@ class Up:
             self._screen.say("everything is up")
             self._screen.show(welcome(plan, model.name, key))
             if self._settings.detach:
-                self._screen.show("It goes on in the background; `stepwell down` ends it.")
-                fall_silent(self._folder.logs / "up.log")
+                self._screen.show("It continues in the background; `stepwell down` stops it.")
+                redirect_output(self._folder.logs / "up.log")
             else:
-                self._screen.show("Ctrl-C ends it; `stepwell status`, in another terminal here, shows what happens.")
+                self._screen.show("Ctrl-C stops it; `stepwell status`, in another terminal here, shows its state.")
 
         def on_end() -> None:
-            self._screen.say("ending: the gateway delivers what it holds")
+            self._screen.say("ending: the gateway delivers its waiting steps")
 
         return await serve(programs(plan, key), self._folder.logs, self._screen, on_ready=on_ready, on_end=on_end)
 
-    def _write_record(self, record: Record) -> None:
-        self._folder.write_record(record)
+
+def welcome(plan: LaunchPlan, model: str, key: str) -> str:
+    """The addresses of everything, and a program to paste."""
+    places = {
+        "base_url": url_of(plan.gateway),
+        "key": key,
+        "dashboard": f"{url_of(plan.dashboard)}/#key={key}",
+        "Ray": f"{plan.gateway.ray_address}, namespace {plan.gateway.ray_namespace}",
+    }
+    if plan.gateway.atropos:
+        places["Atropos"] = f"{url_of(plan.gateway)}/atropos"
+    listed = "\n".join(f"  {name:10} {place}" for name, place in places.items())
+    snippet = SNIPPET.format(url=url_of(plan.gateway), key=key, model=json.dumps(model), messages=MESSAGES)
+    return f"\n{listed}\n\nPaste this into Python; each call becomes a step:\n\n{snippet}"
 
 
-def _signal_handling(handler: Handler) -> None:
-    """However this process is told to end, it goes the same way."""
-    for number in ENDING:
+def _handle_signals(handler: Handler) -> None:
+    """All signals that end this process get the same handler."""
+    for number in END_SIGNALS:
         signal.signal(number, handler)
 
 
@@ -139,6 +158,6 @@ def _require_free(settings: GatewaySettings | DashboardSettings, flag: str) -> N
         socket.create_server((settings.host, settings.port)).close()
     except OSError as failure:
         raise BadRequest(
-            f"{settings.host}:{settings.port} cannot be listened on ({failure.strerror}); is it another `stepwell up`? "
+            f"cannot listen on {settings.host}:{settings.port} ({failure.strerror}); is it another `stepwell up`? "
             f"Choose another port with {flag}"
         ) from None

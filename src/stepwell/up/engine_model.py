@@ -1,4 +1,4 @@
-"""What `up` finds out from the engine, so that nobody has to say it: the model, its tokenizer, its window."""
+"""What `up` asks the engine, so that the user need not configure it: the model, its tokenizer, its context length."""
 
 import time
 from collections.abc import Callable
@@ -6,52 +6,52 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepwell.errors import EngineUnavailable
-from stepwell.up.http import Answer, get, message
+from stepwell.up.http import JsonAnswer, get_json
 
-PATIENCE = 300.0
-"""Seconds: a vLLM that was started together with this takes its time."""
+TIMEOUT = 300.0
+"""Seconds: a vLLM that was started at the same time needs some minutes."""
 POLL = 0.5
 HOW_TO_START = "vllm serve MODEL --port 8001 --logprobs-mode processed_logprobs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What an engine says of the model that it serves; None is what it does not say."""
+class ServedModel:
+    """What an engine reports of the model that it serves; None if it does not report it."""
 
     name: str
     root: str | None
-    """Folder, on the engine's machine, or name on the Hugging Face hub."""
+    """Folder on the engine's machine, or name on the Hugging Face hub."""
     window: int | None
-    """Tokens that prompt and response may have together."""
+    """Largest number of tokens of prompt and response together."""
 
 
-def wait_for_model(address: str, key: str | None, still_waiting: Callable[[str], None]) -> Model:
-    """Ask until there is an answer. EngineUnavailable says what to do if there is none, or not the right one."""
-    deadline = time.monotonic() + PATIENCE
-    while (answer := get(f"{address}/v1/models", key)).status in (0, 502, 503):
+def wait_for_model(address: str, key: str | None, on_wait: Callable[[str], None]) -> ServedModel:
+    """Asks until the engine answers. EngineUnavailable says what to do if it does not, or with something else."""
+    deadline = time.monotonic() + TIMEOUT
+    while (answer := get_json(f"{address}/v1/models", key)).status in (0, 502, 503):
         if time.monotonic() > deadline:
             raise EngineUnavailable(
-                f"no engine answers at {address}: {message(answer)}; start one ({HOW_TO_START}), or name another "
+                f"no engine answers at {address}: {answer.message}; start one ({HOW_TO_START}), or name another "
                 "with --engine"
             )
-        still_waiting(f"{message(answer)}; if none runs, start one: {HOW_TO_START}")
+        on_wait(f"{answer.message}; if none runs, start one: {HOW_TO_START}")
         time.sleep(POLL)
     return read_model(address, answer)
 
 
-def read_model(address: str, answer: Answer) -> Model:
+def read_model(address: str, answer: JsonAnswer) -> ServedModel:
     if answer.status in (401, 403):
-        raise EngineUnavailable(f"the engine at {address} asks for a key: set STEPWELL_GATEWAY_ENGINE_KEY to it")
+        raise EngineUnavailable(f"the engine at {address} requires a key: set STEPWELL_GATEWAY_ENGINE_KEY to it")
     match answer.body:
         case {"data": [{"id": str(name), **rest}, *_]} if answer.status == 200:
-            return Model(name=name, root=_text(rest.get("root")), window=_whole(rest.get("max_model_len")))
+            return ServedModel(name=name, root=_text(rest.get("root")), window=_whole(rest.get("max_model_len")))
     raise EngineUnavailable(
-        f"{address} lists no models at /v1/models ({message(answer)}): is it a server that speaks OpenAI's API?"
+        f"{address} lists no models at /v1/models ({answer.message}): is it an OpenAI-compatible server?"
     )
 
 
-def tokenizer_of(model: Model) -> str | None:
-    """Where its tokenizer is, as seen from here; None if that cannot be known."""
+def tokenizer_of(model: ServedModel) -> str | None:
+    """Path or name of its tokenizer for this machine; None if it is not known."""
     if model.root is None or (_is_path(model.root) and not Path(model.root).expanduser().exists()):
         return None
     return model.root

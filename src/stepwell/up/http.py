@@ -1,4 +1,4 @@
-"""One question over HTTP, to something on this machine or near it. No proxy stands between."""
+"""GET requests for JSON, to servers on this machine or near it, without a proxy."""
 
 import json
 import urllib.error
@@ -12,32 +12,37 @@ OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class JsonAnswer:
     status: int
-    """0 if nobody answered."""
+    """0 if there was no answer."""
     body: Json
-    """What was answered, parsed; where nobody did, or that was no JSON, the reason in words."""
+    """The parsed answer; without an answer, or if it is not JSON, a text that says so."""
+
+    @property
+    def message(self) -> str:
+        """The error text of a refusal, in any of the usual formats."""
+        match self.body:
+            case (
+                {"error": {"message": str(text)}}
+                | {"message": str(text)}
+                | {"detail": str(text)}
+                | {"error": str(text)}
+            ):
+                return text
+        return f"it answers {self.status}" if self.status else str(self.body)
 
 
-def get(url: str, key: str | None = None, timeout: float = TIMEOUT) -> Answer:
+def get_json(url: str, key: str | None = None, timeout: float = TIMEOUT) -> JsonAnswer:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         with OPENER.open(urllib.request.Request(url, headers=headers), timeout=timeout) as answer:
-            return Answer(answer.status, _parsed(answer.read()))
+            return JsonAnswer(answer.status, _parsed(answer.read()))
     except urllib.error.HTTPError as refusal:
         with refusal:
-            return Answer(refusal.code, _parsed(refusal.read()))
+            return JsonAnswer(refusal.code, _parsed(refusal.read()))
     except (OSError, ValueError) as failure:
         reason = getattr(failure, "reason", failure)
-        return Answer(0, getattr(reason, "strerror", None) or str(reason))
-
-
-def message(answer: Answer) -> str:
-    """What a refusal says, in any of the ways of saying it."""
-    match answer.body:
-        case {"error": {"message": str(text)}} | {"message": str(text)} | {"detail": str(text)} | {"error": str(text)}:
-            return text
-    return f"it answers {answer.status}" if answer.status else str(answer.body)
+        return JsonAnswer(0, getattr(reason, "strerror", None) or str(reason))
 
 
 def _parsed(raw: bytes) -> Json:

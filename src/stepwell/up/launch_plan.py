@@ -1,7 +1,7 @@
-"""What `up` starts: the settings of every part, from its own and from what the engine says.
+"""What `up` starts: the settings of every part, made from its own settings and from what the engine reports.
 
-What always holds: a part is told nothing that it could not have been told by its own command; what cannot be found out
-is asked for, by the name of its flag.
+- A part gets only settings that its own command has too.
+- If a setting cannot be found out, the error names its flag.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from stepwell.config.sections import Section
 from stepwell.config.serving import DashboardSettings, GatewaySettings
 from stepwell.config.up import UpSettings, layered
 from stepwell.errors import BadRequest
-from stepwell.up.engine_model import Model, tokenizer_of
+from stepwell.up.engine_model import ServedModel, tokenizer_of
 from stepwell.up.state_folder import StateFolder
 
 HOST = "127.0.0.1"
@@ -22,14 +22,14 @@ PORT = 8100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     pool: PoolSettings
     gateway: GatewaySettings
     dashboard: DashboardSettings
     rewards: RewardSettings | None
 
     def on(self, ray_address: str) -> Self:
-        """The same, on the cluster at that address."""
+        """The same plan for the cluster at that address."""
         there = {"ray_address": ray_address}
         return replace(
             self,
@@ -40,21 +40,21 @@ class Plan:
         )
 
 
-def make_plan(settings: UpSettings, model: Model, folder: StateFolder, key: str) -> Plan:
+def make_plan(settings: UpSettings, model: ServedModel, folder: StateFolder, key: str) -> LaunchPlan:
     pool = _pool(settings, folder)
     rewards = _rewards(settings, pool, tokenizer_of(model)) if settings.reward else None
     gateway = _gateway(settings, model, folder, pool, rewards, key)
-    return Plan(pool=pool, gateway=gateway, dashboard=_dashboard(settings, gateway, key), rewards=rewards)
+    return LaunchPlan(pool=pool, gateway=gateway, dashboard=_dashboard(settings, gateway, key), rewards=rewards)
 
 
 def url_of(settings: GatewaySettings | DashboardSettings) -> str:
-    """As this machine reaches it."""
+    """The address for clients on this machine."""
     host = HOST if settings.host in ("0.0.0.0", "::") else settings.host
     return f"http://{host}:{settings.port}"
 
 
 def environment(settings: Section) -> dict[str, str]:
-    """The settings, as the process of their command reads them: out of sight of whoever lists processes."""
+    """The settings as environment variables of the command, which a list of processes does not show."""
     prefix = settings.model_config.get("env_prefix", "")
     given = settings.model_dump(exclude_none=True)
     return {f"{prefix}{name}".upper(): _as_text(value) for name, value in given.items()}
@@ -72,7 +72,7 @@ def _pool(settings: UpSettings, folder: StateFolder) -> PoolSettings:
 
 def _gateway(
     settings: UpSettings,
-    model: Model,
+    model: ServedModel,
     folder: StateFolder,
     pool: PoolSettings,
     rewards: RewardSettings | None,
@@ -103,7 +103,7 @@ def _gateway(
     return layered(GatewaySettings, "gateway", given=given, file=settings.gateway, otherwise=otherwise)
 
 
-def _require_lengths_and_tokenizer(settings: UpSettings, model: Model, found: Mapping[str, object]) -> None:
+def _require_lengths_and_tokenizer(settings: UpSettings, model: ServedModel, found: Mapping[str, object]) -> None:
     wanted = ("tokenizer_path", "prompt_length", "response_length")
     missing = [
         name
@@ -111,9 +111,11 @@ def _require_lengths_and_tokenizer(settings: UpSettings, model: Model, found: Ma
         if found[name] is None and getattr(settings, name) is None and name not in settings.gateway
     ]
     if missing:
-        where = f", and its model is in {model.root}, which is not here" if model.root else ""
+        where = f", and its model is in {model.root}, which is not on this machine" if model.root else ""
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-        raise BadRequest(f"the engine at {settings.engine[0]} does not say all that is needed{where}; give {flags}")
+        raise BadRequest(
+            f"the engine at {settings.engine[0]} does not report everything that is needed{where}; give {flags}"
+        )
 
 
 def _dashboard(settings: UpSettings, gateway: GatewaySettings, key: str) -> DashboardSettings:

@@ -1,32 +1,78 @@
-"""The processes that `up` keeps running, and how they end.
+"""The processes that `up` starts and supervises, and what it prints meanwhile.
 
-What always holds: told to end, by Ctrl-C or SIGTERM, they get their time to finish; told again, they are killed;
-nothing is left of them either way.
+- On Ctrl-C, SIGTERM or SIGHUP they get their time to finish; on a second signal they are killed.
+- No process is left running in either case.
 """
 
 import asyncio
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import TextIO
 
 from stepwell.common.async_calls import in_thread
 from stepwell.common.processes import OnLogLine, Program, SupervisedProcess
 from stepwell.errors import NotReady
-from stepwell.up.http import Answer, get, message
-from stepwell.up.launch_plan import Plan, environment, url_of
-from stepwell.up.screen import Screen
+from stepwell.up.http import JsonAnswer, get_json
+from stepwell.up.launch_plan import LaunchPlan, environment, url_of
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LARGEST_LOG = 16 * 2**20
-"""Bytes, after which a log begins anew and the one before is kept beside it."""
+"""Bytes; after that a new log file is started, and the previous one is kept."""
+REPEAT_AFTER = 5.0
+"""Seconds after which an unchanged line is printed again."""
+CLEAR = "\r\033[K"
 
 
-def programs(plan: Plan, key: str) -> list[Program]:
+class StartupScreen:
+    """Prints one line for each finished step, and what is being waited for.
+
+    In a terminal the last line says what is being waited for, and is overwritten; elsewhere each change is a line.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._started = time.monotonic()
+        self._waiting_for: dict[str, str] = {}
+        self._shown, self._shown_at = "", 0.0
+
+    def say(self, text: str, *, instead_of: str = "") -> None:
+        """A permanent line. `instead_of` names a wait that has ended."""
+        self._waiting_for.pop(instead_of, None)
+        self._write(f"{self._cleared()}{self._line(text)}\n")
+
+    def show(self, text: str) -> None:
+        """The text without a time stamp, to be read or copied."""
+        self._write(f"{self._cleared()}{text}\n")
+
+    def wait(self, what: str, why: str) -> None:
+        """Call it as often as you like while `what` is being waited for."""
+        self._waiting_for[what] = why
+        text = "waiting for " + " · ".join(f"{what}: {why}" for what, why in self._waiting_for.items())
+        if self._out.isatty():
+            self._write(f"{CLEAR}{self._line(text)}")
+        elif text != self._shown or time.monotonic() > self._shown_at + REPEAT_AFTER:
+            self._shown, self._shown_at = text, time.monotonic()
+            self._write(f"{self._line(text)}\n")
+
+    def _line(self, text: str) -> str:
+        return f"{time.monotonic() - self._started:6.1f} s  {text}"
+
+    def _cleared(self) -> str:
+        return CLEAR if self._out.isatty() else ""
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+
+def programs(plan: LaunchPlan, key: str) -> list[Program]:
     gateway, dashboard = url_of(plan.gateway), url_of(plan.dashboard)
     return [
         Program(
@@ -45,13 +91,18 @@ def programs(plan: Plan, key: str) -> list[Program]:
 
 
 async def serve(
-    wanted: Sequence[Program], logs: Path, screen: Screen, *, on_ready: Callable[[], None], on_end: Callable[[], None]
+    wanted: Sequence[Program],
+    logs: Path,
+    screen: StartupScreen,
+    *,
+    on_ready: Callable[[], None],
+    on_end: Callable[[], None],
 ) -> bool:
-    """Until told to end; whether they were ready by then. NotReady if one of them does not start."""
-    told, is_ready = asyncio.current_task(), False
-    assert told is not None
-    for number in ENDING:
-        asyncio.get_running_loop().add_signal_handler(number, told.cancel)
+    """Runs them until a signal comes; returns whether they were ready by then. NotReady if one does not start."""
+    this_task, is_ready = asyncio.current_task(), False
+    assert this_task is not None
+    for number in END_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, this_task.cancel)
     with suppress(asyncio.CancelledError):
         async with AsyncExitStack() as stack:
             await _start(stack, wanted, logs, screen)
@@ -62,13 +113,13 @@ async def serve(
     return is_ready
 
 
-async def _start(stack: AsyncExitStack, wanted: Sequence[Program], logs: Path, screen: Screen) -> None:
-    """All at once. If one fails, those that were not ready yet are ended here; the others are on the stack."""
+async def _start(stack: AsyncExitStack, wanted: Sequence[Program], logs: Path, screen: StartupScreen) -> None:
+    """Starts all at once. If one fails, those that are not ready yet are ended here; the stack ends the others."""
 
     async def start(program: Program) -> None:
         what = f"the {program.name}"
         process = SupervisedProcess(
-            program, on_line=_writing(logs / f"{program.name}.log"), on_wait=partial(screen.wait, what)
+            program, on_line=_write_to(logs / f"{program.name}.log"), on_wait=partial(screen.wait, what)
         )
         await stack.enter_async_context(process)
         screen.say(f"{what} is ready", instead_of=what)
@@ -82,7 +133,7 @@ async def _start(stack: AsyncExitStack, wanted: Sequence[Program], logs: Path, s
 
 
 async def _why_no_gateway(url: str, key: str) -> str | None:
-    answer = await in_thread(partial(get, url, key))
+    answer = await in_thread(partial(get_json, url, key))
     if answer.status == 200:
         return None
     match answer.body:
@@ -92,22 +143,22 @@ async def _why_no_gateway(url: str, key: str) -> str | None:
 
 
 async def _why_no_dashboard(url: str, key: str) -> str | None:
-    """It looks at the gateway only now and then: a status that is asked for at once should not call it missing."""
-    answer = await in_thread(partial(get, url, key))
+    """The dashboard asks the gateway only at intervals. It is ready once its status shows the gateway as ready."""
+    answer = await in_thread(partial(get_json, url, key))
     match answer.body:
         case {"gateways": [{"ready": True}, *_]}:
             return None
-    return "it has not seen the gateway yet" if answer.status == 200 else _why_no_answer(answer)
+    return "it has not reached the gateway yet" if answer.status == 200 else _why_no_answer(answer)
 
 
-def _why_no_answer(answer: Answer) -> str:
-    return message(answer) if answer.status else "it is starting"
+def _why_no_answer(answer: JsonAnswer) -> str:
+    return answer.message if answer.status else "it is starting"
 
 
-def _writing(path: Path) -> OnLogLine:
+def _write_to(path: Path) -> OnLogLine:
     file = RotatingFileHandler(path, maxBytes=LARGEST_LOG, backupCount=1)
 
-    def hear(level: int, text: str) -> None:
+    def write(level: int, text: str) -> None:
         file.emit(logging.makeLogRecord({"msg": text}))
 
-    return hear
+    return write

@@ -1,7 +1,8 @@
-"""./.stepwell: what `stepwell up` keeps between two runs, and how `down` and `status` find the one that runs.
+"""./.stepwell: what `stepwell up` keeps between two runs, and how `down` and `status` find the running one.
 
-What always holds: only its owner can read it; whoever runs holds its lock, which the kernel frees however he ends, so
-the record of one that was killed fools no one; no process is told to end but the one that wrote the record.
+- Only its owner can read it.
+- The running `up` holds a lock, which the kernel releases in any case; so the record of a killed one is recognised.
+- Signals go only to the process that wrote the record.
 """
 
 import fcntl
@@ -24,12 +25,12 @@ KEY_BYTES, TOKEN_BYTES = 24, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """Who runs, and where to reach it."""
+class RunRecord:
+    """The process that runs, and its addresses."""
 
     pid: int
     started: int | None
-    """When the kernel started the process, in its own ticks: a pid alone may be another's by now."""
+    """When the kernel started the process, in its ticks: another process may have got the same pid."""
     started_at: float
     """Wall-clock seconds."""
     gateway: str = ""
@@ -59,7 +60,7 @@ class StateFolder:
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
-        """While the block runs, nobody else may. Conflict if someone does."""
+        """Holds the lock during the block. Conflict if another process holds it."""
         with self._lock.open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,32 +80,32 @@ class StateFolder:
                 return True
         return False
 
-    def record(self) -> Record | None:
-        """What the one that runs, or was killed, wrote last."""
+    def record(self) -> RunRecord | None:
+        """The last record, of a running or a killed process."""
         with suppress(FileNotFoundError, ValueError, TypeError):
-            return Record(**orjson.loads(self._record.read_bytes()))
+            return RunRecord(**orjson.loads(self._record.read_bytes()))
         return None
 
-    def write_record(self, record: Record) -> None:
+    def write_record(self, record: RunRecord) -> None:
         with replacing_file(self._record) as file:
             file.write(orjson.dumps(asdict(record), option=orjson.OPT_INDENT_2))
 
     def write_environment(self, env: Mapping[str, str]) -> None:
-        """A file for a shell to read, with `. .stepwell/env`."""
+        """Writes a file that a shell reads with `. .stepwell/env`."""
         lines = (f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
         self.environment.unlink(missing_ok=True)
-        _write_privately(self.environment, "".join(lines))
+        _write_private(self.environment, "".join(lines))
 
     def key(self) -> str:
-        """The control key: made once, then kept. Write another into its file to change it."""
+        """The control key: made once, then kept. To change it, write another into its file."""
         if not self._key.exists():
-            _write_privately(self._key, secrets.token_urlsafe(KEY_BYTES))
+            _write_private(self._key, secrets.token_urlsafe(KEY_BYTES))
         return self._key.read_text().strip()
 
     def ray_token(self) -> Path:
-        """The file of the token that lets a process join our Ray: made once, then kept."""
+        """The file with the token of our Ray cluster: made once, then kept."""
         if not self._ray_token.exists():
-            _write_privately(self._ray_token, secrets.token_hex(TOKEN_BYTES))
+            _write_private(self._ray_token, secrets.token_hex(TOKEN_BYTES))
         return self._ray_token
 
 
@@ -113,15 +114,15 @@ def this_folder() -> StateFolder:
 
 
 def started(pid: int) -> int | None:
-    """When a process was started, in the kernel's ticks; None of one that is gone, or where there is no /proc."""
+    """When a process was started, in the kernel's ticks; None if it has ended, or without /proc."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
         return None
 
 
-def send(record: Record, signal_: signal.Signals) -> bool:
-    """Whether the process of that record was there to be told."""
+def send(record: RunRecord, signal_: signal.Signals) -> bool:
+    """Sends the signal; False if the process of that record has ended."""
     if started(record.pid) != record.started:
         return False
     with suppress(ProcessLookupError):
@@ -130,11 +131,11 @@ def send(record: Record, signal_: signal.Signals) -> bool:
     return False
 
 
-def _write_privately(path: Path, text: str) -> None:
+def _write_private(path: Path, text: str) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
 
 
-def _already(record: Record | None) -> str:
+def _already(record: RunRecord | None) -> str:
     who = f" (pid {record.pid})" if record else ""
-    return f"it is running in this folder already{who}: `stepwell status` shows it, `stepwell down` ends it"
+    return f"it is running in this folder already{who}: `stepwell status` shows it, `stepwell down` stops it"

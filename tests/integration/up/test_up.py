@@ -93,7 +93,7 @@ def test_every_door_wants_the_key(up: Up) -> None:
     for url in (f"{up.gateway}/pacing", f"{up.place('dashboard').split('/#')[0]}/api/status"):
         assert not answers(url)
     url = up.place("dashboard").split("/#")[0]
-    assert "asks for its control key" in up.shell.run("stepwell", "status", "--url", url, status=1)
+    assert "requires its control key" in up.shell.run("stepwell", "status", "--url", url, status=1)
     assert "pool" in up.shell.run("stepwell", "status", "--url", url, "--key", up.place("key"))
 
 
@@ -135,14 +135,14 @@ def test_down_leaves_no_process_and_the_next_up_goes_on_with_key_and_journal(up:
     assert "nothing is running" in up.shell.run("stepwell", "down")
     assert "nothing is running in this folder" in up.shell.run("stepwell", "status", status=1)
     again = up.shell.start("stepwell", "up", *flags)
-    printed = _read_until(again, "Ctrl-C ends it")
+    printed = _read_until(again, "Ctrl-C stops it")
     assert up.place("key") in printed
     channels = json.loads(up.shell.run("stepwell", "status", "--json"))["channels"]
     assert channels[0]["held"]["steps"] > 0, "the journal was found"
     os.killpg(again.pid, signal.SIGINT)  # as a terminal's Ctrl-C reaches all of the group
     rest, _ = again.communicate(timeout=60)
     assert again.returncode == 0, rest
-    assert "ending: the gateway delivers what it holds" in rest
+    assert "ending: the gateway delivers its waiting steps" in rest
     wait_until(lambda: not up.shell.pids(), "every process to be gone", timeout=15)
 
 
@@ -161,7 +161,7 @@ def test_in_the_background_it_fails_as_loudly(shell: Shell, engine: FakeEngine) 
     said = shell.run(
         "stepwell", "up", "--engine", engine.url, "--detach", "--port", engine.url[-5:].strip(":"), status=1
     )
-    assert "cannot be listened on" in said
+    assert "cannot listen on" in said
     assert "with --port" in said
     wait_until(lambda: not shell.pids(), "every process to be gone")
 

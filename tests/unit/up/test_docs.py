@@ -7,7 +7,7 @@ import pytest
 
 from stepwell.config.sections import read_settings
 from stepwell.config.up import UpSettings
-from stepwell.up.engine_model import Model
+from stepwell.up.engine_model import ServedModel
 from stepwell.up.launch_plan import make_plan
 from stepwell.up.state_folder import StateFolder
 
@@ -27,6 +27,6 @@ def test_its_file_is_read_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "stepwell.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
     settings = read_settings(UpSettings, [], "stepwell up")
-    plan = make_plan(settings, Model(name="m", root="m", window=8), StateFolder(tmp_path), "k" * 32)
+    plan = make_plan(settings, ServedModel(name="m", root="m", window=8), StateFolder(tmp_path), "k" * 32)
     assert (plan.pool.group_size, plan.pool.max_staleness) == (8, 4)
     assert (plan.pool.shards, plan.pool.group_deadline, plan.gateway.routing) == (2, 600.0, "least_busy")

@@ -7,16 +7,16 @@ import pytest
 from stepwell.config.serving import DashboardSettings, GatewaySettings
 from stepwell.config.up import UpSettings
 from stepwell.errors import BadRequest, EngineUnavailable
-from stepwell.up.engine_model import Model, read_model
-from stepwell.up.http import Answer
-from stepwell.up.launch_plan import Plan, environment, make_plan, url_of
+from stepwell.up.command_up import welcome
+from stepwell.up.engine_model import ServedModel, read_model
+from stepwell.up.http import JsonAnswer
+from stepwell.up.launch_plan import LaunchPlan, environment, make_plan, url_of
 from stepwell.up.state_folder import StateFolder
-from stepwell.up.words import welcome
 
 KEY = "k" * 32
-HUB = Model(name="org/model", root="org/model", window=4096)
-SILENT = Model(name="gpt", root=None, window=None)
-ELSEWHERE = Model(name="m", root="/no/such/folder", window=4096)
+HUB = ServedModel(name="org/model", root="org/model", window=4096)
+SILENT = ServedModel(name="gpt", root=None, window=None)
+ELSEWHERE = ServedModel(name="m", root="/no/such/folder", window=4096)
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan(model: Model = HUB, **settings: object) -> Plan:
+def plan(model: ServedModel = HUB, **settings: object) -> LaunchPlan:
     given = UpSettings(engine=("http://127.0.0.1:8001",), **settings)  # type: ignore[arg-type]
     return make_plan(given, model, StateFolder(Path("/state")), KEY)
 
@@ -40,7 +40,9 @@ def test_the_engine_tells_what_nobody_said() -> None:
 def test_what_the_engine_does_not_tell_is_asked_for_by_its_flag() -> None:
     with pytest.raises(BadRequest, match="; give --tokenizer-path, --prompt-length, --response-length$"):
         plan(SILENT)
-    with pytest.raises(BadRequest, match="its model is in /no/such/folder, which is not here; give --tokenizer-path$"):
+    with pytest.raises(
+        BadRequest, match="its model is in /no/such/folder, which is not on this machine; give --tokenizer-path$"
+    ):
         plan(ELSEWHERE)
     assert plan(ELSEWHERE, tokenizer_path="mine").gateway.tokenizer_path == "mine"
     assert plan(SILENT, gateway={"tokenizer_path": "t", "prompt_length": 1, "response_length": 2}).gateway.port == 8100
@@ -94,19 +96,21 @@ def test_the_snippet_has_five_lines_of_python_with_the_models_own_name() -> None
 
 
 def test_an_engine_is_read_whatever_it_leaves_out() -> None:
-    listed = Answer(200, {"data": [{"id": "m", "root": "/m", "max_model_len": 8}]})
-    assert read_model("http://e", listed) == Model(name="m", root="/m", window=8)
-    assert read_model("http://e", Answer(200, {"data": [{"id": "m"}]})) == Model(name="m", root=None, window=None)
+    listed = JsonAnswer(200, {"data": [{"id": "m", "root": "/m", "max_model_len": 8}]})
+    assert read_model("http://e", listed) == ServedModel(name="m", root="/m", window=8)
+    assert read_model("http://e", JsonAnswer(200, {"data": [{"id": "m"}]})) == ServedModel(
+        name="m", root=None, window=None
+    )
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (Answer(401, {"error": "no"}), "asks for a key: set STEPWELL_GATEWAY_ENGINE_KEY"),
-        (Answer(404, "Not Found"), r"lists no models at /v1/models \(it answers 404\)"),
-        (Answer(200, {"data": []}), "lists no models"),
+        (JsonAnswer(401, {"error": "no"}), "requires a key: set STEPWELL_GATEWAY_ENGINE_KEY"),
+        (JsonAnswer(404, "Not Found"), r"lists no models at /v1/models \(it answers 404\)"),
+        (JsonAnswer(200, {"data": []}), "lists no models"),
     ],
 )
-def test_what_is_no_engine_is_refused_with_what_to_do(answer: Answer, said: str) -> None:
+def test_what_is_no_engine_is_refused_with_what_to_do(answer: JsonAnswer, said: str) -> None:
     with pytest.raises(EngineUnavailable, match=said):
         read_model("http://e", answer)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import Conflict
-from stepwell.up.state_folder import Record, StateFolder, send, started
+from stepwell.up.state_folder import RunRecord, StateFolder, send, started
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def folder(tmp_path: Path) -> StateFolder:
     return folder
 
 
-def mine(**fields: object) -> Record:
-    return Record(pid=os.getpid(), started=started(os.getpid()), started_at=1.0, **fields)  # type: ignore[arg-type]
+def mine(**fields: object) -> RunRecord:
+    return RunRecord(pid=os.getpid(), started=started(os.getpid()), started_at=1.0, **fields)  # type: ignore[arg-type]
 
 
 def test_only_its_owner_reads_it_and_git_passes_it_over(folder: StateFolder) -> None:
@@ -70,7 +70,7 @@ def test_what_one_that_was_killed_left_behind_fools_no_one(folder: StateFolder) 
         "import os, sys; from pathlib import Path; from stepwell.up.state_folder import *\n"
         "folder = StateFolder(Path(sys.argv[1]))\n"
         "with folder.occupied():\n"
-        "    folder.write_record(Record(pid=os.getpid(), started=started(os.getpid()), started_at=1.0))\n"
+        "    folder.write_record(RunRecord(pid=os.getpid(), started=started(os.getpid()), started_at=1.0))\n"
         "    os.kill(os.getpid(), 9)\n"
     )
     assert subprocess.run([sys.executable, "-c", dying, str(folder.path)], check=False).returncode == -signal.SIGKILL
@@ -87,9 +87,9 @@ def test_a_process_that_got_the_pid_later_is_left_alone() -> None:
     began = started(child.pid)
     assert began is not None
     try:
-        assert not send(Record(pid=child.pid, started=began - 1, started_at=1.0), signal.SIGKILL)
+        assert not send(RunRecord(pid=child.pid, started=began - 1, started_at=1.0), signal.SIGKILL)
         assert child.poll() is None
-        assert send(Record(pid=child.pid, started=began, started_at=1.0), signal.SIGKILL)
+        assert send(RunRecord(pid=child.pid, started=began, started_at=1.0), signal.SIGKILL)
         assert child.wait() == -signal.SIGKILL
     finally:
         child.kill()

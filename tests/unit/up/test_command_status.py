@@ -1,10 +1,6 @@
-"""What is seen: the one screen of `stepwell status`, and the lines of `stepwell up`."""
+"""The screen of `stepwell status`."""
 
-import io
-
-from stepwell.up.screen import Screen
-from stepwell.up.shapes import Status
-from stepwell.up.showing import screen_of
+from stepwell.up.command_status import ShownStatus, status_text
 
 STATUS = {
     "now": 1.0,
@@ -70,7 +66,7 @@ STATUS = {
 
 
 def test_one_screen_says_what_happens_what_is_lost_and_why() -> None:
-    assert screen_of(Status.model_validate(STATUS)) == (
+    assert status_text(ShownStatus.model_validate(STATUS)) == (
         "stepwell 0.1.0\n"
         "pool      data_pool · 1 shard · policy version 3 · journal /j\n"
         "          1,234 steps submitted · 1 lease\n"
@@ -91,38 +87,6 @@ def test_one_screen_says_what_happens_what_is_lost_and_why() -> None:
 
 
 def test_a_pool_that_cannot_be_reached_is_the_error() -> None:
-    shown = screen_of(Status.model_validate({"version": "1", "pool": None, "pool_error": "it is away"}))
+    shown = status_text(ShownStatus.model_validate({"version": "1", "pool": None, "pool_error": "it is away"}))
     assert "pool      not reached\n" in shown
     assert "lost      nothing\nerrors    pool: it is away" in shown
-
-
-def test_where_no_one_watches_a_waiting_is_a_line_when_it_changes() -> None:
-    out = io.StringIO()
-    screen = Screen(out)
-    for why in ("loading", "loading", "an engine"):
-        screen.wait("the gateway", why)
-    screen.wait("the dashboard", "it is starting")
-    screen.say("the gateway is ready", instead_of="the gateway")
-    screen.wait("the dashboard", "it is starting")
-    assert [line[10:] for line in out.getvalue().splitlines()] == [
-        "waiting for the gateway: loading",
-        "waiting for the gateway: an engine",
-        "waiting for the gateway: an engine · the dashboard: it is starting",
-        "the gateway is ready",
-        "waiting for the dashboard: it is starting",
-    ]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_in_a_terminal_a_waiting_is_the_last_line_until_it_is_over() -> None:
-    out = Terminal()
-    screen = Screen(out)
-    screen.wait("the gateway", "loading")
-    screen.wait("the gateway", "loading")
-    screen.say("ready", instead_of="the gateway")
-    assert out.getvalue().count("\n") == 1
-    assert out.getvalue().endswith("s  ready\n")

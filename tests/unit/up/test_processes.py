@@ -1,0 +1,37 @@
+"""What `stepwell up` prints while it waits."""
+
+import io
+
+from stepwell.up.processes import StartupScreen
+
+
+def test_where_no_one_watches_a_waiting_is_a_line_when_it_changes() -> None:
+    out = io.StringIO()
+    screen = StartupScreen(out)
+    for why in ("loading", "loading", "an engine"):
+        screen.wait("the gateway", why)
+    screen.wait("the dashboard", "it is starting")
+    screen.say("the gateway is ready", instead_of="the gateway")
+    screen.wait("the dashboard", "it is starting")
+    assert [line[10:] for line in out.getvalue().splitlines()] == [
+        "waiting for the gateway: loading",
+        "waiting for the gateway: an engine",
+        "waiting for the gateway: an engine · the dashboard: it is starting",
+        "the gateway is ready",
+        "waiting for the dashboard: it is starting",
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_in_a_terminal_a_waiting_is_the_last_line_until_it_is_over() -> None:
+    out = Terminal()
+    screen = StartupScreen(out)
+    screen.wait("the gateway", "loading")
+    screen.wait("the gateway", "loading")
+    screen.say("ready", instead_of="the gateway")
+    assert out.getvalue().count("\n") == 1
+    assert out.getvalue().endswith("s  ready\n")
