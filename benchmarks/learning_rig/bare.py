@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from stepwell.agents.dataset import Dataset, Prompt
-from stepwell.demo.episodes import GROUP, PATIENCE
+from stepwell.demo.episodes import CALL_TIMEOUT, GROUP
 from stepwell.demo.tasks import Task
 from stepwell.pool.client.batch import make_batch
 from stepwell.steps.columns import pack
@@ -66,7 +66,7 @@ class BareLoop:
         """`ahead`: groups that may be untrained. A batch's worth and each batch is sampled after the update before it;
         two, and sampling goes on while the model is trained."""
         http = DefaultAioHttpClient()
-        self._sdk = AsyncOpenAI(base_url=f"{engine}/v1", api_key="-", timeout=PATIENCE, http_client=http)
+        self._sdk = AsyncOpenAI(base_url=f"{engine}/v1", api_key="-", timeout=CALL_TIMEOUT, http_client=http)
         self._task = task
         self._prompts = iter(dataset)
         self._model = model

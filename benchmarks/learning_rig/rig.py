@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepwell.demo.agent_process import Agents, start_agents
+from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.engine import find_vllm, start_engine
 from stepwell.demo.episodes import GROUP
-from stepwell.demo.model import make_model, write_model
-from stepwell.demo.orders import Orders
+from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.pool import NAMESPACE, demo_ray, make_pool
 from stepwell.demo.run import RATE
 from stepwell.demo.tasks import TASKS, shown, split
-from stepwell.demo.warmup import warm_up
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.transfers import CheckpointTransfer
@@ -31,7 +29,7 @@ TASK, SEED = "tool", 0
 class Run:
     """Agents and a trainer, which has brought the warmed-up weights to the engine."""
 
-    agents: Agents
+    agents: AgentProcess
     trainer: AsyncTrainer
 
 

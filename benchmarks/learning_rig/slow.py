@@ -10,9 +10,9 @@ import time
 
 from benchmarks.learning_rig.rig import Rig, settings
 from stepwell import logs
+from stepwell.demo.agent_process import Orders
 from stepwell.demo.episodes import GROUP, Episodes, serve
-from stepwell.demo.orders import Orders
-from stepwell.demo.tool_calling import ToolCalling
+from stepwell.demo.tasks import ToolCalling
 
 FASTEST, SLOWEST = 0.1, 1.0
 """Seconds that the calculator takes."""

@@ -7,12 +7,10 @@ from statistics import fmean
 
 import pytest
 
-from stepwell.demo.agent_process import Agents, start_agents
+from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.engine import start_engine
-from stepwell.demo.model import make_model, write_model
-from stepwell.demo.orders import Orders
+from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import TASKS, shown, split
-from stepwell.demo.warmup import warm_up
 from stepwell.pool.api.plan import Limits, OnStale, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
@@ -33,7 +31,7 @@ class Stage:
 
     model: Path
     engine: str
-    agents: Agents
+    agents: AgentProcess
     pool: DataPool
 
 

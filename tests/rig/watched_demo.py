@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from stepwell.config.tools import DemoSettings
-from stepwell.demo.agent_process import Agents
+from stepwell.demo.agent_process import AgentProcess
 from stepwell.demo.pool import NAMESPACE
 from stepwell.demo.run import POOL, Demo
-from stepwell.demo.screen import Screen
+from stepwell.demo.screen import DemoScreen
 from stepwell.trainers.trainer import AsyncTrainer
 from tests.rig.vllm_server import vllm_python
 from tests.rig.waiting import answers, wait_until
@@ -25,10 +25,10 @@ from tests.rig.waiting import answers, wait_until
 
 class WatchedDemo(Demo):
     def __init__(self, settings: DemoSettings, port: int) -> None:
-        super().__init__(settings, Screen())
+        super().__init__(settings, DemoScreen())
         self._port = port
 
-    def _start(self, stack: ExitStack) -> tuple[AsyncTrainer, Agents]:
+    def _start(self, stack: ExitStack) -> tuple[AsyncTrainer, AgentProcess]:
         started = super()._start(stack)
         import ray  # not before: it reads the demo's settings when it is imported
 

@@ -1,45 +1,70 @@
-"""The demo's agents, seen from the process that trains: episodes.py as a child, told what to do."""
+"""The demo's agents as the trainer's process sees them: a child process (episodes.py) that gets orders by its stdin."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 from stepwell.common.processes import last_lines
-from stepwell.demo.orders import Orders
 from stepwell.errors import NotReady
 
 STOP_TIMEOUT = 45.0
-"""Seconds: a gateway takes up to 40 for its last steps."""
+"""Seconds: a gateway takes up to 40 to deliver its last steps."""
 SHOWN = 10
-"""Lines of the log that an error ends with."""
+"""Lines of the log in an error text."""
 
 
-class Agents:
-    """Alive as long as the `start_agents` it came from is open."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """What the process of the agents works with; the argument of its command line."""
+
+    task: str
+    seed: int
+    engine: str
+    """Address of the engine."""
+    tokenizer: str
+    """Folder of the model."""
+    data_pool_name: str
+    ray_address: str
+    ray_namespace: str
+    concurrency: int = 64
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class AgentProcess:
+    """It runs while the block of `start_agents` is open."""
 
     def __init__(self, process: "subprocess.Popen[str]", log: Path) -> None:
         self._process = process
         self._log = log
 
     def wait(self) -> None:
-        """Until the gateway is ready."""
+        """Waits until the gateway is ready."""
         self._answer()
 
     def evaluate(self) -> float:
-        """The mean reward on held-out samples, under the weights that the engine has now."""
+        """The mean reward on held-out samples, with the engine's current weights."""
         return float(self.tell("evaluate"))
 
     def train(self) -> None:
-        """Begin to make rollouts."""
+        """Starts rollouts."""
         self.tell("train")
 
     def stop(self) -> None:
         self.tell("stop")
 
     def tell(self, order: str) -> float:
-        """The answer comes once it is done."""
+        """Returns the answer, which comes when the order is done."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(f"{order}\n")
@@ -55,7 +80,7 @@ class Agents:
 
 
 @contextmanager
-def start_agents(orders: Orders, *, log: Path, module: str = "stepwell.demo.episodes") -> Iterator[Agents]:
+def start_agents(orders: Orders, *, log: Path, module: str = "stepwell.demo.episodes") -> Iterator[AgentProcess]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             (sys.executable, "-m", module, orders.to_json()),
@@ -63,17 +88,17 @@ def start_agents(orders: Orders, *, log: Path, module: str = "stepwell.demo.epis
             stdout=subprocess.PIPE,
             stderr=output,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the trainer, which then closes stdin
+            start_new_session=True,  # Ctrl-C reaches only the trainer, which then closes stdin
         )
     try:
-        yield Agents(process, log)
+        yield AgentProcess(process, log)
     finally:
         _end(process)
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
     try:
-        process.communicate(timeout=STOP_TIMEOUT)  # the end of its stdin ends it
+        process.communicate(timeout=STOP_TIMEOUT)  # the process ends at the end of its stdin
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()

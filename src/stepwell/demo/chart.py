@@ -1,4 +1,4 @@
-"""The reward as it rises: as text for a terminal, and as a PNG."""
+"""Charts of the reward: text for a terminal, and a PNG."""
 
 import math
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from stepwell.common.optional import require
 
 WIDTH, HEIGHT = 60, 10
 TALL, WIDE = " ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█"
-"""A cell that is filled by so many eighths, from below and from the left."""
+"""Cells filled by eighths, from below and from the left."""
 SMOOTHED = 10
-"""Updates that the picture's line is averaged over."""
+"""Updates in the running mean of the picture."""
 
 
 def draw(rewards: Sequence[float], updates: int, *, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """Bars for rewards between 0 and 1, with room for those of the updates to come."""
+    """Bars for rewards between 0 and 1; `updates` is the number of bars at the end of training."""
     width = min(width, updates)
     bounds = [column * updates // width for column in range(width + 1)]
     means = [_mean(rewards[start:end]) for start, end in pairwise(bounds)]

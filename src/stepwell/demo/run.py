@@ -1,8 +1,11 @@
-"""The whole loop on one machine, in the order that waits the least.
+"""`stepwell demo`: the whole loop on one machine.
 
-vLLM takes the longest to start, so it starts first, with the untrained model; the warm-up's weights reach it by the
-first sync. What always holds: whatever fails, nothing that was started is left running. After every sync the engine's
-log-probabilities are compared with the trainer's, and the run ends with SyncFailed if they differ by more than 1e-3.
+vLLM takes the longest to start, so it starts first, with the untrained model; it gets the warm-up's weights by the
+first sync.
+
+- After a failure, nothing that was started is left running.
+- After every sync the engine's log-probabilities are compared with the trainer's. If they differ by more than 1e-3,
+  the run ends with SyncFailed.
 """
 
 import sys
@@ -12,17 +15,15 @@ from pathlib import Path
 
 from stepwell.common.optional import require
 from stepwell.config.tools import DemoSettings
-from stepwell.demo.agent_process import Agents, start_agents
+from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.chart import write_picture
 from stepwell.demo.engine import find_vllm, start_engine
 from stepwell.demo.episodes import GROUP
-from stepwell.demo.model import make_model, write_model
-from stepwell.demo.orders import Orders
+from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.pool import NAMESPACE, demo_ray, make_pool
-from stepwell.demo.result import Outcome, largest_gap
-from stepwell.demo.screen import Screen
+from stepwell.demo.result import DemoResult, largest_gap
+from stepwell.demo.screen import DemoScreen
 from stepwell.demo.tasks import TASKS, shown, split
-from stepwell.demo.warmup import warm_up
 from stepwell.trainers.reporting import Report, ToJsonl, UpdateMetrics
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
@@ -34,28 +35,28 @@ METRICS = "metrics.jsonl"
 POOL = "data_pool"
 RATE = 7e-4
 AHEAD = 1
-"""Batches that the agents may be ahead of the trainer."""
+"""Batches by which the agents may be ahead of the trainer."""
 
 
 def run_demo(settings: DemoSettings) -> None:
-    screen = Screen()
+    screen = DemoScreen()
     try:
-        outcome, updates = Demo(settings, screen).run()
+        result, updates = Demo(settings, screen).run()
     except KeyboardInterrupt:
         screen.say("stopped")
         sys.exit(130)
-    outcome.write(settings.out / "outcome.json")
+    result.write(settings.out / "outcome.json")
     if settings.plot:
         rewards = [metrics.reward for metrics in updates]
         title = f"{settings.task}, seed {settings.seed}"
-        evaluations = [(0, outcome.start), (outcome.updates, outcome.end)]
+        evaluations = [(0, result.start), (result.updates, result.end)]
         write_picture(rewards, evaluations, title, settings.out / "reward.png")
-    screen.say(outcome.text())
-    screen.say(f"all of it is in {settings.out}: " + ", ".join(sorted(path.name for path in settings.out.iterdir())))
+    screen.say(result.text())
+    screen.say(f"all files are in {settings.out}: " + ", ".join(sorted(path.name for path in settings.out.iterdir())))
 
 
 class Demo:
-    def __init__(self, settings: DemoSettings, screen: Screen) -> None:
+    def __init__(self, settings: DemoSettings, screen: DemoScreen) -> None:
         self._python = find_vllm(settings.vllm_python)
         for package in NEEDED:
             require(package, "demo")
@@ -68,13 +69,13 @@ class Demo:
         self._out.mkdir(parents=True, exist_ok=True)
         (self._out / METRICS).unlink(missing_ok=True)
 
-    def run(self) -> tuple[Outcome, list[UpdateMetrics]]:
+    def run(self) -> tuple[DemoResult, list[UpdateMetrics]]:
         with ExitStack() as stack:
             trainer, agents = self._start(stack)
             start = self._evaluate(agents, "before training")
             seconds = self._train(trainer, agents)
             end = self._evaluate(agents, "after training")
-        outcome = Outcome(
+        result = DemoResult(
             task=self._settings.task,
             seed=self._settings.seed,
             updates=self._updates,
@@ -84,18 +85,18 @@ class Demo:
             seconds=self._screen.seconds,
             largest_gap=largest_gap(self._metrics),
         )
-        return outcome, self._metrics
+        return result, self._metrics
 
-    def _start(self, stack: ExitStack) -> tuple[AsyncTrainer, Agents]:
+    def _start(self, stack: ExitStack) -> tuple[AsyncTrainer, AgentProcess]:
         import torch
 
-        torch.set_num_threads(1)  # vLLM has the other core
+        torch.set_num_threads(1)  # vLLM uses the other core
         seed, say = self._settings.seed, self._screen.say
         settings = Settings(updates=self._updates, learning_rate=RATE)
         model = make_model(seed)
         like = write_model(model, self._out / "model")
         engine = stack.enter_context(start_engine(like, python=self._python, log=self._out / "vllm.log"))
-        say("vLLM is starting; meanwhile the model learns the format from examples, right and wrong")
+        say("vLLM is starting; meanwhile the model learns the format from right and wrong examples")
         samples, _ = split(self._task, seed)
         warm_up(model, shown(self._task, samples, seed))
         say("pool, gateway and agents are starting")
@@ -123,13 +124,13 @@ class Demo:
             ray_namespace=NAMESPACE,
         )
 
-    def _evaluate(self, agents: Agents, when: str) -> float:
+    def _evaluate(self, agents: AgentProcess, when: str) -> float:
         reward = agents.evaluate()
         self._screen.say(f"reward on held-out samples, {when}: {reward:.3f}")
         return reward
 
-    def _train(self, trainer: AsyncTrainer, agents: Agents) -> float:
-        """Gives the seconds that it took."""
+    def _train(self, trainer: AsyncTrainer, agents: AgentProcess) -> float:
+        """Returns the duration in seconds."""
         agents.train()
         began = time.monotonic()
         with self._screen.rewards(self._updates, is_plotting=self._settings.plot) as show:

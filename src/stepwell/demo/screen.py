@@ -1,6 +1,6 @@
-"""What the demo shows while it runs: a line for each thing done, and the reward as it rises.
+"""What the demo prints while it runs: one line for each finished part, and the reward.
 
-In a terminal the reward is a chart that is drawn anew with each update; elsewhere it is a line now and then, and the
+In a terminal the reward is a chart that is redrawn with each update; elsewhere it is a line every ten updates, and the
 chart at the end.
 """
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 EVERY = 10
-"""Updates between two lines."""
+"""Updates per line."""
 
 
-class Screen:
+class DemoScreen:
     def __init__(self) -> None:
         self._started = time.monotonic()
 
@@ -34,21 +34,23 @@ class Screen:
 
     @contextmanager
     def rewards(self, updates: int, *, is_plotting: bool) -> Iterator[Report]:
-        """A report that shows the reward of each of so many updates."""
+        """A report that shows the reward of each update."""
         if is_plotting and sys.stdout.isatty():
             from rich.live import Live
 
             with Live(auto_refresh=False) as live:
-                yield Chart(live, updates)
+                yield LiveChart(live, updates)
             return
-        lines = Lines(self, updates)
+        lines = UpdateLines(self, updates)
         yield lines
         if is_plotting:
             self.say(f"the reward, update by update:\n{draw(lines.rewards, updates)}")
 
 
-class Lines:
-    def __init__(self, screen: Screen, updates: int) -> None:
+class UpdateLines:
+    """A line every ten updates."""
+
+    def __init__(self, screen: DemoScreen, updates: int) -> None:
         self.rewards: list[float] = []
         self._screen = screen
         self._updates = updates
@@ -60,7 +62,9 @@ class Lines:
             self._screen.say(f"update {len(self.rewards):4d} of {self._updates}  reward {mean:.3f}  {bar(mean)}")
 
 
-class Chart:
+class LiveChart:
+    """A chart that is redrawn with each update."""
+
     def __init__(self, live: "Live", updates: int) -> None:
         self._rewards: list[float] = []
         self._live = live

@@ -1,7 +1,7 @@
-"""The demo's tokenizer, made without any download: one id per byte, then the tokens that chats are made of.
+"""The demo's tokenizer, made without a download: one id per byte, then the special tokens of chats.
 
-What always holds: an id below 256 is a byte, so no text is ever unknown; a conversation's prompt is a prefix of the
-prompt of its continuation, so a rollout of several calls is trained as one row.
+- An id below 256 is a byte, so every text can be encoded.
+- A conversation's prompt is a prefix of the prompt of its continuation, so a rollout of several calls is one row.
 """
 
 import json
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Left out when a reply is decoded to text."""
+"""Skipped when a reply is decoded to text."""
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Part of the text: vLLM's parser of tool calls looks for them there."""
+"""Part of the text, where vLLM's tool parser looks for them."""
 WORD_TOKENS = ("user\n", "assistant\n", "tool\n", '{"name": "', '", "arguments": {"', '": "', '"}}')
-"""What larger tokenizers have learned to write as one token: a call of the calculator takes 17 tokens, not 48."""
+"""Frequent strings as one token each: a call of the calculator takes 17 tokens instead of 48."""
 ADDED_TOKENS = (*CONTROL_TOKENS, *MARKER_TOKENS, *WORD_TOKENS)
 
 END_OF_TEXT = 256 + ADDED_TOKENS.index("<|endoftext|>")
 END_OF_TURN = 256 + ADDED_TOKENS.index("<|im_end|>")
 PADDED_SIZE = 320
-"""Rows of the embedding: a round number, with ids that no text has."""
+"""Rows of the embedding: a round number, with some unused ids."""
 CONTEXT = 256
 
 CHAT_TEMPLATE = """\
@@ -45,12 +45,12 @@ CHAT_TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-"""It leaves out the tools that a call brings along: the warm-up has shown the model the one there is."""
+"""It ignores the tools of a request: the model knows its only tool from the warm-up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One message of a conversation, as the template writes it."""
+class ScriptTurn:
+    """One message of a conversation, in the format of the chat template."""
 
     role: str
     text: str
@@ -60,7 +60,7 @@ class Turn:
         return f"<|im_start|>{self.role}\n"
 
     @property
-    def said(self) -> str:
+    def content(self) -> str:
         return f"{self.text}<|im_end|>"
 
 
@@ -76,7 +76,7 @@ def make_tokenizer() -> "Tokenizer":
 
 
 def write_tokenizer(folder: Path) -> None:
-    """What vLLM and transformers look for beside a model."""
+    """Writes the tokenizer files that vLLM and transformers expect in a model's folder."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
@@ -91,7 +91,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def _byte_letters() -> list[str]:
-    """The letter that stands for each byte: itself where printable, else the next free one from 256 on."""
+    """The letter of each byte: the byte itself if it is printable, else the next free code point from 256 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     replaced = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(256 + replaced.index(byte)) for byte in range(256)]

@@ -2,7 +2,7 @@
 
 import sys
 
-from stepwell.demo.orders import Orders
+from stepwell.demo.agent_process import Orders
 
 
 def main(orders: Orders) -> None:

@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.demo.agent_process import Agents, start_agents
-from stepwell.demo.orders import Orders
+from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.errors import NotReady
 
 ORDERS = Orders(
@@ -19,19 +18,19 @@ ORDERS = Orders(
 
 
 @pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Agents]:
+def agents(tmp_path: Path) -> Iterator[AgentProcess]:
     with start_agents(ORDERS, log=tmp_path / "agents.log", module="tests.unit.demo.scripted_agents") as agents:
         agents.wait()
         yield agents
 
 
-def test_agents_do_what_they_are_told_and_answer(agents: Agents) -> None:
+def test_agents_do_what_they_are_told_and_answer(agents: AgentProcess) -> None:
     agents.train()
 
     assert agents.evaluate() == 7.0
 
 
-def test_agents_that_die_say_their_last_words(agents: Agents) -> None:
+def test_agents_that_die_say_their_last_words(agents: AgentProcess) -> None:
     with pytest.raises(NotReady, match="(?s)ended.*the gateway is on fire"):
         agents.stop()
     with pytest.raises(NotReady, match="ended"):

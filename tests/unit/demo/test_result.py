@@ -1,12 +1,12 @@
 import json
 from pathlib import Path
 
-from stepwell.demo.orders import Orders
-from stepwell.demo.result import Outcome
+from stepwell.demo.agent_process import Orders
+from stepwell.demo.result import DemoResult
 
 
 def test_an_outcome_is_written_as_json_and_told_in_a_line(tmp_path: Path) -> None:
-    outcome = Outcome(
+    outcome = DemoResult(
         task="rev", seed=0, updates=150, start=0.14, end=0.96, samples_per_second=110.0, seconds=240.0, largest_gap=2e-6
     )
     outcome.write(tmp_path / "outcome.json")

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from rich.live import Live
 
-from stepwell.demo.screen import Chart, Screen
+from stepwell.demo.screen import DemoScreen, LiveChart
 from stepwell.trainers.reporting import UpdateMetrics
 
 
@@ -14,7 +14,7 @@ def metrics(reward: float) -> UpdateMetrics:
 
 
 def test_without_a_terminal_there_is_a_line_every_ten_updates(capsys: pytest.CaptureFixture[str]) -> None:
-    with Screen().rewards(20, is_plotting=False) as show:
+    with DemoScreen().rewards(20, is_plotting=False) as show:
         for _ in range(19):
             show(metrics(0.5))
 
@@ -23,7 +23,7 @@ def test_without_a_terminal_there_is_a_line_every_ten_updates(capsys: pytest.Cap
 
 
 def test_without_a_terminal_the_chart_comes_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    with Screen().rewards(1, is_plotting=True) as show:
+    with DemoScreen().rewards(1, is_plotting=True) as show:
         show(metrics(1.0))
 
     assert " 1.0 │█\n" in capsys.readouterr().out
@@ -31,7 +31,7 @@ def test_without_a_terminal_the_chart_comes_at_the_end(capsys: pytest.CaptureFix
 
 def test_in_a_terminal_the_chart_is_drawn_anew(capsys: pytest.CaptureFixture[str]) -> None:
     with Live(auto_refresh=False) as live:
-        Chart(live, 4)(metrics(1.0))
+        LiveChart(live, 4)(metrics(1.0))
 
     shown = capsys.readouterr().out
     assert " 1.0 │█" in shown
@@ -39,6 +39,6 @@ def test_in_a_terminal_the_chart_is_drawn_anew(capsys: pytest.CaptureFixture[str
 
 
 def test_what_is_said_begins_with_the_time(capsys: pytest.CaptureFixture[str]) -> None:
-    Screen().say("hello")
+    DemoScreen().say("hello")
 
     assert capsys.readouterr().out == "   0.0 s  hello\n"

@@ -6,8 +6,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 
-from stepwell.demo.tasks import HELD_OUT, TASKS, shown, split
-from stepwell.demo.tool_calling import calculated
+from stepwell.demo.tasks import HELD_OUT, TASKS, calculated, shown, split
 
 
 class ScriptedClient:

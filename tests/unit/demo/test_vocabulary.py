@@ -7,7 +7,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from stepwell.demo.tasks import TASKS
-from stepwell.demo.vocabulary import CHAT_TEMPLATE, END_OF_TURN, PADDED_SIZE, Turn, make_tokenizer, write_tokenizer
+from stepwell.demo.vocabulary import (
+    CHAT_TEMPLATE,
+    END_OF_TURN,
+    PADDED_SIZE,
+    ScriptTurn,
+    make_tokenizer,
+    write_tokenizer,
+)
 
 CALLED: list[dict[str, Any]] = [
     {"role": "user", "content": "12+34"},
@@ -33,7 +40,7 @@ def test_the_warm_up_shows_a_conversation_as_the_template_writes_it() -> None:
         if len(turns := TASKS["tool"].shown(sample, random.Random(seed))) == 4 and turns[-1].text == "46"
     )
 
-    assert "".join(turn.opening + turn.said for turn in shown) == render(CALLED, is_open=False)
+    assert "".join(turn.opening + turn.content for turn in shown) == render(CALLED, is_open=False)
 
 
 def test_a_prompt_is_a_prefix_of_the_prompt_of_its_continuation() -> None:
@@ -66,6 +73,6 @@ def test_transformers_reads_the_folder_as_the_same_tokenizer(tmp_path: Path) -> 
 
 
 def test_a_turn_is_what_its_role_opens_and_what_is_said() -> None:
-    turn = Turn("user", "abc")
+    turn = ScriptTurn("user", "abc")
 
-    assert (turn.opening, turn.said) == ("<|im_start|>user\n", "abc<|im_end|>")
+    assert (turn.opening, turn.content) == ("<|im_start|>user\n", "abc<|im_end|>")

@@ -1,20 +1,20 @@
-"""A worker extension that lets vLLM on a CPU take new weights; imported inside vLLM's environment only.
+"""A worker extension with which vLLM on a CPU accepts new weights; imported only in vLLM's environment.
 
-On a CPU vLLM packs each linear layer's weights when the model is loaded and computes with the packed copy ever after:
-`reload_weights` changes embeddings and norms and nothing else. Here the layers compute with the weights themselves.
-vLLM imports this module before it loads the model, which is early enough to put the function in place.
+On a CPU vLLM packs the weights of each linear layer when it loads the model, and computes with the packed copy:
+`reload_weights` then changes only embeddings and norms. With this module the layers compute with the weights.
+vLLM imports this module before it loads the model, so the function is replaced in time.
 """
 
 import torch
 from vllm.model_executor.layers import utils
 
 
-def _compute_with_the_weights_themselves(layer: torch.nn.Module, remove_weight: bool) -> None:
+def _use_unpacked_weights(layer: torch.nn.Module, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
 
 
-utils.dispatch_cpu_unquantized_gemm = _compute_with_the_weights_themselves
+utils.dispatch_cpu_unquantized_gemm = _use_unpacked_weights
 
 
 class CpuReload:
-    """Mixed into vLLM's worker. Importing its module is all that new weights need."""
+    """Mixed into vLLM's worker. It is empty: importing the module has the effect."""

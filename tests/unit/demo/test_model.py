@@ -3,23 +3,23 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from stepwell.demo import warmup
+from stepwell.demo import model
 from stepwell.demo.model import make_model, write_model
 from stepwell.demo.tasks import TASKS, shown, split
-from stepwell.demo.vocabulary import END_OF_TURN, Turn, make_tokenizer
+from stepwell.demo.vocabulary import END_OF_TURN, ScriptTurn, make_tokenizer
 
 
 def test_only_the_assistants_words_and_its_end_of_turn_are_learned() -> None:
-    ids, labels = warmup.row(make_tokenizer(), [Turn("user", "ab"), Turn("assistant", "ba")])
+    ids, labels = model.row(make_tokenizer(), [ScriptTurn("user", "ab"), ScriptTurn("assistant", "ba")])
 
-    learned = [token for token, label in zip(ids, labels, strict=True) if label != warmup.IGNORED]
+    learned = [token for token, label in zip(ids, labels, strict=True) if label != model.IGNORED]
     assert learned == [*b"ba", END_OF_TURN]
-    assert [label for label in labels if label != warmup.IGNORED] == learned
+    assert [label for label in labels if label != model.IGNORED] == learned
     assert labels[-3:] == learned
 
 
 def test_the_rate_rises_and_then_falls_to_a_tenth() -> None:
-    shares = [warmup.share_of_rate(step) for step in range(warmup.STEPS)]
+    shares = [model.rate_factor(step) for step in range(model.STEPS)]
 
     assert shares[0] < 0.1 < 0.9 < max(shares)
     assert 0.1 <= shares[-1] < 0.11
@@ -28,8 +28,8 @@ def test_the_rate_rises_and_then_falls_to_a_tenth() -> None:
 def test_a_warm_up_lowers_the_loss() -> None:
     task = TASKS["rev"]
     samples, _ = split(task, 0)
-    short = warmup.warm_up(make_model(0), shown(task, samples, 0), steps=2)
-    longer = warmup.warm_up(make_model(0), shown(task, samples, 0), steps=12)
+    short = model.warm_up(make_model(0), shown(task, samples, 0), steps=2)
+    longer = model.warm_up(make_model(0), shown(task, samples, 0), steps=12)
 
     assert longer < short
 
