@@ -48,9 +48,9 @@ class ExportSettings(RaySection):
     reward_max: float | None = None
     """Only rewards of at most this value."""
     version_min: int | None = None
-    """Only steps without a token of an older policy version."""
+    """Only trajectories with a token of this policy version or a newer one."""
     version_max: int | None = None
-    """Only steps without a token of a newer policy version."""
+    """Only trajectories with a token of this policy version or an older one."""
     since: datetime | None = None
     """Only trajectories started at this time or later: 2026-11-15, 2026-11-15T08:30, or seconds since 1970."""
     until: datetime | None = None

@@ -1,4 +1,4 @@
-"""`stepwell export` and `stepwell import`, once what they need has been handed in."""
+"""`stepwell export` and `stepwell import`, with the pool and the tokenizer handed in."""
 
 import logging
 from collections.abc import AsyncIterable, Callable
@@ -8,16 +8,16 @@ from typing import TypeAlias
 from stepwell.common.tokenizers import Decode
 from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.errors import BadRequest
-from stepwell.exports.export_run import chosen, export, limited
-from stepwell.exports.file_source import Files
-from stepwell.exports.file_target import format_of, opened
-from stepwell.exports.formats import Shape, Steps
+from stepwell.exports.export_run import export, limited
+from stepwell.exports.file_source import FileSource
+from stepwell.exports.file_target import format_of, open_target
 from stepwell.exports.import_run import PoolToFill, import_groups
 from stepwell.exports.pool_source import list_pool, read_groups
-from stepwell.exports.preferences import Preferences
+from stepwell.exports.preferences import PreferenceShape
 from stepwell.exports.progress import TransferProgress
-from stepwell.exports.selection import Choice
-from stepwell.exports.sft import Imitation
+from stepwell.exports.selection import Selection
+from stepwell.exports.sft import SftShape
+from stepwell.exports.shapes import ExportShape, StepsShape
 from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.steps.groups import StepGroup
@@ -34,46 +34,46 @@ async def run_export(
 ) -> None:
     """From the pool, or without one from files."""
     shape = make_shape(settings, tables, decode)
-    choice = make_choice(settings)
-    with opened(settings.to, settings.format or format_of(settings.to), shape) as sink:
+    selection = make_selection(settings)
+    with open_target(settings.to, settings.format or format_of(settings.to), shape) as target:
         groups: AsyncIterable[StepGroup]
         listed = None
         if pool is None:
-            groups = chosen(Files(settings.from_ or "", tables).groups(), choice)
+            groups = selection.of_groups(FileSource(settings.from_ or "", tables).groups())
         else:
-            listing = await list_pool(pool, choice)
+            listing = await list_pool(pool, selection)
             listed, groups = len(listing), read_groups(pool, listing)
         progress = TransferProgress(total=settings.limit or listed)
-        await export(groups if settings.limit is None else limited(groups, settings.limit), sink, progress)
-        words = progress.close()
-        if sink.rows == 0:
-            raise BadRequest(f"nothing was written: there is nothing of what was asked for ({words})")
-    say(f"wrote {settings.to}: {sink.rows:,} rows of {words}")
+        await export(groups if settings.limit is None else limited(groups, settings.limit), target, progress)
+        summary = progress.close()
+        if target.rows == 0:
+            raise BadRequest(f"nothing was written: no row matches the filters and the shape ({summary})")
+    say(f"wrote {settings.to}: {target.rows:,} rows of {summary}")
     if listed is not None and settings.limit is None and progress.trajectories < listed:
-        say(f"{listed - progress.trajectories:,} trajectories that the pool still knows by name had left it")
+        say(f"{listed - progress.trajectories:,} trajectories left the pool before they were read")
 
 
 async def run_import(settings: ImportSettings, pool: PoolToFill, tables: Tables, say: Say) -> None:
     progress = TransferProgress()
-    groups = chosen(Files(settings.path, tables).groups(), Choice())
-    outcome = await import_groups(pool, groups, settings.channel, progress)
+    groups = Selection().of_groups(FileSource(settings.path, tables).groups())
+    report = await import_groups(pool, groups, settings.channel, progress)
     say(f"read {settings.path}: {progress.close()}")
-    say(f"steps: {outcome.words()}")
-    for cause, count in outcome.lost.items():
+    say(f"steps: {report.text()}")
+    for cause, count in report.dropped.items():
         if count:
-            log.warning("the pool has dropped %d steps meanwhile, cause %s: see its bounds", count, cause)
+            log.warning("the pool dropped %d steps during the import, cause %s: see its limits", count, cause)
 
 
-def make_shape(settings: ExportSettings, tables: Tables, decode: Decode | None) -> Shape:
+def make_shape(settings: ExportSettings, tables: Tables, decode: Decode | None) -> ExportShape:
     if settings.shape == "sft":
-        return Imitation(decode, settings.best)
+        return SftShape(decode, settings.best)
     if settings.shape == "preferences":
-        return Preferences(decode, settings.margin)
-    return Steps(tables)
+        return PreferenceShape(decode, settings.margin)
+    return StepsShape(tables)
 
 
-def make_choice(settings: ExportSettings) -> Choice:
-    return Choice(
+def make_selection(settings: ExportSettings) -> Selection:
+    return Selection(
         channel=settings.channel,
         source=settings.source,
         state=None if settings.state is None else TrajectoryState(settings.state),

@@ -1,14 +1,17 @@
-"""Groups out of files: a Parquet or JSONL file, or a folder of them, as an export or a pool's archive has it.
+"""Groups from files: a Parquet or JSONL file, or a folder of them, written by an export or by a pool's archive.
 
-What always holds: what is in memory at once is some rows and the longest group, however large a file is; a reward that
-came after its trajectory had been archived, and lies beside it, is the one that counts.
+Invariants:
+- Memory holds some rows and the longest group, whatever the size of a file.
+- A reward that arrived after its trajectory was archived is stored beside the groups. Of several rewards of one
+  trajectory or step, the one with the highest revision counts.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwell.errors import BadRequest
-from stepwell.exports.late_rewards import FOLDER, LateRewards
+from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import groups_of_lines
 from stepwell.steps.tables import Tables, group_sizes, parquet_modules, read_groups
@@ -19,12 +22,15 @@ if TYPE_CHECKING:
 ROWS = 256
 """Steps read at once."""
 BUFFER = 2**20
-ENDINGS = (".parquet", ".jsonl")
+SUFFIXES = (".parquet", ".jsonl")
 DATA = "data"
-"""Where a dataset's folder has its files."""
+"""The folder of a dataset's files."""
+REWARDS = "_rewards"
+"""The folder of an archive's late rewards."""
+REWARD_FIELDS = ("trajectory_uid", "prompt_uid", "step_index", "value", "source", "revision")
 
 
-class Files:
+class FileSource:
     """A path, or any fsspec URL."""
 
     def __init__(self, url: str, tables: Tables) -> None:
@@ -35,46 +41,46 @@ class Files:
         self._fs, self._path = fsspec.core.url_to_fs(url)
 
     def groups(self) -> Iterator[StepGroup]:
-        files = self._found()
+        files = self._files()
         if not files:
             raise BadRequest(f"there is no Parquet or JSONL file in {self._url}")
-        late = LateRewards(self._tables_in(f"{self._path}/{FOLDER}"))
+        late_rewards = LateRewards(self._read_tables(f"{self._path}/{REWARDS}"))
         for file in files:
-            found = self._of_lines(file) if file.endswith(".jsonl") else self._of_parquet(file)
-            yield from map(late.applied, found) if late else found
+            groups = self._read_lines(file) if file.endswith(".jsonl") else self._read_parquet(file)
+            yield from map(late_rewards.apply, groups) if late_rewards else groups
 
-    def _found(self) -> list[str]:
+    def _files(self) -> list[str]:
         if self._fs.isfile(self._path):
             return [self._path]
-        return [file for folder in (self._path, f"{self._path}/{DATA}") for file in self._listed(folder)]
+        return [file for folder in (self._path, f"{self._path}/{DATA}") for file in self._files_in(folder)]
 
-    def _listed(self, folder: str) -> list[str]:
-        """In this folder, not in those within: an archive keeps other things there."""
+    def _files_in(self, folder: str) -> list[str]:
+        """Without sub-folders: an archive keeps other files there."""
         found = self._fs.ls(folder, detail=False) if self._fs.isdir(folder) else []
-        return sorted(file for file in found if file.endswith(ENDINGS))
+        return sorted(file for file in found if file.endswith(SUFFIXES))
 
-    def _of_lines(self, file: str) -> Iterator[StepGroup]:
+    def _read_lines(self, file: str) -> Iterator[StepGroup]:
         with self._fs.open(file, "rb") as lines:
             yield from groups_of_lines(lines, self._tables.schema, file)
 
-    def _of_parquet(self, file: str) -> Iterator[StepGroup]:
+    def _read_parquet(self, file: str) -> Iterator[StepGroup]:
         pa, parquet = parquet_modules()
         with self._fs.open(file, "rb") as source:
             try:
                 rows = parquet.ParquetFile(source, buffer_size=BUFFER, pre_buffer=False).iter_batches(ROWS)
-                for table in _without_parts(pa, (pa.Table.from_batches([found]) for found in rows)):
+                for table in _whole_groups(pa, (pa.Table.from_batches([found]) for found in rows)):
                     yield from read_groups(self._tables, table)
             except pa.ArrowException as failure:
                 raise BadRequest(f"{file} cannot be read as Parquet: {failure}") from None
 
-    def _tables_in(self, folder: str) -> "Iterator[pyarrow.Table]":
-        for file in self._listed(folder):
+    def _read_tables(self, folder: str) -> "Iterator[pyarrow.Table]":
+        for file in self._files_in(folder):
             with self._fs.open(file, "rb") as source:
                 yield parquet_modules()[1].read_table(source)
 
 
-def _without_parts(pa: Any, chunks: "Iterator[pyarrow.Table]") -> "Iterator[pyarrow.Table]":
-    """The same rows in tables of whole groups: of a chunk's last group more may come."""
+def _whole_groups(pa: Any, chunks: "Iterator[pyarrow.Table]") -> "Iterator[pyarrow.Table]":
+    """The same rows in tables of whole groups. The last group of a chunk may continue in the next one."""
     rest: list[pyarrow.Table] = []
     for chunk in chunks:
         table = pa.concat_tables([*rest, chunk])
@@ -83,3 +89,52 @@ def _without_parts(pa: Any, chunks: "Iterator[pyarrow.Table]") -> "Iterator[pyar
             yield table.slice(0, len(table) - last)
         rest = [table.slice(len(table) - last)]
     yield from rest
+
+
+class StoredReward(NamedTuple):
+    value: float
+    source: str
+    revision: int
+
+
+class LateRewards:
+    """Rewards that arrived when their trajectory had already been shipped."""
+
+    def __init__(self, tables: "Iterable[pyarrow.Table]") -> None:
+        self._newest: dict[tuple[str, str], dict[int | None, StoredReward]] = {}
+        """By trajectory_uid and prompt_uid; then by step_index, None for the trajectory's reward."""
+        for table in tables:
+            for row in zip(*(table[name].to_pylist() for name in REWARD_FIELDS), strict=True):
+                self._add(*row)
+
+    def __bool__(self) -> bool:
+        return bool(self._newest)
+
+    def apply(self, group: StepGroup) -> StepGroup:
+        names = set(zip(group.columns.trajectory_uids, group.columns.prompt_uids, strict=True))
+        if self._newest.keys().isdisjoint(names):
+            return group
+        return group.only([self._apply_to_trajectory(columns) for columns in group.trajectories()])
+
+    def _add(self, uid: str, prompt: str, step_index: int | None, value: float, source: str, revision: int) -> None:
+        rewards = self._newest.setdefault((uid, prompt), {})
+        if step_index not in rewards or rewards[step_index].revision < revision:
+            rewards[step_index] = StoredReward(value, source, revision)
+
+    def _apply_to_trajectory(self, columns: Columns) -> Columns:
+        rewards = self._newest.get((columns.trajectory_uids[0], columns.prompt_uids[0]), {})
+        values, revisions = columns.rewards_S.copy(), columns.reward_revisions_S.copy()
+        sources, indexes = list(columns.reward_sources), columns.step_indexes_S.tolist()
+        for step_index, reward in rewards.items():
+            if step_index is not None and step_index not in indexes:
+                continue
+            row = _reward_row(columns) if step_index is None else indexes.index(step_index)
+            if reward.revision > revisions[row]:
+                values[row], revisions[row], sources[row] = reward.value, reward.revision, reward.source
+        return replace(columns, rewards_S=values, reward_revisions_S=revisions, reward_sources=sources)
+
+
+def _reward_row(columns: Columns) -> int:
+    """The row with the trajectory's reward: the last one that is not marked untrainable, or else the last one."""
+    rows = range(len(columns) - 1, -1, -1)
+    return next((row for row in rows if columns.untrainable[row] is None), len(columns) - 1)

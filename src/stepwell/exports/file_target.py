@@ -1,8 +1,9 @@
-"""Where an export goes: a file, or a folder that is a dataset, under a passing name until it is whole.
+"""Where an export is written: a file, or a folder that is a dataset.
 
-What always holds: nothing that was there is written over, and what has the wanted name is whole. A dataset is
-`data/train-00000.parquet` and so on, each file of about so many bytes: what `datasets.load_dataset(FOLDER)` and
-`polars.scan_parquet` take as it is.
+Invariants:
+- Nothing is overwritten. The target has its name only once it is complete.
+- A dataset has the files `data/train-00000.parquet` and so on, of about MAX_FILE_BYTES each.
+  `datasets.load_dataset(FOLDER)` and `polars.scan_parquet` read it as it is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,21 +14,21 @@ from typing import Any, Protocol
 from stepwell.common.atomic_files import writing_under_temporary_name
 from stepwell.errors import BadRequest
 from stepwell.exports.file_source import DATA
-from stepwell.exports.formats import Shape
+from stepwell.exports.shapes import ExportShape
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import line_of
 from stepwell.steps.tables import parquet_modules
 
-A_FILE = 2**28
+MAX_FILE_BYTES = 2**28
 """Bytes after which a dataset gets another file."""
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", "": "dataset"}
-"""By the ending of a path."""
+"""By the suffix of a path."""
 
 
-class Sink(Protocol):
+class FileTarget(Protocol):
     @property
     def nbytes(self) -> int:
-        """Written so far."""
+        """Bytes written so far."""
 
     @property
     def rows(self) -> int: ...
@@ -36,30 +37,32 @@ class Sink(Protocol):
 
 
 def format_of(path: str) -> str:
-    """The format that a path's ending names."""
-    ending = PurePath(path).suffix
-    if ending not in FORMATS:
-        raise BadRequest(f"the ending {ending!r} names no format; end in .parquet or .jsonl, or say --format")
-    return FORMATS[ending]
+    """The file format that a path's suffix names."""
+    suffix = PurePath(path).suffix
+    if suffix not in FORMATS:
+        raise BadRequest(f"the suffix {suffix!r} names no format; use .parquet or .jsonl, or give --format")
+    return FORMATS[suffix]
 
 
 @contextmanager
-def opened(url: str, kind: str, shape: Shape) -> Iterator[Sink]:
-    """A sink that becomes a file or a dataset at `url` at the end of the block; without a trace if that fails."""
+def open_target(
+    url: str, format_: str, shape: ExportShape, max_file_bytes: int = MAX_FILE_BYTES
+) -> Iterator[FileTarget]:
+    """A target that becomes a file or a dataset at `url` at the end of the block. A failed block leaves nothing."""
     import fsspec
 
     fs: Any
     fs, path = fsspec.core.url_to_fs(url)
     if fs.exists(path):
-        raise BadRequest(f"{url} is there already, and is not written over; name another, or remove it")
+        raise BadRequest(f"{url} exists already and is not overwritten; name another, or remove it")
     with writing_under_temporary_name(fs, path) as temporary:
-        sink = (
-            _Lines(fs, temporary, shape)
-            if kind == "jsonl"
-            else _Parquet(fs, temporary, shape, is_folder=kind == "dataset")
-        )
-        with closing(sink):
-            yield sink
+        target: _JsonLinesTarget | _ParquetTarget
+        if format_ == "jsonl":
+            target = _JsonLinesTarget(fs, temporary, shape)
+        else:
+            target = _ParquetTarget(fs, temporary, shape, max_file_bytes if format_ == "dataset" else None)
+        with closing(target):
+            yield target
 
 
 def _new_file(fs: Any, path: str) -> Any:
@@ -67,8 +70,8 @@ def _new_file(fs: Any, path: str) -> Any:
     return fs.open(path, "wb")
 
 
-class _Lines:
-    def __init__(self, fs: Any, path: str, shape: Shape) -> None:
+class _JsonLinesTarget:
+    def __init__(self, fs: Any, path: str, shape: ExportShape) -> None:
         self._output = _new_file(fs, path)
         self._shape = shape
         self.nbytes = 0
@@ -83,12 +86,13 @@ class _Lines:
         self._output.close()
 
 
-class _Parquet:
+class _ParquetTarget:
     """A page of groups becomes a row group."""
 
-    def __init__(self, fs: Any, path: str, shape: Shape, *, is_folder: bool) -> None:
+    def __init__(self, fs: Any, path: str, shape: ExportShape, max_file_bytes: int | None) -> None:
+        """With `max_file_bytes` a folder of several files, else one file."""
         _, self._parquet = parquet_modules()
-        self._fs, self._path, self._shape, self._is_folder = fs, path, shape, is_folder
+        self._fs, self._path, self._shape, self._max_file_bytes = fs, path, shape, max_file_bytes
         self._output: Any = None
         self._writer: Any = None
         self._files = self._closed_bytes = 0
@@ -106,7 +110,7 @@ class _Parquet:
             self._open(table.schema)
         self._writer.write_table(table)
         self.rows += len(table)
-        if self._is_folder and self._output.tell() >= A_FILE:
+        if self._max_file_bytes is not None and self._output.tell() >= self._max_file_bytes:
             self.close()
 
     def close(self) -> None:
@@ -117,7 +121,8 @@ class _Parquet:
             self._writer = self._output = None
 
     def _open(self, schema: Any) -> None:
-        file = f"{self._path}/{DATA}/train-{self._files:05d}.parquet" if self._is_folder else self._path
+        is_folder = self._max_file_bytes is not None
+        file = f"{self._path}/{DATA}/train-{self._files:05d}.parquet" if is_folder else self._path
         self._output = _new_file(self._fs, file)
         self._writer = self._parquet.ParquetWriter(self._output, schema, compression="zstd")
         self._files += 1

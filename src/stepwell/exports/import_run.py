@@ -1,9 +1,10 @@
-"""The way back: stored groups into a running pool.
+"""An import: stored groups are sent to a running pool.
 
-What always holds: a step is taken once, so an import that was broken off, or repeated, changes nothing that is there;
-what the pool knows already is not registered again, so that what has been said of it since stays. A group has as many
-places as it has trajectories in the file, and is not mixed with another of its prompt in the file. What the file says
-of every step of a trajectory is the trajectory's metadata; the rest is its step's.
+Invariants:
+- A step is taken once, so a repeated import changes nothing.
+- A trajectory that the pool knows is not registered again, so its newer state stays.
+- A group has as many places as it has trajectories in the file, and is not mixed with another group of its prompt.
+- Metadata that all steps of a trajectory share belongs to the trajectory; the rest belongs to the step.
 """
 
 import json
@@ -25,52 +26,56 @@ from stepwell.steps.groups import StepGroup, split_by_size
 from stepwell.steps.soundness import fault_kind, step_fault
 from stepwell.steps.step import Json, JsonObject
 
-A_MESSAGE = 2**23
+MESSAGE_BYTES = 2**23
 """Bytes sent at once."""
 
 
 class PoolToFill(PoolReader, GroupExchange, Protocol):
-    """The DataPool, as an import sees it."""
+    """The DataPool as an import uses it."""
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What became of the steps of an import."""
+class ImportReport:
+    """What happened to the steps of an import."""
 
     verdicts: Counter[SubmitVerdict] = field(default_factory=Counter)
     unsound: Counter[str] = field(default_factory=Counter)
-    """Trajectories that were not sent, by what was wrong with a step of theirs."""
-    lost: Mapping[str, int] = field(default_factory=dict)
-    """Steps that the pool dropped meanwhile, its own or these, by cause."""
+    """Trajectories that were not sent, by the fault of one of their steps."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Steps that the pool dropped during the import, imported ones and others, by cause."""
 
-    def words(self) -> str:
+    def text(self) -> str:
         parts = [f"{count:,} {verdict}" for verdict, count in sorted(self.verdicts.items())]
         parts += [f"{count:,} trajectories unsound ({kind})" for kind, count in sorted(self.unsound.items())]
         return ", ".join(parts) or "there was nothing to import"
 
 
 async def import_groups(
-    pool: PoolToFill, groups: AsyncIterable[StepGroup], channel: str | None, progress: TransferProgress
-) -> Outcome:
-    outcome = Outcome()
+    pool: PoolToFill,
+    groups: AsyncIterable[StepGroup],
+    channel: str | None,
+    progress: TransferProgress,
+    message_bytes: int = MESSAGE_BYTES,
+) -> ImportReport:
+    report = ImportReport()
     known, dropped = await _known(pool), await _dropped(pool)
     nbytes = 0
-    async for page in split_by_size(groups, A_MESSAGE):
-        sound = [found for group in page if (found := _sound(group, outcome.unsound)) is not None]
+    async for page in split_by_size(groups, message_bytes):
+        sound = [found for group in page if (found := _sound(group, report.unsound)) is not None]
         if sound:
             columns, registrations = message(sound, known, channel)
             submit = partial(pool.submit_columns, columns, registrations)
-            outcome.verdicts.update(await retry_while_unavailable(submit, PoolUnavailable, BACKOFF, attempts=ATTEMPTS))
+            report.verdicts.update(await retry_while_unavailable(submit, PoolUnavailable, BACKOFF, attempts=ATTEMPTS))
         nbytes += sum(group.nbytes for group in page)
         progress.add(sum(group.count() for group in page), sum(len(group.columns) for group in page), nbytes)
-    outcome.lost = {cause: count - dropped[cause] for cause, count in (await _dropped(pool)).items()}
-    return outcome
+    report.dropped = {cause: count - dropped[cause] for cause, count in (await _dropped(pool)).items()}
+    return report
 
 
 def message(
     groups: Sequence[StepGroup], known: set[tuple[str, str]], channel: str | None
 ) -> tuple[Columns, list[Registration]]:
-    """What is sent for these groups. Those of them that are not known are known from now on."""
+    """The message for these groups. Adds their trajectories to `known`."""
     parts: list[Columns] = []
     registrations: list[Registration] = []
     for group in groups:
@@ -87,13 +92,13 @@ def message(
 
 
 def common_metadata(all_S: Sequence[JsonObject]) -> dict[str, Json]:
-    """What all steps say alike."""
+    """The items that all steps share."""
     first, *others = all_S
-    return {key: value for key, value in first.items() if all(_says(other, key, value) for other in others)}
+    return {key: value for key, value in first.items() if all(_has(other, key, value) for other in others)}
 
 
-def _says(found: JsonObject, key: str, value: Json) -> bool:
-    """As JSON, where 1, 1.0 and true are three things."""
+def _has(found: JsonObject, key: str, value: Json) -> bool:
+    """Compared as JSON, where 1, 1.0 and true differ."""
     return key in found and (found[key] is value or json.dumps(found[key]) == json.dumps(value))
 
 
@@ -103,25 +108,23 @@ def _without(found: JsonObject, common: Mapping[str, Json]) -> JsonObject:
 
 def _channel_of(group: StepGroup) -> str:
     if not group.channel:
-        raise BadRequest(
-            "the file does not say which channel its groups are of, as an archive does not: give --channel"
-        )
+        raise BadRequest("the file does not name the channel of its groups, as an archive does not: give --channel")
     return group.channel
 
 
 def _sound(group: StepGroup, faults: Counter[str]) -> StepGroup | None:
-    """Without the trajectories in which something does not add up; None if that is all."""
+    """Without the trajectories that have an unsound step; None if none is left."""
     steps = unpack(group.columns, copy=False)
-    unfit = {step.trajectory_uid: fault for step in steps if (fault := step.quarantine or step_fault(step))}
-    if not unfit:
+    faulty = {step.trajectory_uid: fault for step in steps if (fault := step.quarantine or step_fault(step))}
+    if not faulty:
         return group
-    faults.update(map(fault_kind, unfit.values()))
-    kept = [columns for columns in group.trajectories() if columns.trajectory_uids[0] not in unfit]
+    faults.update(map(fault_kind, faulty.values()))
+    kept = [columns for columns in group.trajectories() if columns.trajectory_uids[0] not in faulty]
     return group.only(kept) if kept else None
 
 
 async def _known(pool: PoolReader) -> set[tuple[str, str]]:
-    """(trajectory_uid, prompt_uid) of all that the pool holds, and of the last that are gone."""
+    """(trajectory_uid, prompt_uid) of all trajectories in the pool, and of the last that left it."""
     known, cursors, more = set[tuple[str, str]](), dict[str, Cursor](), True
     while more:
         changes = await pool.changes(cursors)

@@ -1,9 +1,10 @@
-"""Pairs to prefer by: two trajectories of a group, the better one as `chosen`, the other as `rejected`.
+"""The shape `preferences`: pairs of trajectories of a group, the better one as `chosen`, the other as `rejected`.
 
-What always holds: both answer the very same prompt, token for token, and their rewards differ by the margin at least; a
-trajectory is in one pair at most. The best is paired with the worst, the second best with the second worst, and so on.
-What follows the prompt is the whole rest of the conversation, with what tools and users said in it. A trajectory whose
-last step does not continue its first prompt (its agent compacted what was before) is passed over.
+Invariants:
+- Both answer the same prompt, token for token. Their rewards differ by the margin at least.
+- A trajectory is in at most one pair: the best with the worst, the second best with the second worst, and so on.
+- The answer is everything after the first prompt, with the messages of tools and users. A trajectory whose last step
+  does not continue its first prompt, because its agent compacted the conversation, is left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepwell.common.tokenizers import Decode
-from stepwell.exports.formats import return_of, table_of, task_steps
+from stepwell.exports.shapes import table_of, task_steps, total_reward_of
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import Record
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class RankedAnswer:
     """A trajectory as one answer to its first prompt."""
 
     trajectory_uid: str
     prompt: IntArray
     rest: IntArray
-    earned: float
+    reward: float
 
 
-class Preferences:
+class PreferenceShape:
     def __init__(self, decode: Decode | None, margin: float) -> None:
         self._decode, self._margin = decode, margin
 
@@ -54,15 +55,15 @@ class Preferences:
         types |= {"channel": pa.string(), "source": pa.string()}
         return table_of(self.records(groups), types)
 
-    def _record(self, chosen: Answer, rejected: Answer, group: StepGroup) -> Record:
+    def _record(self, chosen: RankedAnswer, rejected: RankedAnswer, group: StepGroup) -> Record:
         ids = {"prompt": chosen.prompt, "chosen": chosen.rest, "rejected": rejected.rest}
         decode = self._decode
         texts = {} if decode is None else {side: decode(found.tolist()) for side, found in ids.items()}
         return {
             **texts,
             **{f"{side}_ids": found for side, found in ids.items()},
-            "chosen_reward": chosen.earned,
-            "rejected_reward": rejected.earned,
+            "chosen_reward": chosen.reward,
+            "rejected_reward": rejected.reward,
             "prompt_uid": group.columns.prompt_uids[0],
             "chosen_uid": chosen.trajectory_uid,
             "rejected_uid": rejected.trajectory_uid,
@@ -71,30 +72,30 @@ class Preferences:
         }
 
 
-def answers_of(group: StepGroup) -> list[Answer]:
+def answers_of(group: StepGroup) -> list[RankedAnswer]:
     return [answer for columns in group.trajectories() if (answer := _answer(columns)) is not None]
 
 
-def pairs(answers: Sequence[Answer], margin: float) -> Iterator[tuple[Answer, Answer]]:
-    """Of those with the same prompt."""
+def pairs(answers: Sequence[RankedAnswer], margin: float) -> Iterator[tuple[RankedAnswer, RankedAnswer]]:
+    """Pairs among the answers to the same prompt."""
 
-    def prompt(answer: Answer) -> bytes:
+    def prompt(answer: RankedAnswer) -> bytes:
         return answer.prompt.tobytes()
 
-    for _, alike in groupby(sorted(answers, key=prompt), key=prompt):
-        ranked = sorted(alike, key=lambda answer: -answer.earned)
+    for _, same_prompt in groupby(sorted(answers, key=prompt), key=prompt):
+        ranked = sorted(same_prompt, key=lambda answer: -answer.reward)
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
-            if better.earned > worse.earned and better.earned - worse.earned >= margin:
+            if better.reward > worse.reward and better.reward - worse.reward >= margin:
                 yield better, worse
 
 
-def _answer(columns: Columns) -> Answer | None:
+def _answer(columns: Columns) -> RankedAnswer | None:
     steps = task_steps(columns)
-    earned = return_of(steps)
-    if earned is None:
+    reward = total_reward_of(steps)
+    if reward is None:
         return None
     prompt, last = steps[0].prompt_ids, steps[-1]
     whole = np.concatenate([last.prompt_ids, last.response_ids])
     if not np.array_equal(whole[: len(prompt)], prompt):
         return None
-    return Answer(steps[0].trajectory_uid, prompt, whole[len(prompt) :], earned)
+    return RankedAnswer(steps[0].trajectory_uid, prompt, whole[len(prompt) :], reward)

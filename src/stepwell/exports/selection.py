@@ -1,8 +1,9 @@
-"""Which trajectories are exported: the same questions to what a pool holds and to what is in files.
+"""Which trajectories are exported: the same filters for a pool and for files.
 
-What always holds: what someone has rejected is not exported, also while a trainer still has it.
+Invariant: a rejected trajectory is not exported, also while a trainer still has it.
 """
 
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +14,12 @@ from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import GRADES, Exactness
 
 MARKS = "marks"
-"""Where a trajectory's metadata has the marks that people gave it."""
+"""The key of a trajectory's metadata under which people's marks stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Bounds include what they name. What has no reward, or no version, is within no bound."""
+class Selection:
+    """Bounds include their values. A trajectory without a reward, or a version, is within no bound of it."""
 
     channel: str | None = None
     source: str | None = None
@@ -29,38 +30,45 @@ class Choice:
     reward_max: float | None = None
     version_min: int | None = None
     version_max: int | None = None
+    """A trajectory with several versions is within the bounds if one of them is, as on the dashboard."""
     since: float | None = None
     until: float | None = None
 
-    def takes(self, one: TrajectorySnapshot) -> bool:
+    def accepts(self, one: TrajectorySnapshot) -> bool:
         return (
             self.channel in (None, one.channel)
             and self.source in (None, one.source)
             and self.state in (None, one.state)
-            and not _is_out(one)
+            and not _is_rejected(one)
             and (self.mark is None or self.mark in one.marks)
             and (self.min_exactness is None or _is_exact(one, self.min_exactness))
             and _is_within(one.reward, self.reward_min, self.reward_max)
-            and _is_within(one.oldest_version, self.version_min, None)
-            and _is_within(one.newest_version, None, self.version_max)
+            and _is_within(one.newest_version, self.version_min, None)
+            and _is_within(one.oldest_version, None, self.version_max)
             and _is_within(one.started_at, self.since, self.until)
         )
 
     def of_group(self, group: StepGroup) -> StepGroup | None:
-        """What it takes of a stored group."""
+        """The accepted trajectories of a stored group; None if there are none."""
         trajectories = group.trajectories()
-        taken = [columns for columns in trajectories if self.takes(summary_of(columns, group))]
-        if len(taken) == len(trajectories):
+        accepted = [columns for columns in trajectories if self.accepts(snapshot_of_stored(columns, group))]
+        if len(accepted) == len(trajectories):
             return group
-        return group.only(taken) if taken else None
+        return group.only(accepted) if accepted else None
+
+    async def of_groups(self, groups: Iterable[StepGroup]) -> AsyncIterator[StepGroup]:
+        for group in groups:
+            accepted = self.of_group(group)
+            if accepted is not None:
+                yield accepted
 
 
-def summary_of(columns: Columns, group: StepGroup) -> TrajectorySnapshot:
-    """A stored trajectory at a glance; it counts as trained, as all of an archive was."""
+def snapshot_of_stored(columns: Columns, group: StepGroup) -> TrajectorySnapshot:
+    """A stored trajectory counts as trained, because every trajectory of an archive was."""
     rewards = columns.rewards_S[~np.isnan(columns.rewards_S)]
     versions = [span.version for spans in columns.version_spans for span in spans]
-    plain = [not spans for spans in columns.version_spans]
-    versions += columns.policy_versions_S[plain].tolist()
+    has_no_spans = [not spans for spans in columns.version_spans]
+    versions += columns.policy_versions_S[has_no_spans].tolist()
     worst: Exactness = max(columns.exactness, key=GRADES.__getitem__)
     return TrajectorySnapshot(
         trajectory_uid=columns.trajectory_uids[0],
@@ -86,8 +94,8 @@ def _marks(columns: Columns) -> tuple[str, ...]:
     return tuple(str(mark) for mark in marks) if isinstance(marks, list) else ()
 
 
-def _is_out(one: TrajectorySnapshot) -> bool:
-    """Dropped, or to be dropped when its lease ends: then a note says who rejected it."""
+def _is_rejected(one: TrajectorySnapshot) -> bool:
+    """Dropped, or to be dropped when its lease ends: then it has a note that says who rejected it."""
     return one.state is TrajectoryState.DROPPED or (one.state is TrajectoryState.LEASED and bool(one.note))
 
 

@@ -1,8 +1,8 @@
-"""Examples to imitate: for supervised fine-tuning, one row a step.
+"""The shape `sft`: examples for supervised fine-tuning, one row per step.
 
-What always holds: `labels` are the ids that the model wrote and that are trained, -100 elsewhere, so that a row can be
-trained as it is. A row a step, and not one a conversation: every response stands at the end of its own prompt, also
-where a chat template has rewritten what was before.
+`labels` are the ids of trained response tokens and -100 elsewhere, so that a row can be trained as it is. A row is a
+step and not a conversation, because a chat template may rewrite earlier turns: so every response stands after its own
+prompt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepwell.common.tokenizers import Decode
-from stepwell.exports.formats import return_of, table_of, task_steps
+from stepwell.exports.shapes import table_of, task_steps, total_reward_of
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import Record
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     import pyarrow
 
 IGNORED = -100
-"""The label of a token that is not trained, to every trainer."""
+"""The label by which every trainer knows a token that is not trained."""
 
 
-class Imitation:
+class SftShape:
     def __init__(self, decode: Decode | None, best: int | None) -> None:
-        """With `best`, only so many trajectories of each group, those that earned most; then none without a reward."""
+        """With `best`, only this number of trajectories of each group: those with the highest rewards."""
         self._decode, self._best = decode, best
 
     def records(self, groups: Sequence[StepGroup]) -> Iterator[Record]:
         for group in groups:
-            for columns in self._chosen(group):
+            for columns in self._best_of(group):
                 steps = task_steps(columns)
-                earned = return_of(steps)
+                reward = total_reward_of(steps)
                 for step in steps:
-                    yield self._record(step, group, earned)
+                    yield self._record(step, group, reward)
 
     def table(self, groups: Sequence[StepGroup]) -> "pyarrow.Table":
         import pyarrow as pa
@@ -55,15 +55,15 @@ class Imitation:
         }
         return table_of(self.records(groups), types)
 
-    def _chosen(self, group: StepGroup) -> list[Columns]:
+    def _best_of(self, group: StepGroup) -> list[Columns]:
         trajectories = group.trajectories()
         if self._best is None:
             return trajectories
-        earned = [(return_of(task_steps(columns)), columns) for columns in trajectories]
-        scored = [(value, columns) for value, columns in earned if value is not None]
+        rewards = [(total_reward_of(task_steps(columns)), columns) for columns in trajectories]
+        scored = [(reward, columns) for reward, columns in rewards if reward is not None]
         return [columns for _, columns in sorted(scored, key=lambda pair: -pair[0])[: self._best]]
 
-    def _record(self, step: Step, group: StepGroup, earned: float | None) -> Record:
+    def _record(self, step: Step, group: StepGroup, reward: float | None) -> Record:
         decode = self._decode
         texts = {}
         if decode is not None:
@@ -72,7 +72,7 @@ class Imitation:
             **texts,
             "input_ids": np.concatenate([step.prompt_ids, step.response_ids]),
             "labels": np.concatenate([np.full(len(step.prompt_ids), IGNORED, np.int32), _labels(step)]),
-            "reward": earned,
+            "reward": reward,
             "trajectory_uid": step.trajectory_uid,
             "prompt_uid": step.prompt_uid,
             "step_index": step.step_index,

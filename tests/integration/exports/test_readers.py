@@ -6,23 +6,23 @@ import datasets
 import polars as pl
 import pytest
 
-from stepwell.exports.file_target import opened
-from stepwell.exports.formats import Shape, Steps
-from stepwell.exports.preferences import Preferences
-from stepwell.exports.sft import Imitation
+from stepwell.exports.file_target import open_target
+from stepwell.exports.preferences import PreferenceShape
+from stepwell.exports.sft import SftShape
+from stepwell.exports.shapes import ExportShape, StepsShape
 from tests.unit.exports.stored import TABLES, stored, turns
 
 GROUPS = [
     stored(turns("a", 2, reward=1.0, metadata={"größe": 1}), turns("b", 1, reward=0.0, response_logprobs=None)),
     stored(turns("c", 1, "q", untrainable="greedy: temperature 0"), source="maths", channel="validation"),
 ]
-PREFERENCES = Preferences(lambda ids: " ".join(map(str, ids)), 0.0)
+PREFERENCES = PreferenceShape(lambda ids: " ".join(map(str, ids)), 0.0)
 
 
-def written(path: Path, shape: Shape | None = None) -> str:
+def written(path: Path, shape: ExportShape | None = None) -> str:
     kind = {".parquet": "parquet", ".jsonl": "jsonl"}.get(path.suffix, "dataset")
-    with opened(str(path), kind, shape or Steps(TABLES)) as sink:
-        sink.write(GROUPS)
+    with open_target(str(path), kind, shape or StepsShape(TABLES)) as target:
+        target.write(GROUPS)
     return str(path)
 
 
@@ -72,5 +72,5 @@ def test_polars_reads_every_form(tmp_path: Path) -> None:
 
 
 def test_polars_reads_examples(tmp_path: Path) -> None:
-    frame = pl.read_parquet(written(tmp_path / "x.parquet", Imitation(None, None)))
+    frame = pl.read_parquet(written(tmp_path / "x.parquet", SftShape(None, None)))
     assert frame["labels"][0].to_list() == [-100, -100, 3, 4]

@@ -30,7 +30,7 @@ def test_an_archive_is_filtered_into_another_form(folder: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--to there.parquet", "there.parquet is there already"),
+        ("--to there.parquet", "there.parquet exists already"),
         ("--to x.csv", "'.csv' names no format"),
         ("--to x.parquet --reward-min 5", "nothing was written"),
         ("--to x.parquet --best 2", "--best belongs to --shape sft"),

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.errors import BadRequest
-from stepwell.exports.file_source import ROWS, Files
-from stepwell.exports.file_target import opened
-from stepwell.exports.formats import Steps
+from stepwell.exports.file_source import ROWS, FileSource
+from stepwell.exports.file_target import open_target
+from stepwell.exports.shapes import StepsShape
 from stepwell.pool.client.batch import make_batch
 from stepwell.pool.shard.late_rewards import LateReward, late_rewards_table
 from stepwell.steps.columns import Columns, pack
@@ -59,7 +59,7 @@ def some_groups(draw: st.DrawFn) -> list[StepGroup]:
 
 @given(some_groups())
 def test_groups_survive_a_table_bit_for_bit(groups: list[StepGroup]) -> None:
-    assert same(groups, list(read_groups(TABLES, Steps(TABLES).table(groups))))
+    assert same(groups, list(read_groups(TABLES, StepsShape(TABLES).table(groups))))
 
 
 @given(some_groups())
@@ -87,7 +87,7 @@ def test_what_is_written_in_pages_is_read_as_one(tmp_path: Path, name: str) -> N
 
 def test_a_group_comes_whole_however_the_file_is_cut(tmp_path: Path) -> None:
     groups = [stored(turns("long", 2 * ROWS + 3), turns("b")), stored(turns("c", ROWS)), stored(turns("d", 5))]
-    pq.write_table(Steps(TABLES).table(groups), tmp_path / "a.parquet", row_group_size=7)
+    pq.write_table(StepsShape(TABLES).table(groups), tmp_path / "a.parquet", row_group_size=7)
     assert same(groups, read(tmp_path))
 
 
@@ -121,7 +121,7 @@ def test_reading_takes_the_memory_of_some_rows(tmp_path: Path) -> None:
     write(tmp_path / "x.parquet", groups)
     del groups
     before, most = pa.total_allocated_bytes(), 0
-    for _ in Files(str(tmp_path / "x.parquet"), TABLES).groups():
+    for _ in FileSource(str(tmp_path / "x.parquet"), TABLES).groups():
         most = max(most, pa.total_allocated_bytes() - before)
     assert most < tokens.nbytes / 2
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_read_is_refused_in_words(
 
 
 def a_table() -> pa.Table:
-    return Steps(TABLES).table([stored(turns("a"))])
+    return StepsShape(TABLES).table([stored(turns("a"))])
 
 
 def late(uid: str, step_index: int | None, value: float, revision: int) -> LateReward:
@@ -170,10 +170,10 @@ def late(uid: str, step_index: int | None, value: float, revision: int) -> LateR
 
 def write(path: Path, *pages: list[StepGroup]) -> None:
     kind = {".parquet": "parquet", ".jsonl": "jsonl"}.get(path.suffix, "dataset")
-    with opened(str(path), kind, Steps(TABLES)) as sink:
+    with open_target(str(path), kind, StepsShape(TABLES)) as target:
         for page in pages:
-            sink.write(page)
+            target.write(page)
 
 
 def read(path: Path) -> list[StepGroup]:
-    return list(Files(str(path), TABLES).groups())
+    return list(FileSource(str(path), TABLES).groups())

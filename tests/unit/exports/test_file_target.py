@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.exports import file_target as target
-from stepwell.exports.file_target import format_of, opened
-from stepwell.exports.formats import Steps
+from stepwell.exports.file_target import format_of, open_target
+from stepwell.exports.shapes import StepsShape
 from tests.unit.exports.stored import TABLES, stored, turns
 
 KINDS = ["parquet", "jsonl", "dataset"]
@@ -23,19 +22,19 @@ def test_the_ending_names_the_format() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_has_its_name_once_it_is_whole(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "new" / "x"
-    with opened(str(path), kind, Steps(TABLES)) as sink:
-        sink.write([GROUP])
+    with open_target(str(path), kind, StepsShape(TABLES)) as target:
+        target.write([GROUP])
         assert not path.exists()
     assert path.is_dir() == (kind == "dataset")
     assert [file.name for file in path.parent.iterdir()] == ["x"]
-    assert sink.rows == 1
-    assert sink.nbytes == sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+    assert target.rows == 1
+    assert target.nbytes == sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failure_leaves_nothing(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(ZeroDivisionError), opened(str(tmp_path / "x"), kind, Steps(TABLES)) as sink:
-        sink.write([GROUP])
+    with pytest.raises(ZeroDivisionError), open_target(str(tmp_path / "x"), kind, StepsShape(TABLES)) as target:
+        target.write([GROUP])
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
 
@@ -43,7 +42,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_there_is_not_written_over(tmp_path: Path, kind: str) -> None:
     (tmp_path / "x").write_text("mine")
-    with pytest.raises(BadRequest, match="is there already"), opened(str(tmp_path / "x"), kind, Steps(TABLES)):
+    with pytest.raises(BadRequest, match="exists already"), open_target(str(tmp_path / "x"), kind, StepsShape(TABLES)):
         pass
     assert (tmp_path / "x").read_text() == "mine"
 
@@ -52,16 +51,15 @@ def test_what_a_killed_export_left_is_no_part_of_the_next(tmp_path: Path) -> Non
     left = tmp_path / "x.part" / "data"
     left.mkdir(parents=True)
     (left / "train-00007.parquet").write_text("half")
-    with opened(str(tmp_path / "x"), "dataset", Steps(TABLES)) as sink:
-        sink.write([GROUP])
+    with open_target(str(tmp_path / "x"), "dataset", StepsShape(TABLES)) as target:
+        target.write([GROUP])
     assert [file.name for file in (tmp_path / "x" / "data").iterdir()] == ["train-00000.parquet"]
 
 
-def test_a_large_dataset_has_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "A_FILE", 1)
-    with opened(str(tmp_path / "x"), "dataset", Steps(TABLES)) as sink:
+def test_a_large_dataset_has_several_files(tmp_path: Path) -> None:
+    with open_target(str(tmp_path / "x"), "dataset", StepsShape(TABLES), max_file_bytes=1) as target:
         for _ in range(3):
-            sink.write([GROUP])
+            target.write([GROUP])
     files = sorted(file.name for file in (tmp_path / "x" / "data").iterdir())
     assert files == [f"train-0000{n}.parquet" for n in range(3)]
-    assert sink.rows == 3
+    assert target.rows == 3

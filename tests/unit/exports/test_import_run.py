@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.exports import import_run as importing
 from stepwell.exports.import_run import common_metadata, import_groups, message
 from stepwell.exports.progress import TransferProgress
 from stepwell.pool.api.plan import Limits
@@ -79,9 +78,9 @@ async def each(groups: Sequence[StepGroup]) -> AsyncIterator[StepGroup]:
 async def test_an_import_is_counted_by_what_became_of_its_steps() -> None:
     pool: Any = FilledPool()
     groups = [stored(turns("a", 2), turns("b")), stored(turns("known"))]
-    outcome = await import_groups(pool, each(groups), None, TransferProgress())
-    assert outcome.verdicts == {SubmitVerdict.ACCEPTED: 3, SubmitVerdict.UNKNOWN: 1}
-    assert outcome.words() == "3 accepted, 1 unknown"
+    report = await import_groups(pool, each(groups), None, TransferProgress())
+    assert report.verdicts == {SubmitVerdict.ACCEPTED: 3, SubmitVerdict.UNKNOWN: 1}
+    assert report.text() == "3 accepted, 1 unknown"
     again = await import_groups(pool, each(groups), None, TransferProgress())
     assert again.verdicts == {SubmitVerdict.DUPLICATE: 3, SubmitVerdict.UNKNOWN: 1}
     assert pool.rules.stats().channels["train"].ready_groups == 1
@@ -90,18 +89,18 @@ async def test_an_import_is_counted_by_what_became_of_its_steps() -> None:
 async def test_a_trajectory_that_does_not_add_up_is_not_sent() -> None:
     pool: Any = FilledPool()
     bad = [*turns("a"), make_step("a", "p", step_index=1, response_ids=[])]
-    outcome = await import_groups(pool, each([stored(bad, turns("b")), stored(bad)]), None, TransferProgress())
-    assert (outcome.verdicts, outcome.unsound) == ({SubmitVerdict.ACCEPTED: 1}, Counter(no_response_ids=2))
-    assert outcome.words() == "1 accepted, 2 trajectories unsound (no_response_ids)"
+    report = await import_groups(pool, each([stored(bad, turns("b")), stored(bad)]), None, TransferProgress())
+    assert (report.verdicts, report.unsound) == ({SubmitVerdict.ACCEPTED: 1}, Counter(no_response_ids=2))
+    assert report.text() == "1 accepted, 2 trajectories unsound (no_response_ids)"
 
 
-async def test_what_the_pool_has_no_room_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "A_MESSAGE", 1)
+async def test_what_the_pool_has_no_room_for_is_told() -> None:
     pool: Any = FilledPool(max_queue_size=1)
-    outcome = await import_groups(pool, each([stored(turns(uid, 2, uid)) for uid in "abc"]), None, TransferProgress())
-    assert outcome.lost == {"evicted": 4}
+    groups = each([stored(turns(uid, 2, uid)) for uid in "abc"])
+    report = await import_groups(pool, groups, None, TransferProgress(), message_bytes=1)
+    assert report.dropped == {"evicted": 4}
 
 
 async def test_nothing_to_import_is_said() -> None:
     pool: Any = FilledPool()
-    assert (await import_groups(pool, each([]), None, TransferProgress())).words() == "there was nothing to import"
+    assert (await import_groups(pool, each([]), None, TransferProgress())).text() == "there was nothing to import"

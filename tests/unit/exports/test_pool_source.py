@@ -6,9 +6,8 @@ import pytest
 
 from stepwell.common.retry import Backoff
 from stepwell.errors import PoolUnavailable
-from stepwell.exports import pool_source as from_pool
-from stepwell.exports.pool_source import list_pool, read_groups
-from stepwell.exports.selection import Choice
+from stepwell.exports.pool_source import ATTEMPTS, PAGE_TOKENS, PAGE_TRAJECTORIES, list_pool, read_groups
+from stepwell.exports.selection import Selection
 from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.steps.step import Step
 from tests.unit.exports.stored import ShownPool, summary, turns
@@ -16,10 +15,12 @@ from tests.unit.exports.stored import ShownPool, summary, turns
 AT_ONCE = Backoff(first=0.0, longest=0.0)
 
 
-async def exported(pool: ShownPool, choice: Choice | None = None) -> list[list[str]]:
+async def exported(
+    pool: ShownPool, selection: Selection | None = None, max_trajectories: int = PAGE_TRAJECTORIES
+) -> list[list[str]]:
     """The trajectories of each group, one uid a step."""
-    listing = await list_pool(pool, choice or Choice())
-    return [group.columns.trajectory_uids async for group in read_groups(pool, listing, AT_ONCE)]
+    listing = await list_pool(pool, selection or Selection())
+    return [group.columns.trajectory_uids async for group in read_groups(pool, listing, AT_ONCE, max_trajectories)]
 
 
 def steps_of(pages: Sequence[Sequence[TrajectorySnapshot]]) -> list[Step]:
@@ -38,13 +39,13 @@ async def test_groups_come_whole_and_oldest_first_however_they_were_told_of() ->
 async def test_a_group_keeps_its_source_and_channel() -> None:
     pages = [[summary("a", source="maths", channel="validation")]]
     pool = ShownPool(pages, steps_of(pages))
-    (group,) = [group async for group in read_groups(pool, await list_pool(pool, Choice()))]
+    (group,) = [group async for group in read_groups(pool, await list_pool(pool, Selection()))]
     assert (group.source, group.channel) == ("maths", "validation")
 
 
 async def test_what_has_changed_meanwhile_counts_as_it_is_last_told() -> None:
     pages = [[summary("a", reward=1.0), summary("b", reward=1.0)], [summary("a", reward=0.0)]]
-    assert await exported(ShownPool(pages, steps_of(pages)), Choice(reward_min=1.0)) == [["b", "b"]]
+    assert await exported(ShownPool(pages, steps_of(pages)), Selection(reward_min=1.0)) == [["b", "b"]]
 
 
 async def test_a_trajectory_that_changed_its_group_is_in_one() -> None:
@@ -63,7 +64,7 @@ async def test_what_has_left_before_its_turn_is_missing_and_nothing_else() -> No
     pages = [[summary("a"), summary("b"), summary("c", "q", group=2)]]
     gone = [step for step in steps_of(pages) if step.trajectory_uid not in ("a", "c")]
     pool = ShownPool(pages, gone)
-    assert len(await list_pool(pool, Choice())) == 3
+    assert len(await list_pool(pool, Selection())) == 3
     assert await exported(pool) == [["b", "b"]]
 
 
@@ -76,9 +77,9 @@ async def test_what_has_no_sound_step_is_not_asked_for() -> None:
 
 async def test_a_shard_that_restarts_is_waited_for_but_not_without_end() -> None:
     pool = ShownPool([[summary("a")]], turns("a"))
-    pool.away = from_pool.ATTEMPTS - 1
+    pool.away = ATTEMPTS - 1
     assert await exported(pool) == [["a"]]
-    pool.away = from_pool.ATTEMPTS
+    pool.away = ATTEMPTS
     with pytest.raises(PoolUnavailable, match="restarting"):
         await exported(pool)
 
@@ -88,12 +89,11 @@ async def test_what_is_quarantined_stays() -> None:
     assert await exported(pool) == [["a", "a"]]
 
 
-async def test_no_page_asks_for_much_and_none_for_part_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_pool, "TRAJECTORIES_A_PAGE", 3)
+async def test_no_page_asks_for_much_and_none_for_part_of_a_group() -> None:
     many = [summary(f"{n}{m}", f"p{n}", group=n) for n in range(4) for m in "ab"]
-    long = [summary("long", "p9", group=9, tokens=from_pool.TOKENS_A_PAGE), summary("next", "p10", group=10)]
+    long = [summary("long", "p9", group=9, tokens=PAGE_TOKENS), summary("next", "p10", group=10)]
     pool = ShownPool([[*many, *long]], steps_of([[*many, *long]]))
-    await exported(pool)
+    await exported(pool, max_trajectories=3)
     assert pool.asked == [["0a", "0b", "1a", "1b"], ["2a", "2b", "3a", "3b"], ["long"], ["next"]]
 
 

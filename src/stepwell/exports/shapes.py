@@ -1,7 +1,9 @@
-"""The shapes an export can have, each as tables and as lines: steps, examples to imitate, pairs to prefer by.
+"""What a row of an export is, as a table and as JSON lines. This file has the shape `steps`.
 
-What always holds: ids are those that were sampled, in every shape; texts are decoded from them, with the marks of the
-chat template, and only where there is a tokenizer. An agent's side calls are no example of its task.
+Invariants:
+- Token ids are the sampled ones in every shape. Texts are decoded from them, with the markers of the chat template, and
+  only if there is a tokenizer.
+- Side calls of an agent are no examples of its task.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,16 +21,16 @@ if TYPE_CHECKING:
 SIDE_CALL = "side_call"
 
 
-class Shape(Protocol):
-    """Each is called once a page of groups, in order, for the one or for the other."""
+class ExportShape(Protocol):
+    """One of the two is called, once for each page of groups, in order."""
 
     def table(self, groups: Sequence[StepGroup]) -> "pyarrow.Table": ...
 
     def records(self, groups: Sequence[StepGroup]) -> Iterator[Record]: ...
 
 
-class Steps:
-    """All that is known, exactly. The only shape that can be read back."""
+class StepsShape:
+    """All columns of a step. The only shape that can be imported."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -45,13 +47,13 @@ class Steps:
 
 
 def task_steps(columns: Columns) -> list[Step]:
-    """Those of a trajectory that are no side calls."""
+    """The steps of a trajectory without its side calls."""
     steps = unpack(columns, copy=False)
     return [step for step in steps if not (step.untrainable or "").startswith(SIDE_CALL)]
 
 
-def return_of(steps: Iterable[Step]) -> float | None:
-    """What a trajectory earned; None if no one has scored it."""
+def total_reward_of(steps: Iterable[Step]) -> float | None:
+    """None if no step has a reward."""
     rewards = [step.reward for step in steps if step.reward is not None]
     return sum(rewards) if rewards else None
 
