@@ -1,6 +1,6 @@
-"""Stepwell: the pool of steps between agents that live and a trainer that learns."""
+"""Stepwell: middleware between LLM agents and a trainer that learns from their calls."""
 
-from stepwell.client import Run, Trajectory, connect
+from stepwell.client import Run, TrajectoryContext, connect
 from stepwell.errors import StepwellError
 
-__all__ = ["Run", "StepwellError", "Trajectory", "connect"]
+__all__ = ["Run", "StepwellError", "TrajectoryContext", "connect"]

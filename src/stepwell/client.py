@@ -1,4 +1,4 @@
-"""What an agent's code imports: a trajectory as a `with` block. Standard library only.
+"""The client for agents: a trajectory is a `with` block. Standard library only.
 
     run = stepwell.connect("http://127.0.0.1:8100")
     with run.trajectory(prompt_uid="task-7", group_size=4) as t:
@@ -6,8 +6,8 @@
         ...
         t.reward = 1.0
 
-Leaving the block completes the trajectory; an exception aborts it and goes on. `async with` works alike: the few calls
-made here run in threads, for they are rare beside the agent's own.
+Leaving the block completes the trajectory; an exception aborts it and is raised further. `async with` works too: its
+few calls run in threads.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from typing import Any, Self
 from stepwell.errors import BadRequest, GatewayUnreachable, NotReady, StepwellError, from_code
 
 TIMEOUT = 90.0
-"""Seconds for one call. Longer than the gateway's own waiting, so that its reason arrives."""
+"""Seconds for one call. Longer than the gateway's own timeouts, so that its error text arrives."""
 POLL = 0.2
 
 
 def connect(url: str, *, key: str | None = None, timeout: float = 30.0) -> "Run":
-    """Reach the gateway at `url`, waiting up to `timeout` seconds until it is ready; says what it lacks if not.
+    """Connect to the gateway at `url`. Waits up to `timeout` seconds until it is ready; NotReady says what is missing.
 
-    `key` is the gateway's control key, where it has one. The agent itself gets a key of its own, for its trajectory.
+    `key` is the gateway's control key, if it has one. The agent gets another key, which is valid for its trajectory.
     """
     run = Run(url, key)
     deadline = time.monotonic() + timeout
@@ -42,7 +42,7 @@ def connect(url: str, *, key: str | None = None, timeout: float = 30.0) -> "Run"
 
 
 class Run:
-    """A gateway, as an agent's code sees it."""
+    """A connection to a gateway."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/")
@@ -62,10 +62,10 @@ class Run:
         channel: str | None = None,
         group_size: int | None = None,
         metadata: Mapping[str, Any] | None = None,
-    ) -> "Trajectory":
-        """One rollout. Those that share a prompt_uid form a group, trained together once group_size are complete."""
+    ) -> "TrajectoryContext":
+        """One rollout. Rollouts with one prompt_uid form a group, which is trained when group_size are complete."""
         wanted = {"prompt_uid": prompt_uid, "channel": channel, "group_size": group_size, "metadata": metadata}
-        return Trajectory(self.url, self._key, _given(wanted))
+        return TrajectoryContext(self.url, self._key, _given(wanted))
 
     def feedback(
         self,
@@ -77,17 +77,17 @@ class Run:
         source: str | None = None,
         note: str | None = None,
     ) -> str:
-        """Score a rollout, or one of its steps, now or long after its end: thumbs, edits, sales.
+        """Score a rollout, or one of its steps, now or long after its end: a rating, an edit, a sale.
 
-        "counted" if the reward is trained with or kept in the archive, "late" if it came too late for either.
+        Returns "counted" if the reward is trained or stored in the archive, "late" if it is too late for both.
         """
         given = _given({"value": value, "step_index": step_index, "source": source, "note": note})
         url = f"{self.url}/{_quoted(trajectory_uid)}/{_quoted(prompt_uid)}/v1/feedback"
         return str(_call("POST", url, given, self._key)["status"])
 
 
-class Trajectory:
-    """Valid inside its `with` block."""
+class TrajectoryContext:
+    """One rollout; its fields are valid inside the `with` block."""
 
     base_url: str
     """The agent's OpenAI base_url."""
@@ -95,9 +95,9 @@ class Trajectory:
     trajectory_uid: str
     prompt_uid: str
     reward: float | None = None
-    """Set it before leaving the block; None leaves the rollout unscored, which is not the same as 0."""
+    """Set it before the end of the block. None leaves the rollout unscored, which is not the same as 0."""
     status: str = "open"
-    """After the block: completed, aborted, empty (nothing was called) or late (the pool had let it go)."""
+    """After the block: completed, aborted, empty (there was no call) or late (the pool had closed it)."""
 
     def __init__(self, url: str, key: str | None, wanted: Mapping[str, Any]) -> None:
         self._url = url
@@ -119,7 +119,7 @@ class Trajectory:
         try:
             self._end("abort", {"reason": repr(error)[:500]})
         except StepwellError as failure:
-            error.add_note(f"and its trajectory could not be aborted: {failure}")
+            error.add_note(f"the trajectory could not be aborted either: {failure}")
 
     async def __aenter__(self) -> Self:
         return await asyncio.to_thread(self.__enter__)
@@ -165,4 +165,4 @@ def _refusal(url: str, failure: urllib.error.HTTPError) -> StepwellError:
             return NotReady("; ".join(f"{part}: {why}" for part, why in body["missing"].items()))
         return from_code(body["error"]["code"], body["error"]["message"])
     except (ValueError, TypeError, KeyError):
-        return GatewayUnreachable(f"{url} answers {failure.code} and is no gateway of Stepwell's")
+        return GatewayUnreachable(f"{url} answers {failure.code} and is not a Stepwell gateway")

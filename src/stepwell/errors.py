@@ -1,50 +1,50 @@
 """Failures, named by the boundary they cross.
 
-A message is written for the person who reads it: what happened, and what to do. The gateway turns each class into an
-HTTP answer in one place (gateway/http/error_responses.py); nothing else catches them blindly.
+A message says what happened and what to do. The gateway turns each class into an HTTP response in one place
+(gateway/http/error_responses.py).
 """
 
 import re
 
 
 class StepwellError(Exception):
-    """Anything Stepwell itself reports. Its text is meant to be shown as it is."""
+    """The base of all failures that Stepwell reports. Its text is shown to the user unchanged."""
 
     @classmethod
     def code(cls) -> str:
-        """Its name on the wire: UnknownTrajectory is unknown_trajectory."""
+        """Its name in JSON: UnknownTrajectory is unknown_trajectory."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def __reduce__(self) -> tuple[type["StepwellError"], tuple[str]]:
-        return type(self), (str(self),)  # crosses process borders (Ray) as the same class with the same text
+        return type(self), (str(self),)  # keeps class and text between processes (Ray)
 
 
 class BadRequest(StepwellError):
-    """What was asked is malformed or breaks a rule; asking again will not help."""
+    """The request is malformed or breaks a rule; a retry does not help."""
 
 
 class UnknownTrajectory(StepwellError):
-    """No trajectory by that name is registered."""
+    """No trajectory with this uid is registered."""
 
 
 class Forbidden(StepwellError):
-    """The key is missing, wrong, or not for this."""
+    """The key is missing, wrong, or not valid for this request."""
 
 
 class TooLarge(StepwellError):
-    """The request is larger than the gateway takes."""
+    """The request is larger than the gateway accepts."""
 
 
 class Overloaded(StepwellError):
-    """More calls are in flight than the gateway takes; there will be room in a moment."""
+    """The gateway has its largest number of calls in flight; a retry helps."""
 
 
 class Conflict(StepwellError):
-    """The request contradicts what is already there."""
+    """The request contradicts existing data."""
 
 
 class PoolFull(StepwellError):
-    """The channel has no room and does not drop; there will be room once the trainer has taken some."""
+    """The channel is full and drops nothing; a retry helps after the trainer has taken groups."""
 
 
 class PoolUnavailable(StepwellError):
@@ -52,42 +52,54 @@ class PoolUnavailable(StepwellError):
 
 
 class JournalRefused(StepwellError):
-    """The pool's journal cannot be used; nothing was changed in it."""
+    """The pool's journal cannot be used; it was not changed."""
 
 
 class LeaseExpired(StepwellError):
-    """The time was up before the batch was acknowledged; its data will be handed out again."""
+    """The lease ended before the batch was acknowledged; its data is leased again."""
 
 
 class FetchTimeout(StepwellError):
-    """A batch did not become ready in time; the text says what was waited for."""
+    """No batch became ready in time; the text says what was missing."""
 
 
 class EngineUnavailable(StepwellError):
-    """No inference engine could be reached, or what it answered could not be read."""
+    """No engine could be reached, or its answer could not be read."""
 
 
 class NotReady(StepwellError):
-    """A part of this process is still starting, or was not configured."""
+    """A part of this process is starting, or is not configured."""
 
 
 class RewardFailed(StepwellError):
-    """The reward worker failed. Never to be mistaken for a reward of zero."""
+    """The reward worker failed. This is not a reward of zero."""
 
 
 class SyncFailed(StepwellError):
-    """New weights did not reach an engine, or it does not compute with them; the text says what was seen."""
+    """New weights did not reach an engine, or it does not use them; the text says what was observed."""
 
 
 class GatewayUnreachable(StepwellError):
-    """The gateway could not be reached, or is no gateway."""
+    """The gateway could not be reached, or the address is not a gateway."""
 
 
 class RayUnreachable(StepwellError):
     """This process could not join the Ray cluster."""
 
 
+class RolloutServerAway(StepwellError):
+    """The rollout server cannot be reached, or cannot answer now; a retry may help."""
+
+
+class RolloutServerRefused(StepwellError):
+    """The rollout server refuses the data; a retry does not help."""
+
+
+class EnvironmentFailed(StepwellError):
+    """The environment's own code failed too often."""
+
+
 def from_code(code: object, text: str) -> StepwellError:
-    """The failure that was sent over the wire under that code."""
+    """The failure with that code, for a client that reads an error response."""
     kinds = {kind.code(): kind for kind in StepwellError.__subclasses__()}
     return kinds.get(str(code), StepwellError)(text)

@@ -1,8 +1,8 @@
 """Log lines, for people or for machines.
 
-What always holds: a record is one line, whatever stands in its text (a line break or a terminal's escape sequence that
-came from outside is shown, not obeyed), and what it is about can be searched for. A traceback follows its line
-indented; in JSON it is a field.
+- A record is one line: line breaks and escape sequences in its text are escaped.
+- Fields such as trajectory_uid can be searched for.
+- A traceback follows its line, indented; in JSON it is a field.
 """
 
 import logging
@@ -19,16 +19,16 @@ ESCAPES = {code: repr(chr(code))[1:-1] for code in UNPRINTABLE}
 
 
 def setup(json: bool) -> None:
-    """Send this process's logs to stderr: lines to read, or JSON objects."""
+    """Send this process's logs to stderr, as plain lines or as JSON objects."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if json else HumanLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def about(**fields: Field | None) -> dict[str, dict[str, Field]]:
-    """What a record is about, for a log call's `extra`: log.warning("…", extra=about(trajectory_uid=…)).
+    """Fields of a record, for a log call's `extra`: log.warning("…", extra=about(trajectory_uid=…)).
 
-    What is not known (None) is left out.
+    A field that is None is left out.
     """
     return {"about": {name: value for name, value in fields.items() if value is not None}}
 

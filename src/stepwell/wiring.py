@@ -1,4 +1,4 @@
-"""Where the rooms meet: the only file that knows them all. Each function builds one process from its settings."""
+"""Builds each process from its settings: one function per command. The only module that imports all rooms."""
 
 import asyncio
 import gc
@@ -42,11 +42,11 @@ log = logging.getLogger("stepwell")
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GC_THRESHOLD = (50_000, 20, 50)
-"""A server makes a thousand small objects a call, nearly all without cycles: looking for cycles each time is waste."""
+"""A call makes about a thousand small objects, nearly all without cycles; so cycles are searched for less often."""
 
 
 def run_gateway(settings: GatewaySettings) -> None:
-    """Serve until told to stop."""
+    """Serves until a signal ends it."""
     keys = AccessKeys(settings.control_keys)
     join_ray(settings.ray_address, settings.ray_namespace)
     worker = settings.reward_worker_name
@@ -66,7 +66,7 @@ def run_gateway(settings: GatewaySettings) -> None:
 
 
 def run_atropos(settings: AtroposSettings) -> None:
-    """Serve until told to stop."""
+    """Serves until a signal ends it."""
     keys = AccessKeys(settings.control_keys)
     join_ray(settings.ray_address, settings.ray_namespace)
     _serve("Atropos server", _atropos(settings, keys, settings.state), keys, settings.host, settings.port)
@@ -78,7 +78,7 @@ def _atropos(settings: GatewaySettings | AtroposSettings, keys: AccessKeys, stat
 
 
 def run_dashboard(settings: DashboardSettings) -> None:
-    """Serve until told to stop."""
+    """Serves until a signal ends it."""
     keys = AccessKeys(settings.control_keys)
     join_ray(settings.ray_address, settings.ray_namespace)
     plan = asyncio.run(PoolClient(settings.data_pool_name, settings.ray_namespace).shards.plan())
@@ -96,7 +96,7 @@ def run_dashboard(settings: DashboardSettings) -> None:
 
 def _serve(name: str, app: GatewayAsgi | AtroposAsgi | FastAPI, keys: AccessKeys, host: str, port: int) -> None:
     if keys.open and host not in LOOPBACK:
-        log.warning("listening on %s without keys: everyone who can reach it can use it", host)
+        log.warning("listening on %s without keys: access is open to everyone", host)
     log.info("%s on http://%s:%d", name, host, port)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
@@ -104,7 +104,7 @@ def _serve(name: str, app: GatewayAsgi | AtroposAsgi | FastAPI, keys: AccessKeys
 
 
 def run_pool(settings: PoolSettings) -> None:
-    """Create the DataPool, or find it, and leave it to Ray."""
+    """Creates the DataPool or finds it; Ray keeps it running."""
     join_ray(settings.ray_address, settings.ray_namespace)
     plan = PoolPlan(
         name=settings.name,
@@ -116,20 +116,20 @@ def run_pool(settings: PoolSettings) -> None:
     )
     in_force = start_pool(plan, settings.ray_namespace)
     if in_force != plan:
-        log.warning("DataPool %r was there already, with other settings, which stay: %s", plan.name, in_force)
+        log.warning("DataPool %r runs already with other settings, which are kept: %s", plan.name, in_force)
     log.info("DataPool %r is up in Ray namespace %r", settings.name, settings.ray_namespace)
 
 
 def run_rewards(settings: RewardSettings) -> None:
-    """Start the reward workers, or find them, and leave them to Ray."""
+    """Starts the reward workers or finds them; Ray keeps them running."""
     join_ray(settings.ray_address, settings.ray_namespace)
     pool_client = partial(PoolClient, settings.data_pool_name, settings.ray_namespace)
     if not asyncio.run(pool_client().shards.plan()).limits.require_reward:
-        log.warning("DataPool %r requires no rewards, so it offers nothing to score", settings.data_pool_name)
+        log.warning("DataPool %r does not require rewards, so it offers nothing to score", settings.data_pool_name)
     plan = RewardPlan(name=settings.name, workers=settings.workers, job=_job(settings.function, settings))
     in_force = start_rewards(plan, pool_client, settings.ray_namespace)
     if in_force != plan:
-        log.warning("reward worker %r was there already, with other settings, which stay: %s", plan.name, in_force)
+        log.warning("reward worker %r runs already with other settings, which are kept: %s", plan.name, in_force)
     log.info("%d reward workers are up in Ray namespace %r", in_force.workers, settings.ray_namespace)
 
 

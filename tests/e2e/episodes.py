@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
 
 import stepwell
-from stepwell.client import Trajectory
+from stepwell.client import TrajectoryContext
 from stepwell.pool.client import DataPool
 from stepwell.steps.step import Step
 
@@ -29,7 +29,7 @@ class Episode:
     """Knows the trajectory's base_url and key; retries nothing, so that every failure shows."""
     http: httpx.AsyncClient
     """The same without the openai package."""
-    trajectory: Trajectory
+    trajectory: TrajectoryContext
     channel: str
     pool: DataPool
 

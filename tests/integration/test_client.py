@@ -38,7 +38,7 @@ def gateway() -> Iterator[Connected]:
         yield Connected(url, pool)
 
 
-def ask(t: stepwell.Trajectory) -> None:
+def ask(t: stepwell.TrajectoryContext) -> None:
     with OpenAI(base_url=t.base_url, api_key=t.api_key) as client:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
 
@@ -109,7 +109,7 @@ def test_a_failing_abort_does_not_hide_the_agents_own_failure(gateway: Connected
     with pytest.raises(ZeroDivisionError) as info, gateway.run.trajectory() as t:
         t.base_url = t.base_url.replace(t.trajectory_uid, "somebody-else")
         raise ZeroDivisionError
-    assert "could not be aborted: no trajectory somebody-else" in info.value.__notes__[0]
+    assert "could not be aborted either: no trajectory somebody-else" in info.value.__notes__[0]
     with pytest.raises(UnknownTrajectory), gateway.run.trajectory() as t:
         t.base_url = t.base_url.replace(t.trajectory_uid, "somebody-else")
 

@@ -12,9 +12,9 @@ import uvicorn
 
 from stepwell.atropos.app import create_atropos
 from stepwell.common.access_keys import AccessKeys
-from stepwell.envs.failures import RolloutServerRefused
 from stepwell.envs.loop import lifecycle as life
 from stepwell.envs.rollout_server.bodies import pack
+from stepwell.errors import RolloutServerRefused
 from tests.integration.envs.counting import CountingEnv, counting
 from tests.rig.memory_pool import MemoryPool
 from tests.rig.waiting import until

@@ -7,9 +7,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from stepwell.envs.failures import RolloutServerAway
 from stepwell.envs.rollout_server.client import RolloutServer
 from stepwell.envs.scored_data import ScoredDataGroup
+from stepwell.errors import RolloutServerAway
 from tests.rig.rollout_server import FakeRolloutServer
 from tests.rig.waiting import until
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from stepwell.envs.config import EvalHandling
-from stepwell.envs.failures import EnvironmentFailed, RolloutServerRefused
 from stepwell.envs.loop import lifecycle as life
 from stepwell.envs.loop.failure_count import Patience, Tally
 from stepwell.envs.loop.progress import Progress
-from stepwell.errors import BadRequest
+from stepwell.errors import BadRequest, EnvironmentFailed, RolloutServerRefused
 from tests.integration.envs.counting import CountingEnv, counting, rollout
 from tests.rig.rollout_server import FakeRolloutServer
 from tests.rig.waiting import until

@@ -39,7 +39,7 @@ def run(pool: MemoryPool) -> Iterator[stepwell.Run]:
         yield stepwell.connect(url)
 
 
-def rollout(run: stepwell.Run, *, turns: int = 1) -> stepwell.Trajectory:
+def rollout(run: stepwell.Run, *, turns: int = 1) -> stepwell.TrajectoryContext:
     with run.trajectory() as t, OpenAI(base_url=t.base_url, api_key=t.api_key) as client:
         for _ in range(turns):
             client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])

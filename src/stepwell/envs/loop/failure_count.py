@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from stepwell.envs.failures import EnvironmentFailed
+from stepwell.errors import EnvironmentFailed
 
 log = logging.getLogger("stepwell.envs")
 

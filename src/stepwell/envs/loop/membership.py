@@ -7,11 +7,10 @@ registered again, under another number, and goes on. What the environment has, i
 import logging
 
 from stepwell.envs.base import BaseEnv
-from stepwell.envs.failures import RolloutServerAway, RolloutServerRefused
 from stepwell.envs.loop.pace import Terms, max_workers
 from stepwell.envs.rollout_server.client import Registration, RolloutServer, Status
 from stepwell.envs.scored_data import ScoredDataGroup
-from stepwell.errors import BadRequest, StepwellError
+from stepwell.errors import BadRequest, RolloutServerAway, RolloutServerRefused, StepwellError
 
 log = logging.getLogger("stepwell.envs")
 

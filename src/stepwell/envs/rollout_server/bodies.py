@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 
-from stepwell.envs.failures import RolloutServerRefused
-from stepwell.errors import BadRequest
+from stepwell.errors import BadRequest, RolloutServerRefused
 
 COMPRESSED_FROM = 1_024
 LEVEL = 1

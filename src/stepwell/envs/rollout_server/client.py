@@ -18,9 +18,9 @@ import aiohttp
 import orjson
 
 from stepwell.common.retry import Backoff, retry_while_unavailable
-from stepwell.envs.failures import RolloutServerAway, RolloutServerRefused
 from stepwell.envs.rollout_server.bodies import Packed, can_pack_arrow, pack
 from stepwell.envs.scored_data import ScoredDataGroup
+from stepwell.errors import RolloutServerAway, RolloutServerRefused
 
 log = logging.getLogger("stepwell.envs")
 

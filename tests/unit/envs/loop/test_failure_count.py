@@ -1,7 +1,7 @@
 import pytest
 
-from stepwell.envs.failures import EnvironmentFailed
 from stepwell.envs.loop.failure_count import Patience, Tally
+from stepwell.errors import EnvironmentFailed
 
 
 class Clock:
