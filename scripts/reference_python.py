@@ -16,13 +16,13 @@ from stepwell import errors
 
 HEAD = """# Python
 
-Written by `scripts/reference.py` from the code. These are the names that programs import; what is not
-here may change without notice.
+Written by `scripts/reference.py` from the code. These are the public names;
+all others may change without notice.
 """
 
 PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
     "For agents": {
-        "stepwell": ("connect", "Run", "Trajectory"),
+        "stepwell": ("connect", "Run", "TrajectoryContext"),
         "stepwell.agents.blackbox": ("BlackBoxAgentFlow",),
         "stepwell.agents.whitebox": ("AgentFlowBase", "Generation"),
         "stepwell.agents.flows": ("SingleTurn", "ToolLoop", "SubprocessAgent", "last_number"),
@@ -52,7 +52,7 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.trainers.verl": ("to_data_proto",),
         "stepwell.trainers.trl": ("StepwellRolloutWorker", "StepwellWeightTransfer"),
     },
-    "For those who watch and curate": {
+    "For curation": {
         "stepwell.pool.client": ("CurationAction", "Curation"),
     },
     "For other languages' tables": {
@@ -60,7 +60,7 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.wire.scored_groups_arrow": ("groups_to_arrow", "groups_from_arrow"),
     },
 }
-"""By who needs them: modules, and their names."""
+"""Modules and their public names, by audience."""
 
 WIDTH = 100
 

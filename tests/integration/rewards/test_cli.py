@@ -123,7 +123,7 @@ def test_workers_that_cannot_be_started_say_why(on_ray: Stepwell, functions: str
     failed = on_ray("rewards", "--function", "functions.py:missing")
     assert failed.returncode == 1
     *warnings, last = failed.stderr.splitlines()
-    assert any("requires no rewards, so it offers nothing to score" in line for line in warnings)
+    assert any("does not require rewards, so it offers nothing to score" in line for line in warnings)
     assert last == "stepwell rewards: functions.py has no 'missing'; its functions are: length, talks"
 
 
