@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from openai.types.chat import ChatCompletionChunk
 
+from stepwell.engines.engine import EngineFacts
+from stepwell.engines.vllm import DERENDER, VllmEngine
 from stepwell.gateway import continued
 from stepwell.gateway.dialects.dialect import Kind, ModelCall, read_call
 from stepwell.gateway.dialects.sse import StreamReader
@@ -27,6 +29,7 @@ ARGUMENTS: Json = {"up": True, "note": "so wie früher"}
 COMPACT = json.dumps(ARGUMENTS, ensure_ascii=False, separators=(",", ":"))
 CALLED = f'<tool_call>{{"name":"flag","arguments":{COMPACT}}}</tool_call>'
 """Set otherwise than a parser writes JSON again."""
+VLLM = VllmEngine()
 IDS = [*encode(SAID + CALLED), END_OF_TURN]
 PROMPT_IDS = encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 TOOL: Json = {"type": "function", "function": {"name": "flag", "parameters": {"type": "object"}}}
@@ -40,9 +43,9 @@ async def streamed_until(vllm: VllmServer, call: ModelCall, cut: int) -> Json:
         "stream": True,
         "generate_chunk": {"request_id": "broken", "choices": [choice]},
         "prompt_token_ids": PROMPT_IDS,
-        "chat_request": call.request,
+        "chat_request": {**call.request, "return_token_ids": True, "include_reasoning": True},
     }
-    answer = await post(vllm.url + continued.DERENDER, asked)
+    answer = await post(vllm.url + DERENDER, asked)
     assert answer.status == 200, answer.text
     chunk: Json = answer.json()["chunk"]
     chunk["choices"] = chunk["choices"] or [{"index": 0, "delta": {}}]
@@ -50,9 +53,10 @@ async def streamed_until(vllm: VllmServer, call: ModelCall, cut: int) -> Json:
 
 
 async def spelled(vllm: VllmServer, call: ModelCall, sampled: Sampled) -> Json:
-    answer = await post(vllm.url + continued.DERENDER, json.loads(continued.derender_body(call, sampled)))
+    asked = VLLM.derender(call.request, sampled, EngineFacts())
+    answer = await post(vllm.url + asked.path, json.loads(asked.body or b""))
     assert answer.status == 200, answer.text
-    return continued.read_derendered(answer.text.encode(), sampled)
+    return VLLM.read_derendered(answer.text.encode(), sampled)
 
 
 async def test_a_tool_call_broken_off_anywhere_reaches_the_agent_whole(vllm: VllmServer) -> None:
@@ -61,7 +65,7 @@ async def test_a_tool_call_broken_off_anywhere_reaches_the_agent_whole(vllm: Vll
     sampled = Sampled(ids_array(PROMPT_IDS), ids_array(IDS), logprobs, "stop")
     message = await spelled(vllm, call, sampled)
     for cut in range(1, len(IDS)):
-        reader = StreamReader(call)
+        reader = StreamReader(call, VLLM)
         begun = reader.feed(continued.event(await streamed_until(vllm, call, cut)))
         rest = continued.rest_of_stream(call, reader.head, 0, reader.choices[0], message, sampled)
         events = [json.loads(line[6:]) for line in (begun + rest).splitlines() if line]

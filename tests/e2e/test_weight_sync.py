@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from stepwell.engines.vllm import VllmControl
+from stepwell.engines.engine import EngineControl
 from stepwell.errors import SyncFailed
 from stepwell.gateway.recording.version_confirmer import BRACKET
 from stepwell.pool.client import DataPool
@@ -94,7 +94,7 @@ class OtherWeights(CheckpointTransfer):
         super().__init__(folder)
         self._old = old
 
-    def prepare(self, weights: Weights, engines: Sequence[VllmControl]) -> None:
+    def prepare(self, weights: Weights, engines: Sequence[EngineControl]) -> None:
         name = "model.layers.0.mlp.down_proj.weight"
         super().prepare({**weights, name: self._old[name]}, engines)
 
@@ -116,7 +116,7 @@ async def test_weights_that_cannot_be_read_leave_the_engine_serving(
     vllm: VllmServer, weights: EngineWeights, model: torch.nn.Module, tmp_path: Path
 ) -> None:
     class Unreadable(CheckpointTransfer):
-        def prepare(self, weights: Weights, engines: Sequence[VllmControl]) -> None:
+        def prepare(self, weights: Weights, engines: Sequence[EngineControl]) -> None:
             super().prepare(weights, engines)
             (self._place / "model.safetensors").write_bytes(b"torn")
 

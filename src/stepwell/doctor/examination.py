@@ -18,7 +18,7 @@ from stepwell.doctor.harness import CALL_TIMEOUT, open_harness
 from stepwell.doctor.stream_check import PATIENCE, StreamPatience, check_stream
 from stepwell.doctor.tool_case import tool_parser
 from stepwell.doctor.verdicts import judge_mode
-from stepwell.engines.engine import ANSWER_TIMEOUT, EngineProbe
+from stepwell.engines.engine import EngineControl, EngineHttp, EngineTimeouts
 from stepwell.errors import BadRequest, EngineUnavailable
 
 HOT = 1.5
@@ -46,7 +46,7 @@ async def examine(
     show_progress("the engine")
     key = await key_check(target.engine, target.key)
     async with _sessions(target) as (questions_http, http):
-        questions = EngineProbe(questions_http, target.engine)
+        questions = EngineHttp(questions_http, target.engine)
         try:
             probed = await probe(questions)
         except EngineUnavailable as failure:
@@ -57,7 +57,7 @@ async def examine(
         more, rows = await _run_cases(target, probed, http, show_progress)
         show_progress("the bytes of a stream")
         stream = Check("stream", await check_stream(http, target.engine, probed.facts.model, patience))
-        changed = weights_after(probed, await questions.weight_version() if probed.weight_version else None)
+        changed = weights_after(probed, await probed.kind.weight_version(questions) if probed.weight_version else None)
     checks = [changed if changed and check.name == changed.name else check for check in checks]
     return Report(target.engine, (*checks, *more, stream, key), rows)
 
@@ -68,7 +68,7 @@ async def _run_cases(
     model = probed.facts.model
     tokenizer, why = await asyncio.to_thread(_tokenizer, target.tokenizer_path)
     detokenizer = EngineDetokenizer(http, target.engine, model) if tokenizer is None else LocalDetokenizer(tokenizer)
-    async with open_harness(target.engine, target.key, tokenizer, detokenizer) as harness:
+    async with open_harness(target.engine, target.key, tokenizer, detokenizer, _rescorer(target, probed)) as harness:
         runner, rows = CaseRunner(harness, model), dict[str, CaseRow]()
         for name, case in CASES.items():
             show_progress(name)
@@ -82,12 +82,20 @@ async def _run_cases(
     return checks, tuple(rows.values())
 
 
+def _rescorer(target: Target, probed: Probed) -> EngineControl | None:
+    """None if the engine cannot be asked for the log-probabilities of given tokens."""
+    try:
+        return probed.kind.control(target.engine, key=target.key, timeout=CALL_TIMEOUT)
+    except BadRequest:
+        return None
+
+
 @asynccontextmanager
 async def _sessions(target: Target) -> AsyncIterator[tuple[aiohttp.ClientSession, aiohttp.ClientSession]]:
     """One session for probes, which are short, and one for calls, which take longer."""
     headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
     async with (
-        aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(ANSWER_TIMEOUT)) as questions,
+        aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(EngineTimeouts().question)) as questions,
         aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as calls,
     ):
         yield questions, calls

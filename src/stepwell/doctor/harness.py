@@ -17,9 +17,8 @@ from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.doctor.detokenizer import DecodedText, Detokenizer
 from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, error_text, parse_reply
-from stepwell.engines.engine import BROKEN, explained
+from stepwell.engines.engine import BROKEN, EngineControl, failure_text
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.vllm import VllmControl
 from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
 from stepwell.gateway.app import create_app
 from stepwell.pool.api.pacing import Pacing
@@ -79,7 +78,7 @@ class RecordingPool:
 
 class Harness:
     def __init__(
-        self, http: aiohttp.ClientSession, pool: RecordingPool, detokenizer: Detokenizer, rescorer: VllmControl
+        self, http: aiohttp.ClientSession, pool: RecordingPool, detokenizer: Detokenizer, rescorer: EngineControl | None
     ) -> None:
         """`http` is connected to the gateway."""
         self._http = http
@@ -105,6 +104,8 @@ class Harness:
 
     async def rescored(self, step: Step) -> list[float] | str:
         """The log-probabilities of a step's response, computed by the engine again, or the reason why not."""
+        if self._rescorer is None:
+            return "the engine cannot score given tokens"
         context = [*step.prompt_ids.tolist(), *step.response_ids.tolist()]
         try:
             return (await asyncio.to_thread(self._rescorer.logprobs, context))[len(step.prompt_ids) - 1 :]
@@ -118,7 +119,7 @@ class Harness:
         except TimeoutError:
             raise EngineUnavailable(f"there was no answer within {CALL_TIMEOUT:g} s") from None
         except BROKEN as failure:
-            raise EngineUnavailable(explained(failure)) from None
+            raise EngineUnavailable(failure_text(failure)) from None
         return parse_reply(text, streamed=bool(body["stream"]) and answer.status == 200)
 
     async def _post(self, path: str, body: JsonObject) -> Any:
@@ -147,7 +148,7 @@ def _listen() -> socket.socket:
 
 @asynccontextmanager
 async def open_harness(
-    engine: str, key: str | None, tokenizer: Any, detokenizer: Detokenizer
+    engine: str, key: str | None, tokenizer: Any, detokenizer: Detokenizer, rescorer: EngineControl | None
 ) -> AsyncIterator[Harness]:
     """`tokenizer` may be None: the gateway needs one only for an engine that returns no ids."""
     pool = RecordingPool()
@@ -166,7 +167,7 @@ async def open_harness(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http:
-                yield Harness(http, pool, detokenizer, VllmControl(engine, key=key, timeout=CALL_TIMEOUT))
+                yield Harness(http, pool, detokenizer, rescorer)
         finally:
             server.should_exit = True
             await serving

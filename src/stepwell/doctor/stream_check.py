@@ -12,7 +12,7 @@ from statistics import median
 import aiohttp
 
 from stepwell.doctor.findings import Finding, Grade
-from stepwell.engines.engine import BROKEN, explained
+from stepwell.engines.engine import BROKEN, failure_text
 
 CHAT = "/v1/chat/completions"
 TOKENS = 32
@@ -77,7 +77,7 @@ async def check_stream(
             while piece := await answer.content.readany():
                 stream.pieces.append((time.monotonic(), piece))
     except (TimeoutError, *BROKEN) as failure:
-        return Finding(Grade.FAULT, f"broke off after {len(stream.body)} bytes: {explained(failure)}", "see its log")
+        return Finding(Grade.FAULT, f"broke off after {len(stream.body)} bytes: {failure_text(failure)}", "see its log")
     if answer.status != 200:
         return Finding(Grade.FAULT, f"refused with {answer.status}: {stream.body[:200].decode(errors='replace')}")
     return judge(stream, patience)

@@ -1,133 +1,274 @@
-"""What an engine is asked about itself. None of it counts as a call; each question is small and bounded in time.
+"""What an engine is and can do: the Protocols that a kind of engine implements, and the values they exchange.
 
-A question that an engine does not answer as expected is something it cannot do, never a failure; only a server that
-cannot be reached or does not list its models raises EngineUnavailable. While vLLM loads weights it is healthy, but says
-nothing of its pause or its version: a silence there is no answer, neither yes nor no.
+One file per kind implements `EngineKind` (vllm.py, openai.py); `ENGINES` in engines/__init__.py lists the kinds. All
+other code reads `EngineFacts` and calls the kind's methods; it never asks which kind an engine is.
 """
 
-import logging
-import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import aiohttp
 import orjson
 
-from stepwell.engines.vllm_generate import GENERATE, read_model
-from stepwell.errors import EngineUnavailable
-from stepwell.steps.step import Json
+from stepwell.errors import BadRequest, EngineUnavailable
+from stepwell.steps.step import IntArray, Json, JsonObject, VersionSpan
+from stepwell.wire.openai import Sampled, Upstream, Usage
 
-log = logging.getLogger("stepwell.gateway")
-
-ANSWER_TIMEOUT = 5.0
-"""Seconds for one question; an engine under full load takes its time."""
-TESTED = ("0.32",)
-"""The versions of vLLM whose /inference/v1/generate is known to answer in the shape that is read here."""
-OLDEST_WITH_TOKEN_IDS = (0, 11)
-REFUSES_AN_EMPTY_BODY = (400, 422)
-"""How an open route answers a request that asks for nothing; a closed one answers 403, a missing one 404."""
 BROKEN = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)
-"""What aiohttp raises when a connection fails; the last for a host whose name is none."""
+"""What aiohttp raises when a connection fails; UnicodeError for a host name that cannot be encoded."""
+EXTRA_SAMPLING: Mapping[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Sampling parameters that OpenAI's API does not have, each with the value that switches it off."""
+
+
+class LogprobMode(StrEnum):
+    """Which distribution the reported log-probabilities belong to."""
+
+    RAW = "raw"
+    """The model's own, before temperature and top_p."""
+    PROCESSED = "processed"
+    """The one that the tokens were sampled from."""
+    UNKNOWN = "unknown"
+    """The engine does not tell; `stepwell doctor` measures it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """What an engine can do, as found by a probe."""
+
+    kind: str = ""
+    """Name of its EngineKind; empty before the probe."""
+    server_version: str = ""
+    """The version that it reports; empty if it reports none."""
+    label: str = ""
+    """What it is, in words: "vLLM 0.32.0"."""
+    tested: str = ""
+    """The versions that Stepwell was tested with, if this one is not among them; else empty."""
+    model: str = ""
+    """The first model that it serves."""
+    max_model_len: int | None = None
+    """Tokens that prompt and response may have together."""
+    token_ids: bool = False
+    """Replies carry the ids of prompt and response, so its steps are exact."""
+    logprobs: LogprobMode = LogprobMode.UNKNOWN
+    extra_sampling: frozenset[str] = frozenset()
+    """The parameters of EXTRA_SAMPLING that it accepts."""
+    generate: bool = False
+    """It has a route that takes token ids and returns token ids."""
+    derender: bool = False
+    """It turns token ids into the chat message that they spell."""
+    pause: bool = False
+    """It can be paused for a weight update, and tells whether it is."""
+    weight_versions: bool = False
+    """It tells the version of its weights."""
+    span_versions: bool = False
+    """It tells which version of the weights sampled which tokens of a generation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTimeouts:
+    """All in seconds."""
+
+    question: float = 5.0
+    """For one question of a probe or a check; an engine under full load answers late."""
+    connect: float = 30.0
+    """The watch notices earlier that an engine is gone; thousands of calls at once may take this long to connect."""
+    silence: float = 600.0
+    """How long an engine may send nothing, before its reply or within it. A whole reply has no limit."""
+    hold: float = 600.0
+    """How long a call waits while all engines are paused."""
+
+
+class EngineRequest(NamedTuple):
+    path: str
+    body: bytes | None
+    """None: a GET."""
 
 
 @dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """What a server was found to offer when it was probed."""
+class Generated:
+    """What an engine sampled from token ids."""
 
-    server: str = ""
-    """The version it reports, as it writes it; empty for a plain OpenAI server."""
-    token_ids: bool = False
-    """It is vLLM and takes vLLM's own fields, `return_token_ids` first; a plain OpenAI server gets none of them."""
-    generate: bool = False
-    """/inference/v1/generate is open."""
-    weight_info: bool = False
-    """/weight_info tells the version of its weights."""
-    pause: bool = False
-    """/is_paused tells whether it stands still for a weight update."""
-    max_model_len: int | None = None
-    """Tokens that prompt and response may have together."""
-    model: str = ""
-    """The first model it serves."""
+    sampled: Sampled
+    usage: Usage
+    version_spans: tuple[VersionSpan, ...]
+    """Which weights sampled which tokens; empty if the engine does not tell, or not in numbers."""
 
 
-class EngineProbe:
-    """One engine, asked over `http`: connections of their own, lest an engine look dead while calls queue for one."""
+class StreamedTokens(Protocol):
+    """The tokens of one choice of a stream, as far as it was read."""
 
-    def __init__(self, http: aiohttp.ClientSession, address: str) -> None:
-        self._http = http
-        self._address = address
+    ids: list[Any]
+    logprobs: list[Any]
+    prompt_ids: IntArray | None
 
-    async def facts(self) -> EngineFacts:
-        server = await self._field("/version", "version")
-        status, models = await self._ask("/v1/models")
-        if status != 200:
-            raise EngineUnavailable(f"/v1/models answers {status}")
-        model, max_model_len = read_model(models)
-        if not isinstance(server, str):
-            return EngineFacts(max_model_len=max_model_len, model=model)
-        return EngineFacts(
-            server=server,
-            token_ids=_gives_token_ids(self._address, server),
-            generate=server.startswith(TESTED) and await self._is_open(GENERATE),
-            weight_info=isinstance(await self._field("/weight_info", "weight_version"), str),
-            pause=isinstance(await self._field("/is_paused", "is_paused"), bool),
-            max_model_len=max_model_len,
-            model=model,
-        )
 
-    async def check_health(self, facts: EngineFacts) -> None:
-        """EngineUnavailable says what is wrong. A plain OpenAI server has nothing better to tell than its models."""
-        path = "/health" if facts.server else "/v1/models"
-        status, _ = await self._ask(path)
-        if status != 200:
-            raise EngineUnavailable(f"{path} answers {status}")
+class EngineHttp:
+    """Short questions to one engine. They use their own connections: calls that wait for a connection do not delay
+    them, so a busy engine does not look dead."""
 
-    async def is_paused(self) -> bool | None:
-        told = await self._told("/is_paused", "is_paused")
-        return told if isinstance(told, bool) else None
+    def __init__(self, session: aiohttp.ClientSession, address: str) -> None:
+        self.address = address
+        self._session = session
 
-    async def weight_version(self) -> str | None:
-        told = await self._told("/weight_info", "weight_version")
-        return told if isinstance(told, str) else None
-
-    async def _told(self, path: str, name: str) -> Json:
+    async def ask(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """Status and body of the reply to a GET, or to a POST of `body`. EngineUnavailable if there is no reply."""
+        method = "GET" if body is None else "POST"
         try:
-            return await self._field(path, name)
-        except EngineUnavailable:
-            return None
+            async with self._session.request(method, self.address + path, data=body, allow_redirects=False) as reply:
+                return reply.status, await reply.read()
+        except TimeoutError:
+            raise EngineUnavailable(f"{path} does not answer within {self._session.timeout.total:g} s") from None
+        except BROKEN as failure:
+            raise EngineUnavailable(failure_text(failure)) from None
 
-    async def _is_open(self, path: str) -> bool:
-        status, _ = await self._ask(path, b"{}")
-        return status in REFUSES_AN_EMPTY_BODY
-
-    async def _field(self, path: str, name: str) -> Json:
-        status, body = await self._ask(path)
+    async def field(self, path: str, name: str) -> Json:
+        """One field of the JSON object at `path`; None if there is none."""
+        status, body = await self.ask(path)
         try:
             answer = orjson.loads(body) if status == 200 else None
         except orjson.JSONDecodeError:
             return None
         return answer.get(name) if isinstance(answer, dict) else None
 
-    async def _ask(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        method = "GET" if body is None else "POST"
-        try:
-            async with self._http.request(method, self._address + path, data=body, allow_redirects=False) as answer:
-                return answer.status, await answer.read()
-        except TimeoutError:
-            raise EngineUnavailable(f"{path} does not answer within {ANSWER_TIMEOUT:g} s") from None
-        except BROKEN as failure:
-            raise EngineUnavailable(explained(failure)) from None
+    async def require_ok(self, path: str) -> bytes:
+        """The body at `path`; EngineUnavailable unless the status is 200."""
+        status, body = await self.ask(path)
+        if status != 200:
+            raise EngineUnavailable(f"{path} answers {status}")
+        return body
 
 
-def explained(failure: Exception) -> str:
-    """aiohttp's failures often have no text of their own."""
+class EngineKind(Protocol):
+    """Everything that is particular to one kind of engine. Instances hold no state."""
+
+    name: str
+    private_fields: frozenset[str]
+    """Request fields that reach the engine's internals, its files or the requests of others; never forwarded."""
+    advice: Mapping[str, str]
+    """How to get what a fact denies, by the name of the fact; `resume` ends a pause."""
+
+    async def probe(self, http: EngineHttp) -> EngineFacts | None:
+        """None if the server is not of this kind. EngineUnavailable if it cannot be reached or lists no model."""
+
+    async def check_health(self, http: EngineHttp) -> None:
+        """EngineUnavailable says what is wrong."""
+
+    async def is_paused(self, http: EngineHttp) -> bool | None:
+        """None if it does not answer: an engine that loads weights is healthy and silent."""
+
+    async def weight_version(self, http: EngineHttp) -> str | None:
+        """None if it does not answer."""
+
+    def request(self, upstream: Upstream, request: Mapping[str, Any], facts: EngineFacts) -> EngineRequest:
+        """`request` with the fields that yield token ids, without fields that the engine refuses, and with max_tokens
+        no larger than its window."""
+
+    def read_sampled(self, reply: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> tuple[Sampled, ...]:
+        """The ids and log-probabilities of a whole reply, one entry per choice."""
+
+    def read_prompt(self, chunk: Mapping[str, Any]) -> IntArray | None:
+        """The prompt's ids from a chunk of a stream; None if this chunk has no place for them."""
+
+    def read_delta(self, piece: Mapping[str, Any], tokens: StreamedTokens) -> None:
+        """Adds the ids and log-probabilities of one piece of a streamed choice to `tokens`."""
+
+    def hide_prompt(self, reply: dict[str, Any]) -> None:
+        """Removes the prompt's ids from a reply or chunk."""
+
+    def hide_tokens(self, choice: dict[str, Any]) -> None:
+        """Removes the ids from a choice, or a piece of one."""
+
+    def generation(self, prompt_ids: Sequence[int], sampling: JsonObject, facts: EngineFacts) -> EngineRequest:
+        """A request to sample from token ids. EngineUnavailable if the engine cannot."""
+
+    def read_generated(self, raw: bytes, prompt_ids: Sequence[int], facts: EngineFacts) -> Generated: ...
+
+    def derender(self, request: Mapping[str, Any], sampled: Sampled, facts: EngineFacts) -> EngineRequest:
+        """A request for the chat message that the tokens of `sampled` spell, sampled as a reply to `request`."""
+
+    def read_derendered(self, raw: bytes, sampled: Sampled) -> dict[str, Any]:
+        """The message; all its parts are of the right type."""
+
+    def control(self, url: str, *, key: str | None, timeout: float) -> "EngineControl":
+        """BadRequest if engines of this kind cannot be controlled."""
+
+
+class WeightGroup(NamedTuple):
+    """A group of GPUs over which a trainer, rank 0, sends weights."""
+
+    address: str
+    port: int
+    world_size: int
+
+
+class TensorInfo(NamedTuple):
+    name: str
+    dtype: str
+    """As torch names it, without "torch."."""
+    shape: tuple[int, ...]
+
+
+class EngineControl(Protocol):
+    """One engine as a trainer controls it, by blocking calls. No call is repeated. A failure is SyncFailed; its text
+    names the engine, the call and the reply, and never the key."""
+
+    url: str
+
+    def pause(self) -> None:
+        """Holds the calls in progress and discards what was computed for them."""
+
+    def resume(self) -> None: ...
+
+    def set_version(self, version: int) -> None: ...
+
+    def version(self) -> str: ...
+
+    def forget_prefixes(self) -> None:
+        """Empties the prefix cache: the new weights must not read what the old ones computed."""
+
+    def logprobs(self, ids: Sequence[int]) -> list[float]:
+        """The log-probability of each token but the first."""
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Loads the weights in `folder`, a path on the engine's machine."""
+
+    def join_weight_group(self, group: WeightGroup, first_rank: int) -> None: ...
+
+    def begin_weights(self) -> None: ...
+
+    def receive_weights(self, tensors: Sequence[TensorInfo]) -> None:
+        """Returns when all tensors have arrived, in this order."""
+
+    def end_weights(self) -> None: ...
+
+
+class ProbedEngine(NamedTuple):
+    kind: EngineKind
+    facts: EngineFacts
+
+
+async def probe_engine(http: EngineHttp, kinds: Sequence[EngineKind]) -> ProbedEngine:
+    """The first of `kinds` that recognises the engine. EngineUnavailable if none does."""
+    for kind in kinds:
+        if (facts := await kind.probe(http)) is not None:
+            return ProbedEngine(kind, facts)
+    raise EngineUnavailable(f"{http.address} is none of these: {', '.join(kind.name for kind in kinds)}")
+
+
+def encode_request(request: Mapping[str, Any], facts: EngineFacts) -> bytes:
+    """JSON, with max_tokens no larger than the engine's window: engines refuse a larger one."""
+    window = facts.max_model_len
+    if window is not None and request["max_tokens"] > window:
+        request = {**request, "max_tokens": window}
+    try:
+        return orjson.dumps(request)
+    except orjson.JSONEncodeError as failure:  # orjson reads deeper nesting than it writes
+        raise BadRequest(f"the request body cannot be passed on: {failure}") from None
+
+
+def failure_text(failure: Exception) -> str:
+    """aiohttp's exceptions often have no text."""
     return str(failure) or type(failure).__name__
-
-
-def _gives_token_ids(address: str, server: str) -> bool:
-    """Warns, once for each probe, of a server that Stepwell was not tested with."""
-    number = re.match(r"(\d+)\.(\d+)", server)
-    gives = number is not None and (int(number[1]), int(number[2])) >= OLDEST_WITH_TOKEN_IDS
-    if not server.startswith(TESTED):
-        mode = f"without {GENERATE}" if gives else "as a plain OpenAI server, without token ids"
-        log.warning("engine %s is version %s, not %s: it is used %s", address, server, " or ".join(TESTED), mode)
-    return gives

@@ -1,173 +1,182 @@
-"""The engines, as one: a call goes to one of them, and to another where it got no answer at all.
+"""All engines of a gateway: a call goes to one of them, and to another if the first gives no reply.
 
-Only addresses that were configured or added are ever called, at paths that the gateway itself writes; redirects are
-not followed. An answer that has begun is never asked for again.
+- Only addresses that were configured or added are called, at paths that the engine kinds name.
+- Redirects are not followed.
+- A call whose reply has begun is never sent again.
 """
 
 import asyncio
 import contextlib
 import io
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import aiohttp
 
-from stepwell.engines.engine import ANSWER_TIMEOUT, EngineFacts, EngineProbe, explained
+from stepwell.engines import ENGINES
+from stepwell.engines.engine import EngineHttp, EngineKind, EngineRequest, EngineTimeouts, Generated, failure_text
 from stepwell.engines.replica import EngineReplica, EngineView
 from stepwell.engines.replies import EngineReply, RefusedReply
-from stepwell.engines.routing import routing_named
-from stepwell.engines.selection import EngineSelector
-from stepwell.engines.vllm_generate import (
-    COMPLETIONS,
-    GENERATE,
-    Generated,
-    completions_body,
-    generate_body,
-    read_generated,
-)
+from stepwell.engines.selection import EngineSelector, routing_named
 from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.steps.step import JsonObject
+from stepwell.wire.openai import Sampled, Upstream
 
-CONNECT_TIMEOUT = 30.0
-"""Seconds. The watch finds out sooner that an engine is gone; a crowd of thousands may take this long to connect."""
-SILENCE_TIMEOUT = 600.0
-"""Seconds an engine may be silent, before its answer or within it. A whole answer may take as long as it likes."""
 KEEP_ALIVE = 4.0
 """Seconds a connection is kept for the next call; vLLM closes its own after 5."""
 FEWEST_CONNECTIONS = 256
 LARGE_BODY = 2**20
 NO_ENGINE_BEHIND = (502, 503, 504)
-"""The statuses of a server that has no engine to ask just now."""
+"""The statuses of a proxy that reaches no engine."""
 UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 HUNG_UP = (aiohttp.ClientConnectionError, OSError)
-"""Raised before the head of an answer is there; UNREACHED and timeouts are told apart first."""
+"""Raised before the head of a reply has arrived. UNREACHED and timeouts are subclasses and handled first."""
+LIST_MODELS = EngineRequest("/v1/models", None)
 
-Ask: TypeAlias = Callable[[EngineFacts], tuple[str, bytes | None]]
-"""A request's path and body (None: a GET), for an engine with those facts."""
+MakeRequest: TypeAlias = Callable[[EngineReplica], EngineRequest]
 
 
 class EngineFleet:
-    """Open it with `async with`: its connections belong to one event loop. Someone must run `watch`."""
+    """Open it with `async with`: its connections belong to one event loop. Its owner runs `watch`."""
 
-    def __init__(self, addresses: Sequence[str], *, routing: str = "round_robin", api_key: str | None = None) -> None:
-        self._fleet = EngineSelector(routing_named(routing))
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        routing: str = "round_robin",
+        api_key: str | None = None,
+        kinds: Sequence[EngineKind] = ENGINES,
+        timeouts: EngineTimeouts | None = None,
+    ) -> None:
+        self._timeouts = timeouts or EngineTimeouts()
+        self._selector = EngineSelector(routing_named(routing), self._timeouts.hold)
+        self._kinds = tuple(kinds)
         self._configured = tuple(addresses)
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     async def __aenter__(self) -> Self:
+        limits = self._timeouts
         connector = aiohttp.TCPConnector(limit=_connections_limit(), keepalive_timeout=KEEP_ALIVE)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=SILENCE_TIMEOUT)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=limits.connect, sock_read=limits.silence)
         self._calls = self._session(timeout, connector)
-        self._questions = self._session(aiohttp.ClientTimeout(total=ANSWER_TIMEOUT), aiohttp.TCPConnector())
+        self._questions = self._session(aiohttp.ClientTimeout(total=limits.question), aiohttp.TCPConnector())
         await asyncio.gather(*(self.add(address) for address in self._configured))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for engine in self._fleet.engines:
+        for engine in self._selector.engines:
             engine.close()
         await self._calls.close()
         await self._questions.close()
 
-    async def send(self, path: str, body: Callable[[EngineFacts], bytes], *, sticky: str = "") -> EngineReply:
-        """The answer of one engine, as soon as its head is there. Waits while all engines are paused."""
-        return await self._send(lambda facts: (path, body(facts)), sticky)
+    async def send(self, upstream: Upstream, request: Mapping[str, Any], *, sticky: str = "") -> EngineReply:
+        """The reply of one engine, as soon as its head is there. Waits while all engines are paused."""
+        return await self._send(lambda engine: engine.kind.request(upstream, request, engine.facts), sticky)
 
-    async def models(self) -> RefusedReply:
-        reply = await self._send(lambda _: ("/v1/models", None), "")
-        return RefusedReply(reply.status, await reply.read())
+    async def models(self) -> tuple[int, bytes]:
+        """Status and body of one engine's list of models."""
+        reply = await self._send(lambda _: LIST_MODELS)
+        return reply.status, await reply.read()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: JsonObject) -> Generated | RefusedReply:
-        """The generation, or the engine's own answer where it refused."""
-        reply = await self._send(lambda facts: _generation(facts, prompt_ids, sampling), "")
+        reply = await self._send(lambda engine: engine.kind.generation(prompt_ids, sampling, engine.facts))
         body = await reply.read()
         if reply.status != 200:
             return RefusedReply(reply.status, body)
-        return read_generated(body, prompt_ids, reply.engine.facts.model)
+        return reply.engine.kind.read_generated(body, prompt_ids, reply.engine.facts)
+
+    async def derender(self, request: Mapping[str, Any], sampled: Sampled) -> dict[str, Any]:
+        """The chat message that the tokens of `sampled` spell, as a reply to `request`."""
+        reply = await self._send(lambda engine: engine.kind.derender(request, sampled, engine.facts))
+        body = await reply.read()
+        if reply.status != 200:
+            raise EngineUnavailable(f"{reply.engine.address} cannot tell what its tokens spell ({reply.status})")
+        return reply.engine.kind.read_derendered(body, sampled)
 
     async def version_after(self, engine: EngineReplica) -> int | None:
-        """The engine's version as told by a request that began after this call; None where it cannot tell."""
+        """The engine's version, from a question that began after this call; None if it does not tell."""
         return await engine.version_after()
 
     async def add(self, address: str) -> None:
-        """Once it is probed, or known to be down. One that is there already stays as it is."""
+        """Returns once it is probed, or known to be down. An address that is already there stays as it is."""
         if not address.startswith(("http://", "https://")):
-            raise BadRequest(f"{address!r} is no address; write http://host:port")
+            raise BadRequest(f"{address!r} is not an address; write http://host:port")
         address = address.rstrip("/")
-        if any(engine.address == address for engine in self._fleet.engines):
+        if any(engine.address == address for engine in self._selector.engines):
             return
-        engine = EngineReplica(address, EngineProbe(self._questions, address), self._fleet.note_change)
-        self._fleet.add(engine)
+        engine = EngineReplica(EngineHttp(self._questions, address), self._kinds, self._selector.note_change)
+        self._selector.add(engine)
         await engine.check()
 
     async def remove(self, address: str) -> None:
-        """It gets no new calls; those in flight there go on to their end."""
+        """It gets no new calls; those in flight continue to their end."""
         address = address.rstrip("/")
-        for engine in self._fleet.engines:
+        for engine in self._selector.engines:
             if engine.address == address:
-                return self._fleet.remove(engine)
+                return self._selector.remove(engine)
         raise BadRequest(f"there is no engine {address}")
 
     def states(self) -> list[EngineView]:
-        return [engine.view() for engine in self._fleet.engines]
+        return [engine.view() for engine in self._selector.engines]
 
     async def watch(self) -> None:
-        """Keep every engine's state up to date, also of those that come later, until cancelled."""
+        """Keeps the states of all engines up to date, also of those added later, until cancelled."""
         watches: dict[EngineReplica, asyncio.Task[None]] = {}
         try:
             while True:
-                for engine in self._fleet.engines:
+                for engine in self._selector.engines:
                     if engine not in watches:
                         watches[engine] = asyncio.create_task(engine.watch())
-                for engine in watches.keys() - set(self._fleet.engines):
+                for engine in watches.keys() - set(self._selector.engines):
                     watches.pop(engine).cancel()
-                await self._fleet.changed()
+                await self._selector.changed()
         finally:
             for watch in watches.values():
                 watch.cancel()
 
-    async def _send(self, ask: Ask, sticky: str) -> EngineReply:
+    async def _send(self, make_request: MakeRequest, sticky: str = "") -> EngineReply:
         failures: dict[EngineReplica, str] = {}
-        while (engine := await self._fleet.next(sticky, failures)) is not None:
+        while (engine := await self._selector.next(sticky, failures)) is not None:
             if not engine.probed:
                 await engine.check()
                 if not engine.probed:
                     failures[engine] = engine.why
                 continue
-            reply = await self._try(engine, ask)
+            reply = await self._try(engine, make_request)
             if isinstance(reply, EngineReply):
                 return reply
             failures[engine] = reply
         reasons = "; ".join(f"{engine.address}: {why}" for engine, why in failures.items())
         raise EngineUnavailable(f"no engine answers: {reasons or 'there is none'}")
 
-    async def _try(self, engine: EngineReplica, ask: Ask) -> EngineReply | str:
-        """The reply; or why there is none, where another engine may be asked."""
-        path, body = ask(engine.facts)
+    async def _try(self, engine: EngineReplica, make_request: MakeRequest) -> EngineReply | str:
+        """The reply; or why there is none, if another engine may be asked."""
+        path, body = make_request(engine)
         version = engine.version
         method = "GET" if body is None else "POST"
         engine.in_flight += 1
         try:
-            answer = await self._calls.request(method, engine.url(path), data=_payload(body), allow_redirects=False)
-            if answer.status not in NO_ENGINE_BEHIND:
-                return EngineReply(engine, answer, version)
-            answer.close()
-            return f"answers {answer.status}"
+            response = await self._calls.request(method, engine.url(path), data=_payload(body), allow_redirects=False)
+            if response.status not in NO_ENGINE_BEHIND:
+                return EngineReply(engine, response, version)
+            response.close()
+            return f"answers {response.status}"
         except UNREACHED as failure:
-            engine.set_down(explained(failure))
+            engine.set_down(failure_text(failure))
             return engine.why
         except TimeoutError:
-            why = f"{engine.address}{path} was silent for {SILENCE_TIMEOUT:g} s"
+            why = f"{engine.address}{path} sent nothing for {self._timeouts.silence:g} s"
             raise EngineUnavailable(why) from None
         except HUNG_UP as failure:
-            return explained(failure)
+            return failure_text(failure)
         except aiohttp.ClientError as failure:
-            raise EngineUnavailable(f"{engine.address}{path} cannot be read: {explained(failure)}") from None
+            raise EngineUnavailable(f"{engine.address}{path} cannot be read: {failure_text(failure)}") from None
         finally:
             engine.in_flight -= 1
 
@@ -176,21 +185,13 @@ class EngineFleet:
         return aiohttp.ClientSession(timeout=timeout, connector=connector, headers=self._headers, cookie_jar=jar)
 
 
-def _generation(facts: EngineFacts, prompt_ids: Sequence[int], sampling: JsonObject) -> tuple[str, bytes]:
-    if facts.generate:
-        return GENERATE, generate_body(prompt_ids, sampling)
-    if facts.token_ids:
-        return COMPLETIONS, completions_body(facts.model, prompt_ids, sampling)
-    raise EngineUnavailable("a plain OpenAI server gives no token ids: only vLLM can generate from tokens")
-
-
 def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
-    """A large body goes out piece by piece, so that other calls pass in between."""
+    """A large body is sent in pieces, so that other calls are not delayed."""
     return body if body is None or len(body) < LARGE_BODY else io.BytesIO(body)
 
 
 def _connections_limit() -> int:
-    """An eighth of the files that may be open: most are for the agents, of whom many may wait for one engine."""
+    """An eighth of the files that may be open: the agents' connections need most of them."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

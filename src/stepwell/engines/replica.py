@@ -1,28 +1,29 @@
-"""One engine as the gateway knows it: what it can do, how it is, which weights it has. Kept up to date by its watch.
+"""One engine as the gateway knows it: its kind, its facts, its state and the version of its weights.
 
-What holds: an engine that is not probed is down, and one that was down is probed again before it gets a call.
+Invariant: an engine that is not probed is down; an engine that was down is probed again before it gets a call.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from yarl import URL
 
 from stepwell.common.coalescing import Coalescer
-from stepwell.engines.engine import EngineFacts, EngineProbe
+from stepwell.engines.engine import EngineFacts, EngineHttp, EngineKind, probe_engine
 from stepwell.errors import EngineUnavailable
 
 log = logging.getLogger("stepwell.gateway")
 
 WATCH_INTERVAL = 0.5
+"""Seconds between two checks of an engine."""
 PAUSED_WATCH_INTERVAL = 0.1
-"""Seconds between two checks of a paused engine: calls wait for it."""
+"""The same for a paused engine: calls wait for it."""
 VERSION_INTERVAL = 0.02
-"""Seconds between two questions for the weights' version, however many calls want to know."""
+"""Seconds between two questions for the version of the weights, however many calls need it."""
 
 
 class EngineState(StrEnum):
@@ -34,7 +35,7 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """An engine at one moment, for those who look on."""
+    """An engine at one moment, for statistics."""
 
     address: str
     state: EngineState
@@ -46,30 +47,33 @@ class EngineView:
 
 
 class EngineReplica:
-    """One replica. Compared by identity: the same address removed and added again is another engine."""
+    """Compared by identity: an address that was removed and added again is another replica."""
 
-    def __init__(self, address: str, questions: EngineProbe, on_change: Callable[[], None]) -> None:
-        self.address = address
+    def __init__(self, http: EngineHttp, kinds: Sequence[EngineKind], on_change: Callable[[], None]) -> None:
+        self.address = http.address
+        self.kind = kinds[-1]
+        """Known once it is probed."""
         self.facts = EngineFacts()
         self.probed = False
         self.state = EngineState.DOWN
         self.why = "not probed yet"
         self.in_flight = 0
-        """Calls sent and not yet answered to the end, those that wait for a connection among them."""
+        """Calls whose replies are not yet read to the end, including those that wait for a connection."""
         self.weight_version: str | None = None
         """As the engine writes it."""
         self.version: int | None = None
-        """The policy version, where the engine's own is a number."""
+        """The policy version, if the engine's version is a number."""
         self.version_checked_at = 0.0
-        """Monotonic time at which the request began that last told the version."""
-        self._questions = questions
+        """Monotonic time at which the last answered question for the version began."""
+        self._http = http
+        self._kinds = kinds
         self._on_change = on_change
         self._checking = Coalescer(self._check)
         self._asking_version = Coalescer(self._ask_version, every=VERSION_INTERVAL)
         self._urls: dict[str, URL] = {}
 
     def url(self, path: str) -> URL:
-        """Parsed once: paths are few, calls are many."""
+        """Parsed once per path."""
         url = self._urls.get(path)
         if url is None:
             url = self._urls[path] = URL(self.address + path)
@@ -84,19 +88,19 @@ class EngineReplica:
         self._set_state(EngineState.DOWN, why)
 
     async def check(self) -> None:
-        """Find out how it is, and what it can do where that is not known; afterwards it is probed, or down."""
+        """Updates the state, and probes the engine if needed. Afterwards it is probed, or down."""
         await self._checking.fresh()
 
     async def version_after(self) -> int | None:
-        """The version as told by a request that began after this call; None where the engine cannot tell."""
-        if not self.facts.weight_info:
+        """The version, from a question that began after this call; None if the engine does not tell."""
+        if not self.facts.weight_versions:
             return None
         asked_at = time.monotonic()
         await self._asking_version.fresh()
         return self.version if self.version_checked_at >= asked_at else None
 
     async def watch(self) -> None:
-        """Check it again and again, until cancelled."""
+        """Checks it at intervals, until cancelled."""
         while True:
             await self.check()
             is_paused = self.state is EngineState.PAUSED
@@ -109,8 +113,8 @@ class EngineReplica:
     async def _check(self) -> None:
         try:
             if not self.probed:
-                self.facts = await self._questions.facts()
-            await self._questions.check_health(self.facts)
+                self.kind, self.facts = await probe_engine(self._http, self._kinds)
+            await self.kind.check_health(self._http)
         except EngineUnavailable as failure:
             self.set_down(str(failure))
             return
@@ -118,20 +122,20 @@ class EngineReplica:
         if await self._is_paused():
             self._set_state(EngineState.PAUSED)
             return
-        await self.version_after()  # after the pause, before new calls: then none of their tokens is older than it
+        await self.version_after()  # after the pause and before new calls, so none of their tokens is older
         self._set_state(EngineState.HEALTHY)
 
     async def _is_paused(self) -> bool:
-        """An engine that does not say is as it was."""
-        told = await self._questions.is_paused() if self.facts.pause else False
-        return self.state is EngineState.PAUSED if told is None else told
+        """An engine that does not answer keeps its state."""
+        answer = await self.kind.is_paused(self._http) if self.facts.pause else False
+        return self.state is EngineState.PAUSED if answer is None else answer
 
     async def _ask_version(self) -> None:
         asked_at = time.monotonic()
-        told = await self._questions.weight_version()
-        if told is not None:
-            self.weight_version, self.version_checked_at = told, asked_at
-            self.version = int(told) if told.isdecimal() else None
+        version = await self.kind.weight_version(self._http)
+        if version is not None:
+            self.weight_version, self.version_checked_at = version, asked_at
+            self.version = int(version) if version.isdecimal() else None
 
     def _set_state(self, state: EngineState, why: str = "") -> None:
         if (self.state, self.why) == (state, why):

@@ -1,50 +1,50 @@
-"""An engine's answer on its way: its head is there, its body comes as it is read."""
+"""An engine's reply: its head has arrived, its body is read as it comes."""
 
 from dataclasses import dataclass
 
 import aiohttp
 
-from stepwell.engines.engine import BROKEN, explained
+from stepwell.engines.engine import BROKEN, failure_text
 from stepwell.engines.replica import EngineReplica
 from stepwell.errors import EngineUnavailable
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedReply:
-    """An answer read to its end."""
+    """An engine's refusal, as it wrote it."""
 
     status: int
     body: bytes
 
 
 class EngineReply:
-    """Whoever gets one closes it. Closing it before its end drops the connection, which frees the engine."""
+    """Must be closed. Closing it before its end drops the connection, which frees the engine."""
 
-    __slots__ = ("_answer", "_is_open", "content_type", "engine", "status", "version_before")
+    __slots__ = ("_is_open", "_response", "content_type", "engine", "status", "version_before")
 
-    def __init__(self, engine: EngineReplica, answer: aiohttp.ClientResponse, version_before: int | None) -> None:
+    def __init__(self, engine: EngineReplica, response: aiohttp.ClientResponse, version_before: int | None) -> None:
         self.engine = engine
         self.version_before = version_before
         """The engine's policy version, as known when the call was sent: no token is older."""
-        self.status = answer.status
-        self.content_type = answer.headers.get("Content-Type", "")
-        self._answer = answer
+        self.status = response.status
+        self.content_type = response.headers.get("Content-Type", "")
+        self._response = response
         self._is_open = True
         engine.in_flight += 1
 
     async def read(self) -> bytes:
         """The whole body."""
         try:
-            return await self._answer.read()
+            return await self._response.read()
         except BROKEN as failure:
             raise self._broken(failure) from None
         finally:
             self.close()
 
     async def next_bytes(self) -> bytes:
-        """What has arrived since the last time, at least a byte; nothing at the end."""
+        """What has arrived since the last time, at least one byte; empty at the end."""
         try:
-            data = await self._answer.content.readany()
+            data = await self._response.content.readany()
         except BROKEN as failure:
             self.close()
             raise self._broken(failure) from None
@@ -54,14 +54,14 @@ class EngineReply:
 
     @property
     def is_read(self) -> bool:
-        """To its end: its connection can be used again."""
-        return self._answer.content.at_eof()
+        """Read to its end, so its connection can be used again."""
+        return self._response.content.at_eof()
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
             self.engine.in_flight -= 1
-            self._answer.close()
+            self._response.close()
 
     def _broken(self, failure: Exception) -> EngineUnavailable:
-        return EngineUnavailable(f"{self._answer.url} broke off in its answer: {explained(failure)}")
+        return EngineUnavailable(f"{self._response.url} broke off in its answer: {failure_text(failure)}")

@@ -1,27 +1,96 @@
-"""Which engine gets the next call. Knows the engines and how they are; sends nothing.
+"""Which engine gets the next call. Knows the engines and their states; sends nothing.
 
-Healthy engines first, as the routing chooses. While there are none but some are paused, a call waits: a weight update
-must not be seen by agents. Only where all are down are those tried that are down. No call gets the same engine twice.
+- The routing chooses among the healthy engines.
+- While none is healthy and some are paused, calls wait, so agents do not notice a weight update.
+- Engines that are down are tried only if all are down.
+- No call gets the same engine twice.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import blake2b
+from typing import Protocol, TypeVar
 
 from stepwell.engines.replica import EngineReplica, EngineState
-from stepwell.engines.routing import Routing
-from stepwell.errors import EngineUnavailable
+from stepwell.errors import BadRequest, EngineUnavailable
 
-HOLD_TIMEOUT = 600.0
-"""Seconds a call waits for paused engines."""
 RESUME_TOGETHER = 0.2
-"""Seconds a waiting call leaves to the other engines to resume too, lest all that waited fall on the first one."""
+"""Seconds a waiting call leaves to the other engines to resume too; else all waiting calls go to the first one."""
+
+
+class Routable(Protocol):
+    """What a routing knows of an engine."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def in_flight(self) -> int: ...
+
+
+R = TypeVar("R", bound=Routable)
+
+
+class Routing(Protocol):
+    def choose(self, engines: Sequence[R], sticky: str) -> R:
+        """One of `engines`, which is not empty, for a call of the trajectory `sticky`."""
+        ...
+
+
+class RoundRobin:
+    """Each engine in turn."""
+
+    def __init__(self) -> None:
+        self._turn = -1
+
+    def choose(self, engines: Sequence[R], sticky: str) -> R:
+        self._turn = (self._turn + 1) % len(engines)
+        return engines[self._turn]
+
+
+class LeastBusy:
+    """The engine with the fewest calls in flight; among equals, each in turn."""
+
+    def __init__(self) -> None:
+        self._turns = RoundRobin()
+
+    def choose(self, engines: Sequence[R], sticky: str) -> R:
+        fewest = min(engine.in_flight for engine in engines)
+        return self._turns.choose([engine for engine in engines if engine.in_flight == fewest], sticky)
+
+
+class Sticky:
+    """The same engine for all calls of a trajectory, so that they hit its prefix cache.
+
+    Rendezvous hashing: when an engine is lost, only its own trajectories move; when it returns, they move back. The
+    choice is the same in every process.
+    """
+
+    def __init__(self) -> None:
+        self._turns = RoundRobin()
+        """For calls that belong to no trajectory."""
+
+    def choose(self, engines: Sequence[R], sticky: str) -> R:
+        if not sticky:
+            return self._turns.choose(engines, sticky)
+        return max(engines, key=lambda engine: blake2b(f"{sticky} {engine.address}".encode(), digest_size=8).digest())
+
+
+ROUTINGS: Mapping[str, type[Routing]] = {"round_robin": RoundRobin, "least_busy": LeastBusy, "sticky": Sticky}
+
+
+def routing_named(name: str) -> Routing:
+    if name not in ROUTINGS:
+        raise BadRequest(f"no routing is called {name!r}; there are: {', '.join(ROUTINGS)}")
+    return ROUTINGS[name]()
 
 
 class EngineSelector:
-    def __init__(self, routing: Routing) -> None:
+    def __init__(self, routing: Routing, hold_timeout: float) -> None:
+        """`hold_timeout`: seconds a call waits for paused engines."""
         self.engines: list[EngineReplica] = []
         self._routing = routing
+        self._hold_timeout = hold_timeout
         self._healthy: list[EngineReplica] = []
         self._changed = asyncio.Event()
 
@@ -34,21 +103,21 @@ class EngineSelector:
         self.note_change()
 
     def note_change(self) -> None:
-        """An engine's state is another."""
+        """The state of an engine has changed."""
         self._healthy = [engine for engine in self.engines if engine.state is EngineState.HEALTHY]
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def changed(self) -> None:
-        """Returns once an engine came, went, or changed its state."""
+        """Returns when an engine was added, removed, or has changed its state."""
         await self._changed.wait()
 
     async def next(self, sticky: str, tried: Collection[EngineReplica]) -> EngineReplica | None:
-        """An engine that was not tried yet; None once there is none."""
+        """An engine that was not tried yet; None if there is none left."""
         if self._healthy and not tried:
             return self._routing.choose(self._healthy, sticky)
         while self._must_wait(tried):
-            await self._resumed(tried)
+            await self._wait_for_resume(tried)
         left = self._left(tried, EngineState.HEALTHY) or self._left(tried, EngineState.DOWN)
         return self._routing.choose(left, sticky) if left else None
 
@@ -58,14 +127,14 @@ class EngineSelector:
     def _must_wait(self, tried: Collection[EngineReplica]) -> bool:
         return not self._left(tried, EngineState.HEALTHY) and bool(self._left(tried, EngineState.PAUSED))
 
-    async def _resumed(self, tried: Collection[EngineReplica]) -> None:
+    async def _wait_for_resume(self, tried: Collection[EngineReplica]) -> None:
         try:
-            async with asyncio.timeout(HOLD_TIMEOUT):
+            async with asyncio.timeout(self._hold_timeout):
                 while self._must_wait(tried):
                     await self.changed()
         except TimeoutError:
             names = ", ".join(engine.address for engine in self._left(tried, EngineState.PAUSED))
-            raise EngineUnavailable(f"waited {HOLD_TIMEOUT:g} s for a paused engine to resume: {names}") from None
+            raise EngineUnavailable(f"waited {self._hold_timeout:g} s for a paused engine to resume: {names}") from None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RESUME_TOGETHER):
                 while self._left(tried, EngineState.PAUSED):

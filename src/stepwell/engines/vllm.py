@@ -1,68 +1,276 @@
-"""An engine as a weight sync drives it: vLLM's control routes, by plain blocking calls.
+"""vLLM: its routes, where its replies carry ids and log-probabilities, and the control of its weights.
 
-What always holds: no call is made twice, for none of them may be repeated blindly; whatever goes wrong is SyncFailed,
-and names the engine, the call and what it answered. The key is in no text.
+Routes that exist only with an option: /pause, /is_paused, /weight_info and the weight routes with
+VLLM_SERVER_DEV_MODE=1; /inference/v1/generate and derender with --enable-scale-out. While vLLM loads weights it answers
+/health, but neither /is_paused nor /weight_info.
 """
 
 import json
+import logging
+import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from http.client import HTTPException
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
-from stepwell.errors import SyncFailed
-from stepwell.steps.step import JsonObject
+import orjson
 
-T = TypeVar("T")
+from stepwell.engines.engine import (
+    EXTRA_SAMPLING,
+    EngineFacts,
+    EngineHttp,
+    EngineRequest,
+    Generated,
+    StreamedTokens,
+    TensorInfo,
+    WeightGroup,
+    encode_request,
+)
+from stepwell.engines.openai import MODELS, plain_request
+from stepwell.errors import BadRequest, EngineUnavailable, SyncFailed
+from stepwell.steps.step import IntArray, Json, JsonObject, VersionSpan, ids_array
+from stepwell.wire.openai import (
+    Sampled,
+    Upstream,
+    read_choices,
+    read_ids,
+    read_logprob_list,
+    read_model,
+    read_object,
+    read_sampled,
+    read_text,
+    read_usage,
+    text_ids,
+)
 
+log = logging.getLogger("stepwell.gateway")
+
+GENERATE = "/inference/v1/generate"
+DERENDER = "/v1/chat/completions/derender"
+TESTED = ("0.32",)
+"""Versions whose GENERATE is known to answer in the form that is read here."""
+OLDEST_WITH_TOKEN_IDS = (0, 11)
+REFUSES_AN_EMPTY_BODY = (400, 422)
+"""How an open route answers a request that asks for nothing; a closed one answers 403, a missing one 404."""
+NOT_DERENDERED = frozenset(("stream", "stream_options", "n"))
 TEXT_KEPT = 300
+DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1"
 HINTS = {
     401: "; is engine_key the one that vLLM was started with?",
     404: "; vLLM has its control routes only if it was started with VLLM_SERVER_DEV_MODE=1",
 }
 
 
+class VllmEngine:
+    name = "vllm"
+    private_fields = frozenset(
+        (
+            *("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "chat_template", "cache_salt"),
+            *("request_id", "priority", "mm_processor_kwargs", "media_io_kwargs", "prompt_embeds"),
+        )
+    )
+    advice: Mapping[str, str] = {
+        "token_ids": "use vLLM 0.11 or newer",
+        "generate": "start vLLM with --enable-scale-out",
+        "pause": DEV_MODE,
+        "weight_versions": DEV_MODE,
+        "resume": "POST /resume, or wait for the sync",
+    }
+
+    # -- questions -----------------------------------------------------------------------------------------------------
+
+    async def probe(self, http: EngineHttp) -> EngineFacts | None:
+        version = await http.field("/version", "version")
+        if not isinstance(version, str):
+            return None
+        model, window = read_model(await http.require_ok(MODELS))
+        token_ids, is_tested = _gives_token_ids(version), version.startswith(TESTED)
+        if not is_tested:
+            mode = f"without {GENERATE}" if token_ids else "as a plain OpenAI server, without token ids"
+            log.warning("engine %s is version %s, not %s: it is used %s", http.address, version, _tested(), mode)
+        generate = is_tested and (await http.ask(GENERATE, b"{}"))[0] in REFUSES_AN_EMPTY_BODY
+        return EngineFacts(
+            kind=self.name,
+            server_version=version,
+            label=f"vLLM {version}",
+            tested="" if is_tested else _tested(),
+            model=model,
+            max_model_len=window,
+            token_ids=token_ids,
+            extra_sampling=frozenset(EXTRA_SAMPLING) if token_ids else frozenset(),
+            generate=generate,
+            derender=generate,
+            span_versions=generate,
+            weight_versions=isinstance(await http.field("/weight_info", "weight_version"), str),
+            pause=isinstance(await http.field("/is_paused", "is_paused"), bool),
+        )
+
+    async def check_health(self, http: EngineHttp) -> None:
+        await http.require_ok("/health")
+
+    async def is_paused(self, http: EngineHttp) -> bool | None:
+        answer = await _field_or_none(http, "/is_paused", "is_paused")
+        return answer if isinstance(answer, bool) else None
+
+    async def weight_version(self, http: EngineHttp) -> str | None:
+        answer = await _field_or_none(http, "/weight_info", "weight_version")
+        return answer if isinstance(answer, str) else None
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def request(self, upstream: Upstream, request: Mapping[str, Any], facts: EngineFacts) -> EngineRequest:
+        if not facts.token_ids:
+            return plain_request(upstream, request, facts)
+        return EngineRequest(upstream, encode_request(_with_token_ids(upstream, request), facts))
+
+    def read_sampled(self, reply: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> tuple[Sampled, ...]:
+        """A chat's reply has the prompt once; completions have it with each choice, for there may be many prompts."""
+        first = read_sampled(reply, choices[0])
+        if len(choices) == 1:
+            return (first,)
+        shared = None if "prompt_token_ids" in choices[0] else first.prompt_ids
+        return (first, *(read_sampled(reply, choice, shared) for choice in choices[1:]))
+
+    def read_prompt(self, chunk: Mapping[str, Any]) -> IntArray | None:
+        return read_ids(chunk["prompt_token_ids"]) if "prompt_token_ids" in chunk else None
+
+    def read_delta(self, piece: Mapping[str, Any], tokens: StreamedTokens) -> None:
+        if isinstance(ids := piece.get("token_ids"), list):
+            tokens.ids += ids
+        if (logprobs := piece.get("logprobs")) is not None:
+            tokens.logprobs += read_logprob_list(logprobs)
+        if piece.get("prompt_token_ids"):
+            tokens.prompt_ids = read_ids(piece["prompt_token_ids"])
+
+    def hide_prompt(self, reply: dict[str, Any]) -> None:
+        reply.pop("prompt_token_ids", None)
+        reply.pop("prompt_text", None)
+
+    def hide_tokens(self, choice: dict[str, Any]) -> None:
+        choice.pop("token_ids", None)
+        choice.pop("prompt_token_ids", None)
+
+    # -- tokens in, tokens out -----------------------------------------------------------------------------------------
+
+    def generation(self, prompt_ids: Sequence[int], sampling: JsonObject, facts: EngineFacts) -> EngineRequest:
+        """By completions if GENERATE is closed."""
+        if facts.generate:
+            return EngineRequest(
+                GENERATE, _encode({"token_ids": prompt_ids, "sampling_params": {**sampling, "logprobs": 0}})
+            )
+        if not facts.token_ids:
+            raise EngineUnavailable(f"vLLM {facts.server_version} gives no token ids: {self.advice['token_ids']}")
+        ours = {"model": facts.model, "prompt": prompt_ids, "logprobs": 0, "return_token_ids": True, "stream": False}
+        return EngineRequest(Upstream.COMPLETIONS, _encode({**sampling, **ours}))
+
+    def read_generated(self, raw: bytes, prompt_ids: Sequence[int], facts: EngineFacts) -> Generated:
+        reply = read_object(raw, "generation")
+        choice = read_choices(reply)[0]
+        sampled = read_sampled(reply, choice, ids_array(prompt_ids))
+        stop_string, model = read_text(choice.get("stop_reason")), sampled.model or facts.model
+        sampled = replace(sampled, stop_string=stop_string, model=model)
+        return Generated(sampled, read_usage(reply), _spans(choice.get("weight_versions")))
+
+    def derender(self, request: Mapping[str, Any], sampled: Sampled, facts: EngineFacts) -> EngineRequest:
+        whole = _with_token_ids(Upstream.CHAT, request)
+        generated = {"index": 0, "token_ids": text_ids(sampled).tolist(), "finish_reason": sampled.finish_reason}
+        body = {
+            "model": request.get("model"),
+            "generate_response": {"request_id": "continued", "choices": [generated]},
+            "prompt_token_ids": sampled.prompt_ids[-64:].tolist(),
+            "chat_request": {name: value for name, value in whole.items() if name not in NOT_DERENDERED},
+        }
+        return EngineRequest(DERENDER, orjson.dumps(body))
+
+    def read_derendered(self, raw: bytes, sampled: Sampled) -> dict[str, Any]:
+        """The message without its stop string."""
+        message = read_choices(read_object(raw, "derendered answer"))[0].get("message")
+        if not isinstance(message, dict):
+            raise EngineUnavailable("the engine's derendered answer has no message")
+        names = ("content", "reasoning", "reasoning_content")
+        texts = [message[name] for name in names if message.get(name) is not None]
+        try:
+            texts += [call["function"]["arguments"] for call in message.get("tool_calls") or []]
+        except (TypeError, KeyError):
+            raise EngineUnavailable("the engine's derendered answer has a tool call without arguments") from None
+        if not all(isinstance(text, str) for text in texts):
+            raise EngineUnavailable("the engine's derendered answer has a part that is not text")
+        if sampled.stop_string and sampled.stop_string in (message.get("content") or ""):
+            message["content"] = message["content"].rpartition(sampled.stop_string)[0]
+        return message
+
+    def control(self, url: str, *, key: str | None = None, timeout: float = 60.0) -> "VllmControl":
+        return VllmControl(url, key=key, timeout=timeout)
+
+
 class VllmControl:
+    """vLLM's control routes, as blocking calls for a trainer."""
+
     def __init__(self, url: str, *, key: str | None = None, timeout: float = 60.0) -> None:
         self.url = url.rstrip("/")
         self._key = key
         self._timeout = timeout
 
     def pause(self) -> None:
-        """Calls under way are held where they are, and what was computed for them is forgotten."""
-        self.post("/pause?mode=keep")
+        self._post("/pause?mode=keep")
 
     def resume(self) -> None:
-        self.post("/resume")
+        self._post("/resume")
 
     def set_version(self, version: int) -> None:
-        self.post("/update_weight_version", {"new_version": str(version)})
+        self._post("/update_weight_version", {"new_version": str(version)})
 
     def version(self) -> str:
-        return str(self._ask("GET", "/weight_info", None).get("weight_version"))
+        return str(self._call("GET", "/weight_info", None).get("weight_version"))
 
     def forget_prefixes(self) -> None:
-        """What the old weights computed must not be read by the new ones."""
-        if self.post("/reset_prefix_cache").get("success") is not True:
+        if self._post("/reset_prefix_cache").get("success") is not True:
             raise SyncFailed(f"{self.url} did not empty its prefix cache, which holds what the old weights computed")
 
     def logprobs(self, ids: Sequence[int]) -> list[float]:
-        """Of each token but the first."""
-        wanted: JsonObject = {"prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        answer = self.post("/v1/completions", wanted)
+        asked: JsonObject = {"prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        answer = self._post("/v1/completions", asked)
         try:
-            told: Any = answer["choices"]
-            pairs = zip(ids[1:], told[0]["prompt_logprobs"][1:], strict=True)
+            choices: Any = answer["choices"]
+            pairs = zip(ids[1:], choices[0]["prompt_logprobs"][1:], strict=True)
             return [float(entry[str(token)]["logprob"]) for token, entry in pairs]
         except (KeyError, IndexError, TypeError, ValueError):
-            raise SyncFailed(f"{self.url} did not tell the log-probabilities of the probe: {_shown(answer)}") from None
+            shown = json.dumps(answer)[:TEXT_KEPT]
+            raise SyncFailed(f"{self.url} did not tell the log-probabilities of the probe: {shown}") from None
 
-    def post(self, path: str, body: JsonObject | None = None) -> JsonObject:
-        return self._ask("POST", path, body)
+    def load_checkpoint(self, folder: Path) -> None:
+        self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
 
-    def _ask(self, method: str, path: str, body: JsonObject | None) -> JsonObject:
+    def join_weight_group(self, group: WeightGroup, first_rank: int) -> None:
+        place: dict[str, Json] = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": first_rank,
+            "world_size": group.world_size,
+        }
+        self._post("/init_weight_transfer_engine", {"init_info": place})
+
+    def begin_weights(self) -> None:
+        self._post("/start_weight_update")
+
+    def receive_weights(self, tensors: Sequence[TensorInfo]) -> None:
+        told: dict[str, Json] = {
+            "names": [tensor.name for tensor in tensors],
+            "dtype_names": [tensor.dtype for tensor in tensors],
+            "shapes": [list(tensor.shape) for tensor in tensors],
+        }
+        self._post("/update_weights", {"update_info": told})
+
+    def end_weights(self) -> None:
+        self._post("/finish_weight_update")
+
+    def _post(self, path: str, body: JsonObject | None = None) -> JsonObject:
+        return self._call("POST", path, body)
+
+    def _call(self, method: str, path: str, body: JsonObject | None) -> JsonObject:
         content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         request = urllib.request.Request(f"{self.url}{path}", content, headers, method=method)
@@ -80,11 +288,38 @@ class VllmControl:
         return answer if isinstance(answer, dict) else {}
 
 
-def on_each(engines: Sequence[VllmControl], call: Callable[[VllmControl], T]) -> list[T]:
-    """Of all engines at once; returns when all have answered, and raises what the first of them did that failed."""
-    with ThreadPoolExecutor(len(engines)) as threads:
-        return [future.result() for future in [threads.submit(call, engine) for engine in engines]]
+def _gives_token_ids(version: str) -> bool:
+    number = re.match(r"(\d+)\.(\d+)", version)
+    return number is not None and (int(number[1]), int(number[2])) >= OLDEST_WITH_TOKEN_IDS
 
 
-def _shown(answer: JsonObject) -> str:
-    return json.dumps(answer)[:TEXT_KEPT]
+def _tested() -> str:
+    return " or ".join(TESTED)
+
+
+async def _field_or_none(http: EngineHttp, path: str, name: str) -> Json:
+    try:
+        return await http.field(path, name)
+    except EngineUnavailable:
+        return None
+
+
+def _with_token_ids(upstream: Upstream, request: Mapping[str, Any]) -> dict[str, Any]:
+    whole = {**request, "return_token_ids": True}
+    if upstream is Upstream.CHAT:
+        whole["include_reasoning"] = True
+    return whole
+
+
+def _encode(body: Mapping[str, object]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError as failure:  # for example an integer beyond 64 bits
+        raise BadRequest(f"sampling_params cannot be sent to an engine: {failure}") from None
+
+
+def _spans(value: Any) -> tuple[VersionSpan, ...]:
+    try:
+        return tuple(VersionSpan(int(span["version"]), span["start"], span["end"]) for span in value or ())
+    except (ValueError, TypeError, KeyError):
+        return ()

@@ -189,11 +189,7 @@ class AgentCalls:
             self.keep_alives.add(answer)
         reply = None
         try:
-            reply = await self._engines.send(
-                call.kind.path,
-                lambda can: call.body(is_vllm=can.token_ids, window=can.max_model_len),
-                sticky=exchange.ref.trajectory_uid,
-            )
+            reply = await self._engines.send(call.kind.upstream, call.request, sticky=exchange.ref.trajectory_uid)
             exchange.engine = reply.engine.address
             if reply.status != 200:
                 await self._refused(exchange, reply.status, await reply.read())
@@ -213,7 +209,7 @@ class AgentCalls:
 
     async def _whole(self, exchange: Exchange, reply: EngineReply) -> None:
         context = self._context(exchange, reply)
-        got = read_reply(await reply.read(), exchange.call)
+        got = read_reply(await reply.read(), exchange.call, reply.engine.kind)
         if got.is_aborted:
             self._sight.call_continued(exchange.call.kind)
             got = await self._continuation.whole(exchange.call, got, reply.version_before)
@@ -223,7 +219,7 @@ class AgentCalls:
 
     async def _stream(self, exchange: Exchange, reply: EngineReply) -> None:
         context = self._context(exchange, reply)
-        reader = StreamReader(exchange.call)
+        reader = StreamReader(exchange.call, reply.engine.kind)
         try:
             await _pass_on(reader, reply, exchange.answer)
             if not reader.is_whole:

@@ -10,11 +10,12 @@ from stepwell.engines.replies import RefusedReply
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway import continued
 from stepwell.gateway.continued import ABORT
+from stepwell.gateway.dialects.chat import name_both
 from stepwell.gateway.dialects.dialect import Kind, ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, trim_choice
 from stepwell.gateway.dialects.sse import StreamReader
 from stepwell.steps.step import VersionSpan, logprobs_array
-from stepwell.wire.openai import Sampled, Usage
+from stepwell.wire.openai import Sampled, Usage, text_ids
 
 MOST_ABORTS = 16
 """How often one answer may be broken off; beyond it, something else is wrong than a weight update."""
@@ -84,13 +85,11 @@ class Continuation:
         return whole, [VersionSpan(v, start + written, end + written) for v, start, end in got.version_spans]
 
     async def _message(self, call: ModelCall, choice: Sampled) -> dict[str, object]:
-        if not len(continued.spelling_ids(choice)):
+        if not len(text_ids(choice)):
             return {"role": "assistant", "content": ""}
-        reply = await self._engines.send(continued.DERENDER, lambda _: continued.derender_body(call, choice))
-        body = await reply.read()
-        if reply.status != 200:
-            raise EngineUnavailable(f"{reply.engine.address} cannot tell what its tokens spell ({reply.status})")
-        return continued.read_derendered(body, choice)
+        message = await self._engines.derender(call.request, choice)
+        name_both(message)
+        return message
 
     async def _tell(self, call: ModelCall, choice: dict[str, object], sampled: Sampled) -> None:
         """Put the whole answer in place of what the agent would have got."""

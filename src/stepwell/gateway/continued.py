@@ -13,11 +13,10 @@ from stepwell.gateway.dialects.chat import name_both
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.sampling import why_constrained
 from stepwell.gateway.dialects.sse import StreamedChoice
-from stepwell.steps.step import IntArray, JsonObject
-from stepwell.wire.openai import Sampled, read_choices, read_object
+from stepwell.steps.step import JsonObject
+from stepwell.wire.openai import Sampled
 
 ABORT = "abort"
-DERENDER = "/v1/chat/completions/derender"
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("seed", "stop", "stop_token_ids", "ignore_eos"),
@@ -36,45 +35,6 @@ def rest_of_sampling(call: ModelCall, written: int) -> JsonObject:
     if isinstance(kept.get("seed"), int):
         kept["seed"] ^= written
     return {**kept, "max_tokens": call.request["max_tokens"] - written}
-
-
-def spelling_ids(choice: Sampled) -> IntArray:
-    """The tokens that an answer's text is made of: all but the one that said that it is over."""
-    ends_in_token = choice.finish_reason == "stop" and choice.stop_string is None
-    return choice.response_ids[:-1] if ends_in_token else choice.response_ids
-
-
-def derender_body(call: ModelCall, choice: Sampled) -> bytes:
-    """Ask what message these tokens spell."""
-    asked = {name: value for name, value in call.request.items() if name not in ("stream", "stream_options", "n")}
-    generated = {"index": 0, "token_ids": spelling_ids(choice).tolist(), "finish_reason": choice.finish_reason}
-    return orjson.dumps(
-        {
-            "model": call.request.get("model"),
-            "generate_response": {"request_id": "continued", "choices": [generated]},
-            "prompt_token_ids": choice.prompt_ids[-64:].tolist(),
-            "chat_request": asked,
-        }
-    )
-
-
-def read_derendered(raw: bytes, choice: Sampled) -> dict[str, Any]:
-    """A message as OpenAI shapes it, its parts no longer to be doubted. A stop string is no part of it."""
-    message = read_choices(read_object(raw, "derendered answer"))[0].get("message")
-    if not isinstance(message, dict):
-        raise EngineUnavailable("the engine's derendered answer has no message")
-    name_both(message)
-    calls = message.get("tool_calls") or []
-    texts = [message.get(name) for name in ("content", "reasoning") if message.get(name) is not None]
-    try:
-        texts += [call["function"]["arguments"] for call in calls]
-    except (TypeError, KeyError):
-        raise EngineUnavailable("the engine's derendered answer has a tool call without arguments") from None
-    if not all(isinstance(text, str) for text in texts):
-        raise EngineUnavailable("the engine's derendered answer has a part that is no text")
-    if choice.stop_string and choice.stop_string in (message.get("content") or ""):
-        message["content"] = message["content"].rpartition(choice.stop_string)[0]
-    return message
 
 
 def finish_reason(call: ModelCall, message: Mapping[str, Any], sampled: Sampled) -> str | None:

@@ -1,7 +1,7 @@
-"""Weights straight from the trainer's GPU into those of the engines, by vLLM's weight-transfer routes.
+"""Weights from the trainer's GPU straight into those of the engines, over NCCL.
 
-**No GPU has run this yet.** It was written against vLLM 0.32 as read, and its calls were tested for what they say and
-for their order. Its syncs compare log-probabilities as all others do, so weights that arrive wrong are noticed.
+**No GPU has run this yet.** It was written against the source of vLLM 0.32; tests check its calls and their order.
+Its syncs compare log-probabilities like all others, so wrong weights are noticed.
 
 Start vLLM with `--weight-transfer-config '{"backend": "nccl"}'`.
 """
@@ -12,10 +12,9 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-from stepwell.engines.vllm import VllmControl, on_each
+from stepwell.engines.engine import EngineControl, TensorInfo, WeightGroup
 from stepwell.errors import BadRequest
-from stepwell.steps.step import Json, JsonObject
-from stepwell.trainers.transfers import Weights
+from stepwell.trainers.transfers import Weights, on_each
 
 if TYPE_CHECKING:
     import torch
@@ -27,12 +26,12 @@ class Broadcast(Protocol):
     def send(self, tensor: "torch.Tensor") -> None: ...
 
     def finish(self) -> None:
-        """Returns once all that was sent has left."""
+        """Returns once everything is sent."""
 
 
 class NcclTransfer:
     """The trainer at `address`:`port` is rank 0; each engine has `workers` ranks after it (its GPUs: tensor parallel ×
-    pipeline parallel × data parallel). A group that broke down is not opened anew: restart the trainer."""
+    pipeline parallel × data parallel). A broken group is not opened again: restart the trainer."""
 
     def __init__(
         self,
@@ -50,59 +49,44 @@ class NcclTransfer:
         self._weights: Weights = {}
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """The group itself has one sender only."""
+        """The group has only one sender."""
         return nullcontext()
 
-    def prepare(self, weights: Weights, engines: Sequence[VllmControl]) -> None:
+    def prepare(self, weights: Weights, engines: Sequence[EngineControl]) -> None:
         self._weights = weights
         if self._group is None:
             self._group = self._opened(engines)
 
-    def update(self, engines: Sequence[VllmControl]) -> None:
+    def update(self, engines: Sequence[EngineControl]) -> None:
         """Engines receive while the trainer sends: neither call ends before the other."""
         assert self._group is not None
-        on_each(engines, lambda engine: engine.post("/start_weight_update"))
-        told = self._update_info()
-        receiving = _beside(lambda: on_each(engines, lambda engine: engine.post("/update_weights", told)))
+        on_each(engines, lambda engine: engine.begin_weights())
+        tensors = [
+            TensorInfo(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for name, tensor in self._weights.items()
+        ]
+        receiving = _in_background(lambda: on_each(engines, lambda engine: engine.receive_weights(tensors)))
         for tensor in self._weights.values():
-            if receiving.done():  # it was refused: whoever sends to no one waits for ever
+            if receiving.done():  # it was refused: a send without a receiver waits forever
                 receiving.result()
             self._group.send(tensor.detach().contiguous())
         receiving.result()
         self._group.finish()
-        on_each(engines, lambda engine: engine.post("/finish_weight_update"))
+        on_each(engines, lambda engine: engine.end_weights())
 
-    def _opened(self, engines: Sequence[VllmControl]) -> Broadcast:
-        world_size = 1 + len(engines) * self._workers
-        first_rank = {engine: 1 + place * self._workers for place, engine in enumerate(engines)}
-
-        def join(engine: VllmControl) -> JsonObject:
-            place: dict[str, Json] = {
-                "master_address": self._address,
-                "master_port": self._port,
-                "rank_offset": first_rank[engine],
-                "world_size": world_size,
-            }
-            return engine.post("/init_weight_transfer_engine", {"init_info": place})
-
-        joining = _beside(lambda: on_each(engines, join))
-        group = self._open_group(self._address, self._port, world_size)
+    def _opened(self, engines: Sequence[EngineControl]) -> Broadcast:
+        group = WeightGroup(self._address, self._port, 1 + len(engines) * self._workers)
+        first_rank = {engine.url: 1 + place * self._workers for place, engine in enumerate(engines)}
+        joining = _in_background(
+            lambda: on_each(engines, lambda engine: engine.join_weight_group(group, first_rank[engine.url]))
+        )
+        broadcast = self._open_group(*group)
         joining.result()
-        return group
-
-    def _update_info(self) -> JsonObject:
-        tensors = self._weights.values()
-        return {
-            "update_info": {
-                "names": list(self._weights),
-                "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
-                "shapes": [list(tensor.shape) for tensor in tensors],
-            }
-        }
+        return broadcast
 
 
 class VllmBroadcast:
-    """By vLLM's own communicator, so that both ends are of one make: the trainer's environment needs vLLM too."""
+    """vLLM's own communicator, so both ends run the same code: the trainer's environment needs vLLM too."""
 
     def __init__(self, address: str, port: int, world_size: int) -> None:
         try:
@@ -123,8 +107,8 @@ class VllmBroadcast:
         torch.cuda.current_stream().synchronize()
 
 
-def _beside(call: Callable[[], list[JsonObject]]) -> "Future[list[JsonObject]]":
-    """In a thread that is not waited for, should this one fail: the engine may be waiting for what will not come."""
+def _in_background(call: Callable[[], list[None]]) -> "Future[list[None]]":
+    """In a thread that is not joined if the caller fails: the engine may wait for tensors that never come."""
     thread = ThreadPoolExecutor(1)
     future = thread.submit(call)
     thread.shutdown(wait=False)

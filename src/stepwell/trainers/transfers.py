@@ -1,45 +1,47 @@
-"""How weights get from a trainer into the engines; here, through files. By NCCL, see nccl.py."""
+"""How weights get from a trainer into the engines: through files (here), or over NCCL (nccl.py)."""
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from stepwell.common.optional import require
-from stepwell.engines.vllm import VllmControl, on_each
+from stepwell.engines.engine import EngineControl
 from stepwell.errors import Conflict
-from stepwell.steps.step import JsonObject
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 Weights: TypeAlias = "Mapping[str, torch.Tensor]"
 """By the names of the checkpoint that the engine was started with."""
 
 FOLDERS = ("a", "b")
 FILE = "model.safetensors"
-OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
 class Transfer(Protocol):
     def exclusive(self) -> AbstractContextManager[None]:
-        """While it is open, no other process syncs through this. Conflict if one does."""
+        """While it is open, no other process syncs through this transfer. Conflict if one does."""
 
-    def prepare(self, weights: Weights, engines: Sequence[VllmControl]) -> None:
+    def prepare(self, weights: Weights, engines: Sequence[EngineControl]) -> None:
         """What can be done while the engines still serve."""
 
-    def update(self, engines: Sequence[VllmControl]) -> None:
-        """Put what was prepared into the engines, which stand still."""
+    def update(self, engines: Sequence[EngineControl]) -> None:
+        """Puts the prepared weights into the engines, which are paused."""
 
 
 class CheckpointTransfer:
-    """Writes the weights into `folder`, and has the engines read them: they must see it under the same path.
+    """Writes the weights into `folder`, and the engines load them: they must see it under the same path.
 
-    What always holds: there are two places, used in turn, so that the weights before the last are still whole; a file
-    in either is whole or absent. The other files of the model folder `like` (configuration, tokenizer) are put beside
-    the weights, which makes either place a model that can be served and loaded.
+    Two subfolders are used in turn, so the weights before the last ones stay whole; a file is whole or absent. The
+    other files of the model folder `like` (configuration, tokenizer) are copied beside the weights, so either
+    subfolder is a model that can be served and loaded.
     """
 
     def __init__(self, folder: Path, *, like: Path | None = None) -> None:
@@ -65,26 +67,31 @@ class CheckpointTransfer:
             lock.flush()
             yield
 
-    def prepare(self, weights: Weights, engines: Sequence[VllmControl]) -> None:
+    def prepare(self, weights: Weights, engines: Sequence[EngineControl]) -> None:
         require("safetensors", "train")
         from safetensors.torch import save_file
 
         self._place = min((self._folder / name for name in FOLDERS), key=_written_at)
         self._place.mkdir(parents=True, exist_ok=True)
-        self._copy_others()
+        self._copy_other_files()
         unfinished = self._place / f"{FILE}.tmp"
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
         save_file(plain, unfinished, metadata={"format": "pt"})
         os.replace(unfinished, self._place / FILE)
 
-    def update(self, engines: Sequence[VllmControl]) -> None:
-        asked: JsonObject = {"method": "reload_weights", "kwargs": {"weights_path": str(self._place)}}
-        on_each(engines, lambda engine: engine.post("/collective_rpc", asked))
+    def update(self, engines: Sequence[EngineControl]) -> None:
+        on_each(engines, lambda engine: engine.load_checkpoint(self._place))
 
-    def _copy_others(self) -> None:
+    def _copy_other_files(self) -> None:
         for file in [] if self._like is None else self._like.iterdir():
-            if file.is_file() and not file.name.endswith(OF_WEIGHTS) and not (self._place / file.name).exists():
+            if file.is_file() and not file.name.endswith(WEIGHT_FILES) and not (self._place / file.name).exists():
                 shutil.copyfile(file, self._place / file.name)
+
+
+def on_each(engines: Sequence[EngineControl], call: Callable[[EngineControl], T]) -> list[T]:
+    """Calls all engines at once; returns when all have answered, and raises the first failure."""
+    with ThreadPoolExecutor(len(engines)) as threads:
+        return [future.result() for future in [threads.submit(call, engine) for engine in engines]]
 
 
 def _written_at(place: Path) -> float:

@@ -1,7 +1,10 @@
-"""New weights for engines that go on serving: paused, changed, named, resumed, and then asked whether they have them.
+"""New weights for engines that keep serving: pause, load, set the version, resume, and then check the result.
 
-What always holds: whatever fails, every engine is resumed; calls under way are held, never broken off. There is one
-sync at a time. A version is told to the pool only once every engine says it has it and computes with it.
+Invariants:
+- Every engine is resumed, whatever fails.
+- Calls in progress are held, never broken off.
+- There is one sync at a time.
+- The pool gets the new version only when every engine reports it and computes with its weights.
 """
 
 import logging
@@ -13,11 +16,12 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
-from stepwell.engines.vllm import VllmControl, on_each
+from stepwell.engines import ENGINES
+from stepwell.engines.engine import EngineControl
 from stepwell.errors import BadRequest, SyncFailed
 from stepwell.trainers.grpo import token_logprobs
 from stepwell.trainers.ports import VersionedPool
-from stepwell.trainers.transfers import Transfer, Weights
+from stepwell.trainers.transfers import Transfer, Weights, on_each
 
 if TYPE_CHECKING:
     import torch
@@ -25,9 +29,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepwell.trainers")
 
 PROBE = tuple(range(16))
-"""Any ids will do: every vocabulary has these."""
+"""Every vocabulary has these ids."""
 TOLERANCE = 1e-3
-"""What an engine in float32 keeps to with room to spare; one in bfloat16 was seen 0.19 off, and needs that much."""
+"""Enough for an engine in float32. One in bfloat16 was measured 0.19 off, and needs that much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +39,18 @@ class SyncReport:
     version: int
     seconds: float
     paused_seconds: float
-    """For how long the engines stood still."""
+    """How long the engines were paused."""
     logprob_gap: float | None
-    """The largest difference between an engine's log-probabilities of the probe and the trainer's; None if there is
-    no probe."""
+    """The largest difference between an engine's log-probabilities of the probe and the trainer's; None without a
+    probe."""
 
 
 class WeightSync:
-    """Brings weights to all `engines` (their addresses, not the gateway's), and tells `pool` of them.
+    """Brings weights to all `engines` (their addresses, not the gateway's), and sets their version in `pool`.
 
-    `probe` are token ids whose log-probabilities are compared after every sync; none of them (`()`) means that the
-    engines are believed. `engine_key` is vLLM's --api-key, `timeout` the seconds that one call to an engine may take.
-    Calls block, and may come from any thread.
+    `probe` are token ids whose log-probabilities are compared after every sync; with `()` nothing is compared.
+    `engine_key` is the engines' API key (vLLM's --api-key), `timeout` the seconds that one call to an engine may take,
+    `engine_kind` the name of their kind. Calls block, and may come from any thread.
     """
 
     def __init__(
@@ -59,12 +63,16 @@ class WeightSync:
         tolerance: float = TOLERANCE,
         engine_key: str | None = None,
         timeout: float = 60.0,
+        engine_kind: str = "vllm",
     ) -> None:
         if not engines:
             raise BadRequest("a WeightSync needs the address of at least one engine")
         if len(probe) == 1:
             raise BadRequest("a probe has two token ids or more: the first has no log-probability")
-        self._engines = [VllmControl(url, key=engine_key, timeout=timeout) for url in engines]
+        kinds = {kind.name: kind for kind in ENGINES}
+        if engine_kind not in kinds:
+            raise BadRequest(f"no engine kind is called {engine_kind!r}; there are: {', '.join(kinds)}")
+        self._engines = [kinds[engine_kind].control(url, key=engine_key, timeout=timeout) for url in engines]
         self._transfer = transfer
         self._pool = pool
         self._probe = list(probe)
@@ -74,7 +82,7 @@ class WeightSync:
     def sync(self, weights: "torch.nn.Module | Weights", version: int) -> SyncReport:
         """Returns once every engine computes with these weights under this version; SyncFailed if one does not.
 
-        Weights without a model are taken where there is no probe.
+        Without a probe, `weights` may be tensors by name instead of a model.
         """
         if self._probe and not _is_model(weights):
             raise BadRequest("log-probabilities are compared with the model's: sync the model, or pass probe=()")
@@ -92,12 +100,12 @@ class WeightSync:
     def _change(self, version: int) -> float:
         began = time.monotonic()
         try:
-            on_each(self._engines, VllmControl.pause)
+            on_each(self._engines, lambda engine: engine.pause())
             self._transfer.update(self._engines)
             on_each(self._engines, lambda engine: engine.set_version(version))
-            on_each(self._engines, VllmControl.forget_prefixes)
+            on_each(self._engines, lambda engine: engine.forget_prefixes())
         finally:
-            stuck = [text for text in on_each(self._engines, _resumed) if text]
+            stuck = [why for why in on_each(self._engines, _why_not_resumed) if why]
             for text in stuck:
                 log.error("an engine may still be paused: %s", text)
         if stuck:
@@ -105,7 +113,7 @@ class WeightSync:
         return time.monotonic() - began
 
     def _check_version(self, version: int) -> None:
-        for engine, told in zip(self._engines, on_each(self._engines, VllmControl.version), strict=True):
+        for engine, told in zip(self._engines, on_each(self._engines, lambda engine: engine.version()), strict=True):
             if told != str(version):
                 raise SyncFailed(f"{engine.url} was given version {version} and says it has {told}")
 
@@ -117,15 +125,15 @@ class WeightSync:
             if not gap <= self._tolerance:
                 raise SyncFailed(
                     f"{engine.url} does not compute with the weights of version {version}: its log-probabilities are "
-                    f"up to {gap:.3g} off the trainer's, and {self._tolerance:g} is allowed. On a CPU, vLLM goes on "
-                    f"with packed copies of its first weights unless a worker extension hinders it; an engine in a "
-                    f"lower precision than the trainer needs WeightSync(tolerance=…); else it was given other weights"
+                    f"up to {gap:.3g} off the trainer's, and {self._tolerance:g} is allowed. On a CPU, vLLM keeps "
+                    f"packed copies of its first weights unless a worker extension prevents it; an engine in a "
+                    f"lower precision than the trainer needs WeightSync(tolerance=…); else it got other weights"
                 )
         return max(gaps)
 
 
 def probe_logprobs(model: "torch.nn.Module", ids: Sequence[int]) -> list[float]:
-    """Of each token but the first, without dropout."""
+    """The log-probability of each token but the first, without dropout."""
     import torch
 
     row = torch.tensor([list(ids)], device=next(model.parameters()).device)
@@ -142,7 +150,7 @@ def _is_model(weights: "torch.nn.Module | Weights") -> "TypeGuard[torch.nn.Modul
 
 
 def _named(weights: "torch.nn.Module | Weights") -> Weights:
-    """Without the second name of what has two: tied embeddings are one tensor, and an engine ties them itself."""
+    """By name, each tensor once: tied embeddings are one tensor with two names, and an engine ties them itself."""
     if not _is_model(weights):
         return weights  # type: ignore[return-value]
     seen: set[tuple[int, tuple[int, ...]]] = set()
@@ -155,8 +163,7 @@ def _named(weights: "torch.nn.Module | Weights") -> Weights:
     return named
 
 
-def _resumed(engine: VllmControl) -> str | None:
-    """Why it could not be resumed."""
+def _why_not_resumed(engine: EngineControl) -> str | None:
     try:
         engine.resume()
     except SyncFailed as failure:

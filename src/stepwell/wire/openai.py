@@ -6,6 +6,7 @@ Whether what was read is fit for training is not decided here but in steps/sound
 import json
 import math
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -79,8 +80,9 @@ def read_choices(reply: dict[str, Any]) -> list[dict[str, Any]]:
     return choices
 
 
-def read_sampled(reply: dict[str, Any], choice: dict[str, Any], prompt_ids: IntArray | None = None) -> Sampled:
-    """One choice of a chat, completions or generate answer. Completions name the prompt with each choice."""
+def read_sampled(reply: Mapping[str, Any], choice: Mapping[str, Any], prompt_ids: IntArray | None = None) -> Sampled:
+    """One choice of a chat, completions or generate answer, with ids where vLLM and the gateway write them. Completions
+    name the prompt with each choice."""
     if prompt_ids is None:
         prompt_ids = read_ids(choice.get("prompt_token_ids") or reply.get("prompt_token_ids"))
     return Sampled(
@@ -90,6 +92,21 @@ def read_sampled(reply: dict[str, Any], choice: dict[str, Any], prompt_ids: IntA
         finish_reason=read_text(choice.get("finish_reason")),
         model=read_text(reply.get("model")) or "",
     )
+
+
+def read_model(raw: bytes) -> tuple[str, int | None]:
+    """The first model of a list of models, and its length limit in tokens if the server tells it."""
+    models = read_object(raw, "list of models").get("data")
+    if not isinstance(models, list) or not models or not isinstance(models[0], dict):
+        raise EngineUnavailable("the engine lists no model")
+    length = models[0].get("max_model_len")
+    return str(models[0].get("id", "")), length if isinstance(length, int) else None
+
+
+def text_ids(sampled: Sampled) -> IntArray:
+    """The tokens that make up the text: all but the token that ended the answer."""
+    ends_in_token = sampled.finish_reason == "stop" and sampled.stop_string is None
+    return sampled.response_ids[:-1] if ends_in_token else sampled.response_ids
 
 
 def read_usage(reply: dict[str, Any]) -> Usage:
@@ -122,6 +139,20 @@ def read_logprobs(value: object) -> FloatArray | None:
         return read_floats(flat) if isinstance(flat, list) else None
     except (TypeError, KeyError):
         return None
+
+
+def read_logprob_list(value: object) -> list[Any]:
+    """As read_logprobs, for a piece of a streamed answer; an entry without a log-probability counts as null."""
+    if not isinstance(value, dict):
+        return []
+    content = value.get("content")
+    if isinstance(content, list):
+        try:
+            return [entry["logprob"] for entry in content]
+        except (TypeError, KeyError):
+            return [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
+    flat = value.get("token_logprobs")
+    return flat if isinstance(flat, list) else []
 
 
 def read_floats(values: list[Any]) -> FloatArray | None:

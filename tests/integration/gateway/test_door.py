@@ -11,8 +11,8 @@ import aiohttp
 import httpx
 import pytest
 
+from stepwell.engines import PRIVATE_FIELDS
 from stepwell.gateway.agent_calls import LARGEST_BODY
-from stepwell.gateway.dialects.dialect import STRIPPED
 from stepwell.gateway.routes.asgi import LARGEST_HEADERS
 from tests.integration.gateway.agent import HELLO, agent_of
 from tests.rig.fake_engine import FakeEngine
@@ -287,14 +287,14 @@ def test_a_body_that_is_no_request_is_refused(door: Door, target: str, body: byt
 def test_of_an_agents_request_the_engine_sees_neither_dangerous_fields_nor_keys_nor_headers(
     door: Door, call: str
 ) -> None:
-    dangerous = dict.fromkeys(STRIPPED, "x")
+    dangerous = dict.fromkeys(PRIVATE_FIELDS, "x")
     body = json.dumps({**HELLO, "prompt": "hello", "user": "me", **dangerous}).encode()
     reply = door.ask("POST", f"OWN/v1/{call}", "Authorization: Bearer OWN_KEY", "X-Data-Parallel-Rank: 1", body=body)
     assert reply.status == 200
     seen = door.engine.requests[-1]
     assert seen.path == f"/v1/{call}"
     assert seen.body["user"] == "me"
-    assert not seen.body.keys() & {*STRIPPED, "kv_transfer_params", "vllm_xargs", "chat_template", "cache_salt"}
+    assert not seen.body.keys() & {*PRIVATE_FIELDS, "kv_transfer_params", "vllm_xargs", "chat_template", "cache_salt"}
     assert door.own_key not in str(seen)
     assert not {"authorization", "x-data-parallel-rank", "cookie"} & {name.lower() for name in seen.headers}
 

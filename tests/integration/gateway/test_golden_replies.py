@@ -216,7 +216,7 @@ async def transcript(case: Case) -> str:
             shown = [f"{name}: {value}" for name, value in answer.headers.items() if name not in HIDDEN_HEADERS]
             told = "\n".join([str(answer.status), *shown, "", await answer.text()])
         assert (await http.post("/t/p/complete_trajectory", json={})).status == 200
-        asked = [f"{seen.method} {seen.path}\n{json.dumps(seen.body)}" for seen in engine.requests]
+        asked = [f"{seen.method} {seen.path}\n{json.dumps(seen.body, sort_keys=True)}" for seen in engine.requests]
     text = "\n".join([told, "---- the engine was asked", *asked, "---- recorded", *map(recorded, pool.noted), ""])
     for pattern, word in REPLACED:
         text = pattern.sub(word, text)

@@ -1,22 +1,23 @@
 """Engines that answer from a script, without a network."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 import aiohttp
 
-from stepwell.engines.engine import EngineFacts, EngineProbe
-from stepwell.engines.fleet import EngineFleet
+from stepwell.engines.engine import EngineFacts, EngineHttp, EngineRequest, Generated
+from stepwell.engines.fleet import EngineFleet, MakeRequest
 from stepwell.engines.replica import EngineReplica
 from stepwell.engines.replies import EngineReply, RefusedReply
-from stepwell.engines.vllm_generate import Generated
+from stepwell.engines.vllm import VllmEngine
 from stepwell.steps.step import JsonObject
 
 
-def make_engine(address: str = "http://e", *, weight_info: bool = True) -> EngineReplica:
-    engine = EngineReplica(address, cast("EngineProbe", None), lambda: None)
-    engine.facts = EngineFacts(token_ids=True, generate=True, weight_info=weight_info)
+def make_engine(address: str = "http://e", *, weight_versions: bool = True) -> EngineReplica:
+    http = EngineHttp(cast("aiohttp.ClientSession", None), address)
+    engine = EngineReplica(http, [VllmEngine()], lambda: None)
+    engine.facts = EngineFacts(token_ids=True, generate=True, derender=True, weight_versions=weight_versions)
     return engine
 
 
@@ -47,7 +48,7 @@ class ScriptedEngines(EngineFleet):
         self.generated: list[tuple[list[int], JsonObject]] = []
         """What was asked for."""
         self.answers: list[ScriptedBody] = []
-        self.sent: list[tuple[str, bytes]] = []
+        self.sent: list[EngineRequest] = []
 
     async def version_after(self, engine: EngineReplica) -> int | None:
         self.asked_versions.append(engine)
@@ -57,6 +58,6 @@ class ScriptedEngines(EngineFleet):
         self.generated.append((list(prompt_ids), sampling))
         return self.generations.pop(0)
 
-    async def send(self, path: str, body: Callable[[EngineFacts], bytes], *, sticky: str = "") -> EngineReply:
-        self.sent.append((path, body(self.engine.facts)))
+    async def _send(self, make_request: MakeRequest, sticky: str = "") -> EngineReply:
+        self.sent.append(make_request(self.engine))
         return EngineReply(self.engine, cast("aiohttp.ClientResponse", self.answers.pop(0)), None)

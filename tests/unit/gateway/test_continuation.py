@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
+from stepwell.engines.engine import Generated
 from stepwell.engines.replies import RefusedReply
-from stepwell.engines.vllm_generate import Generated
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.continuation import MOST_ABORTS, Continuation
 from stepwell.gateway.dialects.dialect import ModelCall
@@ -13,7 +13,7 @@ from stepwell.gateway.dialects.sse import StreamReader
 from stepwell.steps.step import VersionSpan, ids_array, logprobs_array
 from stepwell.wire.openai import NO_USAGE, Sampled, Usage
 from tests.unit.gateway.scripted_engines import ScriptedBody, ScriptedEngines
-from tests.unit.wire.asking import chat, completion
+from tests.unit.wire.asking import VLLM, chat, completion
 
 
 @pytest.fixture
@@ -47,13 +47,13 @@ def choice(*ids: int, end: str = "abort", index: int = 0) -> dict[str, Any]:
 def reply(call: ModelCall, *choices: dict[str, Any]) -> ChoicesReply:
     usage = {"prompt_tokens": 2, "completion_tokens": 1}
     return read_reply(
-        json.dumps({"model": "m", "prompt_token_ids": [1, 2], "choices": choices, "usage": usage}).encode(), call
+        json.dumps({"model": "m", "prompt_token_ids": [1, 2], "choices": choices, "usage": usage}).encode(), call, VLLM
     )
 
 
 def stream(call: ModelCall, *deltas: dict[str, Any], end: str = "abort") -> StreamReader:
     """A stream of which each delta is a token, broken off after them."""
-    reader = StreamReader(call)
+    reader = StreamReader(call, VLLM)
     chunks: list[dict[str, Any]] = [{"id": "x", "prompt_token_ids": [1, 2], "choices": []}]
     for token, delta in enumerate(deltas, start=7):
         logprobs = {"content": [{"logprob": -0.5}]}
@@ -211,3 +211,9 @@ async def test_an_engine_that_cannot_help_is_named_in_the_failure(
     with pytest.raises(EngineUnavailable, match=why):
         await continuation.whole(chat(), reply(chat(), choice(7)), 5)
     assert engines.engine.in_flight == 0
+
+
+async def test_thinking_is_told_by_both_names(engines: ScriptedEngines, continuation: Continuation) -> None:
+    engines.generations, engines.answers = [more(8, 9)], [spelled("a", reasoning_content="hm")]
+    told = json.loads((await continuation.whole(chat(), reply(chat(), choice(7)), 5)).body())["choices"][0]
+    assert (told["message"]["reasoning"], told["message"]["reasoning_content"]) == ("hm", "hm")

@@ -1,6 +1,5 @@
 import json
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,20 +9,17 @@ from hypothesis import strategies as st
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.continued import (
     can_continue,
-    derender_body,
     finish_reason,
     logprob_entries,
-    read_derendered,
     rest_of_sampling,
     rest_of_stream,
-    spelling_ids,
     usage_event,
 )
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.sse import StreamReader
 from stepwell.steps.step import ids_array, logprobs_array
 from stepwell.wire.openai import Sampled
-from tests.unit.wire.asking import ODD_JSON, chat, objects_with
+from tests.unit.wire.asking import ODD_JSON, VLLM, chat, objects_with
 
 HEAD = {"id": "x", "model": "m"}
 SAMPLED = Sampled(ids_array([1, 2]), ids_array([7, 8, 9]), logprobs_array([-0.5, -1.0, -1.5]), "stop")
@@ -31,7 +27,7 @@ SAMPLED = Sampled(ids_array([1, 2]), ids_array([7, 8, 9]), logprobs_array([-0.5,
 
 def rest(call: ModelCall, sent: list[dict[str, Any]], message: dict[str, Any], told: int = 0) -> dict[str, Any]:
     """The choice in the event that completes a stream of which those deltas were sent, with `told` tokens."""
-    reader = StreamReader(call)
+    reader = StreamReader(call, VLLM)
     for delta in sent:
         reader.feed(b"data: " + json.dumps({**HEAD, "choices": [{"index": 0, "delta": delta}]}).encode() + b"\n\n")
     reader.feed(b'data: {"choices": [{"index": 0, "finish_reason": "abort"}]}\n\n')
@@ -151,14 +147,6 @@ def test_a_seed_is_not_used_twice() -> None:
     assert rest_of_sampling(chat(seed="3"), 10)["seed"] == "3", "the engine's to judge"
 
 
-def test_the_engine_is_asked_what_the_tokens_of_one_choice_spell() -> None:
-    body = json.loads(derender_body(chat(stream=True, n=2, tools=[{"type": "function"}]), SAMPLED))
-    (choice,) = body["generate_response"]["choices"]
-    assert (choice["token_ids"], body["prompt_token_ids"]) == ([7, 8], [1, 2]), "all but the token that ends it"
-    assert body["chat_request"]["tools"] == [{"type": "function"}]
-    assert not {"stream", "stream_options", "n"} & set(body["chat_request"])
-
-
 @pytest.mark.parametrize(
     ("tool_choice", "end", "told"),
     [("auto", "stop", "tool_calls"), ("auto", "length", "length"), ({"type": "function"}, "stop", "stop")],
@@ -174,22 +162,8 @@ def test_the_count_comes_as_openais_last_chunk() -> None:
     assert chunk == {**HEAD, "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}}
 
 
-def test_a_derendered_message_has_its_thinking_by_both_names() -> None:
-    message = read_derendered(b'{"choices": [{"message": {"content": "a", "reasoning_content": "hm"}}]}', SAMPLED)
-    assert message["reasoning"] == "hm"
-
-
-def test_a_stop_string_ends_the_text_and_is_no_part_of_it() -> None:
-    stopped = replace(SAMPLED, stop_string="END")
-    assert spelling_ids(stopped).tolist() == [7, 8, 9]
-    assert spelling_ids(replace(SAMPLED, finish_reason="length")).tolist() == [7, 8, 9]
-    for written, left in (("so END.", "so "), ("so", "so"), (None, None)):
-        raw = json.dumps({"choices": [{"message": {"content": written}}]}).encode()
-        assert read_derendered(raw, stopped)["content"] == left
-
-
 @given(objects_with("content", "reasoning", "tool_calls", values=ODD_JSON) | ODD_JSON)
 def test_whatever_is_derendered_completes_a_stream_or_is_the_engines_failure(message: Any) -> None:
     raw = json.dumps({"choices": [{"message": message}]}).encode()
     with suppress(EngineUnavailable):
-        rest(chat(stream=True), [], read_derendered(raw, SAMPLED))
+        rest(chat(stream=True), [], VLLM.read_derendered(raw, SAMPLED))

@@ -5,8 +5,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from stepwell.engines.engine import EXTRA_SAMPLING, EngineFacts
+from stepwell.engines.openai import OpenAIEngine
+from stepwell.engines.vllm import VllmEngine
 from stepwell.gateway.dialects.dialect import Kind, ModelCall, read_call
 
+VLLM = VllmEngine()
+PLAIN = OpenAIEngine()
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -38,6 +43,11 @@ def completion(marked: str | None = None, **fields: Any) -> ModelCall:
     return read_call(Kind.COMPLETIONS, raw, response_length=64, marked=marked)
 
 
-def asked(call: ModelCall, **engine: Any) -> dict[str, Any]:
-    """What an engine is asked; vLLM unless told otherwise."""
-    return dict(json.loads(call.body(**{"is_vllm": True, **engine})))
+def asked(call: ModelCall, *, plain: bool = False, window: int | None = None) -> dict[str, Any]:
+    """What an engine is asked: vLLM, or a plain OpenAI server."""
+    kind = PLAIN if plain else VLLM
+    extra = frozenset() if plain else frozenset(EXTRA_SAMPLING)
+    facts = EngineFacts(token_ids=not plain, extra_sampling=extra, max_model_len=window)
+    body = kind.request(call.kind.upstream, call.request, facts).body
+    assert body is not None
+    return dict(json.loads(body))

@@ -9,18 +9,16 @@ from typing import Any
 
 import orjson
 
+from stepwell.engines import PRIVATE_FIELDS
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects.chat import mend_messages
-from stepwell.gateway.dialects.sampling import VLLM_DEFAULTS, make_explicit, recorded_sampling, why_untrainable
+from stepwell.gateway.dialects.sampling import make_explicit, recorded_sampling, why_untrainable
 from stepwell.gateway.dialects.side_calls import side_call
 from stepwell.steps.step import JsonObject
+from stepwell.wire.openai import Upstream
 
-STRIPPED = (
-    *("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "chat_template", "cache_salt"),
-    *("request_id", "priority", "mm_processor_kwargs", "media_io_kwargs", "prompt_embeds"),
-)
-"""Fields that reach the engine's inside, its files or other people's requests."""
-VLLM_ONLY = (*VLLM_DEFAULTS, "return_token_ids", "include_reasoning")
+NOT_FORWARDED = (*PRIVATE_FIELDS, "return_token_ids", "include_reasoning")
+"""The last two are the agent's wishes to the gateway; engine kinds ask for ids and reasoning in their own way."""
 MOST_CHOICES = 128
 
 
@@ -29,11 +27,11 @@ class Kind(StrEnum):
     COMPLETIONS = "completions"
 
     @property
-    def path(self) -> str:
-        return PATHS[self]
+    def upstream(self) -> Upstream:
+        return UPSTREAMS[self]
 
 
-PATHS = {Kind.CHAT: "/v1/chat/completions", Kind.COMPLETIONS: "/v1/completions"}
+UPSTREAMS = {Kind.CHAT: Upstream.CHAT, Kind.COMPLETIONS: Upstream.COMPLETIONS}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +40,7 @@ class ModelCall:
 
     kind: Kind
     request: dict[str, Any]
-    """As vLLM is asked it."""
+    """Every sampling parameter is explicit; the engine kind adds and drops what its engines need."""
     sampling: JsonObject
     untrainable: str | None
     """Why its reply will not be trained, as far as the request tells."""
@@ -56,18 +54,6 @@ class ModelCall:
     malformed_history: int
     """Tool calls in the history whose arguments were no JSON object."""
 
-    def body(self, *, is_vllm: bool, window: int | None = None) -> bytes:
-        """For an engine; `window` is how many tokens it holds, of which it refuses to be asked for more."""
-        request = self.request
-        if not is_vllm:
-            request = {name: value for name, value in request.items() if name not in VLLM_ONLY}
-        if window is not None and request["max_tokens"] > window:
-            request = {**request, "max_tokens": window}
-        try:
-            return orjson.dumps(request)
-        except orjson.JSONEncodeError as failure:  # it reads what is nested deeper than it writes
-            raise BadRequest(f"the request body cannot be passed on: {failure}") from None
-
 
 def read_call(kind: Kind, raw: bytes, *, response_length: int, marked: str | None = None) -> ModelCall:
     """`marked` is what the agent's owner says of the call: task or side."""
@@ -80,14 +66,13 @@ def read_call(kind: Kind, raw: bytes, *, response_length: int, marked: str | Non
     choices, stream = _choices(request), _flag(request, "stream")
     wants_logprobs, wants_ids = _wants_logprobs(kind, request), _flag(request, "return_token_ids")
     wants_reasoning = request.get("include_reasoning") is not False
-    for name in STRIPPED:
+    for name in NOT_FORWARDED:
         request.pop(name, None)
     make_explicit(request, response_length)
     if kind is Kind.CHAT:
-        request["logprobs"] = request["include_reasoning"] = True
+        request["logprobs"] = True
     elif not wants_logprobs:
         request["logprobs"] = 0
-    request["return_token_ids"] = True
     side = side_call(request, marked)
     return ModelCall(
         kind=kind,

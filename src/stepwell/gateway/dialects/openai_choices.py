@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from stepwell.engines.engine import EngineKind
 from stepwell.gateway.dialects.chat import name_both
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.wire.openai import (
@@ -10,7 +11,6 @@ from stepwell.wire.openai import (
     Usage,
     read_choices,
     read_object,
-    read_sampled,
     read_text,
     read_usage,
     write_object,
@@ -37,28 +37,22 @@ class ChoicesReply:
         return [_text(choice) for choice in self.message["choices"]]
 
 
-def read_reply(raw: bytes, call: ModelCall) -> ChoicesReply:
+def read_reply(raw: bytes, call: ModelCall, engine: EngineKind) -> ChoicesReply:
     message = read_object(raw, "answer")
     choices = read_choices(message)
-    reply = ChoicesReply(message, _sampled(message, choices), read_usage(message))
+    reply = ChoicesReply(message, engine.read_sampled(message, choices), read_usage(message))
     if not call.wants_ids:
-        hide_prompt(message)
+        engine.hide_prompt(message)
     for choice in choices:
+        if not call.wants_ids:
+            engine.hide_tokens(choice)
         trim_choice(choice, call, "message")
     return reply
 
 
-def hide_prompt(answer: dict[str, Any]) -> None:
-    """Take out what is there because we asked for ids; trim_choice does it in the choices."""
-    answer.pop("prompt_token_ids", None)
-    answer.pop("prompt_text", None)
-
-
 def trim_choice(choice: dict[str, Any], call: ModelCall, content: str) -> None:
-    """Leave in a choice, or a piece of one, what the agent asked for. `content` names what holds its text."""
-    if not call.wants_ids:
-        choice.pop("token_ids", None)
-        choice.pop("prompt_token_ids", None)
+    """Leave in a choice, or a piece of one, what the agent asked for. `content` names what holds its text. Token ids
+    are hidden by the engine kind."""
     if not call.wants_logprobs:
         choice["logprobs"] = None
     if isinstance(message := choice.get(content), dict):
@@ -67,14 +61,6 @@ def trim_choice(choice: dict[str, Any], call: ModelCall, content: str) -> None:
         else:
             message.pop("reasoning", None)
             message.pop("reasoning_content", None)
-
-
-def _sampled(message: dict[str, Any], choices: list[dict[str, Any]]) -> tuple[Sampled, ...]:
-    if len(choices) == 1:
-        return (read_sampled(message, choices[0]),)
-    first = read_sampled(message, choices[0])
-    shared = None if "prompt_token_ids" in choices[0] else first.prompt_ids
-    return (first, *(read_sampled(message, choice, shared) for choice in choices[1:]))
 
 
 def _text(choice: dict[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ what a step records is what was in force.
 from collections.abc import Mapping
 from typing import Any
 
+from stepwell.engines.engine import EXTRA_SAMPLING
 from stepwell.errors import BadRequest
 
 DEFAULTS: Mapping[str, Any] = {
@@ -15,9 +16,7 @@ DEFAULTS: Mapping[str, Any] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-VLLM_DEFAULTS: Mapping[str, Any] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Parameters only vLLM has; a plain OpenAI server refuses them."""
-ALL_DEFAULTS = (*DEFAULTS.items(), *VLLM_DEFAULTS.items())
+ALL_DEFAULTS = (*DEFAULTS.items(), *EXTRA_SAMPLING.items())
 RECORDED = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("max_tokens", "min_tokens", "n", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "bad_words"),

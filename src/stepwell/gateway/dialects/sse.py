@@ -7,9 +7,10 @@ passed on as soon as its last byte is there.
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepwell.engines.engine import EngineKind
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.gateway.dialects.openai_choices import hide_prompt, trim_choice
+from stepwell.gateway.dialects.openai_choices import trim_choice
 from stepwell.steps.step import IntArray
 from stepwell.wire.openai import (
     NO_IDS,
@@ -27,7 +28,7 @@ from stepwell.wire.openai import (
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 LONGEST_EVENT = 64 * 1024 * 1024
-NOT_IN_HEAD = ("choices", "usage", "prompt_token_ids", "prompt_text")
+NOT_IN_HEAD = ("choices", "usage")
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +75,7 @@ class StreamedChoice:
 
 
 class StreamReader:
-    def __init__(self, call: ModelCall) -> None:
+    def __init__(self, call: ModelCall, engine: EngineKind) -> None:
         self.usage: Usage = NO_USAGE
         self.choices: dict[int, StreamedChoice] = {}
         self.head: dict[str, Any] = {}
@@ -84,6 +85,7 @@ class StreamReader:
         self.done = False
         """The engine has said that this is all."""
         self._call = call
+        self._engine = engine
         self._held: list[bytes] = []
         """Of an event that is not whole yet."""
         self._held_bytes = 0
@@ -161,8 +163,9 @@ class StreamReader:
             self._count(chunk)
         if not self.head:
             self.head = {name: value for name, value in chunk.items() if name not in NOT_IN_HEAD}
-        if "prompt_token_ids" in chunk:
-            self._prompt(chunk)
+            self._engine.hide_prompt(self.head)
+        if (prompt_ids := self._engine.read_prompt(chunk)) is not None:
+            self._prompt(chunk, prompt_ids)
         if not choices and (not self._call.wants_usage or self.is_aborted):
             return b""
         kept = [piece for piece in choices if self._piece(piece)]
@@ -172,11 +175,11 @@ class StreamReader:
             chunk["choices"] = kept
         return b"data: " + write_object(chunk, "stream") + b"\n\n"
 
-    def _prompt(self, chunk: dict[str, Any]) -> None:
-        if chunk["prompt_token_ids"]:
-            self._prompt_ids = read_ids(chunk["prompt_token_ids"])
+    def _prompt(self, chunk: dict[str, Any], prompt_ids: IntArray) -> None:
+        if len(prompt_ids):
+            self._prompt_ids = prompt_ids
         if not self._call.wants_ids:
-            hide_prompt(chunk)
+            self._engine.hide_prompt(chunk)
 
     def _count(self, chunk: dict[str, Any]) -> None:
         if chunk["usage"]:
@@ -195,18 +198,15 @@ class StreamReader:
             choice = self.choices[piece["index"]]
         except (KeyError, TypeError):
             choice = self._new_choice(piece.get("index", 0))
-        if isinstance(ids := piece.get("token_ids"), list):
-            choice.ids += ids
-        if isinstance(logprobs := piece.get("logprobs"), dict):
-            choice.logprobs += _logprobs(logprobs)
-        if piece.get("prompt_token_ids"):
-            choice.prompt_ids = read_ids(piece["prompt_token_ids"])
+        self._engine.read_delta(piece, choice)
         if (finish := piece.get("finish_reason")) is not None:
             choice.finish_reason = read_text(finish)
             if finish == "abort":
                 return False
         delta = piece.get("delta")
         choice.note(delta if isinstance(delta, dict) else {"content": piece.get("text")})
+        if not self._call.wants_ids:
+            self._engine.hide_tokens(piece)
         trim_choice(piece, self._call, "delta")
         return True
 
@@ -219,18 +219,6 @@ class StreamReader:
 def _data(event: bytes) -> bytes:
     """Of an event that is not a single line of data. Comments are dropped: the gateway has its own."""
     return b"\n".join([line[5:] for line in event.split(b"\n") if line.startswith(b"data:")]).strip()
-
-
-def _logprobs(value: dict[str, Any]) -> list[Any]:
-    """As read_logprobs, for a piece of an answer; an entry without one counts as null."""
-    content = value.get("content")
-    if isinstance(content, list):
-        try:
-            return [entry["logprob"] for entry in content]
-        except (TypeError, KeyError):
-            return [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
-    flat = value.get("token_logprobs")
-    return flat if isinstance(flat, list) else []
 
 
 def _arguments(call: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ class VersionConfirmer:
 
     def note(self, step: Step, engine: EngineReplica) -> None:
         """Remember who wrote a step, until it is sealed."""
-        if engine.facts.weight_info and not step.version_spans:
+        if engine.facts.weight_versions and not step.version_spans:
             self._sampled_by[step.uid] = engine
 
     async def seal(self, steps: Sequence[Step]) -> list[Step]:

@@ -57,8 +57,8 @@ def operator_router(engines: EngineFleet, readiness: ReadinessCheck, sight: Gate
     @router.get("/v1/models")
     async def models() -> Response:
         """The engines' models."""
-        answer = await engines.models()
-        return relayed(answer.status, answer.body)
+        status, body = await engines.models()
+        return relayed(status, body)
 
     return router
 
@@ -114,7 +114,7 @@ def _listed(engines: EngineFleet) -> shapes.EngineList:
                 why=view.why,
                 in_flight=view.in_flight,
                 weight_version=view.weight_version,
-                server=view.facts.server,
+                server=view.facts.server_version,
             )
             for view in engines.states()
         ]

@@ -106,7 +106,7 @@ def trajectory_router(
     @router.get("/models")
     async def models(ref: Ref) -> Response:
         """The engines' models."""
-        answer = await engines.models()
-        return relayed(answer.status, answer.body)
+        status, body = await engines.models()
+        return relayed(status, body)
 
     return router

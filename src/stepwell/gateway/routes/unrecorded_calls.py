@@ -79,9 +79,7 @@ class UnrecordedCalls:
         if call.stream:
             raise BadRequest("stream is for agents; without a trajectory in its URL, a call is answered whole")
         began, version = time.time(), self._pool.policy_version
-        reply = await self._engines.send(
-            kind.path, lambda can: call.body(is_vllm=can.token_ids, window=can.max_model_len)
-        )
+        reply = await self._engines.send(kind.upstream, call.request)
         body = await reply.read()
         if reply.status != 200:
             return relayed(reply.status, body)
@@ -96,7 +94,7 @@ class UnrecordedCalls:
         self, call: ModelCall, reply: EngineReply, body: bytes, context: CallContext
     ) -> tuple[ChoicesReply, list[Step]]:
         """The answer brought to its end, and each choice as the step it would be."""
-        got = read_reply(body, call)
+        got = read_reply(body, call, reply.engine.kind)
         if got.is_aborted:
             self._sight.call_continued(f"whitebox_{call.kind}")
             got = await self._continuation.whole(call, got, reply.version_before)

@@ -6,9 +6,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from stepwell.common.tokenizers import BackgroundTokenizer
+from stepwell.engines.engine import Generated
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import RefusedReply
-from stepwell.engines.vllm_generate import Generated
 from stepwell.errors import BadRequest, EngineUnavailable, NotReady
 from stepwell.gateway.dialects.sampling import make_explicit
 from stepwell.gateway.http.error_responses import relayed

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepwell.engines import PRIVATE_FIELDS
+from stepwell.engines.engine import EXTRA_SAMPLING
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.dialect import STRIPPED, VLLM_ONLY, Kind, read_call
+from stepwell.gateway.dialects.dialect import Kind, read_call
 from tests.unit.wire.asking import HELLO, JSON, asked, chat, completion, objects_with
 
 
@@ -17,7 +19,7 @@ def test_the_engine_is_asked_for_ids_and_logprobs_and_everything_else_passes() -
     assert (body["messages"], body["tools"], body["some_future_field"]) == (HELLO, tools, {"a": 1})
 
 
-@pytest.mark.parametrize("name", STRIPPED)
+@pytest.mark.parametrize("name", sorted(PRIVATE_FIELDS))
 def test_fields_that_reach_past_the_request_are_taken_out(name: str) -> None:
     assert name not in asked(chat(**{name: "x"}))
     assert name not in asked(completion(**{name: "x"}))
@@ -30,8 +32,8 @@ def test_thinking_is_always_asked_for_because_without_it_the_engine_drops_the_id
 
 
 def test_a_plain_server_is_sent_none_of_vllms_fields() -> None:
-    body = asked(chat(top_k=5, seed=3), is_vllm=False)
-    assert not set(VLLM_ONLY) & set(body)
+    body = asked(chat(top_k=5, seed=3), plain=True)
+    assert not {*EXTRA_SAMPLING, "return_token_ids", "include_reasoning"} & set(body)
     assert body["logprobs"] is True
     assert (body["temperature"], body["seed"], body["max_tokens"]) == (1.0, 3, 64)
 
@@ -57,7 +59,7 @@ def test_no_answer_is_longer_than_a_trainer_takes(fields: dict[str, Any], in_for
 def test_an_engine_is_never_asked_for_more_tokens_than_its_window() -> None:
     assert asked(chat(), window=32)["max_tokens"] == 32
     assert asked(chat(), window=4096)["max_tokens"] == 64
-    assert asked(chat(), is_vllm=False, window=32)["max_tokens"] == 32
+    assert asked(chat(), plain=True, window=32)["max_tokens"] == 32
 
 
 @pytest.mark.parametrize(("n", "choices"), [(None, 1), (1, 1), (4, 4), (128, 128)])
@@ -94,7 +96,7 @@ def test_completions_are_forwarded_with_their_prompt_as_it_is() -> None:
         call = completion(prompt=prompt)
         assert asked(call)["prompt"] == prompt
         assert "include_reasoning" not in asked(call)
-        assert (call.kind, call.kind.path) == (Kind.COMPLETIONS, "/v1/completions")
+        assert (call.kind, call.kind.upstream) == (Kind.COMPLETIONS, "/v1/completions")
 
 
 def test_a_call_marked_as_a_side_call_is_untrainable_whatever_it_asks() -> None:
@@ -173,9 +175,9 @@ def test_a_malformed_completion_is_refused(fields: dict[str, Any], why: str) -> 
 def test_a_request_nested_too_deep_to_be_written_again_is_refused() -> None:
     deep = b"[" * 500 + b"]" * 500
     call = read_call(Kind.CHAT, b'{"messages": [{"role": "user"}], "tools": %s}' % deep, response_length=64)
-    for is_vllm in (True, False):
+    for plain in (True, False):
         with pytest.raises(BadRequest, match="cannot be passed on"):
-            call.body(is_vllm=is_vllm)
+            asked(call, plain=plain)
 
 
 MESSAGES = st.lists(objects_with("role", "content", "tool_calls", "reasoning") | JSON, max_size=3)
@@ -199,10 +201,10 @@ def test_whatever_is_asked_is_a_call_or_a_bad_request(
     raw = json.dumps({**fields, "messages": messages, "prompt": prompt}).encode()
     try:
         call = read_call(kind, raw, response_length=64)
-        body = call.body(is_vllm=True)
+        body = asked(call)
     except BadRequest:
         return
-    assert json.loads(body)["max_tokens"] <= 64
+    assert body["max_tokens"] <= 64
     assert 1 <= call.choices_per_prompt <= 128
 
 
@@ -211,9 +213,9 @@ def test_a_call_asks_again_for_what_it_asked(fields: dict[str, Any], messages: l
     """Reading what was sent changes nothing more."""
     try:
         call = read_call(Kind.CHAT, json.dumps({**fields, "messages": messages}).encode(), response_length=64)
-        body = call.body(is_vllm=True)
+        body = asked(call)
     except BadRequest:
         return
-    again = read_call(Kind.CHAT, body, response_length=64)
-    assert json.loads(again.body(is_vllm=True)) == json.loads(body)
+    again = read_call(Kind.CHAT, json.dumps(body).encode(), response_length=64)
+    assert asked(again) == body
     assert again.untrainable == call.untrainable

@@ -10,7 +10,7 @@ from stepwell.errors import EngineUnavailable
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, read_reply
 from stepwell.wire.openai import Sampled, Usage
-from tests.unit.wire.asking import ODD_JSON, chat, completion, objects_with
+from tests.unit.wire.asking import ODD_JSON, VLLM, chat, completion, objects_with
 
 
 def make_choice(**changes: Any) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def answer(*choices: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def read(message: dict[str, Any], call: ModelCall | None = None) -> ChoicesReply:
-    return read_reply(json.dumps(message).encode(), call or chat())
+    return read_reply(json.dumps(message).encode(), call or chat(), VLLM)
 
 
 def read_one(**changes: Any) -> Sampled:
@@ -127,7 +127,7 @@ def test_an_unreadable_count_is_no_count(usage: Any) -> None:
 
 def test_bytes_that_are_no_utf8_are_replaced() -> None:
     raw = json.dumps(answer(make_choice())).encode().replace(b'"hi"', b'"h\xff"')
-    reply = read_reply(raw, chat())
+    reply = read_reply(raw, chat(), VLLM)
     assert json.loads(reply.body())["choices"][0]["message"]["content"] == "h�"
     assert reply.choices[0].response_ids.tolist() == [7, 8]
 
@@ -149,7 +149,7 @@ def test_bytes_that_are_no_utf8_are_replaced() -> None:
 )
 def test_an_unreadable_answer_is_the_engines_failure(raw: bytes, why: str) -> None:
     with pytest.raises(EngineUnavailable, match=why):
-        read_reply(raw, chat()).body()
+        read_reply(raw, chat(), VLLM).body()
 
 
 def test_what_was_written_is_known_as_text_where_it_was_text_alone() -> None:

@@ -2,10 +2,11 @@ from typing import Any
 
 import pytest
 
-from stepwell.gateway.dialects.sampling import DEFAULTS, VLLM_DEFAULTS, why_constrained
+from stepwell.engines.engine import EXTRA_SAMPLING
+from stepwell.gateway.dialects.sampling import DEFAULTS, why_constrained
 from tests.unit.wire.asking import asked, chat
 
-FILLED_IN = {**DEFAULTS, **VLLM_DEFAULTS}
+FILLED_IN = {**DEFAULTS, **EXTRA_SAMPLING}
 
 
 def test_every_parameter_that_an_engine_would_choose_itself_is_explicit() -> None:

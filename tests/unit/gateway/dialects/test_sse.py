@@ -12,7 +12,7 @@ from stepwell.gateway.dialects import sse as streams
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.sse import StreamReader
 from stepwell.wire.openai import NO_USAGE, Usage
-from tests.unit.wire.asking import ODD_JSON, chat, completion, objects_with
+from tests.unit.wire.asking import ODD_JSON, VLLM, chat, completion, objects_with
 
 DONE = b"data: [DONE]\n\n"
 
@@ -36,7 +36,7 @@ STREAM = [OPENING, piece({"content": "hel"}, 7), piece({"content": "lo"}, 8), EN
 
 def read(chunks: Sequence[Any], call: ModelCall | None = None) -> tuple[StreamReader, list[dict[str, Any]]]:
     """The reader after those chunks, and the chunks that the agent got."""
-    reader = StreamReader(call or chat(stream=True))
+    reader = StreamReader(call or chat(stream=True), VLLM)
     out = b"".join([*(reader.feed(event(chunk)) for chunk in chunks), reader.feed(DONE), reader.end()])
     *events, rest = out.split(b"\n\n")
     assert rest == b""
@@ -100,7 +100,7 @@ def test_a_stream_without_a_count_has_none() -> None:
 
 
 def test_an_event_passes_as_soon_as_its_last_byte_is_there() -> None:
-    reader, whole = StreamReader(chat(stream=True)), event(STREAM[1])
+    reader, whole = StreamReader(chat(stream=True), VLLM), event(STREAM[1])
     for byte in range(len(whole) - 1):
         assert reader.feed(whole[byte : byte + 1]) == b""
     assert json.loads(reader.feed(whole[-1:])[6:])["choices"][0]["delta"] == {"content": "hel"}
@@ -121,7 +121,7 @@ def test_several_choices_are_kept_apart_and_in_order() -> None:
 def test_a_choice_that_has_not_ended_makes_the_stream_less_than_whole() -> None:
     reader, _ = read([OPENING, ENDING, piece({"content": "b"}, 8, index=1)])
     assert not reader.is_whole
-    assert not StreamReader(chat(stream=True)).is_whole
+    assert not StreamReader(chat(stream=True), VLLM).is_whole
 
 
 def test_tool_calls_pass_and_are_remembered_by_their_index() -> None:
@@ -232,7 +232,7 @@ def test_ids_that_are_no_numbers_are_no_ids() -> None:
 )
 def test_events_are_read_however_they_are_written(written: bytes) -> None:
     payload = json.dumps(piece({"content": "hi"})).encode()
-    reader = StreamReader(chat(stream=True))
+    reader = StreamReader(chat(stream=True), VLLM)
     out = reader.feed(written.replace(b"{json}", payload))
     assert json.loads(out.removeprefix(b"data: "))["choices"][0]["delta"] == {"content": "hi"}
     assert reader.texts() == ["hi"]
@@ -240,17 +240,17 @@ def test_events_are_read_however_they_are_written(written: bytes) -> None:
 
 @pytest.mark.parametrize("last", [b"data: [DONE]", b"data:[DONE]\n", b"data: [DONE] \r\n", b"data: [DONE]\n\n"])
 def test_the_last_event_counts_even_without_its_blank_line(last: bytes) -> None:
-    reader = StreamReader(chat(stream=True))
+    reader = StreamReader(chat(stream=True), VLLM)
     assert reader.feed(event(ENDING) + last) != b""
     assert reader.end() == b""
     assert reader.done
-    cut = StreamReader(chat(stream=True))
+    cut = StreamReader(chat(stream=True), VLLM)
     assert cut.feed(event(ENDING).strip()) == b""
     assert json.loads(cut.end()[6:])["choices"][0]["finish_reason"] == "stop"
 
 
 def test_bytes_that_are_no_utf8_are_replaced() -> None:
-    reader = StreamReader(chat(stream=True))
+    reader = StreamReader(chat(stream=True), VLLM)
     out = reader.feed(event(piece({"content": "a"}, 7)).replace(b'"a"', b'"a\xff\xc3"'))
     assert json.loads(out[6:])["choices"][0]["delta"]["content"].startswith("a�")
     assert reader.sampled()[0].response_ids.tolist() == [7]
@@ -269,11 +269,11 @@ def test_bytes_that_are_no_utf8_are_replaced() -> None:
 )
 def test_a_malformed_chunk_is_the_engines_failure(written: bytes, why: str) -> None:
     with pytest.raises(EngineUnavailable, match=why):
-        StreamReader(chat(stream=True)).feed(written)
+        StreamReader(chat(stream=True), VLLM).feed(written)
 
 
 def test_an_event_cut_off_at_the_end_is_the_engines_failure() -> None:
-    reader = StreamReader(chat(stream=True))
+    reader = StreamReader(chat(stream=True), VLLM)
     assert reader.feed(event(STREAM[1])[:20]) == b""
     with pytest.raises(EngineUnavailable, match="not JSON"):
         reader.end()
@@ -282,11 +282,11 @@ def test_an_event_cut_off_at_the_end_is_the_engines_failure() -> None:
 def test_an_event_without_end_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "LONGEST_EVENT", 1000)
     for filler in (b"x" * 100, b"x" * 99 + b"\n"):
-        reader = StreamReader(chat(stream=True))
+        reader = StreamReader(chat(stream=True), VLLM)
         with pytest.raises(EngineUnavailable, match="without end"):
             for _ in range(11):
                 reader.feed(filler)
-    long_but_fine = StreamReader(chat(stream=True))
+    long_but_fine = StreamReader(chat(stream=True), VLLM)
     for _ in range(100):
         long_but_fine.feed(event(STREAM[1]))
 
@@ -327,7 +327,7 @@ def test_where_a_stream_is_cut_changes_nothing(
 ) -> None:
     whole = b"".join([event(OPENING), *events, event(USAGE), DONE])
     whole = whole.replace(b"\n", b"\r\n") if crlf else whole
-    at_once, in_pieces = StreamReader(call), StreamReader(call)
+    at_once, in_pieces = StreamReader(call, VLLM), StreamReader(call, VLLM)
     expected = at_once.feed(whole) + at_once.end()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=12)))
     got = b""
@@ -356,7 +356,7 @@ ODD_CHUNKS = st.builds(
 
 @given(st.lists(ODD_CHUNKS | ODD_JSON, max_size=4), CALLS)
 def test_whatever_an_engine_streams_is_read_or_is_its_failure(chunks: list[Any], call: ModelCall) -> None:
-    reader = StreamReader(call)
+    reader = StreamReader(call, VLLM)
     for chunk in chunks:
         try:
             out = reader.feed(event(chunk))
@@ -371,7 +371,7 @@ def test_whatever_an_engine_streams_is_read_or_is_its_failure(chunks: list[Any],
 
 @given(st.lists(st.binary(max_size=20), max_size=5))
 def test_whatever_bytes_come_are_read_or_are_the_engines_failure(pieces: list[bytes]) -> None:
-    reader = StreamReader(chat(stream=True))
+    reader = StreamReader(chat(stream=True), VLLM)
     try:
         for data in pieces:
             reader.feed(data)

@@ -53,7 +53,7 @@ async def test_a_version_that_cannot_be_told_leaves_the_step_as_it_is(
 async def test_an_engine_that_tells_no_versions_is_not_asked(
     engines: ScriptedEngines, versions: VersionConfirmer
 ) -> None:
-    mute = make_engine(weight_info=False)
+    mute = make_engine(weight_versions=False)
     engines.versions[mute] = 9
     step = noted(versions, mute)
     (sealed,) = await versions.seal([step])

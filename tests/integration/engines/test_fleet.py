@@ -7,19 +7,18 @@ from contextlib import AsyncExitStack
 import orjson
 import pytest
 
-from stepwell.engines.engine import EngineFacts
+from stepwell.engines.engine import EXTRA_SAMPLING, EngineFacts, Generated
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import RefusedReply
-from stepwell.engines.vllm_generate import Generated
 from stepwell.errors import EngineUnavailable
-from tests.integration.gateway.engine_calls import (
+from tests.integration.engines.engine_calls import (
+    ASKED,
     CHAT,
     LONG,
+    LONG_STREAM,
     addresses,
-    asked,
     call,
     generations,
-    long_stream,
     states,
     watched,
 )
@@ -32,7 +31,7 @@ from tests.rig.waiting import until
 
 async def test_an_answer_comes_whole(engine: FakeEngine) -> None:
     async with watched(engine) as engines:
-        reply = await engines.send(CHAT, asked)
+        reply = await engines.send(CHAT, ASKED)
         assert (reply.status, reply.content_type) == (200, "application/json")
         assert reply.engine.in_flight == 1
         assert orjson.loads(await reply.read())["object"] == "chat.completion"
@@ -42,7 +41,7 @@ async def test_an_answer_comes_whole(engine: FakeEngine) -> None:
 async def test_a_stream_comes_as_it_is_written(engine: FakeEngine) -> None:
     engine.faults = Faults(token_delay_s=0.01)
     async with watched(engine) as engines:
-        reply = await engines.send(CHAT, long_stream)
+        reply = await engines.send(CHAT, LONG_STREAM)
         first = await reply.next_bytes()
         assert first.startswith(b"data: ")
         assert engine.in_flight == 1, "the first bytes came with the last"
@@ -52,7 +51,7 @@ async def test_a_stream_comes_as_it_is_written(engine: FakeEngine) -> None:
 
 async def test_a_refusal_is_the_engines_own_answer(engine: FakeEngine) -> None:
     async with watched(engine) as engines:
-        reply = await engines.send(CHAT, lambda _: b'{"model": "another", "messages": []}')
+        reply = await engines.send(CHAT, ASKED | {"model": "another"})
         assert (reply.status, b"does not exist" in await reply.read()) == (404, True)
 
 
@@ -61,12 +60,12 @@ async def test_closing_a_reply_frees_the_engine_within_a_second(engine: FakeEngi
     engine.faults = Faults(token_delay_s=0.05)
     async with watched(engine) as engines:
         if stream:
-            reply = await engines.send(CHAT, long_stream)
+            reply = await engines.send(CHAT, LONG_STREAM)
             reply.close()
             reply.close()
             assert reply.engine.in_flight == 0
         else:
-            waiting = asyncio.create_task(engines.send(CHAT, lambda _: orjson.dumps(LONG)))
+            waiting = asyncio.create_task(engines.send(CHAT, LONG))
             await until(lambda: engine.in_flight == 1, "the call to arrive")
             waiting.cancel()
         await until(lambda: engine.in_flight == 0, "the engine to be free", timeout=1.0)
@@ -78,11 +77,11 @@ async def test_an_answer_that_breaks_off_says_so_and_is_not_asked_for_again(two:
     for fake in two:
         fake.faults = Faults(disconnect_at_token=3, token_delay_s=0.005)
     async with watched(*two) as engines:
-        reply = await engines.send(CHAT, long_stream)
+        reply = await engines.send(CHAT, LONG_STREAM)
         with pytest.raises(EngineUnavailable, match=f"{reply.engine.address}{CHAT} broke off"):
             while await reply.next_bytes():
                 pass
-        whole = await engines.send(CHAT, asked)
+        whole = await engines.send(CHAT, ASKED)
         with pytest.raises(EngineUnavailable, match="broke off"):
             await whole.read()
         assert [view.in_flight for view in engines.states()] == [0, 0]
@@ -166,17 +165,11 @@ async def test_an_engine_that_is_still_starting_is_probed_before_its_first_call(
         with pytest.raises(EngineUnavailable, match=f"127.0.0.1:{port}: Cannot connect"):
             await call(engines)
         async with FakeEngine(port=port) as fake:
-            seen: list[EngineFacts] = []
-
-            def body(facts: EngineFacts) -> bytes:
-                seen.append(facts)
-                return asked(facts)
-
-            replies = await asyncio.gather(*(engines.send(CHAT, body) for _ in range(50)))
+            replies = await asyncio.gather(*(engines.send(CHAT, ASKED) for _ in range(50)))
             assert [reply.status for reply in replies] == [200] * 50
             for reply in replies:
                 await reply.read()
-            assert {can.model for can in seen} == {"tiny"}
+            assert all(request.body["return_token_ids"] for request in fake.requests if request.path == CHAT.value)
             assert fake.asked["/version"] == 1, "each call probed it for itself"
 
 
@@ -185,17 +178,31 @@ async def test_an_engine_that_is_still_starting_is_probed_before_its_first_call(
 
 async def test_a_probe_finds_what_vllm_can_do(engine: FakeEngine) -> None:
     async with EngineFleet([engine.url]) as engines:
-        can = engines.states()[0].facts
-    assert can == EngineFacts("0.32.0", True, True, True, True, engine.max_model_len, "tiny")
+        facts = engines.states()[0].facts
+    assert facts == EngineFacts(
+        kind="vllm",
+        server_version="0.32.0",
+        label="vLLM 0.32.0",
+        model="tiny",
+        max_model_len=engine.max_model_len,
+        token_ids=True,
+        extra_sampling=frozenset(EXTRA_SAMPLING),
+        generate=True,
+        derender=True,
+        pause=True,
+        weight_versions=True,
+        span_versions=True,
+    )
     assert engine.request_count == 0
 
 
 async def test_a_plain_openai_server_is_recognised_and_watched() -> None:
     port = free_port()
     async with FakeEngine(plain=True, port=port) as fake, watched(fake) as engines:
-        assert engines.states()[0].facts == EngineFacts(model="tiny")
+        label = "a plain OpenAI server, or one that hides its version"
+        assert engines.states()[0].facts == EngineFacts(kind="openai", label=label, model="tiny")
         assert await call(engines) == (200, fake.url)
-        assert await engines.version_after((await engines.send(CHAT, asked)).engine) is None
+        assert await engines.version_after((await engines.send(CHAT, ASKED)).engine) is None
         with pytest.raises(EngineUnavailable, match="no token ids"):
             await engines.generate([1, 2], {})
         assert states(engines) == ["healthy"]
@@ -210,8 +217,8 @@ async def test_an_unknown_version_is_a_warning_and_a_lesser_mode(
     version: str, token_ids: bool, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeEngine(version=version) as fake, watched(fake) as engines:
-        can = engines.states()[0].facts
-        assert (can.server, can.token_ids, can.generate) == (version, token_ids, False)
+        facts = engines.states()[0].facts
+        assert (facts.server_version, facts.token_ids, facts.generate) == (version, token_ids, False)
         assert (await call(engines))[0] == 200
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1

@@ -7,18 +7,18 @@ from contextlib import AsyncExitStack
 import orjson
 import pytest
 
-from stepwell.engines import selection as fleet
+from stepwell.engines.engine import EngineTimeouts
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
 from stepwell.engines.replies import EngineReply
 from stepwell.errors import EngineUnavailable
-from tests.integration.gateway.engine_calls import (
+from tests.integration.engines.engine_calls import (
+    ASKED,
     CHAT,
+    LONG_STREAM,
     addresses,
-    asked,
     call,
     generations,
-    long_stream,
     states,
     watched,
 )
@@ -57,7 +57,7 @@ async def test_a_call_waits_for_its_only_engine(engine: FakeEngine) -> None:
     async with watched(engine) as engines:
         engine.pause("abort")
         await until(lambda: states(engines) == ["paused"], "the pause to show")
-        held = asyncio.create_task(engines.send(CHAT, asked))
+        held = asyncio.create_task(engines.send(CHAT, ASKED))
         await asyncio.sleep(0.2)
         assert generations(engine) == 0
         engine.weight_version = "5"
@@ -67,11 +67,8 @@ async def test_a_call_waits_for_its_only_engine(engine: FakeEngine) -> None:
         await reply.read()
 
 
-async def test_an_engine_that_loads_weights_is_deaf_but_not_down(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stepwell.engines.fleet.ANSWER_TIMEOUT", 0.1)
-    async with watched(engine) as engines:
+async def test_an_engine_that_loads_weights_is_deaf_but_not_down(engine: FakeEngine) -> None:
+    async with watched(engine, timeouts=EngineTimeouts(question=0.1)) as engines:
         engine.listens.clear()
         asked_for = engine.asked["/is_paused"]
         await until(lambda: engine.asked["/is_paused"] == asked_for + 2, "two checks without an answer")
@@ -91,12 +88,9 @@ async def test_an_engine_that_loads_weights_is_deaf_but_not_down(
         assert (await held)[0] == 200
 
 
-async def test_a_wait_for_paused_engines_is_bounded_and_says_for_whom(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet, "HOLD_TIMEOUT", 0.1)
+async def test_a_wait_for_paused_engines_is_bounded_and_says_for_whom(engine: FakeEngine) -> None:
     engine.pause()
-    async with watched(engine) as engines:
+    async with watched(engine, timeouts=EngineTimeouts(hold=0.1)) as engines:
         assert states(engines) == ["paused"]
         with pytest.raises(EngineUnavailable, match=f"waited 0.1 s for a paused engine to resume: {engine.url}"):
             await call(engines)
@@ -104,7 +98,7 @@ async def test_a_wait_for_paused_engines_is_bounded_and_says_for_whom(
 
 async def test_the_version_is_told_by_a_question_asked_afterwards(engine: FakeEngine) -> None:
     async with EngineFleet([engine.url]) as engines:
-        reply: EngineReply = await engines.send(CHAT, asked)
+        reply: EngineReply = await engines.send(CHAT, ASKED)
         await reply.read()
         assert (reply.version_before, reply.engine.weight_version) == (None, "default")
         engine.weight_version = "7"
@@ -117,7 +111,7 @@ async def test_the_version_is_told_by_a_question_asked_afterwards(engine: FakeEn
 async def test_many_who_ask_for_the_version_share_a_question(engine: FakeEngine) -> None:
     async with EngineFleet([engine.url]) as engines:
         engine.weight_version = "3"
-        reply = await engines.send(CHAT, asked)
+        reply = await engines.send(CHAT, ASKED)
         await reply.read()
         so_far = engine.asked["/weight_info"]
         first = [asyncio.create_task(engines.version_after(reply.engine)) for _ in range(500)]
@@ -132,7 +126,7 @@ async def test_a_version_that_cannot_be_told_is_none(engine: FakeEngine) -> None
         mortal = await stack.enter_async_context(FakeEngine())
         async with EngineFleet([mortal.url]) as engines:
             mortal.weight_version = "3"
-            reply = await engines.send(CHAT, asked)
+            reply = await engines.send(CHAT, ASKED)
             await reply.read()
             assert await engines.version_after(reply.engine) == 3
             await stack.aclose()
@@ -141,14 +135,14 @@ async def test_a_version_that_cannot_be_told_is_none(engine: FakeEngine) -> None
 
 async def test_the_models_are_those_of_an_engine(engine: FakeEngine) -> None:
     async with watched(engine) as engines:
-        answer = await engines.models()
-    assert (answer.status, orjson.loads(answer.body)["data"][0]["id"]) == (200, "tiny")
+        status, body = await engines.models()
+    assert (status, orjson.loads(body)["data"][0]["id"]) == (200, "tiny")
 
 
 async def test_states_show_each_engine(two: tuple[FakeEngine, FakeEngine]) -> None:
     two[1].weight_version = "12"
     async with watched(*two) as engines:
-        reply = await engines.send(CHAT, long_stream)
+        reply = await engines.send(CHAT, LONG_STREAM)
         first, second = engines.states()
         assert (first.address, first.state, first.why, first.in_flight) == (two[0].url, EngineState.HEALTHY, "", 1)
         assert (second.weight_version, second.in_flight) == ("12", 0)

@@ -5,24 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import orjson
-
-from stepwell.engines.engine import EngineFacts
 from stepwell.engines.fleet import EngineFleet
+from stepwell.wire.openai import Upstream
 from tests.rig.fake_engine import FakeEngine
 
-CHAT = "/v1/chat/completions"
-ASKED = orjson.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8})
-LONG = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 500, "ignore_eos": True}
-LONG_STREAM = orjson.dumps(LONG | {"stream": True})
-
-
-def asked(_: EngineFacts) -> bytes:
-    return ASKED
-
-
-def long_stream(_: EngineFacts) -> bytes:
-    return LONG_STREAM
+CHAT = Upstream.CHAT
+ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+LONG = ASKED | {"max_tokens": 500, "ignore_eos": True}
+LONG_STREAM = LONG | {"stream": True}
 
 
 @asynccontextmanager
@@ -36,7 +26,7 @@ async def watched(*fakes: FakeEngine, **options: Any) -> AsyncIterator[EngineFle
 
 async def call(engines: EngineFleet, sticky: str = "") -> tuple[int, str]:
     """One chat: the status, and the address of the engine that answered."""
-    reply = await engines.send(CHAT, asked, sticky=sticky)
+    reply = await engines.send(CHAT, ASKED, sticky=sticky)
     await reply.read()
     return reply.status, reply.engine.address
 
@@ -50,4 +40,4 @@ def states(engines: EngineFleet) -> list[str]:
 
 
 def generations(fake: FakeEngine) -> int:
-    return fake.asked[CHAT]
+    return fake.asked[CHAT.value]

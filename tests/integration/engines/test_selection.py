@@ -6,12 +6,12 @@ import pytest
 
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import BadRequest, EngineUnavailable
-from tests.integration.gateway.engine_calls import (
+from tests.integration.engines.engine_calls import (
     CHAT,
+    LONG_STREAM,
     addresses,
     call,
     generations,
-    long_stream,
     watched,
 )
 from tests.rig.fake_engine import FakeEngine, Faults
@@ -26,7 +26,7 @@ async def test_engines_take_turns(two: tuple[FakeEngine, FakeEngine]) -> None:
 
 async def test_the_least_busy_engine_is_chosen(two: tuple[FakeEngine, FakeEngine]) -> None:
     async with watched(*two, routing="least_busy") as engines:
-        busy = await engines.send(CHAT, long_stream)
+        busy = await engines.send(CHAT, LONG_STREAM)
         idle = {fake.url for fake in two} - {busy.engine.address}
         assert set(await addresses(engines, 4)) == idle
         busy.close()
@@ -76,7 +76,7 @@ async def test_engines_come_and_go_under_load(two: tuple[FakeEngine, FakeEngine]
 
 async def test_a_call_in_flight_on_a_removed_engine_comes_to_its_end(engine: FakeEngine) -> None:
     async with watched(engine) as engines:
-        reply = await engines.send(CHAT, long_stream)
+        reply = await engines.send(CHAT, LONG_STREAM)
         await engines.remove(engine.url)
         with pytest.raises(EngineUnavailable, match="there is none"):
             await call(engines)
@@ -90,7 +90,7 @@ async def test_a_call_in_flight_on_a_removed_engine_comes_to_its_end(engine: Fak
 
 async def test_what_is_no_engine_is_neither_added_nor_removed(engine: FakeEngine) -> None:
     async with watched(engine) as engines:
-        with pytest.raises(BadRequest, match="no address"):
+        with pytest.raises(BadRequest, match="not an address"):
             await engines.add("10.0.0.7:8000")
         with pytest.raises(BadRequest, match="no engine http://10.0.0.7:8000"):
             await engines.remove("http://10.0.0.7:8000")

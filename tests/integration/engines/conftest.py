@@ -1,0 +1,17 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.rig.fake_engine import FakeEngine
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    async with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[tuple[FakeEngine, FakeEngine]]:
+    async with FakeEngine() as first, FakeEngine() as second:
+        yield first, second
