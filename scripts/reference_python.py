@@ -36,7 +36,7 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.envs": ("BaseEnv", "BaseEnvConfig", "APIServerConfig", "EvalHandling", "ScoredDataGroup", "gather"),
     },
     "For rewards": {
-        "stepwell.pool.api.scoring": ("Score",),
+        "stepwell.rewards": ("Score", "Sample"),
     },
     "For trainers": {
         "stepwell.pool.client": ("connect", "DataPool"),

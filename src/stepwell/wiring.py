@@ -32,7 +32,7 @@ from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.client import RewardClient
 from stepwell.rewards.offline import rescore, try_function
-from stepwell.rewards.sandbox.job import Job
+from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.steps.arrow import SCHEMA, columns_from_arrow
 from stepwell.steps.parquet import Store

@@ -13,8 +13,8 @@ from stepwell.errors import RewardFailed
 from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.rewards.loading import load
 from stepwell.rewards.sample import Sample
-from stepwell.rewards.sandbox.job import Job
-from stepwell.rewards.sandbox.runner import Runner
+from stepwell.rewards.sandbox.messages import Job
+from stepwell.rewards.sandbox.runner import RewardRunner
 from tests.rig.tiny_model import make_tiny_classifier
 from tests.rig.vllm_server import VllmServer, start_vllm, vllm_python
 from tests.unit.rewards.texts import answered, step, trajectory
@@ -79,7 +79,7 @@ async def test_a_random_model_judges_if_its_answers_are_held_to_the_form(vllm: V
 
 async def test_a_runners_child_asks_the_judge(vllm: VllmServer) -> None:
     options: Any = {"url": f"{vllm.url}/v1", "model": "tiny", "rubric": "Is it polite?", "temperature": 1.0, "votes": 2}
-    async with Runner(Job(function="judge", options=options, children=1, timeout=120)) as runner:
+    async with RewardRunner(Job(function="judge", options=options, children=1, timeout=120)) as runner:
         attempts = await asyncio.gather(*(runner.run(answered(f"Certainly, {n} times.")) for n in range(4)))
     assert [(attempt.outcome, attempt.why) for attempt in attempts] == [(JudgementOutcome.SCORE, "")] * 4
 

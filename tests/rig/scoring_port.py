@@ -19,6 +19,8 @@ class MemoryScoringPort:
         """How often a score counted, by trajectory."""
         self.takes = 0
         self.gives = 0
+        self.refused = 0
+        """Calls while it was down."""
         self.is_down = False
         self._longest_lease = longest_lease
         self._leases: dict[str, tuple[str, float]] = {}
@@ -47,6 +49,7 @@ class MemoryScoringPort:
 
     async def check(self) -> None:
         if self.is_down:
+            self.refused += 1
             raise PoolUnavailable("it is switched off")
 
     def _settle(self, judgement: Judgement) -> bool:

@@ -14,6 +14,7 @@ from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import groups_of_lines
+from stepwell.steps.layout import reward_carrier
 from stepwell.steps.tables import Tables, group_sizes, parquet_modules, read_groups
 
 if TYPE_CHECKING:
@@ -128,13 +129,7 @@ class LateRewards:
         for step_index, reward in rewards.items():
             if step_index is not None and step_index not in indexes:
                 continue
-            row = _reward_row(columns) if step_index is None else indexes.index(step_index)
+            row = reward_carrier(columns.untrainable) if step_index is None else indexes.index(step_index)
             if reward.revision > revisions[row]:
                 values[row], revisions[row], sources[row] = reward.value, reward.revision, reward.source
         return replace(columns, rewards_S=values, reward_revisions_S=revisions, reward_sources=sources)
-
-
-def _reward_row(columns: Columns) -> int:
-    """The row with the trajectory's reward: the last one that is not marked untrainable, or else the last one."""
-    rows = range(len(columns) - 1, -1, -1)
-    return next((row for row in rows if columns.untrainable[row] is None), len(columns) - 1)

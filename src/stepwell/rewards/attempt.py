@@ -1,40 +1,48 @@
-"""What came of calling a reward function once, and the rule for what counts as a score.
+"""The result of one call of a reward function, and the rule for what counts as a score.
 
-What always holds: whatever a function gives or raises becomes an Attempt; only finite numbers become a score.
+- Whatever a function returns or raises becomes an Attempt.
+- Only finite numbers become a score.
 """
 
 import math
+import sysconfig
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 
 import numpy as np
 import orjson
 
+import stepwell
 from stepwell.pool.api.scoring import JudgementOutcome, Score
-from stepwell.rewards.blame import shortened
 
-NOTES_KEPT = 10_000
+LONGEST_NOTES = 10_000
 """Characters."""
-WANTED = "a reward function gives a float or a Score"
+LONGEST_TEXT = 2_000
+"""Characters; a longer text is cut in the middle, because both ends are informative."""
+EXPECTED = "a reward function returns a float or a Score"
+NOT_THE_AUTHORS = (str(Path(stepwell.__file__).parent), *sysconfig.get_paths().values(), "<frozen")
+"""Folders that do not hold the code of the function's author."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     outcome: JudgementOutcome
     score: Score | None = None
-    """There if, and only if, the outcome is SCORE."""
+    """Present if, and only if, the outcome is SCORE."""
     why: str = ""
-    """What went wrong, in words."""
+    """What went wrong."""
     seconds: float = 0.0
 
 
 class NoScore(Exception):
-    """What a function gave is none; the text says why."""
+    """A function's result is no score; the text says why."""
 
 
 def attempt_of(result: object, steps: int, seconds: float) -> Attempt:
-    """What a function gave for a sample of so many steps."""
+    """The attempt of a function that returned `result` for a sample of so many steps."""
     try:
         return Attempt(JudgementOutcome.SCORE, as_score(result, steps), seconds=seconds)
     except NoScore as why:
@@ -45,28 +53,28 @@ def as_score(result: object, steps: int) -> Score:
     if not isinstance(result, Score):
         return Score(_number(result, "it"))
     if not isinstance(result.parts, Mapping):
-        raise NoScore(f"its Score's parts are a {type(result.parts).__name__}; they are numbers by name")
+        raise NoScore(f"the parts of its Score are a {type(result.parts).__name__}; they must be numbers by name")
     rewards = tuple(
         None if reward is None else _number(reward, f"for step {place} it")
         for place, reward in enumerate(result.step_rewards)
     )
     if rewards and len(rewards) != steps:
-        raise NoScore(f"it gave {len(rewards)} step rewards for a trajectory of {steps} steps")
+        raise NoScore(f"it returned {len(rewards)} step rewards for a trajectory of {steps} steps")
     return Score(
         value=_number(result.value, "it"),
         parts={str(name): _number(part, f"as part {name!r} it") for name, part in result.parts.items()},
         step_rewards=rewards,
-        notes=shortened(str(result.notes), NOTES_KEPT),
+        notes=shortened(str(result.notes), LONGEST_NOTES),
     )
 
 
-def write_attempt(number: int, attempt: Attempt, *, leaving: bool) -> bytes:
-    """As a child tells it; `number` is the sample's, and a child that is leaving takes no other one."""
+def write_attempt(number: int, attempt: Attempt, *, is_leaving: bool) -> bytes:
+    """The message of a child. `number` is the sample's; a child that is leaving accepts no other sample."""
     score = attempt.score
     return orjson.dumps(
         [
             number,
-            leaving,
+            is_leaving,
             attempt.outcome,
             attempt.why,
             attempt.seconds,
@@ -75,24 +83,48 @@ def write_attempt(number: int, attempt: Attempt, *, leaving: bool) -> bytes:
     )
 
 
-def read_attempt(answer: bytes) -> tuple[int, Attempt, bool]:
+def read_attempt(message: bytes) -> tuple[int, Attempt, bool]:
     """The number, the attempt, and whether the child is leaving."""
-    number, leaving, outcome, why, seconds, score = orjson.loads(answer)
+    number, is_leaving, outcome, why, seconds, score = orjson.loads(message)
     if score is not None:
         value, parts, step_rewards, notes = score
         score = Score(value, parts, tuple(step_rewards), notes)
-    return number, Attempt(JudgementOutcome(outcome), score, why, seconds), leaving
+    return number, Attempt(JudgementOutcome(outcome), score, why, seconds), is_leaving
 
 
-def _number(given: object, who: str) -> float:
-    if given is None:
-        raise NoScore(f"{who} gave None; does it return what it computes? {WANTED}")
-    if not isinstance(given, Real | np.bool_):
-        raise NoScore(f"{who} gave a {type(given).__name__} ({shortened(repr(given), 80)}); {WANTED}")
+def failure_text(failure: BaseException) -> str:
+    """The exception's type and text, and the innermost place that is not in Stepwell, Python or a package."""
+    text = f"{type(failure).__name__}: {_text_of(failure)}".removesuffix(": ")
+    frames = [f for f in traceback.extract_tb(failure.__traceback__) if not f.filename.startswith(NOT_THE_AUTHORS)]
+    if isinstance(failure, SyntaxError) or not frames:
+        return shortened(text)
+    return shortened(f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})")
+
+
+def shortened(text: str, limit: int = LONGEST_TEXT) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} […] {text[-half:]}"
+
+
+def _number(value: object, subject: str) -> float:
+    if value is None:
+        raise NoScore(f"{subject} returned None; is a return statement missing? {EXPECTED}")
+    if not isinstance(value, Real | np.bool_):
+        raise NoScore(f"{subject} returned a {type(value).__name__} ({shortened(repr(value), 80)}); {EXPECTED}")
     try:
-        number = float(given)
+        number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise NoScore(f"{who} gave {number}, which is no reward")
+        raise NoScore(f"{subject} returned {number}, which is no reward")
     return number
+
+
+def _text_of(failure: BaseException) -> str:
+    """The class of an exception is the author's: even its `__str__` may fail."""
+    try:
+        return str(failure)
+    except BaseException:  # noqa: BLE001 - see above
+        return "(its text cannot be shown)"

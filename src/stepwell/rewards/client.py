@@ -1,4 +1,4 @@
-"""A reward worker, reached by its Ray actor's name. It has `compute_reward(RewardRequest) -> RewardScore`."""
+"""A client of one reward worker, which is found by the name of its Ray actor."""
 
 import asyncio
 import math
@@ -12,7 +12,7 @@ from stepwell.pool.api.scoring import RewardRequest, RewardScore
 
 TIMEOUT = 60.0
 PAUSE = 0.2
-"""Seconds after which a worker that is restarting is asked again."""
+"""Seconds after which a restarting worker is asked again."""
 
 
 class RewardClient:
@@ -31,14 +31,14 @@ class RewardClient:
             text = str(cause) if isinstance(cause, StepwellError) else f"{type(cause).__name__}: {cause}"
             raise RewardFailed(f"reward worker {self._name!r}: {text}") from None
         if not math.isfinite(score.reward_score):
-            raise RewardFailed(f"reward worker {self._name!r} gave {score.reward_score}, which is no reward")
+            raise RewardFailed(f"reward worker {self._name!r} returned {score.reward_score}, which is no reward")
         return score
 
     async def check(self) -> None:
         await self._worker()
 
     async def _ask(self, request: RewardRequest) -> RewardScore:
-        """Again while the worker restarts: it keeps nothing, so asking twice does no harm."""
+        """Repeated while the worker restarts. A worker keeps no state, so a repetition does no harm."""
         while True:
             worker = await self._worker()
             try:

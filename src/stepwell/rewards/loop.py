@@ -1,7 +1,8 @@
-"""The way of a reward: taken from the pool under lease, scored, given back; forever.
+"""The reward loop: takes trajectories from the pool under a lease, scores them, returns the judgements; forever.
 
-What always holds: taking, scoring and giving back go on at the same time, each in messages of many; what the pool does
-not answer is asked again; a sample whose lease is over before it was scored is left to whoever takes it next.
+- Taking, scoring and returning run at the same time, each in messages of many trajectories.
+- A call that the pool does not answer is repeated.
+- A trajectory that is not scored within its lease is left to the worker that takes it next.
 """
 
 import asyncio
@@ -12,37 +13,71 @@ from collections.abc import Sequence
 from stepwell.errors import StepwellError
 from stepwell.pool.api.ports import RewardSource
 from stepwell.pool.api.scoring import Judgement
-from stepwell.rewards.pace import Pace
 from stepwell.rewards.sample import sample_of
-from stepwell.rewards.sandbox.runner import Runner
+from stepwell.rewards.sandbox.runner import RewardRunner
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.rewards")
 
-LEASE = 30.0
-"""Seconds beyond the time of two calls: what a killed worker held is scored by another one after that."""
+SPARE_LEASE = 30.0
+"""Seconds of a lease beyond the time of two calls. After a lease, another worker scores what a killed worker held."""
 TAKE_TIMEOUT = 30.0
 GATHER = 0.01
-"""Seconds for which judgements gather before they are sent."""
-PAUSE = 1.0
-"""Seconds after which a pool that did not answer is asked again."""
+"""Seconds for which judgements are gathered before they are sent."""
+MOST_HELD = 2_048
+
+
+class HoldingPace:
+    """How many trajectories a worker holds: those that it works on, and about one second of work more.
+
+    More would keep them from other workers, and their leases would expire here if the function became slow. Fewer
+    would let the children wait while the pool is asked.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._held = 0
+        self._since = 0.0
+        self._finished = 0
+        self._per_second = 0.0
+
+    def room(self) -> int:
+        """How many to take now; 0 if they are too few for a message."""
+        target = min(MOST_HELD, self._slots + int(max(self._finished, self._per_second)))
+        room = target - self._held
+        return room if 2 * room >= target else 0
+
+    def take(self, count: int) -> None:
+        self._held += count
+
+    def finish(self, count: int, now: float) -> None:
+        self._held -= count
+        self._finished += count
+        if now - self._since >= 1.0:
+            self._per_second = self._finished / (now - self._since)
+            self._since, self._finished = now, 0
 
 
 class RewardLoop:
-    def __init__(self, runner: Runner, port: RewardSource) -> None:
+    def __init__(
+        self, runner: RewardRunner, pool: RewardSource, *, lease: float | None = None, retry_pause: float = 1.0
+    ) -> None:
+        """`lease`, in seconds, depends on the runner's timeout by default; a pool that does not answer is asked again
+        after `retry_pause` seconds."""
         self._runner = runner
-        self._port = port
-        self._lease = LEASE + 2 * runner.job.timeout
-        self._pace = Pace(runner.slots)
+        self._pool = pool
+        self._lease = SPARE_LEASE + 2 * runner.job.timeout if lease is None else lease
+        self._retry_pause = retry_pause
+        self._pace = HoldingPace(runner.slots)
         self._has_room = asyncio.Event()
-        self._done: list[Judgement] = []
-        self._has_done = asyncio.Event()
-        self._judging: set[asyncio.Task[None]] = set()
+        self._judgements: list[Judgement] = []
+        self._has_judgements = asyncio.Event()
+        self._scoring: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as both:
-            both.create_task(self._take())
-            both.create_task(self._give())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._take())
+            tasks.create_task(self._give())
 
     async def _take(self) -> None:
         while True:
@@ -50,29 +85,29 @@ class RewardLoop:
                 self._has_room.clear()
                 await self._has_room.wait()
             try:
-                taken = await self._port.take_unscored(room, lease=self._lease, timeout=TAKE_TIMEOUT)
+                taken = await self._pool.take_unscored(room, lease=self._lease, timeout=TAKE_TIMEOUT)
             except StepwellError as failure:
-                log.warning("nothing to score can be had now: %s", failure)
-                await asyncio.sleep(PAUSE)
+                log.warning("no trajectories can be taken now: %s", failure)
+                await asyncio.sleep(self._retry_pause)
                 continue
             if taken is not None:
-                self._begin(*taken)
+                self._start_scoring(*taken)
 
-    def _begin(self, lease_uid: str, trajectories: Sequence[Sequence[Step]]) -> None:
+    def _start_scoring(self, lease_uid: str, trajectories: Sequence[Sequence[Step]]) -> None:
         self._pace.take(len(trajectories))
         for steps in trajectories:
-            judging = asyncio.create_task(self._judge(lease_uid, steps))
-            self._judging.add(judging)
-            judging.add_done_callback(self._judging.discard)
+            task = asyncio.create_task(self._score(lease_uid, steps))
+            self._scoring.add(task)
+            task.add_done_callback(self._scoring.discard)
 
-    async def _judge(self, lease_uid: str, steps: Sequence[Step]) -> None:
+    async def _score(self, lease_uid: str, steps: Sequence[Step]) -> None:
         try:
             async with asyncio.timeout(self._lease):
                 attempt = await self._runner.run(sample_of(steps))
         except TimeoutError:
             self._finish(1)
             return
-        self._done.append(
+        self._judgements.append(
             Judgement(
                 trajectory_uid=steps[0].trajectory_uid,
                 prompt_uid=steps[0].prompt_uid,
@@ -84,25 +119,25 @@ class RewardLoop:
                 seconds=attempt.seconds,
             )
         )
-        self._has_done.set()
+        self._has_judgements.set()
 
     async def _give(self) -> None:
         while True:
-            await self._has_done.wait()
+            await self._has_judgements.wait()
             await asyncio.sleep(GATHER)
-            judgements, self._done = self._done, []
-            self._has_done.clear()
-            await self._give_until_taken(judgements)
+            judgements, self._judgements = self._judgements, []
+            self._has_judgements.clear()
+            await self._give_until_accepted(judgements)
             self._finish(len(judgements))
 
-    async def _give_until_taken(self, judgements: list[Judgement]) -> None:
+    async def _give_until_accepted(self, judgements: list[Judgement]) -> None:
         while True:
             try:
-                await self._port.give_judgements(judgements)
+                await self._pool.give_judgements(judgements)
                 return
             except StepwellError as failure:
                 log.warning("%d judgements wait for the pool: %s", len(judgements), failure)
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(self._retry_pause)
 
     def _finish(self, count: int) -> None:
         self._pace.finish(count, time.monotonic())

@@ -1,38 +1,47 @@
-"""Reward functions on stored trajectories, without a pool and without Ray: tried, and applied anew.
+"""Reward functions on stored trajectories, without a pool and without Ray: tried, or used to rescore them.
 
-What always holds: a function runs as it does in a worker, with the same limits; attempts come in the order of the data;
-one that failed is told apart from a score, and makes the whole fail once all is done.
+- A function runs as it does in a worker, with the same limits.
+- Attempts come in the order of the data.
+- A failed attempt is not a score. After all trajectories are done, one failure makes the whole command fail.
+- Rescoring leaves no reward of the old function. A failure leaves no reward, and the metadata says why. New rewards
+  are the next revision; every other column stays as it is.
 """
 
 import asyncio
+import json
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import PurePath
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from stepwell.errors import BadRequest, RewardFailed
-from stepwell.pool.api.scoring import JudgementOutcome
-from stepwell.rewards.attempt import Attempt
-from stepwell.rewards.blame import shortened
-from stepwell.rewards.rescoring import rescored
+from stepwell.pool.api.scoring import JudgementOutcome, Score
+from stepwell.rewards.attempt import Attempt, shortened
 from stepwell.rewards.sample import sample_of
-from stepwell.rewards.sandbox.job import Job
-from stepwell.rewards.sandbox.runner import Runner
+from stepwell.rewards.sandbox.messages import Job
+from stepwell.rewards.sandbox.runner import RewardRunner
+from stepwell.steps.layout import reward_carrier
 from stepwell.steps.parquet import ReadTable, Store, StoredTrajectory
+from stepwell.steps.step import Json, JsonObject, Step
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Say: TypeAlias = Callable[[str], None]
 
-HELD = 64
-"""Trajectories that may wait for an older one, beyond those that are worked on."""
-HELD_BYTES = 2**28
-WORDS_SHOWN = 160
-"""Characters of what is said of an attempt, in its line."""
+MOST_WAITING = 64
+"""Trajectories that may wait for an older one, in addition to those in progress."""
+MOST_BYTES = 2**28
+LONGEST_DETAILS = 160
+"""Characters in the line of an attempt."""
 LINE = "{:<32}  {:>9}  {:<7}  {:>9}  {:>7}  {}"
+EXPLANATION = "reward"
+"""The key of a trajectory's metadata that explains its reward."""
 
 
-class Summary:
-    """What came of many attempts."""
+class AttemptSummary:
+    """Counts of many attempts, and the range of their scores."""
 
     def __init__(self) -> None:
         self._failures: Counter[JudgementOutcome] = Counter()
@@ -49,20 +58,20 @@ class Summary:
         self._least, self._most = min(self._least, value), max(self._most, value)
 
     def close(self) -> str:
-        """One line of words. RewardFailed with the same if there were failures."""
-        words = f"{self._scored} scored"
+        """The summary in one line; RewardFailed with the same text if there were failures."""
+        text = f"{self._scored} scored"
         if self._scored:
-            words += f" (mean {self._sum / self._scored:.4g}, from {self._least:.4g} to {self._most:.4g})"
+            text += f" (mean {self._sum / self._scored:.4g}, from {self._least:.4g} to {self._most:.4g})"
         if self._failures:
             failures = ", ".join(f"{outcome}: {count}" for outcome, count in sorted(self._failures.items()))
-            raise RewardFailed(f"{words}; {self._failures.total()} without a score ({failures})")
-        return words
+            raise RewardFailed(f"{text}; {self._failures.total()} without a score ({failures})")
+        return text
 
 
 async def try_function(job: Job, store: Store, read_table: ReadTable, *, limit: int, say: Say) -> None:
-    """A line for each of the first trajectories: the reward it had, and what the function gives."""
-    summary = Summary()
-    async with Runner(job) as runner:
+    """Prints a line for each of the first trajectories: the reward that it had, and the function's score."""
+    summary = AttemptSummary()
+    async with RewardRunner(job) as runner:
         say(LINE.format("trajectory", "had", "outcome", "score", "seconds", "").rstrip())
         async for stored, attempt in attempts(runner, islice(store.read(read_table), limit)):
             summary.add(attempt)
@@ -71,11 +80,11 @@ async def try_function(job: Job, store: Store, read_table: ReadTable, *, limit: 
 
 
 async def rescore(job: Job, store: Store, target: Store, read_table: ReadTable, *, say: Say) -> None:
-    """Every file once more, in the target, under its name, with the function's rewards as the next revision."""
+    """Writes every file of the store to the target, under the same name, with the function's rewards."""
     if target.has_files():
         raise BadRequest(f"{target.url} has Parquet files already; rewards of two functions are not mixed there")
-    summary, files = Summary(), store.files()
-    async with Runner(job) as runner:
+    summary, files = AttemptSummary(), store.files()
+    async with RewardRunner(job) as runner:
         for file in files:
             with target.writing(PurePath(file).name) as write:
                 async for stored, attempt in attempts(runner, store.read_file(file, read_table)):
@@ -86,36 +95,83 @@ async def rescore(job: Job, store: Store, target: Store, read_table: ReadTable, 
 
 
 async def attempts(
-    runner: Runner, trajectories: Iterator[StoredTrajectory]
+    runner: RewardRunner, trajectories: Iterator[StoredTrajectory]
 ) -> AsyncIterator[tuple[StoredTrajectory, Attempt]]:
-    """One each, in order; many are under way at once, within bounds."""
-    under_way: deque[tuple[StoredTrajectory, asyncio.Task[Attempt]]] = deque()
-    is_done, held = False, 0
-    while under_way or not is_done:
-        while not is_done and len(under_way) < HELD + runner.slots and held < HELD_BYTES:
+    """One attempt per trajectory, in order; a bounded number is in progress at once."""
+    in_progress: deque[tuple[StoredTrajectory, asyncio.Task[Attempt]]] = deque()
+    is_done, held_bytes = False, 0
+    while in_progress or not is_done:
+        while not is_done and len(in_progress) < MOST_WAITING + runner.slots and held_bytes < MOST_BYTES:
             stored = await asyncio.to_thread(next, trajectories, None)
             if stored is None:
                 is_done = True
             else:
-                held += stored.table.nbytes
-                under_way.append((stored, asyncio.create_task(runner.run(sample_of(stored.steps)))))
-        if under_way:
-            stored, attempt = under_way.popleft()
-            held -= stored.table.nbytes
+                held_bytes += stored.table.nbytes
+                in_progress.append((stored, asyncio.create_task(runner.run(sample_of(stored.steps)))))
+        if in_progress:
+            stored, attempt = in_progress.popleft()
+            held_bytes -= stored.table.nbytes
             yield stored, await attempt
+
+
+def rescored(stored: StoredTrajectory, attempt: Attempt, source: str) -> "pyarrow.Table":
+    steps = stored.steps
+    rewards = step_rewards(steps, attempt.score)
+    revision = 1 + max(step.reward_revision for step in steps)
+    is_changed = [new is not None or step.reward_revision > 0 for new, step in zip(rewards, steps, strict=True)]
+    explanation = _explanation(attempt)
+    return _with_columns(
+        stored.table,
+        reward=rewards,
+        reward_source=[source if changed else "" for changed in is_changed],
+        reward_revision=[revision if changed else 0 for changed in is_changed],
+        metadata=[json.dumps(_with_explanation(step.metadata, explanation)) for step in steps],
+    )
+
+
+def step_rewards(steps: Sequence[Step], score: Score | None) -> list[float | None]:
+    """As the pool ships them: one step carries the rollout's reward, unless that step has its own."""
+    if score is None:
+        return [None] * len(steps)
+    rewards = list(score.step_rewards) or [None] * len(steps)
+    carrier = reward_carrier([step.untrainable for step in steps])
+    if rewards[carrier] is None:
+        rewards[carrier] = score.rest
+    return rewards
+
+
+def _explanation(attempt: Attempt) -> dict[str, Json]:
+    if attempt.score is None:
+        return {"outcome": attempt.outcome, "why": attempt.why}
+    details: dict[str, Json] = {"parts": dict(attempt.score.parts), "notes": attempt.score.notes}
+    return {name: value for name, value in details.items() if value}
+
+
+def _with_explanation(metadata: JsonObject, explanation: dict[str, Json]) -> dict[str, Json]:
+    others = {name: value for name, value in metadata.items() if name != EXPLANATION}
+    return {**others, EXPLANATION: explanation} if explanation else others
+
+
+def _with_columns(table: "pyarrow.Table", **columns: Sequence[object]) -> "pyarrow.Table":
+    import pyarrow
+
+    for name, values in columns.items():
+        place = table.schema.get_field_index(name)
+        field = table.schema.field(place)
+        table = table.set_column(place, field, pyarrow.array(values, field.type))
+    return table
 
 
 def _line(stored: StoredTrajectory, attempt: Attempt) -> str:
     rewards = [step.reward for step in stored.steps if step.reward is not None]
     had = f"{sum(rewards):.4g}" if rewards else "none"
     value = "" if attempt.score is None else f"{attempt.score.value:.4g}"
-    words = " ".join(_words(attempt).split())
-    seconds = f"{attempt.seconds:.3f}"
+    details = shortened(" ".join(_details(attempt).split()), LONGEST_DETAILS)
     uid = stored.steps[0].trajectory_uid
-    return LINE.format(uid, had, attempt.outcome, value, seconds, shortened(words, WORDS_SHOWN)).rstrip()
+    return LINE.format(uid, had, attempt.outcome, value, f"{attempt.seconds:.3f}", details).rstrip()
 
 
-def _words(attempt: Attempt) -> str:
+def _details(attempt: Attempt) -> str:
     if attempt.score is None:
         return attempt.why
     parts = ", ".join(f"{name} {value:.4g}" for name, value in attempt.score.parts.items())

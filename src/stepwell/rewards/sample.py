@@ -1,8 +1,7 @@
 """The Sample: one trajectory as a reward function sees it.
 
-What always holds: ids are the engine's own; texts are decoded from them when they are first read, and a function that
-reads none costs no decoding; what the model wrote is never read for the marks of a chat template, so that it cannot put
-words into someone else's mouth.
+- Ids are the engine's own. Texts are decoded when they are first read; a function that reads none costs no decoding.
+- A response is never searched for chat template markers, so a model cannot forge messages of another role.
 """
 
 from collections.abc import Sequence
@@ -25,19 +24,19 @@ class SampleStep:
     response_ids: IntArray
     finish_reason: str | None = None
     untrainable: str | None = None
-    """Why it is not trained; None for an ordinary step."""
+    """Why it is not trained; None if it is."""
     texts: tuple[str, str] | None = field(default=None, repr=False)
-    """Prompt and response, where someone has decoded them already."""
+    """Prompt and response, if they are decoded already."""
     decode: Decode = field(default=no_tokenizer, repr=False)
 
     @cached_property
     def prompt_text(self) -> str:
-        """As the engine read it, the chat template's marks included."""
+        """As the engine read it, with the chat template's markers."""
         return self.texts[0] if self.texts else self.decode(self.prompt_ids.tolist())
 
     @cached_property
     def response_text(self) -> str:
-        """What the model wrote, without the mark that ends its turn."""
+        """What the model wrote, without the marker that ends its turn."""
         return without_end(self.texts[1] if self.texts else self.decode(self.response_ids.tolist()))
 
 
@@ -46,39 +45,39 @@ class Sample:
     trajectory_uid: str
     prompt_uid: str
     metadata: JsonObject
-    """Dataset fields, data source and the like."""
+    """Dataset fields, data source and so on."""
     steps: tuple[SampleStep, ...]
-    """In order; all that are held, those that will not be trained too."""
+    """In order; also those that are not trained."""
     num_turns: int
 
     @property
     def prompt_text(self) -> str:
-        """What the conversation began with."""
+        """The prompt of the first step."""
         return self._conversation[0].prompt_text
 
     @property
     def response_text(self) -> str:
-        """What the conversation ended with."""
+        """The response of the last step."""
         return self._conversation[-1].response_text
 
     @cached_property
     def messages(self) -> list[Message]:
-        """The conversation in its last state, as {"role": …, "content": …}."""
+        """The whole conversation, each message as {"role": …, "content": …}."""
         last = self._conversation[-1]
         return read_messages(last.prompt_text, last.response_text)
 
     @cached_property
     def _conversation(self) -> tuple[SampleStep, ...]:
         """Without the harness's side calls (titles, summaries), unless there is nothing else."""
-        kept = tuple(step for step in self.steps if not (step.untrainable or "").startswith(SIDE_CALL))
-        return kept or self.steps
+        task_steps = tuple(step for step in self.steps if not (step.untrainable or "").startswith(SIDE_CALL))
+        return task_steps or self.steps
 
     def decoded_by(self, decode: Decode) -> "Sample":
         return replace(self, steps=tuple(replace(step, decode=decode) for step in self.steps))
 
 
 def sample_of(steps: Sequence[Step], decode: Decode = no_tokenizer) -> Sample:
-    """The sample of a trajectory's steps, which come in order; there is at least one."""
+    """The sample of a trajectory's steps: at least one, in order."""
     metadata: dict[str, Json] = {}
     for step in steps:
         metadata.update(step.metadata)
@@ -101,7 +100,7 @@ def sample_of(steps: Sequence[Step], decode: Decode = no_tokenizer) -> Sample:
 
 
 def sample_of_request(request: RewardRequest) -> Sample:
-    """The sample of a trajectory that is in no pool. What the dataset says stands above what the agent says."""
+    """The sample of a trajectory that is in no pool. A dataset field overrides an agent's field of the same name."""
     step = SampleStep(
         prompt_ids=ids_array(request.prompt_ids),
         response_ids=ids_array(request.response_ids),

@@ -1,7 +1,6 @@
-"""RewardLoopWorker: the Ray actor that scores what the pool holds, and what a gateway asks about.
+"""RewardLoopWorker: the Ray actor that scores the pool's trajectories, and the requests of a gateway.
 
-The actor is a shell. What always holds: it has no state that it cannot lose; killed at any moment it is started again
-by Ray, and what it had taken is scored again once its lease is over.
+It has no state that it cannot lose: Ray restarts a killed worker, and what it held is scored again after its lease.
 """
 
 import asyncio
@@ -19,29 +18,29 @@ from stepwell.pool.api.ports import RewardSource
 from stepwell.pool.api.scoring import RewardRequest, RewardScore, Score
 from stepwell.rewards.loop import RewardLoop
 from stepwell.rewards.sample import sample_of_request
-from stepwell.rewards.sandbox.job import Job
-from stepwell.rewards.sandbox.runner import Runner
+from stepwell.rewards.sandbox.messages import Job
+from stepwell.rewards.sandbox.runner import RewardRunner
 from stepwell.steps.step import Json
 
 log = logging.getLogger("stepwell.rewards")
 
 START_TIMEOUT = 180.0
-TRY_AGAIN = 5.0
-"""Seconds after which a worker whose function could not be had tries again."""
-REQUESTS = 1_000
-"""Calls of a gateway's served at once."""
+RETRY_PAUSE = 5.0
+"""Seconds after which a worker tries again to load its function."""
+MOST_REQUESTS = 1_000
+"""Requests of gateways that are served at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPlan:
-    """What reward workers are made of."""
+    """The settings of a set of reward workers."""
 
     name: str = "reward_loop_worker"
     workers: int = 1
     job: Job
 
     def worker_names(self) -> tuple[str, ...]:
-        """The first has the plan's own name, which is the one a gateway is told."""
+        """The first has the plan's own name; gateways use that one."""
         return (self.name, *(f"{self.name}-{n}" for n in range(1, self.workers)))
 
 
@@ -49,57 +48,57 @@ class RewardLoopWorker:
     def __init__(self, plan: RewardPlan, port_factory: Callable[[], RewardSource]) -> None:
         self._plan = plan
         self._port_factory = port_factory
-        self._runner = Runner(plan.job)
-        self._why_not: StepwellError | None = None
-        self._has_tried = asyncio.Event()
-        self._life = asyncio.get_running_loop().create_task(self._live())
-        self._life.add_done_callback(_end_process)
+        self._runner = RewardRunner(plan.job)
+        self._load_failure: StepwellError | None = None
+        self._has_started = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(_exit_process)
 
     async def plan(self) -> RewardPlan:
-        """The plan it follows, once it works; BadRequest, in words, if its function cannot be had."""
-        await self._has_tried.wait()
-        if self._why_not is not None:
-            raise self._why_not
+        """The plan that it follows, as soon as it works; BadRequest if its function cannot be loaded."""
+        await self._has_started.wait()
+        if self._load_failure is not None:
+            raise self._load_failure
         return self._plan
 
     async def compute_reward(self, request: RewardRequest) -> RewardScore:
-        """RewardFailed if no score came of it."""
+        """RewardFailed if there is no score."""
         await self.plan()
         attempt = await self._runner.run(sample_of_request(request), urgent=True)
         if attempt.score is None:
             raise RewardFailed(f"{self._runner.name}: {attempt.outcome}: {attempt.why}")
         return RewardScore(attempt.score.value, _extra_info(attempt.score))
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         while True:
             await self._start()
-            if self._why_not is None:
+            if self._load_failure is None:
                 await RewardLoop(self._runner, self._port_factory()).run()
-            await asyncio.sleep(TRY_AGAIN)
+            await asyncio.sleep(RETRY_PAUSE)
 
     async def _start(self) -> None:
         try:
             await self._runner.start()
-            self._why_not = None
+            self._load_failure = None
         except StepwellError as why:
-            log.error("%s cannot be had: %s", self._plan.job.function, why)
-            self._why_not = why
-        self._has_tried.set()
+            log.error("%s cannot be loaded: %s", self._plan.job.function, why)
+            self._load_failure = why
+        self._has_started.set()
 
 
 def start_rewards(plan: RewardPlan, port_factory: Callable[[], RewardSource], namespace: str) -> RewardPlan:
-    """Create the workers, or find them if they are there; gives the plan they follow, another one if any has one.
+    """Creates the workers, or finds existing ones; returns the plan that they follow, which may be another one.
 
-    They outlive whoever started them, and restart by themselves. Conflict if some are there with another job and some
-    would have to be made, for then one pool would be scored in two ways.
+    The workers outlive the process that started them, and Ray restarts them. Conflict if some exist with another job
+    and others would be created: then one pool would be scored in two ways.
     """
-    found = {name: worker for name in plan.worker_names() if (worker := _find(name, namespace)) is not None}
-    plans = _plans_of(found)
+    existing = {name: worker for name in plan.worker_names() if (worker := _find(name, namespace)) is not None}
+    plans = _plans_of(existing)
     others = {name: other for name, other in plans.items() if other.job != plan.job}
-    missing = [name for name in plan.worker_names() if name not in found]
+    missing = [name for name in plan.worker_names() if name not in existing]
     if others and missing:
-        raise Conflict(_two_ways(plan, others, namespace))
-    plans |= _plans_of({name: _make(name, plan, port_factory, namespace) for name in missing})
+        raise Conflict(_conflict_text(plan, others, namespace))
+    plans |= _plans_of({name: _create(name, plan, port_factory, namespace) for name in missing})
     return next(iter(others.values()), plans[plan.name])
 
 
@@ -110,22 +109,22 @@ def _find(name: str, namespace: str) -> Any | None:
         return None
 
 
-def _make(name: str, plan: RewardPlan, port_factory: Callable[[], RewardSource], namespace: str) -> Any:
-    made = ray.remote(RewardLoopWorker).options(
+def _create(name: str, plan: RewardPlan, port_factory: Callable[[], RewardSource], namespace: str) -> Any:
+    actor = ray.remote(RewardLoopWorker).options(
         name=name,
         namespace=namespace,
         lifetime="detached",
         get_if_exists=True,
         max_restarts=-1,
-        max_concurrency=REQUESTS,
+        max_concurrency=MOST_REQUESTS,
         num_cpus=0,
         scheduling_strategy="SPREAD",
     )
-    return made.remote(plan, port_factory)
+    return actor.remote(plan, port_factory)
 
 
 def _plans_of(workers: Mapping[str, Any]) -> dict[str, RewardPlan]:
-    """Once they work; workers whose function cannot be had are ended."""
+    """Waits until they work. Workers whose function cannot be loaded are killed."""
     try:
         plans = ray.get([worker.plan.remote() for worker in workers.values()], timeout=START_TIMEOUT)
         return dict(zip(workers, plans, strict=True))
@@ -137,19 +136,19 @@ def _plans_of(workers: Mapping[str, Any]) -> dict[str, RewardPlan]:
         raise getattr(failure, "cause", failure) from None
 
 
-def _two_ways(plan: RewardPlan, others: Mapping[str, RewardPlan], namespace: str) -> str:
+def _conflict_text(plan: RewardPlan, others: Mapping[str, RewardPlan], namespace: str) -> str:
     theirs = ", ".join(f"{name!r} has {other.job.function}" for name, other in others.items())
     return (
-        f"no reward worker was started for {plan.job.function}, since workers are there already with another function "
-        f"or other settings, and all score the same pool: {theirs}; end each of these first "
+        f"no reward worker was started for {plan.job.function}: workers with another function or other settings exist "
+        f"already, and all score the same pool: {theirs}; end each of these first "
         f"(ray.kill(ray.get_actor({next(iter(others))!r}, {namespace!r}))), or start with their settings"
     )
 
 
-def _end_process(life: asyncio.Task[None]) -> None:
-    """Should its loop ever end, a worker is of no use: Ray starts another one."""
-    if not life.cancelled():
-        log.error("the reward loop ended", exc_info=life.exception())
+def _exit_process(task: asyncio.Task[None]) -> None:
+    """A worker whose loop has ended is useless; Ray starts another one."""
+    if not task.cancelled():
+        log.error("the reward loop ended", exc_info=task.exception())
         os._exit(1)
 
 

@@ -4,6 +4,7 @@ What always holds: offsets are one longer than what they divide, so that `offset
 a trajectory never crosses from one group into the next, even if the next begins with the same uid.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -72,3 +73,8 @@ def sums(flags: BoolArray, lengths: IntArray) -> IndexArray:
     if filled.any():
         counts[filled] = np.add.reduceat(flags, offsets(lengths)[:-1][filled], dtype=np.int64)
     return counts
+
+
+def reward_carrier(untrainable: Sequence[str | None]) -> int:
+    """The step of a trajectory that carries the rollout's reward: the last trainable one, else the last one."""
+    return next((n for n in reversed(range(len(untrainable))) if untrainable[n] is None), len(untrainable) - 1)

@@ -14,7 +14,7 @@ import ray
 from stepwell.errors import BadRequest, Conflict, NotReady, RewardFailed
 from stepwell.pool.api.scoring import Judgement, RewardRequest, RewardScore
 from stepwell.rewards.client import RewardClient
-from stepwell.rewards.sandbox.job import Job
+from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.steps.step import Json, Step
 from tests.builders import make_step

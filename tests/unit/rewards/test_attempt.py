@@ -20,18 +20,18 @@ def test_every_real_number_is_a_score(given: object) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (None, "it gave None; does it return what it computes?"),
-        ("1", "it gave a str ('1')"),
-        (Decimal(1), "it gave a Decimal"),
-        ([1.0], "it gave a list"),
-        (float("nan"), "it gave nan"),
-        (float("-inf"), "it gave -inf"),
-        (10**400, "it gave inf"),
-        (Score(float("nan")), "it gave nan"),
-        (Score(1.0, {"a": "b"}), "as part 'a' it gave a str"),  # type: ignore[dict-item]
-        (Score(1.0, [1.0]), "its Score's parts are a list"),  # type: ignore[arg-type]
-        (Score(1.0, step_rewards=(0.0, float("nan"))), "for step 1 it gave nan"),
-        (Score(1.0, step_rewards=(0.0,)), "it gave 1 step rewards for a trajectory of 2 steps"),
+        (None, "it returned None; is a return statement missing?"),
+        ("1", "it returned a str ('1')"),
+        (Decimal(1), "it returned a Decimal"),
+        ([1.0], "it returned a list"),
+        (float("nan"), "it returned nan"),
+        (float("-inf"), "it returned -inf"),
+        (10**400, "it returned inf"),
+        (Score(float("nan")), "it returned nan"),
+        (Score(1.0, {"a": "b"}), "as part 'a' it returned a str"),  # type: ignore[dict-item]
+        (Score(1.0, [1.0]), "the parts of its Score are a list"),  # type: ignore[arg-type]
+        (Score(1.0, step_rewards=(0.0, float("nan"))), "for step 1 it returned nan"),
+        (Score(1.0, step_rewards=(0.0,)), "it returned 1 step rewards for a trajectory of 2 steps"),
     ],
 )
 def test_anything_else_is_an_error_that_says_what_came(given: Any, words: str) -> None:
@@ -49,4 +49,4 @@ def test_anything_else_is_an_error_that_says_what_came(given: Any, words: str) -
     ],
 )
 def test_an_attempt_travels_whole(attempt: Attempt) -> None:
-    assert read_attempt(write_attempt(7, attempt, leaving=True)) == (7, attempt, True)
+    assert read_attempt(write_attempt(7, attempt, is_leaving=True)) == (7, attempt, True)

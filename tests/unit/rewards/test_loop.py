@@ -3,13 +3,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
-
 from stepwell.pool.api.scoring import JudgementOutcome, Score
-from stepwell.rewards import loop
-from stepwell.rewards.loop import RewardLoop
-from stepwell.rewards.pace import MOST_HELD, Pace
-from stepwell.rewards.sandbox.runner import Runner
+from stepwell.rewards.loop import MOST_HELD, HoldingPace, RewardLoop
+from stepwell.rewards.sandbox.runner import RewardRunner
 from stepwell.steps.step import Step
 from tests.builders import make_step
 from tests.rig.scoring_port import MemoryScoringPort
@@ -22,9 +18,11 @@ def trajectory(uid: str, way: str = "fine", steps: int = 1) -> list[Step]:
 
 
 @asynccontextmanager
-async def looping(port: MemoryScoringPort, function: str = "graded", **terms: Any) -> AsyncIterator[None]:
-    async with Runner(job(function, **terms)) as runner:
-        running = asyncio.create_task(RewardLoop(runner, port).run())
+async def looping(
+    port: MemoryScoringPort, *, lease: float | None = None, retry_pause: float = 1.0, **terms: Any
+) -> AsyncIterator[None]:
+    async with RewardRunner(job(**terms)) as runner:
+        running = asyncio.create_task(RewardLoop(runner, port, lease=lease, retry_pause=retry_pause).run())
         try:
             yield
         finally:
@@ -68,28 +66,26 @@ async def test_what_comes_later_is_scored_while_a_call_without_end_is_waited_for
         assert list(port.waiting) == ["endless"]
 
 
-async def test_a_pool_that_is_away_is_waited_for_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "PAUSE", 0.01)
+async def test_a_pool_that_is_away_is_waited_for_and_nothing_is_lost() -> None:
     port = MemoryScoringPort([trajectory(f"t{n}") for n in range(100)])
-    async with looping(port):
+    async with looping(port, retry_pause=0.01):
         await until(lambda: bool(port.takes), "the first trajectories to be taken")
         port.is_down = True
-        await asyncio.sleep(0.1)
+        await until(lambda: port.refused > 2, "the pool to be asked in vain")
         port.is_down = False
         await until(lambda: not port.waiting, "every trajectory to be scored")
     assert set(port.counted.values()) == {1}
 
 
-async def test_what_is_not_scored_within_its_lease_is_left_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "LEASE", -7.0)  # a lease of one second
+async def test_what_is_not_scored_within_its_lease_is_left_to_the_next() -> None:
     port = MemoryScoringPort([trajectory("slow", "loop")], longest_lease=1.0)
-    async with looping(port, timeout=4.0):
+    async with looping(port, lease=1.0, timeout=4.0):
         await until(lambda: port.takes >= 2, "a second lease")
     assert port.gives == 0
 
 
 def test_a_worker_holds_as_much_as_it_scores_in_a_second() -> None:
-    pace = Pace(slots=2)
+    pace = HoldingPace(slots=2)
     assert pace.room() == 2
     pace.take(2)
     assert pace.room() == 0
@@ -103,7 +99,7 @@ def test_a_worker_holds_as_much_as_it_scores_in_a_second() -> None:
 
 
 def test_a_worker_whose_function_becomes_slow_takes_little() -> None:
-    pace = Pace(slots=2)
+    pace = HoldingPace(slots=2)
     pace.take(500)
     pace.finish(500, 100.0)
     pace.take(1)

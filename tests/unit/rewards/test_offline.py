@@ -9,9 +9,8 @@ import pytest
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.pool.client.batch import Batch, make_batch
-from stepwell.rewards.offline import rescore, try_function
-from stepwell.rewards.rescoring import step_rewards
-from stepwell.rewards.sandbox.job import Job
+from stepwell.rewards.offline import rescore, step_rewards, try_function
+from stepwell.rewards.sandbox.messages import Job
 from stepwell.steps.arrow import batch_from_arrow, columns_from_arrow
 from stepwell.steps.columns import pack
 from stepwell.steps.parquet import Store

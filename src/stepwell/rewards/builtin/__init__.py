@@ -1,1 +1,1 @@
-"""The reward functions that come with Stepwell; functions.py lists them."""
+"""The reward functions that come with Stepwell; `table` lists them."""

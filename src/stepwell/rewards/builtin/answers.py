@@ -1,7 +1,7 @@
-"""The two texts that most reward functions compare: what a sample answers, and what was expected of it.
+"""The two texts that most reward functions compare: a sample's answer, and the expected answer.
 
-What always holds: an expected answer that is missing is the data's fault and raises RewardFailed; an answer that is
-missing is the candidate's, and is the empty string.
+- A missing expected answer is a fault of the data and raises RewardFailed.
+- A missing answer is the policy's fault and is the empty string.
 """
 
 import re
@@ -11,9 +11,10 @@ from stepwell.rewards.sample import Sample
 from stepwell.steps.step import JsonObject
 
 ANSWER = "answer"
-"""Where the expected answer stands in a trajectory's metadata, unless told otherwise."""
+"""The default key of the expected answer in a trajectory's metadata."""
 
 REASONING_BEGINS, REASONING_ENDS = "<think>", "</think>"
+FENCE = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([^\s`]*)[^\n]*$", re.MULTILINE)
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
@@ -24,7 +25,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 def without_reasoning(text: str) -> str:
-    """What stands after the reasoning; nothing, if the reasoning never ended."""
+    """The text after the reasoning; empty if the reasoning never ended."""
     _, ended, after = text.rpartition(REASONING_ENDS)
     if ended:
         return after.strip()
@@ -32,40 +33,46 @@ def without_reasoning(text: str) -> str:
 
 
 def answer_of(sample: Sample, extract: re.Pattern[str] | None = None) -> str:
-    """The last message without its reasoning; with `extract`, what its last match holds (in its first group)."""
+    """The last message without its reasoning; with `extract`, the first group of that pattern's last match."""
     text = without_reasoning(_last_message(sample))
     if extract is None:
         return text
-    found = ""
+    extracted = ""
     for match in extract.finditer(text):
-        found = match.group(1 if extract.groups else 0) or ""
-    return found.strip()
+        extracted = match.group(1 if extract.groups else 0) or ""
+    return extracted.strip()
 
 
-def _last_message(sample: Sample) -> str:
-    """Some templates begin the reasoning in the prompt: then only prompt and response tell that it never ended."""
-    response = sample.response_text
-    return response if REASONING_ENDS in response else sample.messages[-1]["content"]
+def last_block(text: str) -> str | None:
+    """The content of the last closed fenced block of Markdown; None if there is none."""
+    last: str | None = None
+    opening: re.Match[str] | None = None
+    for fence in FENCE.finditer(text):
+        if opening is None:
+            opening = fence
+        elif fence.group(1).startswith(opening.group(1)) and not fence.group(2):
+            last, opening = text[opening.end() + 1 : fence.start()], None
+    return last
 
 
 def expected_of(sample: Sample, key: str) -> object:
     """metadata[key], or metadata["reward_model"]["ground_truth"]."""
     if key in sample.metadata:
         return sample.metadata[key]
-    described = sample.metadata.get("reward_model")
-    if isinstance(described, dict) and "ground_truth" in described:
-        return described["ground_truth"]
+    reward_model = sample.metadata.get("reward_model")
+    if isinstance(reward_model, dict) and "ground_truth" in reward_model:
+        return reward_model["ground_truth"]
     raise RewardFailed(
         f"trajectory {sample.trajectory_uid!r} has neither {key!r} nor reward_model.ground_truth in its metadata"
     )
 
 
 def expected_texts(sample: Sample, key: str) -> list[str]:
-    """Every answer that would be right: a list in the metadata means any of its members."""
+    """Every correct answer: a list in the metadata means any of its members."""
     expected = expected_of(sample, key)
     texts = [_as_text(sample, each) for each in (expected if isinstance(expected, list) else [expected])]
     if not texts:
-        raise RewardFailed(f"trajectory {sample.trajectory_uid!r} expects one of no answers")
+        raise RewardFailed(f"trajectory {sample.trajectory_uid!r} has an empty list of expected answers")
     return texts
 
 
@@ -74,6 +81,13 @@ def expected_object(sample: Sample, key: str) -> JsonObject:
     if not isinstance(expected, dict):
         raise RewardFailed(f"trajectory {sample.trajectory_uid!r}: {key!r} is {type(expected).__name__}, not an object")
     return expected
+
+
+def _last_message(sample: Sample) -> str:
+    """Some templates put the beginning of the reasoning into the prompt. Then only prompt and response together show
+    that the reasoning never ended."""
+    response = sample.response_text
+    return response if REASONING_ENDS in response else sample.messages[-1]["content"]
 
 
 def _as_text(sample: Sample, value: object) -> str:

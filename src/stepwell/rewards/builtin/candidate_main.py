@@ -1,8 +1,8 @@
-"""The program in which a candidate's code meets one test: a job as JSON on stdin, the verdict on stdout.
+"""The program that runs a candidate's code with one test: a job as JSON on stdin, the verdict on stdout.
 
-It is started as a file of its own, in isolated mode, and so imports nothing of Stepwell. It says READY once its limits
-hold and before any of the candidate's code runs; without that word, it is not the candidate that failed. What the
-candidate prints goes nowhere.
+It is started as a file in isolated mode, so it imports nothing of Stepwell. It writes READY after its limits are set
+and before any code of the candidate runs; without READY, the failure is not the candidate's. What the candidate prints
+is discarded.
 """
 
 import json
@@ -12,12 +12,12 @@ import sys
 
 READY = b"ready\n"
 FAILED = b"failed: "
-TEXT_KEPT = 300
+LONGEST_TEXT = 300
 
 
 def main() -> None:
     job = json.load(sys.stdin)
-    verdict = _silence()
+    verdict = _discard_output()
     for name, limit in job["limits"].items():
         _limit(getattr(resource, name), limit)
     os.write(verdict, READY)
@@ -25,15 +25,15 @@ def main() -> None:
     try:
         exec(compile(job["code"], "candidate", "exec"), namespace)
         exec(compile(job["test"], "test", "exec"), namespace)
-    except BaseException as failure:  # noqa: BLE001 - whatever the code raises, it failed
-        os.write(verdict, FAILED + _described(failure))
+    except BaseException as failure:  # noqa: BLE001 - any exception is a failure
+        os.write(verdict, FAILED + _failure_text(failure))
         os._exit(1)
     os.write(verdict, job["passed"].encode())
     os._exit(0)
 
 
-def _silence() -> int:
-    """Point the three standard streams at nothing; gives what was stdout."""
+def _discard_output() -> int:
+    """Redirects the three standard streams to /dev/null; returns the old stdout."""
     verdict, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -41,13 +41,13 @@ def _silence() -> int:
 
 
 def _limit(kind: int, limit: int) -> None:
-    _, most = resource.getrlimit(kind)
-    lower = limit if most == resource.RLIM_INFINITY else min(limit, most)
+    _, hard = resource.getrlimit(kind)
+    lower = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(kind, (lower, lower))
 
 
-def _described(failure: BaseException) -> bytes:
-    return f"{type(failure).__name__}: {failure}".removesuffix(": ")[:TEXT_KEPT].encode(errors="replace")
+def _failure_text(failure: BaseException) -> bytes:
+    return f"{type(failure).__name__}: {failure}".removesuffix(": ")[:LONGEST_TEXT].encode(errors="replace")
 
 
 if __name__ == "__main__":

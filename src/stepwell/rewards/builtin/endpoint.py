@@ -1,7 +1,8 @@
-"""A model server that reward functions ask over HTTP.
+"""A model server that reward functions call over HTTP.
 
-What always holds: at most `concurrency` requests are under way in one event loop; busy and failing servers are asked
-again, with growing pauses, a bounded number of times; the key is in no text that leaves this file.
+- At most `concurrency` requests are in progress in one event loop.
+- A busy or failing server is asked again, with growing pauses, a bounded number of times.
+- No text that leaves this module contains the key.
 """
 
 import asyncio
@@ -19,20 +20,20 @@ from stepwell.steps.step import JsonObject
 
 ATTEMPTS = 4
 BACKOFF = Backoff(first=0.5, longest=30.0, jitter=0.5)
-TEXT_KEPT = 300
+LONGEST_TEXT = 300
 BUSY = (408, 425, 429)
 JSON = {"Content-Type": "application/json"}
 
 
 class Refused(RewardFailed):
-    """The server will not answer this request, however often it is asked."""
+    """The server refuses this request; a repetition would not help."""
 
 
 class Busy(RewardFailed):
-    """The server may answer if it is asked again."""
+    """The server may answer a repetition."""
 
     pause: float | None = None
-    """How long it asks to be left alone."""
+    """Seconds that the server asks the client to wait."""
 
 
 class Endpoint:
@@ -41,11 +42,11 @@ class Endpoint:
         self._key = _key(key_variable)
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._concurrency = concurrency
-        self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """The connections of one sample's requests."""
+        """The HTTP connections for one sample."""
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         async with aiohttp.ClientSession(timeout=self._timeout, headers=headers) as session:
             yield session
@@ -61,9 +62,9 @@ class Endpoint:
 
     async def _post_once(self, session: aiohttp.ClientSession, path: str, body: JsonObject) -> JsonObject:
         url = f"{self._url}{path}"
-        gate = self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._concurrency))
+        limit = self._limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._concurrency))
         try:
-            async with gate, session.post(url, data=orjson.dumps(body), headers=JSON) as reply:
+            async with limit, session.post(url, data=orjson.dumps(body), headers=JSON) as reply:
                 return self._read(url, reply, await reply.read())
         except TimeoutError:
             raise Busy(f"{url} did not answer within {self._timeout.total:g} s") from None
@@ -78,20 +79,20 @@ class Endpoint:
         except orjson.JSONDecodeError:
             read = None
         if not isinstance(read, dict):
-            raise RewardFailed(f"{url} answered, but not with a JSON object: {self._shown(content)}")
+            raise RewardFailed(f"{url} answered, but not with a JSON object: {self._excerpt(content)}")
         return read
 
     def _failure(self, url: str, reply: aiohttp.ClientResponse, content: bytes) -> RewardFailed:
-        text = f"{url} answered {reply.status}: {self._shown(content)}"
+        text = f"{url} answered {reply.status}: {self._excerpt(content)}"
         if reply.status not in BUSY and reply.status < 500:
             return Refused(text)
         busy = Busy(text)
         busy.pause = _seconds(reply.headers.get("Retry-After"))
         return busy
 
-    def _shown(self, content: bytes) -> str:
+    def _excerpt(self, content: bytes) -> str:
         text = content.decode(errors="replace")
-        return (text.replace(self._key, "(the key)") if self._key else text)[:TEXT_KEPT]
+        return (text.replace(self._key, "(the key)") if self._key else text)[:LONGEST_TEXT]
 
 
 def _key(variable: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Rewards of 1 or 0 for text: equal, equal but for its dress, the same number, found by a pattern, in a given form."""
+"""Rewards of 1 or 0 for text: equal, equal after normalisation, the same number, matched by a pattern, in a form."""
 
 import math
 import re
@@ -20,7 +20,7 @@ Matching = Callable[[Sample], float]
 
 
 def exact_match(*, answer_key: str = ANSWER, extract: str | None = None) -> Matching:
-    """1 if the answer is the expected one, letter by letter; blanks around either do not count."""
+    """1 if the answer equals the expected one; blanks around either are ignored."""
     pattern = compiled(extract) if extract else None
 
     def score(sample: Sample) -> float:
@@ -31,7 +31,7 @@ def exact_match(*, answer_key: str = ANSWER, extract: str | None = None) -> Matc
 
 
 def normalised_match(*, answer_key: str = ANSWER, extract: str | None = None) -> Matching:
-    """As exact_match, but for case, punctuation, English articles, width of letters and blanks."""
+    """As exact_match, but ignores case, punctuation, English articles, the width of letters, and blanks."""
     pattern = compiled(extract) if extract else None
 
     def score(sample: Sample) -> float:
@@ -42,21 +42,21 @@ def normalised_match(*, answer_key: str = ANSWER, extract: str | None = None) ->
 
 
 def number_match(*, answer_key: str = ANSWER, extract: str | None = None, tolerance: float = 1e-6) -> Matching:
-    """1 if the last number of the answer is the expected one, within a share of it."""
+    """1 if the last number of the answer is the expected one, within a relative tolerance."""
     pattern = compiled(extract) if extract else None
 
     def score(sample: Sample) -> float:
-        found = last_number(answer_of(sample, pattern))
+        answer = last_number(answer_of(sample, pattern))
         expected = [_expected_number(sample, text) for text in expected_texts(sample, answer_key)]
         return float(
-            found is not None and any(math.isclose(found, e, rel_tol=tolerance, abs_tol=1e-12) for e in expected)
+            answer is not None and any(math.isclose(answer, e, rel_tol=tolerance, abs_tol=1e-12) for e in expected)
         )
 
     return score
 
 
 def regex_match(*, pattern: str | None = None, answer_key: str = ANSWER) -> Matching:
-    """1 if the pattern is found in the answer. Without a pattern, the expected answer is one."""
+    """1 if the pattern matches in the answer. Without a pattern, the expected answer is the pattern."""
     fixed = compiled(pattern) if pattern is not None else None
 
     def score(sample: Sample) -> float:
@@ -68,7 +68,7 @@ def regex_match(*, pattern: str | None = None, answer_key: str = ANSWER) -> Matc
 
 
 def format_match(*, tags: tuple[str, ...] = ("think", "answer")) -> Callable[[Sample], Score]:
-    """1 if the whole response is <tag>…</tag> for each tag, once, in that order, with nothing between or around."""
+    """1 if the whole response is <tag>…</tag> for each tag, once, in that order, and nothing else."""
 
     def score(sample: Sample) -> Score:
         text = sample.response_text
@@ -86,11 +86,11 @@ def normalised(text: str) -> str:
 
 def last_number(text: str) -> float | None:
     """The last number written in digits: 1,234.5 and 6e-3 and 3/4 are numbers, the 2 of H2O is none."""
-    found = NUMBER.findall(text)
-    if not found:
+    numbers = NUMBER.findall(text)
+    if not numbers:
         return None
-    above, below = (_digits(part) for part in found[-1])
-    return above / below if below else None
+    numerator, denominator = (_digits(part) for part in numbers[-1])
+    return numerator / denominator if denominator else None
 
 
 def _digits(written: str) -> float:

@@ -1,4 +1,4 @@
-"""Mathematical equality, by math-verify: 1/2, 0.5 and \\frac{1}{2} are one answer."""
+"""Mathematical equality, by math-verify: 1/2, 0.5 and \\frac{1}{2} are equal."""
 
 import logging
 from collections.abc import Callable
@@ -10,19 +10,19 @@ from stepwell.rewards.sample import Sample
 
 
 def math_equal(*, answer_key: str = ANSWER, extract: str | None = None) -> Callable[[Sample], float]:
-    """1 if the answer's expression equals an expected one. \\boxed{…} is preferred to what stands around it.
+    """1 if the answer's expression equals an expected one. An expression in \\boxed{…} is preferred.
 
-    An expected answer that cannot be read is an error; an answer that cannot be read is not the expected one. No
-    time limit is set here: a comparison that never ends is ended by whoever runs the function.
+    An unreadable expected answer is an error; an unreadable answer is wrong. There is no time limit here: the runner
+    of the function ends a comparison that takes too long.
     """
     engine = _engine()
     pattern = compiled(extract) if extract else None
 
     def score(sample: Sample) -> float:
         expected = [_expected(engine, sample, text) for text in expected_texts(sample, answer_key)]
-        found = _read(engine, answer_of(sample, pattern))
+        answer = _read(engine, answer_of(sample, pattern))
         return float(
-            any(engine.verify(each, found, timeout_seconds=None, raise_on_error=True) for each in expected if found)
+            any(engine.verify(each, answer, timeout_seconds=None, raise_on_error=True) for each in expected if answer)
         )
 
     return score
@@ -38,7 +38,7 @@ def _engine() -> Any:
 
 
 def _expected(engine: Any, sample: Sample, text: str) -> list[Any]:
-    """Read as it stands, or as LaTeX, which needs its dollars to be seen as such."""
+    """Read as LaTeX between dollar signs, or as plain text."""
     read = _read(engine, f"${text}$") or _read(engine, text)
     if not read:
         raise RewardFailed(f"trajectory {sample.trajectory_uid!r} expects {text!r}, which math-verify cannot read")

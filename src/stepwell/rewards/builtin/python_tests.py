@@ -1,9 +1,9 @@
 """Unit tests of generated Python: the share of the tests that pass.
 
-What always holds: code that fails, hangs, crashes or is missing fails its tests, and scores for it; where the tests
-themselves cannot be run, that is an error and no score. Each test meets the code in a process of its own (see
-rewards/confinement.py for how far it is held). Code that is out to deceive shares that process with its test and can:
-a high score of code that reads its caller's frames is to be looked at.
+- Code that fails, hangs, crashes or is missing fails its tests, which gives a score. If the tests themselves cannot
+  run, that is an error and no score.
+- Each test runs with the code in its own process (confinement.py says how isolated that is). Malicious code shares that
+  process with its test and can cheat: inspect high scores of code that reads its caller's frames.
 """
 
 import secrets
@@ -16,9 +16,8 @@ import orjson
 from stepwell.errors import RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.builtin import candidate_main as candidate
-from stepwell.rewards.builtin.answers import answer_of, expected_of
-from stepwell.rewards.builtin.confinement import Ended, run_confined
-from stepwell.rewards.builtin.fenced import last_block
+from stepwell.rewards.builtin.answers import answer_of, expected_of, last_block
+from stepwell.rewards.builtin.confinement import ConfinedRun, run_confined
 from stepwell.rewards.sample import Sample
 
 MEGABYTE = 2**20
@@ -26,15 +25,16 @@ FILE_BYTES = 16 * MEGABYTE
 PROCESSES = 64
 OPEN_FILES = 64
 SHOWN = 5
-"""Failures that the notes tell of."""
+"""Failures in the notes."""
 
 
 def python_tests(
     *, tests_key: str = "tests", seconds: float = 4.0, seconds_in_all: float = 20.0, memory_mb: int = 512
 ) -> Callable[[Sample], Score]:
-    """The code is the answer's last fenced block; the tests are texts of Python in the metadata, a list or by name.
+    """The code is the answer's last fenced block; the tests are Python source in the metadata, a list or by name.
 
-    A test passes if it raises nothing. `seconds` is for one test; those not begun after `seconds_in_all` have failed.
+    A test passes if it raises nothing. `seconds` limits one test; tests that have not begun after `seconds_in_all`
+    fail.
     """
 
     def score(sample: Sample) -> Score:
@@ -47,27 +47,27 @@ def python_tests(
 
     def _failure(code: str, test: str, deadline: float) -> str:
         if time.monotonic() > deadline:
-            return "not run: the time for all was up"
+            return "not run: the time for all tests was up"
         return why_failed(code, test, seconds=seconds, memory_mb=memory_mb)
 
     return score
 
 
 def why_failed(code: str, test: str, *, seconds: float, memory_mb: int) -> str:
-    """Nothing, if the test passed."""
+    """Empty if the test passed."""
     passed = secrets.token_hex(16)
     job = {"code": code, "test": test, "passed": passed, "limits": _limits(seconds, memory_mb)}
-    ended = run_confined(Path(candidate.__file__), orjson.dumps(job), seconds=seconds)
-    if not ended.output.startswith(candidate.READY):
-        raise RewardFailed(f"a test could not be run (code {ended.code}): {ended.said or 'it did not start in time'}")
-    verdict = ended.output.removeprefix(candidate.READY)
-    return "" if verdict == passed.encode() else _failure_of(ended, verdict)
+    run = run_confined(Path(candidate.__file__), orjson.dumps(job), seconds=seconds)
+    if not run.output.startswith(candidate.READY):
+        raise RewardFailed(f"a test could not be run (code {run.code}): {run.errors or 'it did not start in time'}")
+    verdict = run.output.removeprefix(candidate.READY)
+    return "" if verdict == passed.encode() else _failure_of(run, verdict)
 
 
-def _failure_of(ended: Ended, verdict: bytes) -> str:
+def _failure_of(run: ConfinedRun, verdict: bytes) -> str:
     if verdict.startswith(candidate.FAILED):
         return verdict.removeprefix(candidate.FAILED).decode(errors="replace")
-    return "timed out" if ended.timed_out else f"ended before the test did, with code {ended.code}"
+    return "timed out" if run.timed_out else f"ended before the test did, with code {run.code}"
 
 
 def _limits(seconds: float, memory_mb: int) -> dict[str, int]:
@@ -88,7 +88,7 @@ def _tests(sample: Sample, key: str) -> dict[str, str]:
     if isinstance(given, list):
         given = {f"test {number}": test for number, test in enumerate(given, start=1)}
     if not isinstance(given, dict) or not given or not all(isinstance(test, str) for test in given.values()):
-        raise RewardFailed(f"trajectory {sample.trajectory_uid!r}: {key!r} holds no tests, which are texts of Python")
+        raise RewardFailed(f"trajectory {sample.trajectory_uid!r}: {key!r} holds no tests; a test is Python source")
     return given
 
 

@@ -1,4 +1,4 @@
-"""A reward model served by vLLM (`--runner pooling`), asked for its number of a whole conversation."""
+"""A reward model served by vLLM (`--runner pooling`) that scores a whole conversation."""
 
 from collections.abc import Awaitable, Callable
 from typing import Literal
@@ -20,11 +20,11 @@ def reward_model(
     timeout: float = 60.0,
     concurrency: int = 32,
 ) -> Callable[[Sample], Awaitable[float]]:
-    """What the model's head gives for the conversation, rendered by the reward model's own chat template.
+    """The output of the model's head for the conversation, rendered by the reward model's own chat template.
 
-    `url` is the server's, without a path. A head with several labels needs `label`, the place of the one that counts.
-    `activation`: after the model's sigmoid or softmax instead of before. Of a model that scores every token, which
-    only /pooling serves, the last token's number counts.
+    `url` is the server's, without a path. A head with several labels needs `label`, the index of the one to use.
+    `activation`: the value after the model's sigmoid or softmax instead of before. If a model scores every token, which
+    only /pooling serves, the last token's value is used.
     """
     endpoint = Endpoint(url, key_variable=key_variable, timeout=timeout, concurrency=concurrency)
 
@@ -38,7 +38,7 @@ def reward_model(
 
 
 def _messages(sample: Sample) -> list[Json]:
-    """A prompt that could not be read into messages is said by the user."""
+    """A prompt that could not be read as messages becomes a message of the user."""
     return [
         {"role": "user" if message["role"] == "prompt" else message["role"], "content": message["content"]}
         for message in sample.messages
@@ -54,8 +54,8 @@ def _outputs(reply: JsonObject, field: str) -> list[Json]:
 
 def _chosen(outputs: list[Json], label: int | None) -> float:
     if label is None and len(outputs) != 1:
-        raise RewardFailed(f"the reward model gives {len(outputs)} numbers: say with 'label' which of them counts")
+        raise RewardFailed(f"the reward model returns {len(outputs)} numbers: choose one with 'label'")
     place = label or 0
     if not 0 <= place < len(outputs) or not isinstance(number := outputs[place], int | float):
-        raise RewardFailed(f"the reward model gives {len(outputs)} labels, and no number as label {place}")
+        raise RewardFailed(f"the reward model returns {len(outputs)} labels, and no number as label {place}")
     return float(number)

@@ -1,4 +1,4 @@
-"""JSON that keeps to a schema."""
+"""A reward for JSON that conforms to a schema."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,8 +8,7 @@ from pydantic import JsonValue
 
 from stepwell.errors import BadRequest, NotReady, RewardFailed
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.builtin.answers import answer_of, compiled, expected_object
-from stepwell.rewards.builtin.fenced import last_block
+from stepwell.rewards.builtin.answers import answer_of, compiled, expected_object, last_block
 from stepwell.rewards.sample import Sample
 from stepwell.steps.step import JsonObject
 
@@ -17,9 +16,9 @@ from stepwell.steps.step import JsonObject
 def json_schema(
     *, schema: Mapping[str, JsonValue] | None = None, schema_key: str = "schema", extract: str | None = None
 ) -> Callable[[Sample], Score]:
-    """1 if the answer, or its last fenced block, is JSON that the schema allows; the notes say what is against it.
+    """1 if the answer, or its last fenced block, is JSON that conforms to the schema; the notes name a violation.
 
-    Without a schema, each trajectory's metadata holds its own. References to other documents are never fetched.
+    Without a schema, each trajectory's metadata holds one. References to other documents are never fetched.
     """
     pattern = compiled(extract) if extract else None
     fixed = _validator(schema, BadRequest) if schema is not None else None
@@ -31,8 +30,8 @@ def json_schema(
             value = orjson.loads(last_block(answer) or answer)
         except orjson.JSONDecodeError as failure:
             return Score(0.0, notes=f"no JSON: {failure}")
-        against = next(validator.iter_errors(value), None)
-        return Score(1.0) if against is None else Score(0.0, notes=f"{against.json_path}: {against.message}"[:500])
+        error = next(validator.iter_errors(value), None)
+        return Score(1.0) if error is None else Score(0.0, notes=f"{error.json_path}: {error.message}"[:500])
 
     return score
 
@@ -47,6 +46,6 @@ def _validator(schema: JsonObject, failure: type[BadRequest | RewardFailed]) -> 
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema)
-    except SchemaError as against:
-        raise failure(f"the schema is none: {against.json_path}: {against.message}") from None
+    except SchemaError as error:
+        raise failure(f"the schema is invalid: {error.json_path}: {error.message}") from None
     return kind(schema, registry=REGISTRY)

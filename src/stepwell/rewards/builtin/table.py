@@ -1,22 +1,22 @@
 """The built-in reward functions: one table, name to factory.
 
-A factory takes options as keywords and gives a function of a sample. What always holds: options that do not fit are
-refused when the function is made, as a ValueError that says which.
+A factory takes its options as keywords and returns a function of a sample. Invalid options are refused when the
+function is made, with a ValueError that names them.
 """
 
 from collections.abc import Callable
 
-from pydantic import validate_call
+from pydantic import ConfigDict, validate_call
 
+from stepwell.rewards.builtin.composition import length_shaping, per_step, weighted_sum
 from stepwell.rewards.builtin.judge import judge
 from stepwell.rewards.builtin.matching import exact_match, format_match, normalised_match, number_match, regex_match
 from stepwell.rewards.builtin.mathematics import math_equal
-from stepwell.rewards.builtin.process import per_step
 from stepwell.rewards.builtin.python_tests import python_tests
 from stepwell.rewards.builtin.reward_model import reward_model
 from stepwell.rewards.builtin.schema import json_schema
-from stepwell.rewards.builtin.shaping import length_shaping, weighted_sum
-from stepwell.rewards.loading import Call
+from stepwell.rewards.function import Call, Loader
+from stepwell.steps.step import JsonObject
 
 FACTORIES: tuple[Callable[..., Call], ...] = (
     exact_match,
@@ -27,11 +27,18 @@ FACTORIES: tuple[Callable[..., Call], ...] = (
     format_match,
     json_schema,
     python_tests,
-    length_shaping,
-    weighted_sum,
-    per_step,
     judge,
     reward_model,
 )
+COMPOSING_FACTORIES: tuple[Callable[..., Call], ...] = (length_shaping, weighted_sum, per_step)
+"""These also take a Loader, as the first argument."""
 
-BUILT_IN: dict[str, Callable[..., Call]] = {factory.__name__: validate_call(factory) for factory in FACTORIES}
+BUILT_IN: dict[str, Callable[..., Call]] = {
+    factory.__name__: validate_call(config=ConfigDict(arbitrary_types_allowed=True))(factory)
+    for factory in (*FACTORIES, *COMPOSING_FACTORIES)
+}
+
+
+def make_built_in(name: str, options: JsonObject, load: Loader) -> Call:
+    needs_loader = any(factory.__name__ == name for factory in COMPOSING_FACTORIES)
+    return BUILT_IN[name](load, **options) if needs_loader else BUILT_IN[name](**options)

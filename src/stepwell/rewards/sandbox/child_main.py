@@ -1,7 +1,8 @@
-"""The program of a child process: loads one reward function and calls it for sample after sample.
+"""The program of a child process: loads one reward function and calls it for one sample after another.
 
-What always holds: it ends when its worker ends; it is limited before it loads the function; whatever the function does
-short of ending the process comes back as an Attempt; the cell says at any time whose call is running.
+- It ends when its worker ends, and sets its limits before it loads the function.
+- Whatever the function does becomes an Attempt, unless it ends the process.
+- The running-call slot always says whose call is running.
 """
 
 import asyncio
@@ -23,53 +24,51 @@ from stepwell.common.die_with_parent import limit_memory, set_parent_death_signa
 from stepwell.common.tokenizers import Decode, load_decode
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import JudgementOutcome
-from stepwell.rewards.attempt import Attempt, attempt_of, write_attempt
-from stepwell.rewards.blame import blame
-from stepwell.rewards.loading import RewardFunction, load
+from stepwell.rewards.attempt import Attempt, attempt_of, failure_text, write_attempt
+from stepwell.rewards.function import RewardFunction
+from stepwell.rewards.loading import load
 from stepwell.rewards.sample import Sample
-from stepwell.rewards.sandbox.job import Job
-from stepwell.rewards.sandbox.marking import marked
-from stepwell.rewards.sandbox.messages import framed, read_frame, read_frame_from
-from stepwell.rewards.sandbox.output import Printed, with_printed
-from stepwell.rewards.sandbox.running_call import NOBODY, NUMBER, Cell
+from stepwell.rewards.sandbox.messages import Job, framed, read_frame, read_frame_from
+from stepwell.rewards.sandbox.output import CapturedOutput, with_output
+from stepwell.rewards.sandbox.running_call import NO_CALL, NUMBER, RunningCallSlot, track_call
 
-Running: TypeAlias = Coroutine[object, object, object]
+AsyncCall: TypeAlias = Coroutine[object, object, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Calls the function, and turns all that can come of it into an Attempt."""
+class FunctionCaller:
+    """Calls the function, and turns every result and failure into an Attempt."""
 
     function: RewardFunction
     decode: Decode
-    cell: Cell
-    printed: Printed
+    running_call: RunningCallSlot
+    output: CapturedOutput
     timeout: float
 
     def call(self, message: bytes) -> tuple[Attempt, bool]:
-        """For a claimed sample: the attempt, and whether the process can no longer be trusted to have memory."""
+        """For a claimed sample: the attempt, and whether the process must end because memory ran out."""
         started = time.perf_counter()
         try:
-            self.printed.start_call()
+            self.output.start_call()
             sample = self._sample(message)
             return attempt_of(self.function.call(sample), len(sample.steps), time.perf_counter() - started), False
-        except BaseException as failure:  # noqa: BLE001 - someone else's code, of which nothing may get past here
+        except BaseException as failure:  # noqa: BLE001 - the author's code may raise anything
             return self._failed(failure, started)
         finally:
-            self.cell.write(NOBODY)
+            self.running_call.write(NO_CALL)
 
     async def call_async(self, number: int, message: bytes) -> tuple[Attempt, bool]:
         started = time.perf_counter()
-        self.printed.start_call()
+        self.output.start_call()
         limit = asyncio.timeout(self.timeout)
         try:
             sample = self._sample(message)
             async with limit:
-                result = await marked(cast("Running", self.function.call(sample)), number, self.cell)
+                result = await track_call(cast("AsyncCall", self.function.call(sample)), number, self.running_call)
             return attempt_of(result, len(sample.steps), time.perf_counter() - started), False
-        except BaseException as failure:  # noqa: BLE001 - as above
+        except BaseException as failure:  # noqa: BLE001 - the author's code may raise anything
             if limit.expired() and isinstance(failure, TimeoutError):
-                why = with_printed(f"it took longer than {self.timeout:g} s and was cancelled", self.printed.text())
+                why = with_output(f"it took longer than {self.timeout:g} s and was cancelled", self.output.text())
                 return Attempt(JudgementOutcome.TIMEOUT, why=why, seconds=time.perf_counter() - started), False
             return self._failed(failure, started)
 
@@ -78,65 +77,65 @@ class Caller:
         return sample.decoded_by(self.decode)
 
     def _failed(self, failure: BaseException, started: float) -> tuple[Attempt, bool]:
-        why = with_printed(blame(failure), self.printed.text())
+        why = with_output(failure_text(failure), self.output.text())
         seconds = time.perf_counter() - started
         return Attempt(JudgementOutcome.ERROR, why=why, seconds=seconds), isinstance(failure, MemoryError)
 
 
 def main() -> None:
-    cell_descriptor, parent = map(int, sys.argv[1:])
+    slot_descriptor, parent = map(int, sys.argv[1:])
     set_parent_death_signal(parent, signal.SIGKILL)
-    channel = _take_over_channel()
-    os.set_inheritable(cell_descriptor, False)
+    channel = _take_channel_from_stdin()
+    os.set_inheritable(slot_descriptor, False)
     messages = channel.makefile("rb")
     job: Job = pickle.loads(read_frame_from(messages) or b"")
     faulthandler.enable(file=sys.stderr)
-    printed = Printed(sys.stderr)
-    printed.start_call()
-    sys.stdout = sys.stderr = printed
+    output = CapturedOutput(sys.stderr)
+    output.start_call()
+    sys.stdout = sys.stderr = output
     try:
-        _move_to(job.folder)
+        _change_folder(job.folder)
         decode = load_decode(job.tokenizer_path)
         limit_memory(job.memory_mb)
         function = load(job.function, job.options)
     except BadRequest as why:
-        channel.sendall(framed(orjson.dumps({"why": with_printed(str(why), printed.text())})))
+        channel.sendall(framed(orjson.dumps({"why": with_output(str(why), output.text())})))
         return
     channel.sendall(framed(orjson.dumps({"name": function.name, "is_async": function.is_async})))
-    caller = Caller(function, decode, Cell(cell_descriptor), printed, job.timeout)
+    caller = FunctionCaller(function, decode, RunningCallSlot(slot_descriptor), output, job.timeout)
     if function.is_async:
         asyncio.run(serve_async(channel, caller))
     else:
         serve(messages, channel, caller)
 
 
-def _move_to(folder: str) -> None:
+def _change_folder(folder: str) -> None:
     try:
         os.chdir(folder)
     except OSError as why:
         raise BadRequest(f"the folder of the reward function cannot be used: {why}") from None
 
 
-def serve(messages: BinaryIO, channel: socket.socket, caller: Caller) -> None:
+def serve(messages: BinaryIO, channel: socket.socket, caller: FunctionCaller) -> None:
     while (message := read_frame_from(messages)) is not None:
         number = NUMBER.unpack_from(message)[0]
-        if not caller.cell.claim(number):
+        if not caller.running_call.claim(number):
             continue
-        attempt, leaving = caller.call(message[NUMBER.size :])
-        channel.sendall(framed(write_attempt(number, attempt, leaving=leaving)))
-        if leaving:
+        attempt, is_leaving = caller.call(message[NUMBER.size :])
+        channel.sendall(framed(write_attempt(number, attempt, is_leaving=is_leaving)))
+        if is_leaving:
             return
 
 
-async def serve_async(channel: socket.socket, caller: Caller) -> None:
+async def serve_async(channel: socket.socket, caller: FunctionCaller) -> None:
     reader, writer = await asyncio.open_connection(sock=channel)
     calls: set[asyncio.Task[None]] = set()
 
     async def answer(message: bytes) -> None:
         number = NUMBER.unpack_from(message)[0]
-        attempt, leaving = await caller.call_async(number, message[NUMBER.size :])
-        writer.write(framed(write_attempt(number, attempt, leaving=leaving)))
-        if leaving:
+        attempt, is_leaving = await caller.call_async(number, message[NUMBER.size :])
+        writer.write(framed(write_attempt(number, attempt, is_leaving=is_leaving)))
+        if is_leaving:
             writer.close()
             await writer.wait_closed()
             os._exit(0)
@@ -151,8 +150,9 @@ async def serve_async(channel: socket.socket, caller: Caller) -> None:
         call.add_done_callback(calls.discard)
 
 
-def _take_over_channel() -> socket.socket:
-    """The socket that came as stdin, out of the function's reach; stdin is empty from now on."""
+def _take_channel_from_stdin() -> socket.socket:
+    """The socket that the worker passed as stdin. Stdin is empty from now on, so the function cannot reach the
+    socket."""
     channel = socket.socket(fileno=os.dup(0))
     channel.setblocking(True)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -167,4 +167,4 @@ if __name__ == "__main__":
     except BaseException:  # noqa: BLE001 - the worker reads it
         traceback.print_exc()
         os._exit(1)
-    os._exit(0)  # threads of the function's are not waited for
+    os._exit(0)  # does not wait for threads of the function

@@ -1,7 +1,7 @@
-"""A child process, as its worker holds it: started, written to, read from, killed.
+"""A child process as its worker sees it: started, written to, read from, killed.
 
-What always holds: a child is a fresh process, not a fork of this one; it cannot outlive this one; killing it kills what
-it started; its end is waited for, so that no zombie is left.
+- A child is a fresh process, not a fork, and cannot outlive this process.
+- Killing it kills what it started. Its end is awaited, so there are no zombies.
 """
 
 import asyncio
@@ -21,59 +21,60 @@ import orjson
 from stepwell.common.async_calls import run_to_end
 from stepwell.common.processes import exit_text, kill_group
 from stepwell.errors import BadRequest, RewardFailed
-from stepwell.rewards.sandbox.job import Job
-from stepwell.rewards.sandbox.messages import framed, read_frame
-from stepwell.rewards.sandbox.output import KEPT, NEXT_CALL, with_printed
-from stepwell.rewards.sandbox.running_call import NUMBER, Cell
+from stepwell.rewards.sandbox.messages import Job, framed, read_frame
+from stepwell.rewards.sandbox.output import LONGEST_OUTPUT, NEXT_CALL, with_output
+from stepwell.rewards.sandbox.running_call import NUMBER, RunningCallSlot
 
 Channel: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 START_TIMEOUT = 120.0
 """Seconds for Python, the tokenizer and the function's imports."""
 READ_PAUSE = 0.01
-"""Seconds between two looks at what a child prints: one that prints without end waits for us, not we for it."""
-LAST_WORDS = 1.0
-"""Seconds for what a dead child has still in its pipes."""
+"""Seconds between two reads of a child's output: a child that prints endlessly waits for this process."""
+EXIT_TIMEOUT = 1.0
+"""Seconds for a child to end by itself, and to read what an ended child has left in its pipes."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "TOKENIZERS_PARALLELISM": "false"}
-"""Unless told otherwise: one process is one thread's worth of work, and threads reserve memory that counts."""
+"""Defaults: a process does the work of one thread, and the memory that threads reserve would count as used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a child says first."""
+    """The first message of a child."""
 
     name: str
     is_async: bool
 
 
-class Child:
-    """Made by `start_child`; whoever has it closes it."""
+class RewardChild:
+    """Made by `start_child`; whoever gets it closes it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], cell: Cell, channel: Channel, prints: int) -> None:
-        self.cell = cell
+    def __init__(
+        self, process: subprocess.Popen[bytes], running_call: RunningCallSlot, channel: Channel, output_pipe: int
+    ) -> None:
+        self.running_call = running_call
         self.reader, self._writer = channel
-        self.printed = ""
-        """Since the last call began, up to a bound; all of it once the child has ended."""
+        self.output = ""
+        """The last characters printed since the last call began; complete after the child has ended."""
         self._process = process
-        self._listening = asyncio.create_task(self._listen(prints))
+        self._reading_output = asyncio.create_task(self._read_output(output_pipe))
 
     async def greet(self, job: Job) -> Hello:
-        """Tell it what it is for; BadRequest says why the function cannot be had."""
+        """Sends the job; BadRequest says why the function cannot be loaded."""
         self._writer.write(framed(pickle.dumps(job)))
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                said = orjson.loads(await read_frame(self.reader))
+                reply = orjson.loads(await read_frame(self.reader))
         except TimeoutError:
             raise BadRequest(f"{job.function} was not loaded within {START_TIMEOUT:g} s") from None
         except (EOFError, OSError):
             why = f"loading {job.function} ended the process: {await self.end()}"
-            raise BadRequest(with_printed(why, self.printed)) from None
-        if "why" in said:
-            raise BadRequest(said["why"])
-        return Hello(**said)
+            raise BadRequest(with_output(why, self.output)) from None
+        if "why" in reply:
+            raise BadRequest(reply["why"])
+        return Hello(**reply)
 
     async def send(self, messages: Iterable[tuple[int, bytes]]) -> None:
-        """Pickled samples, each with the number its answer will have."""
+        """Pickled samples, each with the number of its attempt."""
         self._writer.write(b"".join(framed(NUMBER.pack(number) + message) for number, message in messages))
         await self._writer.drain()
 
@@ -82,14 +83,15 @@ class Child:
             kill_group(self._process)
 
     async def end(self) -> str:
-        """How it ended, in words. Killed if it has not ended by itself."""
+        """Waits until it has ended, kills it if it has not after a second, and returns how it ended."""
         if self._process.returncode is None:
             with suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._process.wait, LAST_WORDS)
+                await asyncio.to_thread(self._process.wait, EXIT_TIMEOUT)
             kill_group(self._process)
             await asyncio.to_thread(self._process.wait)
-            await asyncio.wait([self._listening], timeout=LAST_WORDS)
-        return _exit_text_with_hint(self._process.returncode)
+            await asyncio.wait([self._reading_output], timeout=EXIT_TIMEOUT)
+        code = self._process.returncode
+        return exit_text(code) + ("; is the machine out of memory?" if code == -signal.SIGKILL else "")
 
     async def close(self) -> None:
         """Kills it if it has not ended. A cancelled caller still waits until that is done."""
@@ -98,30 +100,30 @@ class Child:
     async def _close(self) -> None:
         self.kill()
         await self.end()
-        self._listening.cancel()
-        await asyncio.wait([self._listening])
+        self._reading_output.cancel()
+        await asyncio.wait([self._reading_output])
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()
-        self.cell.close()
+        self.running_call.close()
 
-    async def _listen(self, prints: int) -> None:
-        """Keeps what was printed since the last call began, up to the bound."""
+    async def _read_output(self, output_pipe: int) -> None:
         reader = asyncio.StreamReader()
-        pipe = os.fdopen(prints, "rb", buffering=0)
+        pipe = os.fdopen(output_pipe, "rb", buffering=0)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), pipe
         )
         try:
             while chunk := await reader.read(2**16):
-                self.printed = (self.printed + chunk.decode(errors="replace")).rpartition(NEXT_CALL)[2][-KEPT:]
+                output = self.output + chunk.decode(errors="replace")
+                self.output = output.rpartition(NEXT_CALL)[2][-LONGEST_OUTPUT:]
                 await asyncio.sleep(READ_PAUSE)
         finally:
             transport.close()
 
 
-async def start_child(job: Job) -> tuple[Child, Hello]:
-    """BadRequest if the function cannot be had."""
+async def start_child(job: Job) -> tuple[RewardChild, Hello]:
+    """BadRequest if the function cannot be loaded."""
     ours, theirs = socket.socketpair()
     with theirs:
         channel = await asyncio.open_connection(sock=ours)
@@ -137,28 +139,25 @@ async def start_child(job: Job) -> tuple[Child, Hello]:
         raise
 
 
-def _spawn(channel: Channel, theirs: socket.socket) -> Child:
-    """In this thread, not in a passing one: the kernel kills the child when the thread that started it ends."""
-    cell = Cell.make()
-    prints, print_end = os.pipe()
+def _spawn(channel: Channel, theirs: socket.socket) -> RewardChild:
+    """Called in the main thread: the kernel kills the child when the thread that started it ends."""
+    running_call = RunningCallSlot.make()
+    read_end, write_end = os.pipe()
+    arguments = (str(running_call.descriptor), str(os.getpid()))
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "stepwell.rewards.sandbox.child_main", str(cell.descriptor), str(os.getpid())],
+            [sys.executable, "-P", "-m", "stepwell.rewards.sandbox.child_main", *arguments],
             stdin=theirs.fileno(),
-            stdout=print_end,
-            stderr=print_end,
-            pass_fds=(cell.descriptor,),
+            stdout=write_end,
+            stderr=write_end,
+            pass_fds=(running_call.descriptor,),
             start_new_session=True,
             env=ENVIRONMENT | os.environ,
         )
     except OSError:
-        os.close(prints)
-        cell.close()
+        os.close(read_end)
+        running_call.close()
         raise
     finally:
-        os.close(print_end)
-    return Child(process, cell, channel, prints)
-
-
-def _exit_text_with_hint(code: int) -> str:
-    return exit_text(code) + ("; is the machine out of memory?" if code == -signal.SIGKILL else "")
+        os.close(write_end)
+    return RewardChild(process, running_call, channel, read_end)

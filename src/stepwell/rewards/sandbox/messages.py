@@ -1,13 +1,38 @@
-"""Messages between a worker and its children: a length, then so many bytes, over a socket.
+"""Messages between a worker and its children: the Job, and frames (a length, then so many bytes) over a socket.
 
-Samples go to the child pickled. What comes back was written by a process that runs someone else's code, so it is JSON.
+Samples go to the child as pickles. A child runs untrusted code, so its replies are JSON.
 """
 
 import asyncio
 import struct
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from stepwell.steps.step import JsonObject
+
 LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a child process is started for."""
+
+    function: str
+    """Its name, as rewards/loading.py reads it."""
+    options: JsonObject = field(default_factory=dict)
+    """For a built-in function."""
+    folder: str = "."
+    """Where it runs, and where files and modules are searched first; absolute if workers run on other nodes."""
+    tokenizer_path: str | None = None
+    """Folder or name of the Hugging Face tokenizer; without one, functions that read texts fail."""
+    timeout: float = 30.0
+    """Seconds that one call may take."""
+    memory_mb: int = 2_048
+    """Memory of a process beyond what it uses before the function is loaded."""
+    children: int = 2
+    """Processes."""
+    calls: int = 512
+    """Concurrent calls of an async function, over all processes."""
 
 
 def framed(message: bytes) -> bytes:

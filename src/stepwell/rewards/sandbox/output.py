@@ -1,55 +1,55 @@
-"""What a reward function prints: passed on to the worker, and kept for the text of an error, both up to a bound.
+"""What a reward function prints: sent to the worker, and kept for error texts, both up to a limit.
 
-A function that prints without end must not keep anyone busy, so what is over the bound is dropped. Calls that run at
-the same time do not see one another's output.
+Output beyond the limit is dropped, so that endless printing keeps nobody busy. Concurrent calls do not see each other's
+output.
 """
 
 import io
 from contextvars import ContextVar
 from typing import TextIO
 
-KEPT = 2_000
-"""Characters a call."""
+LONGEST_OUTPUT = 2_000
+"""Characters per call."""
 NEXT_CALL = "\0"
-"""Passed on between calls, so that the worker can tell whose output it reads."""
+"""Written between calls; the worker then knows which call printed what."""
 
-_kept: ContextVar[list[str] | None] = ContextVar("_kept", default=None)
+_output_of_call: ContextVar[list[str] | None] = ContextVar("_output_of_call", default=None)
 
 
-class Printed(io.TextIOBase):
-    """Stands in for sys.stdout and sys.stderr."""
+class CapturedOutput(io.TextIOBase):
+    """Replaces sys.stdout and sys.stderr."""
 
-    def __init__(self, outlet: TextIO) -> None:
-        self._outlet = outlet
-        self._is_marked = True
+    def __init__(self, target: TextIO) -> None:
+        self._target = target
+        self._is_separated = True
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
-        kept = _kept.get()
-        passed = text if kept is None else text[: max(0, KEPT - sum(map(len, kept)))]
-        if passed:
-            self._is_marked = False
-            self._outlet.write(passed)
-            self._outlet.flush()
-        if passed and kept is not None:
-            kept.append(passed)
+        parts = _output_of_call.get()
+        accepted = text if parts is None else text[: max(0, LONGEST_OUTPUT - sum(map(len, parts)))]
+        if accepted:
+            self._is_separated = False
+            self._target.write(accepted)
+            self._target.flush()
+        if accepted and parts is not None:
+            parts.append(accepted)
         return len(text)
 
     def start_call(self) -> None:
         """What the current task prints from now on belongs to a new call."""
-        _kept.set([])
-        if not self._is_marked:
-            self._is_marked = True
-            self._outlet.write(NEXT_CALL)
-            self._outlet.flush()
+        _output_of_call.set([])
+        if not self._is_separated:
+            self._is_separated = True
+            self._target.write(NEXT_CALL)
+            self._target.flush()
 
     def text(self) -> str:
-        """What the current task's call has printed."""
-        return "".join(_kept.get() or ())
+        """What the call of the current task has printed."""
+        return "".join(_output_of_call.get() or ())
 
 
-def with_printed(why: str, printed: str) -> str:
-    printed = printed.strip()
-    return f"{why}; it printed:\n{printed}" if printed else why
+def with_output(why: str, output: str) -> str:
+    output = output.strip()
+    return f"{why}; it printed:\n{output}" if output else why

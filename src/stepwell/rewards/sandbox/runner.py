@@ -1,8 +1,9 @@
-"""The Runner: calls a reward function in processes that can be killed, and gives an Attempt for every sample.
+"""RewardRunner: calls a reward function in processes that can be killed; returns an Attempt for every sample.
 
-What always holds: the function's code never runs in this process; a child that ends is replaced; a call ends in a
-score, an error or a timeout, whatever the function does. There are as many children as the job says; only while all of
-them are in calls that have stalled, and samples wait, there is one more, up to twice as many.
+- The function's code never runs in this process.
+- A call ends in a score, an error or a timeout, whatever the function does. A child that ends is replaced.
+- There are as many children as the job says. If the calls of all children have stalled and samples wait, there is one
+  more, up to twice as many.
 """
 
 import asyncio
@@ -12,52 +13,51 @@ from stepwell.errors import StepwellError
 from stepwell.pool.api.scoring import JudgementOutcome
 from stepwell.rewards.attempt import Attempt
 from stepwell.rewards.sample import Sample
-from stepwell.rewards.sandbox.child_process import Child, Hello, start_child
-from stepwell.rewards.sandbox.job import Job
-from stepwell.rewards.sandbox.lane import PATIENCE, Service
-from stepwell.rewards.sandbox.prefetch import Window
-from stepwell.rewards.sandbox.queue import Asked, Backlog
+from stepwell.rewards.sandbox.child_process import Hello, RewardChild, start_child
+from stepwell.rewards.sandbox.lane import STALLED_AFTER, ChildLane
+from stepwell.rewards.sandbox.messages import Job
+from stepwell.rewards.sandbox.queue import Prefetch, QueuedSample, SampleQueue
 
 
-class Runner:
-    """`async with Runner(job) as runner: await runner.run(sample)`, or `start` and `close`."""
+class RewardRunner:
+    """`async with RewardRunner(job) as runner: await runner.run(sample)`, or `start` and `close`."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.name = job.function
         """The source of its scores."""
         self.slots = job.children
-        """Calls that can be under way at once."""
-        self._backlog = Backlog()
-        self._window = Window()
+        """Calls that can run at once."""
+        self._queue = SampleQueue()
+        self._prefetch = Prefetch()
         self._tasks: list[asyncio.Task[None]] = []
-        self._lanes = 0
-        """Children that work, or are being started."""
-        self._services: set[Service] = set()
+        self._lane_count = 0
+        """Children that work or are being started."""
+        self._lanes: set[ChildLane] = set()
 
     async def start(self) -> None:
-        """BadRequest, in words, if the function cannot be had."""
+        """BadRequest if the function cannot be loaded."""
         child, hello = await start_child(self.job)
         self._learn(hello)
         for place in range(self.job.children):
             self._open_lane(child if place == 0 else None)
-        self._tasks.append(asyncio.create_task(self._help_out()))
+        self._tasks.append(asyncio.create_task(self._add_lanes_when_stalled()))
 
     async def run(self, sample: Sample, *, urgent: bool = False) -> Attempt:
-        """In turn, or, where someone is waiting for it, before all that nobody waits for."""
-        asked = Asked(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL), asyncio.get_running_loop().create_future())
+        """Samples are called in order; an urgent one, whose caller waits, comes before all others."""
+        queued = QueuedSample(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL), asyncio.get_running_loop().create_future())
         if urgent:
-            self._backlog.put_first([asked])
+            self._queue.put_first([queued])
         else:
-            self._backlog.put(asked)
-        return await asked.answer
+            self._queue.put(queued)
+        return await queued.attempt
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def __aenter__(self) -> "Runner":
+    async def __aenter__(self) -> "RewardRunner":
         await self.start()
         return self
 
@@ -67,46 +67,46 @@ class Runner:
     def _learn(self, hello: Hello) -> None:
         self.name = hello.name
         if hello.is_async:
-            self._window = Window(max(1, self.job.calls // self.job.children))
-            self.slots = self._window.size * self.job.children
+            self._prefetch = Prefetch(max(1, self.job.calls // self.job.children))
+            self.slots = self._prefetch.size * self.job.children
 
-    async def _help_out(self) -> None:
+    async def _add_lanes_when_stalled(self) -> None:
         while True:
-            await asyncio.sleep(PATIENCE)
+            await asyncio.sleep(STALLED_AFTER)
             self._tasks = [task for task in self._tasks if not task.done()]
-            stalled = sum(service.is_stalled for service in self._services)
-            if stalled == self._lanes < 2 * self.job.children and not self._backlog.is_empty():
+            stalled = sum(lane.is_stalled for lane in self._lanes)
+            if stalled == self._lane_count < 2 * self.job.children and not self._queue.is_empty():
                 self._open_lane(None)
 
-    def _open_lane(self, child: Child | None) -> None:
-        self._lanes += 1
-        self._tasks.append(asyncio.create_task(self._lane(child)))
+    def _open_lane(self, child: RewardChild | None) -> None:
+        self._lane_count += 1
+        self._tasks.append(asyncio.create_task(self._run_lane(child)))
 
-    def _has_spare(self) -> bool:
-        return self._lanes > self.job.children
+    def _has_spare_lane(self) -> bool:
+        return self._lane_count > self.job.children
 
-    async def _lane(self, child: Child | None) -> None:
-        """One child after the other, until there are more than the job says."""
+    async def _run_lane(self, child: RewardChild | None) -> None:
+        """One child after another, until there are more lanes than the job says."""
         while True:
             try:
-                await self._serve(child or (await start_child(self.job))[0])
+                await self._run_child(child or (await start_child(self.job))[0])
             except StepwellError as why:
-                if not self._has_spare():
-                    await self._fail_one(f"no process can be had for it: {why}")
-            if self._has_spare():
-                self._lanes -= 1
+                if not self._has_spare_lane():
+                    await self._fail_one(f"no process can be started for it: {why}")
+            if self._has_spare_lane():
+                self._lane_count -= 1
                 return
             child = None
 
-    async def _serve(self, child: Child) -> None:
-        service = Service(child, self._backlog, self._window, timeout=self.job.timeout, may_leave=self._has_spare)
-        self._services.add(service)
+    async def _run_child(self, child: RewardChild) -> None:
+        lane = ChildLane(child, self._queue, self._prefetch, timeout=self.job.timeout, may_leave=self._has_spare_lane)
+        self._lanes.add(lane)
         try:
-            await service.run()
+            await lane.run()
         finally:
-            self._services.discard(service)
+            self._lanes.discard(lane)
 
     async def _fail_one(self, why: str) -> None:
-        """Rather one error a try than samples that wait without end."""
-        for asked in await self._backlog.take(1):
-            asked.tell(Attempt(JudgementOutcome.ERROR, why=why))
+        """One error per failed start, so that samples do not wait forever."""
+        for queued in await self._queue.take(1):
+            queued.finish(Attempt(JudgementOutcome.ERROR, why=why))

@@ -1,25 +1,29 @@
-"""Two numbers that a worker and its child both see: whose call is running, and up to which sample they are withdrawn.
+"""Which call is running in a child: two numbers in memory that a worker and its child share.
 
-It outlives the child, so that a death is put down to the sample that caused it and to no other. What always holds: each
-side writes one number and reads the other one after that, so a sample that was withdrawn either is not called, or was
-seen running.
+- The memory outlives the child, so a death is attributed to the sample whose call was running, and to no other.
+- Each side writes one number and then reads the other: a withdrawn sample is either not called, or seen running.
 """
 
 import mmap
 import os
 import struct
+import types
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
 
-NOBODY = 0
+NO_CALL = 0
 NUMBER = struct.Struct("<Q")
 
+T = TypeVar("T")
 
-class Cell:
+
+class RunningCallSlot:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._memory = mmap.mmap(descriptor, 2 * NUMBER.size)
 
     @classmethod
-    def make(cls) -> "Cell":
+    def make(cls) -> "RunningCallSlot":
         descriptor = os.memfd_create("stepwell-reward")
         os.ftruncate(descriptor, 2 * NUMBER.size)
         return cls(descriptor)
@@ -32,18 +36,37 @@ class Cell:
         return number
 
     def withdraw(self, last: int) -> int:
-        """All up to the last are to be passed over; gives the one whose call is running all the same."""
+        """The child skips all samples up to `last`, except the one whose call is running; returns that one."""
         NUMBER.pack_into(self._memory, NUMBER.size, last)
         return self.read()
 
     def claim(self, number: int) -> bool:
-        """Written as running, unless it was withdrawn."""
+        """Marks the sample as running, unless it was withdrawn."""
         self.write(number)
         if number > NUMBER.unpack_from(self._memory, NUMBER.size)[0]:
             return True
-        self.write(NOBODY)
+        self.write(NO_CALL)
         return False
 
     def close(self) -> None:
         self._memory.close()
         os.close(self.descriptor)
+
+
+@types.coroutine
+def track_call(call: Coroutine[Any, Any, T], number: int, slot: RunningCallSlot) -> Generator[Any, Any, T]:
+    """Runs the call. The slot has its number while it holds the event loop, and not while it waits."""
+    resume, value = call.send, None
+    while True:
+        slot.write(number)
+        try:
+            awaited = resume(value)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        finally:
+            slot.write(NO_CALL)
+        try:
+            resume, value = call.send, (yield awaited)
+        except BaseException as thrown:  # noqa: BLE001 - passed on to the call
+            resume, value = call.throw, thrown

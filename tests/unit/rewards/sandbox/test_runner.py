@@ -14,9 +14,9 @@ import pytest
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.rewards.attempt import Attempt
-from stepwell.rewards.sandbox.job import Job
-from stepwell.rewards.sandbox.output import KEPT
-from stepwell.rewards.sandbox.runner import Runner
+from stepwell.rewards.sandbox.messages import Job
+from stepwell.rewards.sandbox.output import LONGEST_OUTPUT
+from stepwell.rewards.sandbox.runner import RewardRunner
 from tests.rig.vocabulary import encode
 from tests.rig.waiting import until, wait_until
 from tests.unit.rewards.samples import job, sample
@@ -33,7 +33,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-async def child_pids(runner: Runner) -> set[int]:
+async def child_pids(runner: RewardRunner) -> set[int]:
     attempts = await asyncio.gather(*(runner.run(sample("pid")) for _ in range(20)))
     return {int(attempt.score.value) for attempt in attempts if attempt.score}
 
@@ -45,10 +45,10 @@ FAILURES = {
     "system_exit": "SystemExit",
     "raise": "ValueError: cannot read this \\(graders.py, line \\d+, in raises\\); it printed:\nabout to fail",
     "allocate": "MemoryError",
-    "nan": "it gave nan, which is no reward",
-    "infinite": "as part 'style' it gave inf",
-    "text": "it gave a str \\('0.5'\\); a reward function gives a float or a Score",
-    "nothing": "it gave None",
+    "nan": "it returned nan, which is no reward",
+    "infinite": "as part 'style' it returned inf",
+    "text": "it returned a str \\('0.5'\\); a reward function returns a float or a Score",
+    "nothing": "it returned None",
     "short": "2 step rewards for a trajectory of 1 steps",
     "read": "no tokenizer; give --tokenizer-path",
 }
@@ -56,7 +56,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("function", ["graded", "graded_async"])
 async def test_every_failure_is_an_error_in_words_and_costs_no_other_sample_its_score(function: str) -> None:
-    async with Runner(job(function)) as runner:
+    async with RewardRunner(job(function)) as runner:
         samples = [sample(way, metadata={"answer": "?"}) for way in FAILURES]
         innocent = [runner.run(sample()) for _ in range(40)]
         attempts = await asyncio.gather(*(runner.run(s) for s in samples), *innocent)
@@ -68,7 +68,7 @@ async def test_every_failure_is_an_error_in_words_and_costs_no_other_sample_its_
 
 
 async def test_a_call_that_runs_when_its_process_must_leave_is_not_blamed_for_that() -> None:
-    async with Runner(job("graded_async", children=1)) as runner:
+    async with RewardRunner(job("graded_async", children=1)) as runner:
         starved, bystander = await asyncio.gather(runner.run(sample("allocate")), runner.run(sample("nap")))
     assert starved.outcome is JudgementOutcome.ERROR
     assert bystander.score == Score(1.0), bystander.why
@@ -78,12 +78,12 @@ async def test_a_call_that_runs_when_its_process_must_leave_is_not_blamed_for_th
 async def test_a_call_without_end_times_out_and_no_other_score_waits_for_it(way: str) -> None:
     order: list[JudgementOutcome] = []
 
-    async def run(runner: Runner, way: str) -> Attempt:
+    async def run(runner: RewardRunner, way: str) -> Attempt:
         attempt = await runner.run(sample(way))
         order.append(attempt.outcome)
         return attempt
 
-    async with Runner(job(timeout=5.0)) as runner:
+    async with RewardRunner(job(timeout=5.0)) as runner:
         endless, *others = await asyncio.gather(run(runner, way), *(run(runner, "fine") for _ in range(100)))
     assert endless.outcome is JudgementOutcome.TIMEOUT
     assert endless.why.startswith("it took longer than 5 s and was killed")
@@ -93,7 +93,7 @@ async def test_a_call_without_end_times_out_and_no_other_score_waits_for_it(way:
 
 
 async def test_fast_calls_sent_together_with_one_without_end_are_called_again() -> None:
-    async with Runner(job(children=1, timeout=SHORT)) as runner:
+    async with RewardRunner(job(children=1, timeout=SHORT)) as runner:
         await asyncio.gather(*(runner.run(sample()) for _ in range(200)))  # by now it is given many at once
         attempts = await asyncio.gather(*(runner.run(sample("loop" if n == 5 else "fine")) for n in range(100)))
     assert [n for n, attempt in enumerate(attempts) if attempt.outcome is not JudgementOutcome.SCORE] == [5]
@@ -105,12 +105,11 @@ async def test_fast_calls_sent_together_with_one_without_end_are_called_again() 
 async def test_fast_calls_do_not_wait_for_stalled_ones_even_if_those_hold_every_child(endless: int) -> None:
     async def run(way: str) -> float:
         began = time.monotonic()
-        assert (await runner.run(sample(way))).outcome is (
-            JudgementOutcome.TIMEOUT if way == "loop" else JudgementOutcome.SCORE
-        )
+        expected = JudgementOutcome.TIMEOUT if way == "loop" else JudgementOutcome.SCORE
+        assert (await runner.run(sample(way))).outcome is expected
         return time.monotonic() - began
 
-    async with Runner(job(children=2, timeout=20.0)) as runner:
+    async with RewardRunner(job(children=2, timeout=20.0)) as runner:
         await asyncio.gather(*(run("fine") for _ in range(200)))
         ways = ["loop" if n in range(5, 64 * endless, 64) else "fine" for n in range(64 * endless)]
         calls = [(way, asyncio.create_task(run(way))) for way in ways]
@@ -123,18 +122,18 @@ async def test_what_was_taken_back_from_a_stalled_child_is_called_once_and_a_chi
     tmp_path: Path,
 ) -> None:
     calls = tmp_path / "calls"
-    async with Runner(job(children=1)) as runner:
+    async with RewardRunner(job(children=1)) as runner:
         await asyncio.gather(*(runner.run(sample()) for _ in range(200)))
         ways = ["wait", *["note"] * 60]
         attempts = await asyncio.gather(*(runner.run(sample(way, metadata={"path": str(calls)})) for way in ways))
-        await until(lambda: len(runner._services) == 1, "the child that had stalled to leave")
+        await until(lambda: len(runner._lanes) == 1, "the child that had stalled to leave")
         assert len(await child_pids(runner)) == 1
     assert {attempt.outcome for attempt in attempts} == {JudgementOutcome.SCORE}
     assert calls.read_text() == "called\n" * 60
 
 
 async def test_a_thousand_slow_async_calls_run_at_the_same_time() -> None:
-    async with Runner(job("graded_async", calls=1_000)) as runner:
+    async with RewardRunner(job("graded_async", calls=1_000)) as runner:
         async with asyncio.timeout(60.0):
             attempts = await asyncio.gather(*(runner.run(sample("slow")) for _ in range(1_000)))
     assert {attempt.outcome for attempt in attempts} == {JudgementOutcome.SCORE}
@@ -142,7 +141,7 @@ async def test_a_thousand_slow_async_calls_run_at_the_same_time() -> None:
 
 @pytest.mark.parametrize(("way", "end"), [("never", "cancelled"), ("stubborn", "killed"), ("loop", "killed")])
 async def test_an_async_call_over_its_time_is_stopped_and_only_it_times_out(way: str, end: str) -> None:
-    async with Runner(job("graded_async", timeout=SHORT, children=1)) as runner:
+    async with RewardRunner(job("graded_async", timeout=SHORT, children=1)) as runner:
         late, *others = await asyncio.gather(runner.run(sample(way)), *(runner.run(sample("slow")) for _ in range(50)))
     assert late.outcome is JudgementOutcome.TIMEOUT
     assert late.why.startswith(f"it took longer than {SHORT:g} s and was {end}")
@@ -150,28 +149,28 @@ async def test_an_async_call_over_its_time_is_stopped_and_only_it_times_out(way:
 
 
 async def test_a_score_comes_back_whole() -> None:
-    async with Runner(job()) as runner:
+    async with RewardRunner(job()) as runner:
         attempt = await runner.run(sample("whole"))
     assert attempt.score == Score(0.5, {"style": 1.0, "facts": 1.0}, (0.25,), "well done")
     assert runner.name == "graders.py:graded"
 
 
 async def test_a_child_that_has_run_out_of_memory_is_replaced() -> None:
-    async with Runner(job(children=1, memory_mb=500)) as runner:
+    async with RewardRunner(job(children=1, memory_mb=500)) as runner:
         outcomes = [(await runner.run(sample("leak"))).outcome for _ in range(5)]
     score, error = JudgementOutcome.SCORE, JudgementOutcome.ERROR
     assert outcomes == [score, score, error, score, score]
 
 
 async def test_texts_are_decoded_in_the_child(tiny_model: Path) -> None:
-    async with Runner(job(children=1, tokenizer_path=str(tiny_model))) as runner:
+    async with RewardRunner(job(children=1, tokenizer_path=str(tiny_model))) as runner:
         response = [*encode("forty-two"), *encode("<|im_end|>")]
         attempt = await runner.run(sample("read", response_ids=response, metadata={"answer": "forty-two"}))
     assert attempt.score == Score(1.0)
 
 
 async def test_a_child_is_kept_for_many_calls_and_one_killed_from_outside_is_replaced() -> None:
-    async with Runner(job(children=1)) as runner:
+    async with RewardRunner(job(children=1)) as runner:
         (first,) = await child_pids(runner)
         os.kill(first, signal.SIGKILL)
         await until(lambda: not is_alive(first), "the child to be gone")
@@ -181,14 +180,14 @@ async def test_a_child_is_kept_for_many_calls_and_one_killed_from_outside_is_rep
 
 
 async def test_a_death_that_cannot_be_put_down_to_a_call_is_an_error_after_some_tries() -> None:
-    async with Runner(job("graded_async", children=1)) as runner:
+    async with RewardRunner(job("graded_async", children=1)) as runner:
         attempt = await runner.run(sample("thread"))
     assert attempt.outcome is JudgementOutcome.ERROR
     assert attempt.why.startswith("its process died: signal 11 (SIGSEGV)")
 
 
 async def test_what_a_killed_call_had_started_is_killed_too() -> None:
-    async with Runner(job(children=1, timeout=SHORT)) as runner:
+    async with RewardRunner(job(children=1, timeout=SHORT)) as runner:
         attempt = await runner.run(sample("process"))
     assert attempt.outcome is JudgementOutcome.TIMEOUT
     pid = int(attempt.why.rpartition("pid ")[2])
@@ -196,19 +195,19 @@ async def test_what_a_killed_call_had_started_is_killed_too() -> None:
 
 
 async def test_output_without_end_is_bounded_and_keeps_no_other_score_waiting() -> None:
-    async with Runner(job(timeout=SHORT)) as runner:
+    async with RewardRunner(job(timeout=SHORT)) as runner:
         printing, *others = await asyncio.gather(
             runner.run(sample("print")), *(runner.run(sample()) for _ in range(100))
         )
     assert printing.outcome is JudgementOutcome.TIMEOUT
     assert "Jack" in printing.why
-    assert len(printing.why) < KEPT + 200
+    assert len(printing.why) < LONGEST_OUTPUT + 200
     assert {attempt.outcome for attempt in others} == {JudgementOutcome.SCORE}
 
 
 async def test_a_sample_nobody_waits_for_any_more_is_not_called_for(tmp_path: Path) -> None:
     touched, untouched = tmp_path / "touched", tmp_path / "untouched"
-    async with Runner(job(children=1, timeout=SHORT)) as runner:
+    async with RewardRunner(job(children=1, timeout=SHORT)) as runner:
         endless = asyncio.create_task(runner.run(sample("loop")))
         unwanted = asyncio.create_task(runner.run(sample("touch", metadata={"path": str(untouched)})))
         await asyncio.sleep(0)
@@ -226,7 +225,7 @@ async def test_an_urgent_sample_goes_before_those_that_wait() -> None:
         await runner.run(sample(way), urgent=urgent)
         order.append(name)
 
-    async with Runner(job(children=1, timeout=SHORT)) as runner:
+    async with RewardRunner(job(children=1, timeout=SHORT)) as runner:
         ordinary = [asyncio.create_task(run("endless", "loop"))]
         ordinary += [asyncio.create_task(run("waiting", "fine")) for _ in range(3)]
         await asyncio.sleep(0)
@@ -249,13 +248,13 @@ async def test_an_urgent_sample_goes_before_those_that_wait() -> None:
 async def test_a_function_that_cannot_be_imported_is_told_at_the_start(code: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(code)
     with pytest.raises(BadRequest, match=words):
-        await Runner(Job(function="bad.py:score", folder=str(tmp_path))).start()
+        await RewardRunner(Job(function="bad.py:score", folder=str(tmp_path))).start()
 
 
 async def test_a_function_that_is_gone_later_is_an_error_for_who_asks_and_not_a_wait(tmp_path: Path) -> None:
     file = tmp_path / "gone.py"
     file.write_text("import os\ndef score(sample): os._exit(1)")
-    async with Runner(Job(function=str(file) + ":score", children=1)) as runner:
+    async with RewardRunner(Job(function=str(file) + ":score", children=1)) as runner:
         file.unlink()
         assert "exit code 1" in (await runner.run(sample())).why
         attempt = await runner.run(sample())
@@ -266,11 +265,11 @@ async def test_a_function_that_is_gone_later_is_an_error_for_who_asks_and_not_a_
 PARENT = f"""
 import asyncio, sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from stepwell.rewards.sandbox.runner import Runner
+from stepwell.rewards.sandbox.runner import RewardRunner
 from tests.unit.rewards.samples import job, sample
 
 async def main():
-    async with Runner(job(children=1)) as runner:
+    async with RewardRunner(job(children=1)) as runner:
         print(int((await runner.run(sample("pid"))).score.value), flush=True)
         await runner.run(sample("loop"))
 

@@ -59,7 +59,7 @@ async def test_pooling_gives_one_number_or_the_last_tokens(served: Served, data:
 async def test_of_several_labels_one_is_named(served: Served) -> None:
     served.answer = {"data": [{"probs": [0.2, 0.8]}]}
     assert await ask(served, label=1) == 0.8
-    with pytest.raises(RewardFailed, match="gives 2 numbers: say with 'label'"):
+    with pytest.raises(RewardFailed, match="returns 2 numbers: choose one with 'label'"):
         await ask(served)
     with pytest.raises(RewardFailed, match="no number as label 2"):
         await ask(served, label=2)

@@ -10,7 +10,7 @@ from stepwell.common.retry import Backoff
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.builtin import endpoint
-from stepwell.rewards.builtin.votes import Scale, read_text
+from stepwell.rewards.builtin.judge import Scale, read_vote_text
 from stepwell.rewards.loading import load
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.fake_engine.faults import Faults
@@ -191,7 +191,7 @@ def test_options_that_do_not_fit_are_refused_at_once(options: dict[str, Any]) ->
     ],
 )
 def test_a_score_is_found_in_many_dresses(reply: str) -> None:
-    assert read_text(reply, TEN).value == pytest.approx(0.7)
+    assert read_vote_text(reply, TEN).value == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize(
@@ -214,4 +214,4 @@ def test_a_score_is_found_in_many_dresses(reply: str) -> None:
 )
 def test_a_score_that_is_missing_ambiguous_or_off_the_scale_is_an_error(reply: str) -> None:
     with pytest.raises(RewardFailed):
-        read_text(reply, TEN)
+        read_vote_text(reply, TEN)

@@ -89,7 +89,8 @@ def test_code_has_no_network_where_namespaces_are_allowed() -> None:
 def test_tests_not_begun_in_time_have_failed() -> None:
     given = score("import time; time.sleep(60)", ["pass"] * 3, seconds=1, seconds_in_all=0.5)
     assert given.value == 0.0
-    assert given.notes.endswith("test 2: not run: the time for all was up\ntest 3: not run: the time for all was up")
+    late = "not run: the time for all tests was up"
+    assert given.notes.endswith(f"test 2: {late}\ntest 3: {late}")
 
 
 def test_no_code_passes_no_test() -> None:
@@ -120,7 +121,7 @@ def test_a_program_that_cannot_be_started_is_an_error(monkeypatch: pytest.Monkey
 def test_what_a_program_leaves_behind_is_ended_without_namespaces_too(tmp_path: Path) -> None:
     program = tmp_path / "leaves.py"
     program.write_text("import os, time\nif os.fork() == 0: time.sleep(60)\nprint(os.getpid(), flush=True)")
-    ended = run_confined(program, b"", seconds=20, held=Confinement("nothing"))
+    ended = run_confined(program, b"", seconds=20, confinement=Confinement("nothing"))
     assert ended.code == 0
     listed = subprocess.run(["ps", "-eo", "args"], stdout=subprocess.PIPE, text=True, check=True).stdout
     assert str(program) not in listed

@@ -62,7 +62,7 @@ async def test_what_is_made_of_async_functions_alone_is_async() -> None:
     assert (await result).value == 8.0
 
 
-@pytest.mark.parametrize(("part", "said"), [("failing", "no idea"), ("nothing", "gave None")])
+@pytest.mark.parametrize(("part", "said"), [("failing", "no idea"), ("nothing", "returned None")])
 def test_a_part_that_fails_fails_the_whole(part: str, said: str) -> None:
     with pytest.raises(Exception, match=said):
         call("weighted_sum", answered("7", "7"), of={"exact_match": {}, "other": {"function": HERE + part}})
