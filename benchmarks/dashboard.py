@@ -29,8 +29,8 @@ import ray
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, memory_bytes, serving
 from benchmarks.report import report
 from stepwell.dashboard.index.search import Search
-from stepwell.dashboard.index.texts import Texts, having
-from stepwell.dashboard.index.trajectories import Index
+from stepwell.dashboard.index.texts import ConversationTexts, keys_with_text
+from stepwell.dashboard.index.trajectories import TrajectoryIndex
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
@@ -215,7 +215,7 @@ def measure_indexing(server: Server) -> dict[str, float]:
 
 def measure_text_search() -> dict[str, float]:
     """All texts known, in this process: what the search itself takes, for words that hardly any of them has."""
-    index, texts = Index(), Texts()
+    index, texts = TrajectoryIndex(), ConversationTexts()
     words = ["reasoning", "therefore", "number", "tool", "answer", "please", "equals", "carry"]
     for start in range(0, HELD, A_MESSAGE):
         rows = [summary_of(number) for number in range(start, start + A_MESSAGE)]
@@ -226,7 +226,7 @@ def measure_text_search() -> dict[str, float]:
     took = []
     for _ in range(ASKED):
         begun = time.perf_counter()
-        found = index.find(Search(), having(texts.snapshot(), "number 99"))
+        found = index.find(Search(), keys_with_text(texts.copy(), "number 99"))
         took.append((time.perf_counter() - begun) * 1e3)
     print(f"{len(texts):,} texts searched, {found.matched:,} matched", flush=True)
     return {"texts_searched": len(texts), "filter_100k_texts_ms": round(statistics.median(took), 1)}

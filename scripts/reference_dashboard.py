@@ -31,7 +31,7 @@ def _document() -> Schema:
     app.include_router(
         api_router(
             pool=nothing,
-            desk=nothing,
+            queries=nothing,
             status=nothing,
             series=nothing,
             gateways=nothing,

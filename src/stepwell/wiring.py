@@ -18,8 +18,8 @@ from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import FunctionSection, RescoreSettings, RewardSettings, TrySettings
 from stepwell.config.serving import AtroposSettings, DashboardSettings, GatewaySettings
 from stepwell.dashboard.app import create_dashboard
-from stepwell.dashboard.gateway_monitor import Gateways
-from stepwell.dashboard.status import About
+from stepwell.dashboard.gateway_monitor import GatewayMonitor
+from stepwell.dashboard.status import PoolDescription
 from stepwell.engines.fleet import EngineFleet
 from stepwell.exports import commands as exporting
 from stepwell.gateway.app import create_app
@@ -88,8 +88,8 @@ def run_dashboard(settings: DashboardSettings) -> None:
         keys=keys,
         limits=plan.limits,
         tokenizer=BackgroundTokenizer(path, load_tokenizer) if path else None,
-        gateways=Gateways(settings.gateways, settings.control_keys[0] if settings.control_keys else None),
-        about=About(name=plan.name, shards=plan.shards, journal=plan.journal, archive=plan.archive),
+        gateways=GatewayMonitor(settings.gateways, settings.control_keys[0] if settings.control_keys else None),
+        description=PoolDescription(name=plan.name, shards=plan.shards, journal=plan.journal, archive=plan.archive),
     )
     _serve("dashboard", app, keys, settings.host, settings.port)
 

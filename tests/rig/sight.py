@@ -21,8 +21,8 @@ from fastapi import FastAPI
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.dashboard.app import create_dashboard
-from stepwell.dashboard.gateway_monitor import Gateways
-from stepwell.dashboard.status import About
+from stepwell.dashboard.gateway_monitor import GatewayMonitor
+from stepwell.dashboard.status import PoolDescription
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.plan import Limits
@@ -224,8 +224,8 @@ def make_dashboard(
         keys=AccessKeys(control_keys),
         limits=Limits(group_size=4, max_staleness=2),
         tokenizer=tokenizer,
-        gateways=Gateways(gateways, control_keys[0] if control_keys else None),
-        about=About(name="data_pool", shards=1, journal="/journal", archive=None),
+        gateways=GatewayMonitor(gateways, control_keys[0] if control_keys else None),
+        description=PoolDescription(name="data_pool", shards=1, journal="/journal", archive=None),
     )
 
 

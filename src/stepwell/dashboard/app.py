@@ -1,31 +1,40 @@
-"""The dashboard's ASGI application, put together from what it is handed."""
+"""The dashboard's ASGI application: built from its parts, with the files of the page."""
 
 import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, HTTPException, Response
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.async_calls import repeating
 from stepwell.common.coalescing import SharedAnswer
 from stepwell.common.tokenizers import TokenDecoder, Tokenizer
-from stepwell.dashboard import http as answers
-from stepwell.dashboard.gateway_monitor import Gateways
-from stepwell.dashboard.index.follower import Following
-from stepwell.dashboard.index.indexing import Indexing
-from stepwell.dashboard.index.texts import Texts
-from stepwell.dashboard.index.trajectories import Index
-from stepwell.dashboard.metrics import Metrics
-from stepwell.dashboard.page import page_router
-from stepwell.dashboard.queries import Desk
-from stepwell.dashboard.routes import LONGEST, api_router
-from stepwell.dashboard.status import About, Status
+from stepwell.dashboard import http
+from stepwell.dashboard.gateway_monitor import GatewayMonitor
+from stepwell.dashboard.index.follower import PoolFollower, TextIndexer
+from stepwell.dashboard.index.texts import ConversationTexts
+from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.dashboard.metrics import PoolMetrics
+from stepwell.dashboard.queries import DashboardQueries
+from stepwell.dashboard.routes import MAX_SERIES_SECONDS, api_router
+from stepwell.dashboard.status import PoolDescription, StatusQuery
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.series import TimeSeries
 
-SPANS = (60.0, 300.0, 900.0, 3600.0, 6 * 3600.0, LONGEST)
+SERIES_SPANS = (60.0, 300.0, 900.0, 3600.0, 6 * 3600.0, MAX_SERIES_SECONDS)
+PAGE = Path(__file__).parent / "page"
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".txt": "text/plain; charset=utf-8",
+}
+"""Of the page's files. The system's own table is not used, because it may name another type for JavaScript."""
 
 
 def create_dashboard(
@@ -34,21 +43,21 @@ def create_dashboard(
     keys: AccessKeys,
     limits: Limits,
     tokenizer: Tokenizer | None,
-    gateways: Gateways,
-    about: About,
+    gateways: GatewayMonitor,
+    description: PoolDescription,
 ) -> FastAPI:
-    index, texts, decoder = Index(), Texts(), TokenDecoder(tokenizer)
-    following, indexing = Following(pool, index, texts), Indexing(pool, texts, decoder)
+    index, texts, decoder = TrajectoryIndex(), ConversationTexts(), TokenDecoder(tokenizer)
+    follower, indexer = PoolFollower(pool, index, texts), TextIndexer(pool, texts, decoder)
     stats, series = SharedAnswer(pool.stats), SharedSeries(pool)
-    status = Status(about, stats, gateways, index, texts, following)
-    desk = Desk(pool, limits, stats, index, texts, following, decoder)
-    metrics = Metrics(stats, index, following)
+    status = StatusQuery(description, stats, gateways, index, texts, follower)
+    queries = DashboardQueries(pool, limits, stats, index, texts, follower, decoder)
+    metrics = PoolMetrics(stats, index, follower)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         decoder.start()
         try:
-            async with gateways.watching(), repeating(following.look, indexing.look):
+            async with gateways.watching(), repeating(follower.poll, indexer.poll):
                 yield
         finally:
             await stats.close()
@@ -62,8 +71,8 @@ def create_dashboard(
         openapi_url=None,
         redirect_slashes=False,
     )
-    answers.install(app, keys)
-    app.include_router(api_router(pool, desk, status, series.of, gateways, index, texts))
+    http.install(app, keys)
+    app.include_router(api_router(pool, queries, status, series.of, gateways, index, texts))
     app.include_router(page_router())
 
     @app.get("/health")
@@ -81,14 +90,36 @@ def create_dashboard(
 
 
 class SharedSeries:
-    """The last minutes and hours, each span shared by all who ask for it or for a little less."""
+    """Time series of a few spans. Callers share the answer for the shortest span that is long enough."""
 
     def __init__(self, pool: PoolReader) -> None:
-        self._spans = {span: SharedAnswer(partial(pool.series, seconds=span)) for span in SPANS}
+        self._spans = {span: SharedAnswer(partial(pool.series, seconds=span)) for span in SERIES_SPANS}
 
     def of(self, seconds: float) -> SharedAnswer[TimeSeries]:
-        return self._spans[min(span for span in SPANS if span >= seconds)]
+        return self._spans[min(span for span in SERIES_SPANS if span >= seconds)]
 
     async def close(self) -> None:
         for shared in self._spans.values():
             await shared.close()
+
+
+def page_router() -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return _page_file("index.html")
+
+    @router.get("/static/{name:path}", include_in_schema=False)
+    async def static(name: str) -> Response:
+        return _page_file(name)
+
+    return router
+
+
+def _page_file(name: str) -> Response:
+    path = (PAGE / name).resolve()
+    media_type = MEDIA_TYPES.get(path.suffix)
+    if media_type is None or not path.is_relative_to(PAGE) or not path.is_file():
+        raise HTTPException(404, "not found")
+    return Response(path.read_bytes(), media_type=media_type)

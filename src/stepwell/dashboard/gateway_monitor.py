@@ -1,6 +1,6 @@
-"""What the gateways show of themselves, asked every few seconds; an hour of it is kept.
+"""Readings of the gateways: their metrics, readiness and engines, polled every few seconds and kept for an hour.
 
-What always holds: a gateway that is down is shown as such, and holds up nothing else.
+A gateway that does not answer is shown as such and does not delay the others.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -17,13 +18,12 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
 from stepwell.common.async_calls import RepeatedWork, repeating
-from stepwell.dashboard.latency import Histogram, cumulated, together
 
 INTERVAL = 5.0
 TIMEOUT = 3.0
-KEPT = 720
+READINGS_KEPT = 720
 """An hour."""
-A_MINUTE = 12
+READINGS_PER_MINUTE = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,15 @@ class GatewayNow:
     calls: int = 0
     """Since it was started."""
     p50: float | None = None
-    """Seconds that half of the last minute's calls took at most."""
+    """The median duration of the last minute's calls, in seconds."""
     p95: float | None = None
     lost: Mapping[str, int] = field(default_factory=dict)
     error: str | None = None
-    """Why nothing is known of it."""
+    """Why there is no reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineNow:
+class EngineReading:
     address: str
     state: str
     why: str
@@ -63,91 +63,135 @@ class LatencySeries:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
-    """What is read from /metrics."""
+class LatencyHistogram:
+    """Durations of calls. A gateway's histogram only grows; the difference of two readings is an interval's."""
+
+    bounds: tuple[float, ...]
+    """Upper bounds of the buckets, the last infinite."""
+    counts: tuple[float, ...]
+    """Calls in each bucket, not cumulative."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.counts)
+
+    def since(self, before: "LatencyHistogram | None") -> "LatencyHistogram":
+        """The calls added since then. A restarted process counts from 0: then all calls are new."""
+        if before is None or before.bounds != self.bounds:
+            return self
+        added = tuple(now - then for now, then in zip(self.counts, before.counts, strict=True))
+        return self if min(added, default=0) < 0 else LatencyHistogram(self.bounds, added)
+
+    def percentile(self, share: float) -> float | None:
+        """Interpolated within a bucket. None without calls; the last finite bound if it lies beyond that."""
+        wanted, below, lower = share * self.total, 0.0, 0.0
+        for upper, count in zip(self.bounds, self.counts, strict=True):
+            if count and below + count >= wanted:
+                return lower if upper == float("inf") else lower + (upper - lower) * (wanted - below) / count
+            below, lower = below + count, upper
+        return None
+
+
+def from_cumulative(buckets: dict[float, float]) -> LatencyHistogram:
+    """From Prometheus' form, in which each bucket also counts all lower ones."""
+    bounds = tuple(sorted(buckets))
+    sums = [0.0, *(buckets[bound] for bound in bounds)]
+    return LatencyHistogram(bounds, tuple(after - before for before, after in pairwise(sums)))
+
+
+def merge_histograms(parts: Sequence[LatencyHistogram]) -> LatencyHistogram:
+    if not parts:
+        return LatencyHistogram((), ())
+    same = [part for part in parts if part.bounds == parts[-1].bounds]
+    return LatencyHistogram(parts[-1].bounds, tuple(map(sum, zip(*(part.counts for part in same), strict=True))))
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReading:
+    """What is read from a gateway's /metrics."""
 
     in_flight: int
     waiting_steps: int
     lost: Mapping[str, int]
-    calls: Histogram
+    calls: LatencyHistogram
 
 
-class Gateways:
-    def __init__(self, urls: Sequence[str], key: str | None) -> None:
+class GatewayMonitor:
+    def __init__(self, urls: Sequence[str], key: str | None, timeout: float = TIMEOUT) -> None:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.watched = [Watched(url) for url in urls]
-        self._looks: list[RepeatedWork] = []
+        self._timeout = timeout
+        self.watched = [WatchedGateway(url, timeout) for url in urls]
+        self._polls: list[RepeatedWork] = []
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT)
+        timeout = aiohttp.ClientTimeout(total=self._timeout)
         async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
-            self._looks = [partial(watched.look, session) for watched in self.watched]
-            async with repeating(*self._looks):
+            self._polls = [partial(watched.poll, session) for watched in self.watched]
+            async with repeating(*self._polls):
                 yield
 
-    async def look(self) -> None:
-        """Ask them all now."""
-        await asyncio.gather(*(look() for look in self._looks))
+    async def poll(self) -> None:
+        """Read all gateways now."""
+        await asyncio.gather(*(poll() for poll in self._polls))
 
-    def engines(self) -> list[EngineNow]:
+    def engines(self) -> list[EngineReading]:
         return [engine for watched in self.watched for engine in watched.engines]
 
 
-class Watched:
-    """One gateway."""
-
-    def __init__(self, url: str) -> None:
+class WatchedGateway:
+    def __init__(self, url: str, timeout: float) -> None:
         self.url = url
-        self.now = GatewayNow(url=url, error="not asked yet")
-        self.engines: Sequence[EngineNow] = ()
-        self._before: Histogram | None = None
-        self._added: deque[tuple[float, Histogram]] = deque(maxlen=KEPT)
-        self._looking = asyncio.Lock()
+        self.now = GatewayNow(url=url, error="no reading yet")
+        self.engines: Sequence[EngineReading] = ()
+        self._timeout = timeout
+        self._last: LatencyHistogram | None = None
+        self._intervals: deque[tuple[float, LatencyHistogram]] = deque(maxlen=READINGS_KEPT)
+        self._polling = asyncio.Lock()
 
-    async def look(self, session: aiohttp.ClientSession) -> float:
-        async with self._looking:  # counts are differences: one look after the other
-            await self._look(session)
+    async def poll(self, session: aiohttp.ClientSession) -> float:
+        async with self._polling:  # intervals are differences of readings, so these must not overlap
+            await self._poll(session)
         return INTERVAL
 
-    async def _look(self, session: aiohttp.ClientSession) -> None:
+    async def _poll(self, session: aiohttp.ClientSession) -> None:
         paths = ("/metrics", "/ready", "/engines")
         try:
             metrics, ready, engines = await asyncio.gather(*(_get(session, self.url + path) for path in paths))
-            self._take(read_metrics(metrics.decode()), orjson.loads(ready), orjson.loads(engines))
+            self._record(read_metrics(metrics.decode()), orjson.loads(ready), orjson.loads(engines))
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as failure:
-            self.now = GatewayNow(url=self.url, error=_explained(failure))
+            self.now = GatewayNow(url=self.url, error=_explain(failure, self._timeout))
             self.engines = ()
 
     def series(self, since: float) -> LatencySeries:
-        found = [(end, calls) for end, calls in self._added if end > since]
+        intervals = [(end, calls) for end, calls in self._intervals if end > since]
         return LatencySeries(
-            ends=[end for end, _ in found],
-            calls=[int(calls.total) for _, calls in found],
-            p50=[calls.percentile(0.5) for _, calls in found],
-            p95=[calls.percentile(0.95) for _, calls in found],
+            ends=[end for end, _ in intervals],
+            calls=[int(calls.total) for _, calls in intervals],
+            p50=[calls.percentile(0.5) for _, calls in intervals],
+            p95=[calls.percentile(0.95) for _, calls in intervals],
         )
 
-    def _take(self, metrics: Metrics, ready: Mapping[str, Any], engines: Mapping[str, Any]) -> None:
-        if self._before is not None:
-            self._added.append((time.time(), metrics.calls.since(self._before)))
-        self._before = metrics.calls
-        last = together([calls for _, calls in list(self._added)[-A_MINUTE:]])
+    def _record(self, reading: GatewayReading, ready: Mapping[str, Any], engines: Mapping[str, Any]) -> None:
+        if self._last is not None:
+            self._intervals.append((time.time(), reading.calls.since(self._last)))
+        self._last = reading.calls
+        last_minute = merge_histograms([calls for _, calls in list(self._intervals)[-READINGS_PER_MINUTE:]])
         self.now = GatewayNow(
             url=self.url,
             ready=ready["ready"],
             missing=[f"{name}: {why}" for name, why in ready["missing"].items()],
-            in_flight=metrics.in_flight,
-            waiting_steps=metrics.waiting_steps,
-            calls=int(metrics.calls.total),
-            p50=last.percentile(0.5),
-            p95=last.percentile(0.95),
-            lost=metrics.lost,
+            in_flight=reading.in_flight,
+            waiting_steps=reading.waiting_steps,
+            calls=int(reading.calls.total),
+            p50=last_minute.percentile(0.5),
+            p95=last_minute.percentile(0.95),
+            lost=reading.lost,
         )
         self.engines = [_engine(engine, self.url) for engine in engines["engines"]]
 
 
-def read_metrics(text: str) -> Metrics:
+def read_metrics(text: str) -> GatewayReading:
     values: dict[str, float] = {}
     lost: dict[str, int] = {}
     buckets: dict[float, float] = {}
@@ -161,33 +205,33 @@ def read_metrics(text: str) -> Metrics:
             elif not sample.labels:
                 values[sample.name] = sample.value
     waiting = int(values.get("stepwell_waiting_steps", 0))
-    return Metrics(int(values.get("stepwell_in_flight", 0)), waiting, lost, cumulated(buckets))
+    return GatewayReading(int(values.get("stepwell_in_flight", 0)), waiting, lost, from_cumulative(buckets))
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
-    async with session.get(url) as answer:
-        if answer.status not in (200, 503):  # a gateway that is not ready says so with a 503
-            answer.raise_for_status()
-        return await answer.read()
+    async with session.get(url) as response:
+        if response.status not in (200, 503):  # a gateway that is not ready answers 503
+            response.raise_for_status()
+        return await response.read()
 
 
-def _engine(told: Mapping[str, Any], gateway: str) -> EngineNow:
-    return EngineNow(
-        address=told["address"],
-        state=told["state"],
-        why=told["why"],
-        in_flight=told["in_flight"],
-        weight_version=told["weight_version"],
-        server=told["server"],
+def _engine(body: Mapping[str, Any], gateway: str) -> EngineReading:
+    return EngineReading(
+        address=body["address"],
+        state=body["state"],
+        why=body["why"],
+        in_flight=body["in_flight"],
+        weight_version=body["weight_version"],
+        server=body["server"],
         gateway=gateway,
     )
 
 
-def _explained(failure: Exception) -> str:
+def _explain(failure: Exception, timeout: float) -> str:
     if isinstance(failure, aiohttp.ClientResponseError) and failure.status in (401, 403):
         return "the gateway does not accept this dashboard's key; give both the same control key"
     if isinstance(failure, TimeoutError):
-        return f"it did not answer within {TIMEOUT:g} s"
+        return f"it did not answer within {timeout:g} s"
     if isinstance(failure, aiohttp.ClientError):
         return f"it cannot be reached: {failure}"
-    return f"this is no gateway: {failure!r}"
+    return f"it is not a gateway: {failure!r}"

@@ -1,7 +1,8 @@
-"""How the dashboard answers: JSON, failures turned into answers in this one place, and the headers on all of them.
+"""HTTP of the dashboard: JSON, the one place where failures become responses, keys, and the headers of all responses.
 
-What always holds: where there are control keys, neither /metrics nor anything below /api is answered without one; a
-page that comes from here runs no script and loads nothing from anywhere else.
+Invariants:
+- If there are control keys, /metrics and everything below /api need one.
+- The page runs no script and loads nothing from another origin.
 """
 
 import json
@@ -37,22 +38,22 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 JSON = "application/json"
-OPTIONS = orjson.OPT_NON_STR_KEYS
+JSON_OPTIONS = orjson.OPT_NON_STR_KEYS
 
 
-def json_answer(value: object, status: int = 200) -> Response:
+def json_response(value: object, status: int = 200) -> Response:
     return Response(as_json(value), status, media_type=JSON)
 
 
 def as_json(value: object) -> bytes:
     try:
-        return orjson.dumps(value, option=OPTIONS, default=_plain)
-    except orjson.JSONEncodeError:  # metadata may hold integers of any length, and halves of characters
+        return orjson.dumps(value, option=JSON_OPTIONS, default=_plain)
+    except orjson.JSONEncodeError:  # metadata may have integers of any length, and lone surrogates
         return json.dumps(_plain_tree(value), default=_plain).encode()
 
 
 def _plain_tree(value: object) -> object:
-    """The same for Python's json, which writes every named tuple as a list."""
+    """For Python's json, which writes every named tuple as a list."""
     if isinstance(value, TrajectorySnapshot) or is_dataclass(value):
         value = _plain(value)
     if isinstance(value, Mapping):
@@ -61,7 +62,7 @@ def _plain_tree(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """Values that orjson does not know: named tuples above all."""
+    """Values that orjson does not know, mostly named tuples."""
     if isinstance(value, TrajectorySnapshot):
         return value.public()
     if isinstance(value, tuple):
@@ -71,32 +72,32 @@ def _plain(value: object) -> object:
     return str(value)
 
 
-def error_answer(status: int, message: str) -> Response:
-    return json_answer({"error": {"message": message}}, status)
+def error_response(status: int, message: str) -> Response:
+    return json_response({"error": {"message": message}}, status)
 
 
 def install(app: FastAPI, keys: AccessKeys) -> None:
-    app.add_middleware(Guard, keys=keys)
+    app.add_middleware(KeyGuard, keys=keys)
 
     @app.exception_handler(errors.StepwellError)
     async def known(_: Request, failure: errors.StepwellError) -> Response:
-        return error_answer(STATUS.get(type(failure), 500), str(failure))
+        return error_response(STATUS.get(type(failure), 500), str(failure))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, failure: RequestValidationError) -> Response:
-        return error_answer(400, "; ".join(map(_fault, failure.errors())))
+        return error_response(400, "; ".join(map(_fault, failure.errors())))
 
     @app.exception_handler(HTTPException)
     async def unrouted(request: Request, failure: HTTPException) -> Response:
-        return error_answer(failure.status_code, f"{request.method} {request.url.path}: {failure.detail}")
+        return error_response(failure.status_code, f"{request.method} {request.url.path}: {failure.detail}")
 
     @app.exception_handler(Exception)
     async def unknown(_: Request, failure: Exception) -> Response:
-        return error_answer(500, f"the dashboard failed ({type(failure).__name__}); its log says more")
+        return error_response(500, f"the dashboard failed ({type(failure).__name__}); its log says more")
 
 
-class Guard:
-    """Asks for the key before anything is read, and puts the headers on whatever goes out."""
+class KeyGuard:
+    """Checks the key before the request is read, and adds the headers to every response."""
 
     def __init__(self, app: ASGIApp, keys: AccessKeys) -> None:
         self._app = app
@@ -108,7 +109,7 @@ class Guard:
             return
         is_data = scope["path"].startswith(("/api", "/metrics"))
 
-        async def send_on(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
@@ -116,7 +117,7 @@ class Guard:
             await send(message)
 
         refused = is_data and not self._keys.may_control(dict(scope["headers"]).get(b"authorization"))
-        await (error_answer(401, NEEDS_KEY) if refused else self._app)(scope, receive, send_on)
+        await (error_response(401, NEEDS_KEY) if refused else self._app)(scope, receive, send_with_headers)
 
 
 def _fault(error: Mapping[str, Any]) -> str:

@@ -1,7 +1,9 @@
-"""The pool's figures for Prometheus, from the answers and the lists that the dashboard has anyway.
+"""Metrics of the pool in Prometheus' format, from data that the dashboard already has.
 
-What always holds: a scrape costs the pool no more than a page that looks; if the pool is away, stepwell_pool_up is 0
-and no other figure of it is told. Of each channel, accepted = held + trained + wasted, in steps and in tokens.
+Invariants:
+- A scrape costs the pool no more than an open page.
+- If the pool does not answer, stepwell_pool_up is 0 and the other metrics have no values.
+- For each channel, accepted = held + trained + wasted, in steps and in tokens.
 """
 
 import time
@@ -14,17 +16,17 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from stepwell.common.coalescing import SharedAnswer
-from stepwell.dashboard.index.follower import Following
-from stepwell.dashboard.index.trajectories import Index
+from stepwell.dashboard.index.follower import PoolFollower
+from stepwell.dashboard.index.trajectories import TrajectoryIndex
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.stats import ChannelStats, PoolStats, StepCount
 
 Readings = Iterable[tuple[tuple[str, ...], float]]
-"""By the labels' values."""
+"""Values of the labels, and the reading."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class MetricDefinition:
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
     name: str
     text: str
@@ -38,36 +40,38 @@ class Shown:
         return family
 
 
-def _one(name: str, text: str, read: Callable[[PoolStats], float]) -> Shown:
-    return Shown(GaugeMetricFamily, name, text, (), lambda stats: [((), read(stats))])
+def _one(name: str, text: str, read: Callable[[PoolStats], float]) -> MetricDefinition:
+    return MetricDefinition(GaugeMetricFamily, name, text, (), lambda stats: [((), read(stats))])
 
 
-def _by_channel(name: str, text: str, read: Callable[[ChannelStats], float], *, counts: bool = False) -> Shown:
+def _by_channel(
+    name: str, text: str, read: Callable[[ChannelStats], float], *, counts: bool = False
+) -> MetricDefinition:
     def readings(stats: PoolStats) -> Readings:
         return (((channel,), read(found)) for channel, found in stats.channels.items())
 
-    return Shown(CounterMetricFamily if counts else GaugeMetricFamily, name, text, ("channel",), readings)
+    return MetricDefinition(CounterMetricFamily if counts else GaugeMetricFamily, name, text, ("channel",), readings)
 
 
-def _counted(name: str, text: str, label: str, read: Callable[[PoolStats], Mapping[str, int]]) -> Shown:
+def _counted(name: str, text: str, label: str, read: Callable[[PoolStats], Mapping[str, int]]) -> MetricDefinition:
     def readings(stats: PoolStats) -> Readings:
         return (((value,), count) for value, count in read(stats).items())
 
-    return Shown(CounterMetricFamily, name, text, (label,), readings)
+    return MetricDefinition(CounterMetricFamily, name, text, (label,), readings)
 
 
-def _wasted(name: str, text: str, read: Callable[[StepCount], float]) -> Shown:
+def _wasted(name: str, text: str, read: Callable[[StepCount], float]) -> MetricDefinition:
     def readings(stats: PoolStats) -> Readings:
-        for channel, found in stats.channels.items():
-            for cause, tally in found.dropped.items():
-                yield (channel, cause), read(tally)
-            for kind, tally in found.left_out.items():
-                yield (channel, f"left out: {kind}"), read(tally)
+        for channel, channel_stats in stats.channels.items():
+            for cause, count in channel_stats.dropped.items():
+                yield (channel, cause), read(count)
+            for kind, count in channel_stats.left_out.items():
+                yield (channel, f"left out: {kind}"), read(count)
 
-    return Shown(CounterMetricFamily, name, text, ("channel", "cause"), readings)
+    return MetricDefinition(CounterMetricFamily, name, text, ("channel", "cause"), readings)
 
 
-SHOWN = (
+METRICS = (
     _one("policy_version", "The policy version that engines serve.", lambda stats: stats.policy_version),
     _one("leases", "Leases that trainers hold.", lambda stats: stats.leases),
     _by_channel("groups", "Groups held and not under lease.", lambda channel: channel.groups),
@@ -80,22 +84,22 @@ SHOWN = (
         "trained_steps", "Steps that a trainer acknowledged.", lambda channel: channel.shipped.steps, counts=True
     ),
     _by_channel("trained_tokens", "Their tokens.", lambda channel: channel.shipped.tokens, counts=True),
-    _wasted("wasted_steps", "Accepted steps never to be trained: dropped, or left out.", lambda tally: tally.steps),
-    _wasted("wasted_tokens", "Their tokens.", lambda tally: tally.tokens),
+    _wasted("wasted_steps", "Accepted steps never to be trained: dropped, or left out.", lambda count: count.steps),
+    _wasted("wasted_tokens", "Their tokens.", lambda count: count.tokens),
     _counted("refused_steps", "Steps not taken in.", "cause", lambda stats: stats.refused),
-    _counted("quarantined_steps", "Steps that do not add up.", "kind", lambda stats: stats.quarantined),
+    _counted("quarantined_steps", "Steps in which something is inconsistent.", "kind", lambda stats: stats.quarantined),
     _one("scoring_waiting", "Trajectories that lack a reward.", lambda stats: stats.scoring.waiting),
     _counted("scoring_failed", "Judgements that gave no reward.", "outcome", lambda stats: stats.scoring.failed),
 )
 
 
 def families(stats: PoolStats | None, ages: Mapping[str, float]) -> Iterator[Metric]:
-    """All of them, without values where there are none. `ages` are those of the oldest groups, by channel."""
+    """All metrics; without values if there are no stats. `ages` are the ages of the oldest groups, by channel."""
     up = _one("up", "1 if the pool answers the dashboard, otherwise 0.", lambda _: 1.0)
     yield up.family([((), float(stats is not None))])
-    for shown in SHOWN:
-        yield shown.family(() if stats is None else shown.read(stats))
-    text = "Since the oldest group that is neither trained nor dropped was opened; 0 without any."
+    for definition in METRICS:
+        yield definition.family(() if stats is None else definition.read(stats))
+    text = "Since the oldest group that is neither trained nor dropped was opened; 0 if there is none."
     oldest = GaugeMetricFamily("stepwell_pool_oldest_group_age_seconds", text, labels=("channel",))
     for channel, age in ages.items():
         oldest.add_metric((channel,), age)
@@ -103,21 +107,21 @@ def families(stats: PoolStats | None, ages: Mapping[str, float]) -> Iterator[Met
 
 
 def ages_of(stats: PoolStats, opened: Mapping[str, float], now: float) -> dict[str, float]:
-    """A channel that holds groups of which none is listed yet has no age rather than a wrong one."""
+    """A channel whose groups are not indexed yet has no age."""
     known = {
         name: opened.get(name, now) for name, found in stats.channels.items() if name in opened or not found.groups
     }
     return {name: max(0.0, now - at) for name, at in known.items()}
 
 
-class Metrics:
-    def __init__(self, stats: SharedAnswer[PoolStats], index: Index, following: Following) -> None:
+class PoolMetrics:
+    def __init__(self, stats: SharedAnswer[PoolStats], index: TrajectoryIndex, follower: PoolFollower) -> None:
         self._stats = stats
         self._index = index
-        self._following = following
+        self._follower = follower
 
     async def exposition(self) -> tuple[bytes, str]:
-        """All of it as text, and the text's content type."""
+        """The text and its content type."""
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(_Collected(list(await self._families())))
@@ -129,8 +133,8 @@ class Metrics:
             stats = await self._stats.get()
         except PoolUnavailable:
             return families(None, {})
-        is_followed = self._following.error is None
-        return families(stats, ages_of(stats, self._index.oldest_held(), time.time()) if is_followed else {})
+        is_current = self._follower.error is None
+        return families(stats, ages_of(stats, self._index.oldest_held(), time.time()) if is_current else {})
 
 
 class _Collected(Collector):

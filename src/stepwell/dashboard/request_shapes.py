@@ -1,4 +1,4 @@
-"""What is asked of the dashboard over HTTP, checked as it comes through the door."""
+"""Parameters and bodies of requests to the dashboard, validated."""
 
 from typing import Annotated, Literal, Self
 
@@ -19,12 +19,12 @@ Version = Annotated[int | None, BLANK]
 Uid = Annotated[str, Field(min_length=1, max_length=1_000)]
 
 
-class Shape(BaseModel):
+class DashboardBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class TrajectoriesAsked(Shape):
-    """A filter that is blank is none."""
+class TrajectoriesAsked(DashboardBody):
+    """A blank filter counts as absent."""
 
     channel: Text = None
     state: Text = None
@@ -35,11 +35,13 @@ class TrajectoriesAsked(Shape):
     reward_min: Number = None
     reward_max: Number = None
     version_min: Version = None
+    """Only trajectories with a token of this policy version or a newer one."""
     version_max: Version = None
+    """Only trajectories with a token of this policy version or an older one."""
     prompt_uid: Text = None
     uid: Text = None
     text: Text = None
-    """A part of the conversation, upper and lower case being the same."""
+    """A part of the conversation, in upper or lower case."""
     sort: Literal["newest", "oldest", "reward", "-reward", "tokens", "-tokens"] = "newest"
     offset: int = Field(default=0, ge=0)
     limit: int = Field(default=100, ge=1, le=1_000)
@@ -48,21 +50,21 @@ class TrajectoriesAsked(Shape):
         return Search(**self.model_dump(exclude={"text"}))
 
 
-class Named(Shape):
+class TrajectoryName(DashboardBody):
     trajectory_uid: Uid
     prompt_uid: Uid
 
 
-class CurationAsked(Shape):
+class CurationAsked(DashboardBody):
     action: CurationAction
-    trajectories: list[Named] = Field(min_length=1, max_length=500)
+    trajectories: list[TrajectoryName] = Field(min_length=1, max_length=500)
     by: Annotated[str, Field(min_length=1, max_length=80)]
     why: str = Field(default="", max_length=500)
     mark: str = Field(default="", max_length=40)
     reward: FiniteFloat | None = None
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _check_complete(self) -> Self:
         if self.action in (CurationAction.MARK, CurationAction.UNMARK) and not self.mark.strip():
             raise ValueError(f"{self.action} needs a mark: a short word")
         if self.action is CurationAction.RELABEL and self.reward is None:

@@ -1,4 +1,4 @@
-"""One look at everything: the pool, its channels, the gateways, the engines."""
+"""The status of the pool, its channels, the gateways and the engines."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from stepwell.common.coalescing import SharedAnswer
-from stepwell.dashboard.gateway_monitor import EngineNow, GatewayNow, Gateways
-from stepwell.dashboard.index.follower import Following
-from stepwell.dashboard.index.texts import Texts
-from stepwell.dashboard.index.trajectories import Index
+from stepwell.dashboard.gateway_monitor import EngineReading, GatewayMonitor, GatewayNow
+from stepwell.dashboard.index.follower import PoolFollower
+from stepwell.dashboard.index.texts import ConversationTexts
+from stepwell.dashboard.index.trajectories import TrajectoryIndex
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """What the pool was created as."""
+class PoolDescription:
+    """How the pool was created."""
 
     name: str
     shards: int
@@ -53,7 +53,7 @@ class ChannelNow:
     dropped: Mapping[str, StepCount]
     left_out: Mapping[str, StepCount]
     oldest_age: float
-    """Seconds since its oldest group was opened; 0 without any."""
+    """Seconds since its oldest group was opened; 0 if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,33 +70,33 @@ class StatusNow:
     pool: PoolNow | None
     channels: Sequence[ChannelNow]
     gateways: Sequence[GatewayNow]
-    engines: Sequence[EngineNow]
+    engines: Sequence[EngineReading]
     index: IndexNow
     pool_error: str | None
 
 
-class Status:
+class StatusQuery:
     def __init__(
         self,
-        about: About,
+        description: PoolDescription,
         stats: SharedAnswer[PoolStats],
-        gateways: Gateways,
-        index: Index,
-        texts: Texts,
-        following: Following,
+        gateways: GatewayMonitor,
+        index: TrajectoryIndex,
+        texts: ConversationTexts,
+        follower: PoolFollower,
     ) -> None:
-        self._about = about
+        self._description = description
         self._stats = stats
         self._gateways = gateways
         self._index = index
         self._texts = texts
-        self._following = following
+        self._follower = follower
 
-    async def look(self, *, fresh: bool = False) -> StatusNow:
-        """As it was some seconds ago; fresh, as it is now."""
-        stats, error = None, self._following.error
+    async def read(self, *, fresh: bool = False) -> StatusNow:
+        """The status is some seconds old, unless `fresh`."""
+        stats, error = None, self._follower.error
         if fresh:
-            await self._gateways.look()
+            await self._gateways.poll()
         try:
             stats = await self._stats.get(fresh=fresh)
         except PoolUnavailable as failure:
@@ -105,21 +105,21 @@ class Status:
         return StatusNow(
             now=now,
             version=version("stepwell"),
-            pool=None if stats is None else _pool(self._about, stats),
+            pool=None if stats is None else _pool(self._description, stats),
             channels=[] if stats is None else _channels(stats, self._index.oldest_held(), now),
             gateways=[watched.now for watched in self._gateways.watched],
             engines=self._gateways.engines(),
-            index=IndexNow(trajectories=len(self._index), texts=len(self._texts), behind=self._following.behind),
+            index=IndexNow(trajectories=len(self._index), texts=len(self._texts), behind=self._follower.behind),
             pool_error=error,
         )
 
 
-def _pool(about: About, stats: PoolStats) -> PoolNow:
+def _pool(description: PoolDescription, stats: PoolStats) -> PoolNow:
     return PoolNow(
-        name=about.name,
-        shards=about.shards,
-        journal=about.journal,
-        archive=about.archive,
+        name=description.name,
+        shards=description.shards,
+        journal=description.journal,
+        archive=description.archive,
         policy_version=stats.policy_version,
         submitted=stats.submitted,
         leases=stats.leases,

@@ -1,4 +1,4 @@
-"""A trajectory and a group as a person reads them, made from steps. Pure, and not quick: to be called in a thread."""
+"""Trajectories and groups in the form that the page shows, made from steps. Pure, but slow: call it in a thread."""
 
 import math
 import statistics
@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from stepwell.common.tokenizers import TokenDecoder
-from stepwell.dashboard.index.trajectories import Key, key_of
+from stepwell.dashboard.index.trajectories import TrajectoryKey, key_of
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.steps.advantages import group_advantages
 from stepwell.steps.conversation import ConversationTurn, conversation, shared_length
 from stepwell.steps.step import IntArray, JsonObject, Step, VersionSpan
 
 PROMPT_TOKENS = 4_000
 LAST_CHARACTERS = 2_000
-FLOOR = 1e-4
-"""Keeps an advantage finite where all rewards are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class PromptTokens:
     ids: Sequence[int]
     texts: Sequence[str]
     cut: int
-    """How many were left away before these."""
+    """Tokens that were left out before these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +54,16 @@ class StepView:
     started_at: float
     prompt_length: int
     new_from: int
-    """The prompt's tokens before this one are as in the step before."""
+    """The prompt shares the tokens before this index with the previous step."""
     turns: Sequence[ConversationTurn]
-    """Of what is new in the prompt, then of the response."""
+    """The turns of the new part of the prompt, then of the response."""
     tokens: ResponseTokens
     prompt_tokens: PromptTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """One place of a group."""
+class RolloutView:
+    """One rollout of a group."""
 
     summary: TrajectorySnapshot
     advantage: float | None
@@ -78,7 +79,7 @@ class GroupView:
     size: int
     mean: float | None
     std: float | None
-    rows: Sequence[Rollout]
+    rows: Sequence[RolloutView]
 
 
 def step_views(steps: Sequence[Step], decoder: TokenDecoder) -> list[StepView]:
@@ -86,25 +87,28 @@ def step_views(steps: Sequence[Step], decoder: TokenDecoder) -> list[StepView]:
     return [_step_view(step, shared_length(before, step.prompt_ids), decoder) for before, step in pairs if step]
 
 
-def group_view(rows: Sequence[TrajectorySnapshot], last: Mapping[Key, str]) -> GroupView:
-    """A rollout that was dropped is trained with no one: it has no advantage, and no part in the mean."""
-    rewards = {
-        key_of(row): row.reward for row in rows if row.reward is not None and row.state is not TrajectoryState.DROPPED
-    }
-    mean = statistics.fmean(rewards.values()) if rewards else None
-    std = statistics.pstdev(rewards.values()) if rewards else None
-
-    def advantage(key: Key) -> float | None:
-        return None if mean is None or std is None or key not in rewards else (rewards[key] - mean) / (std + FLOOR)
-
+def group_view(rows: Sequence[TrajectorySnapshot], last: Mapping[TrajectoryKey, str]) -> GroupView:
+    """A dropped rollout is not trained, so it has no advantage and no part in the mean."""
+    rewards_T = np.array(
+        [math.nan if row.reward is None or row.state is TrajectoryState.DROPPED else row.reward for row in rows]
+    )
+    advantages_T = group_advantages(rewards_T, np.zeros(len(rows), np.int64)).tolist()
+    rewards = rewards_T[~np.isnan(rewards_T)].tolist()
     return GroupView(
         prompt_uid=rows[0].prompt_uid,
         group=rows[0].group,
         shard=rows[0].shard,
         size=rows[0].group_size,
-        mean=mean,
-        std=std,
-        rows=[Rollout(summary=row, advantage=advantage(key_of(row)), last=last.get(key_of(row), "")) for row in rows],
+        mean=statistics.fmean(rewards) if rewards else None,
+        std=None if not rewards else statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
+        rows=[
+            RolloutView(
+                summary=row,
+                advantage=None if math.isnan(advantage) else advantage,
+                last=last.get(key_of(row), ""),
+            )
+            for row, advantage in zip(rows, advantages_T, strict=True)
+        ],
     )
 
 
@@ -114,9 +118,9 @@ def last_text(steps: Sequence[Step], decoder: TokenDecoder) -> str:
 
 def _step_view(step: Step, new_from: int, decoder: TokenDecoder) -> StepView:
     new = step.prompt_ids[new_from:]
-    readable = not decoder.why_not()
-    prompt_texts = decoder.texts(new.tolist()) if readable else []
-    response_texts = decoder.texts(step.response_ids.tolist()) if readable else []
+    has_texts = not decoder.why_not()
+    prompt_texts = decoder.texts(new.tolist()) if has_texts else []
+    response_texts = decoder.texts(step.response_ids.tolist()) if has_texts else []
     return StepView(
         step_index=step.step_index,
         uid=step.uid,
@@ -133,7 +137,7 @@ def _step_view(step: Step, new_from: int, decoder: TokenDecoder) -> StepView:
         started_at=step.started_at,
         prompt_length=len(step.prompt_ids),
         new_from=new_from,
-        turns=conversation(prompt_texts, response_texts) if readable else (),
+        turns=conversation(prompt_texts, response_texts) if has_texts else (),
         tokens=_response_tokens(step, response_texts),
         prompt_tokens=_prompt_tokens(new, prompt_texts),
     )

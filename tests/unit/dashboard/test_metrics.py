@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from stepwell.common.coalescing import SharedAnswer
-from stepwell.dashboard.index.follower import Following
-from stepwell.dashboard.index.texts import Texts
-from stepwell.dashboard.index.trajectories import Index
-from stepwell.dashboard.metrics import Metrics, ages_of, families
+from stepwell.dashboard.index.follower import PoolFollower
+from stepwell.dashboard.index.texts import ConversationTexts
+from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.dashboard.metrics import PoolMetrics, ages_of, families
 from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
 from tests.rig.sight import MemorySight
 
@@ -95,18 +95,18 @@ def pool() -> MemorySight:
 
 
 async def test_ages_are_told_while_the_pool_is_followed(pool: MemorySight) -> None:
-    index = Index()
-    following = Following(pool, index, Texts())
-    metrics = Metrics(SharedAnswer(pool.stats), index, following)
-    await following.look()
+    index = TrajectoryIndex()
+    following = PoolFollower(pool, index, ConversationTexts())
+    metrics = PoolMetrics(SharedAnswer(pool.stats), index, following)
+    await following.poll()
     assert b'oldest_group_age_seconds{channel="train"}' in (await metrics.exposition())[0]
     following.error = "the pool is away"
     assert b'oldest_group_age_seconds{channel="train"}' not in (await metrics.exposition())[0]
 
 
 async def test_scrapes_share_one_question(pool: MemorySight) -> None:
-    index = Index()
-    metrics = Metrics(SharedAnswer(pool.stats), index, Following(pool, index, Texts()))
+    index = TrajectoryIndex()
+    metrics = PoolMetrics(SharedAnswer(pool.stats), index, PoolFollower(pool, index, ConversationTexts()))
     for _ in range(5):
         body, content_type = await metrics.exposition()
     assert pool.calls == {"stats": 1}

@@ -5,15 +5,15 @@ from typing import Any, cast
 
 from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.index.search import Search
-from stepwell.dashboard.index.texts import Kept, Texts
-from stepwell.dashboard.index.trajectories import Index, Key
-from stepwell.dashboard.queries import Desk
+from stepwell.dashboard.index.texts import ConversationTexts, IndexedText
+from stepwell.dashboard.index.trajectories import TrajectoryIndex, TrajectoryKey
+from stepwell.dashboard.queries import DashboardQueries
 from tests.rig.sight_rollouts import RigTokenizer
 from tests.rig.waiting import until
 from tests.unit.dashboard.summaries import make_summary, told
 
 
-class SlowTexts(Texts):
+class SlowTexts(ConversationTexts):
     """Searches in it go no further until they may."""
 
     def __init__(self) -> None:
@@ -21,29 +21,29 @@ class SlowTexts(Texts):
         self.begun = 0
         self.may_go_on = threading.Event()
 
-    def snapshot(self) -> dict[Key, Kept]:
-        return SlowSnapshot(self, super().snapshot())
+    def copy(self) -> dict[TrajectoryKey, IndexedText]:
+        return SlowSnapshot(self, super().copy())
 
 
-class SlowSnapshot(dict[Key, Kept]):
-    def __init__(self, texts: SlowTexts, kept: dict[Key, Kept]) -> None:
+class SlowSnapshot(dict[TrajectoryKey, IndexedText]):
+    def __init__(self, texts: SlowTexts, kept: dict[TrajectoryKey, IndexedText]) -> None:
         super().__init__(kept)
         self._texts = texts
 
-    def items(self) -> ItemsView[Key, Kept]:  # type: ignore[override]
+    def items(self) -> ItemsView[TrajectoryKey, IndexedText]:  # type: ignore[override]
         self._texts.begun += 1
         assert self._texts.may_go_on.wait(20)
         return super().items()
 
 
 async def test_a_search_of_texts_holds_up_no_one_and_another_waits_for_its_end() -> None:
-    index, texts, unused = Index(), SlowTexts(), cast("Any", None)
-    desk = Desk(unused, unused, unused, index, texts, unused, TokenDecoder(RigTokenizer()))
+    index, texts, unused = TrajectoryIndex(), SlowTexts(), cast("Any", None)
+    queries = DashboardQueries(unused, unused, unused, index, texts, unused, TokenDecoder(RigTokenizer()))
     index.apply(told(row := make_summary("a")))
     texts.put(row, "Hello")
-    searches = [asyncio.create_task(desk.find(Search(), text)) for text in ("hello", "moon")]
+    searches = [asyncio.create_task(queries.find(Search(), text)) for text in ("hello", "moon")]
     await until(lambda: texts.begun == 1, "the search to begin")
-    assert (await desk.find(Search(), None)).matched == 1, "answered meanwhile"
+    assert (await queries.find(Search(), None)).matched == 1, "answered meanwhile"
     texts.put(make_summary("b"), "hello too")
     assert texts.begun == 1
     texts.may_go_on.set()

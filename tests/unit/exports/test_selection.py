@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stepwell.dashboard.index.search import Search
-from stepwell.dashboard.index.trajectories import Index
+from stepwell.dashboard.index.trajectories import TrajectoryIndex
 from stepwell.exports.selection import Selection, snapshot_of_stored
 from stepwell.pool.api.watching import Changes, TrajectoryState
 from stepwell.steps.step import Exactness, VersionSpan
@@ -80,7 +80,7 @@ def test_versions_overlap_as_on_the_dashboard(bounds: tuple[int | None, int | No
     snapshots = [
         summary(f"t{n}", oldest_version=oldest, newest_version=newest) for n, (oldest, newest) in enumerate(spans)
     ]
-    index = Index()
+    index = TrajectoryIndex()
     index.apply(Changes(snapshots=snapshots, cursors={}, reset_shards=(), more=False))
     shown = index.find(Search(version_min=bounds[0], version_max=bounds[1]))
     selection = Selection(version_min=bounds[0], version_max=bounds[1])

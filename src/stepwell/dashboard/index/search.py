@@ -1,4 +1,4 @@
-"""What can be looked for among trajectories, and in which order it comes."""
+"""Search over trajectories: filters, order, and the columns that they are computed on."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.dashboard.index.table import Table
 from stepwell.steps.step import BoolArray
 
 LABELLED = ("channel", "state", "cause", "source", "exactness")
-"""Filters by one of a few values; like the marks, they have facets."""
+"""Filters with a few values. They have facets, and so have marks."""
 
 SORTS: Mapping[str, tuple[str, bool]] = {
     "newest": ("started_at", True),
@@ -21,12 +20,13 @@ SORTS: Mapping[str, tuple[str, bool]] = {
     "tokens": ("tokens", False),
     "-tokens": ("tokens", True),
 }
-"""By name: the column, and whether the greatest comes first."""
+"""By name: the column, and whether the order is descending."""
+FIRST_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Filters, all of which must hold, and the page that is wanted of what they leave."""
+    """Filters, which must all match, and the wanted page of the result."""
 
     channel: str | None = None
     state: str | None = None
@@ -37,8 +37,8 @@ class Search:
     reward_min: float | None = None
     reward_max: float | None = None
     version_min: int | None = None
-    """With tokens of that policy version or a later one."""
     version_max: int | None = None
+    """A trajectory with several policy versions is within the bounds if one of them is."""
     prompt_uid: str | None = None
     uid: str | None = None
     """A part of the trajectory_uid."""
@@ -47,8 +47,52 @@ class Search:
     limit: int = 100
 
 
-def matching(table: Table, search: Search) -> BoolArray:
-    """The rows within the ranges. A row without the value is within none."""
+class ColumnTable:
+    """Columns of numbers that grow. A column is read as an array over all rows, used or not."""
+
+    def __init__(self, types: Mapping[str, type[np.generic]]) -> None:
+        self._columns: dict[str, NDArray[Any]] = {name: np.zeros(FIRST_ROWS, kind) for name, kind in types.items()}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add_row(self) -> int:
+        row = self._size
+        self._size += 1
+        if self._size > len(next(iter(self._columns.values()))):
+            self._columns = {name: np.concatenate([old, np.zeros_like(old)]) for name, old in self._columns.items()}
+        return row
+
+    def set(self, row: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._columns[name][row] = value
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._columns[name][: self._size]
+
+
+class Labels:
+    """Small numbers for strings, to be stored in a column."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._codes: dict[str, int] = {}
+
+    def code(self, name: str) -> int:
+        code = self._codes.get(name)
+        if code is None:
+            code = self._codes[name] = len(self.names)
+            self.names.append(name)
+        return code
+
+    def known(self, name: str) -> int:
+        """The code of a name; -1, which no row has, if it is unknown."""
+        return self._codes.get(name, -1)
+
+
+def within_bounds(table: ColumnTable, search: Search) -> BoolArray:
+    """The used rows within all bounds. A row without the value is within none."""
     rows: BoolArray = table["used"].copy()
     bounds: tuple[tuple[str, Callable[[Any, float], BoolArray], float | None], ...] = (
         ("reward", np.greater_equal, search.reward_min),
@@ -62,8 +106,8 @@ def matching(table: Table, search: Search) -> BoolArray:
     return rows
 
 
-def ordered(table: Table, places: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
-    """Those without the value come last; equal ones in the order in which they were told of, or its reverse."""
-    column, descending = SORTS[sort]
-    values, seen = table[column][places], table["seen"][places]
-    return places[np.lexsort((-seen, -values) if descending else (seen, values))]
+def ordered(table: ColumnTable, rows: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
+    """Rows without the value come last. Equal rows are in the order in which they were added, or its reverse."""
+    column, is_descending = SORTS[sort]
+    values, added = table[column][rows], table["added"][rows]
+    return rows[np.lexsort((-added, -values) if is_descending else (added, values))]

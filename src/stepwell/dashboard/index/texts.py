@@ -1,8 +1,9 @@
-"""The conversations as text, to be searched: of the newest trajectories, as many as fit.
+"""Texts of conversations for the search: those of the newest trajectories, as many as fit into memory.
 
-What always holds: it takes no more than `max_bytes`, what belongs to each text included; where there is no room, the
-oldest go first and none older than those is asked for again. A conversation that has grown is wanted again, and found
-by its old text until then.
+Invariants:
+- All entries together take at most `max_bytes`.
+- If there is no room, the oldest texts are removed, and nothing that started before them is wanted again.
+- A conversation that has grown is wanted again. Until then it is found by its old text.
 """
 
 import heapq
@@ -11,115 +12,114 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stepwell.dashboard.index.trajectories import Key, key_of
+from stepwell.dashboard.index.trajectories import TrajectoryKey, key_of
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 
 MAX_BYTES = 200 * 2**20
-BESIDE = 450
-"""Bytes that a text takes besides its own: its key, its places in tables and heaps."""
+ENTRY_BYTES = 450
+"""Bytes of an entry besides its text: its key, its places in tables and heaps."""
 SLACK = 1_000
 
-Heap: TypeAlias = list[tuple[float, Key]]
+Heap: TypeAlias = list[tuple[float, TrajectoryKey]]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class IndexedText:
     text: str
-    """Without the difference of upper and lower case."""
+    """Case-folded."""
     nbytes: int
     steps: int
-    """How many it is the text of."""
+    """The number of steps in the text."""
     started_at: float
 
 
-class Texts:
+class ConversationTexts:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._kept: dict[Key, Kept] = {}
+        self._texts: dict[TrajectoryKey, IndexedText] = {}
         self._oldest: Heap = []
-        """A heap; what it names may be gone, or kept under a newer entry."""
-        self._wanted: dict[Key, TrajectorySnapshot] = {}
+        """Entries may be outdated: the text was removed, or has a newer entry."""
+        self._wanted: dict[TrajectoryKey, TrajectorySnapshot] = {}
         self._newest: Heap = []
-        """A heap of what is wanted, and of what no longer is."""
+        """Wanted trajectories, and some that are not wanted any more."""
         self._floor = -float("inf")
-        """What began at that time or before had to go."""
+        """Trajectories that started at this time or before were removed for lack of room."""
         self._nbytes = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._texts)
 
     @property
     def waiting(self) -> int:
         return len(self._wanted)
 
-    def tell(self, row: TrajectorySnapshot) -> None:
-        """A trajectory is now so: it is wanted if there is more of it than is known here."""
-        key = key_of(row)
-        known = self._kept.get(key)
-        if row.state is TrajectoryState.DROPPED or row.steps == 0 or row.started_at <= self._floor:
+    def update(self, snapshot: TrajectorySnapshot) -> None:
+        """The text is wanted if the trajectory has other steps than the text."""
+        key = key_of(snapshot)
+        known = self._texts.get(key)
+        if snapshot.state is TrajectoryState.DROPPED or snapshot.steps == 0 or snapshot.started_at <= self._floor:
             self._wanted.pop(key, None)
-        elif known is None or known.steps != row.steps:
+        elif known is None or known.steps != snapshot.steps:
             if key not in self._wanted:
-                heapq.heappush(self._newest, (-row.started_at, key))
-            self._wanted[key] = row
+                heapq.heappush(self._newest, (-snapshot.started_at, key))
+            self._wanted[key] = snapshot
             _prune(self._newest, self._wanted)
 
-    def next(self, count: int, tokens: int) -> list[TrajectorySnapshot]:
-        """The newest that are wanted: up to so many, and up to so many tokens, but at least one if there is any."""
-        found: list[TrajectorySnapshot] = []
-        while self._newest and len(found) < count:
-            row = self._wanted.get(self._newest[0][1])
-            if row is not None and found and row.tokens > tokens:
+    def take_wanted(self, count: int, tokens: int) -> list[TrajectorySnapshot]:
+        """The newest wanted trajectories within both limits, but at least one if there is any."""
+        taken: list[TrajectorySnapshot] = []
+        while self._newest and len(taken) < count:
+            snapshot = self._wanted.get(self._newest[0][1])
+            if snapshot is not None and taken and snapshot.tokens > tokens:
                 break
             heapq.heappop(self._newest)
-            if row is not None and row.started_at > self._floor:
-                tokens -= row.tokens
-                found.append(row)
-            if row is not None:
-                del self._wanted[key_of(row)]
-        return found
+            if snapshot is not None and snapshot.started_at > self._floor:
+                tokens -= snapshot.tokens
+                taken.append(snapshot)
+            if snapshot is not None:
+                del self._wanted[key_of(snapshot)]
+        return taken
 
-    def put(self, row: TrajectorySnapshot, text: str) -> None:
-        key, folded = key_of(row), text.casefold()
-        self.forget(key)
-        kept = Kept(folded, sys.getsizeof(folded) + BESIDE, row.steps, row.started_at)
-        self._kept[key] = kept
-        self._nbytes += kept.nbytes
-        heapq.heappush(self._oldest, (row.started_at, key))
+    def put(self, snapshot: TrajectorySnapshot, text: str) -> None:
+        key, folded = key_of(snapshot), text.casefold()
+        self._remove_text(key)
+        entry = IndexedText(folded, sys.getsizeof(folded) + ENTRY_BYTES, snapshot.steps, snapshot.started_at)
+        self._texts[key] = entry
+        self._nbytes += entry.nbytes
+        heapq.heappush(self._oldest, (snapshot.started_at, key))
         while self._nbytes > self._max_bytes:
-            self._drop_oldest()
-        _prune(self._oldest, self._kept)
+            self._remove_oldest()
+        _prune(self._oldest, self._texts)
 
-    def forget(self, key: Key) -> None:
-        kept = self._kept.pop(key, None)
-        if kept is not None:
-            self._nbytes -= kept.nbytes
-
-    def leave(self, keys: Sequence[Key]) -> None:
-        """They are no longer listed."""
+    def remove(self, keys: Sequence[TrajectoryKey]) -> None:
         for key in keys:
-            self.forget(key)
+            self._remove_text(key)
             self._wanted.pop(key, None)
 
-    def snapshot(self) -> dict[Key, Kept]:
-        """What is kept now, to be searched in a thread. What goes meanwhile stays in memory until that is done."""
-        return self._kept.copy()
+    def copy(self) -> dict[TrajectoryKey, IndexedText]:
+        """To be searched in a thread. Texts that are removed meanwhile stay in memory until the search ends."""
+        return self._texts.copy()
 
-    def _drop_oldest(self) -> None:
+    def _remove_text(self, key: TrajectoryKey) -> None:
+        entry = self._texts.pop(key, None)
+        if entry is not None:
+            self._nbytes -= entry.nbytes
+
+    def _remove_oldest(self) -> None:
         started_at, key = heapq.heappop(self._oldest)
-        if key in self._kept:
-            self.forget(key)
+        if key in self._texts:
+            self._remove_text(key)
             self._floor = max(self._floor, started_at)
 
 
-def having(kept: Mapping[Key, Kept], text: str) -> list[Key]:
-    """Those in which the text stands, whatever its case. Not quick."""
+def keys_with_text(texts: Mapping[TrajectoryKey, IndexedText], text: str) -> list[TrajectoryKey]:
+    """The conversations that contain the text in upper or lower case. Slow."""
     folded = text.casefold()
-    return [key for key, conversation in kept.items() if folded in conversation.text]
+    return [key for key, entry in texts.items() if folded in entry.text]
 
 
-def _prune(heap: Heap, live: Mapping[Key, object]) -> None:
-    """Once most of what it names is gone, it names each that is left once."""
+def _prune(heap: Heap, live: Mapping[TrajectoryKey, object]) -> None:
+    """If most entries are outdated, keep one entry for each live key."""
     if len(heap) > 2 * len(live) + SLACK:
         heap[:] = {entry[1]: entry for entry in heap if entry[1] in live}.values()
         heapq.heapify(heap)
