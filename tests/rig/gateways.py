@@ -16,6 +16,8 @@ import uvicorn
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
+from stepwell.engines import ENGINES
+from stepwell.engines.engine import EngineKind
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
 from stepwell.gateway.routes.asgi import MountedApp
@@ -42,12 +44,13 @@ async def serve_gateway(
     control_keys: Sequence[str] = (),
     is_durable: bool = False,
     routing: str = "round_robin",
+    kinds: Sequence[EngineKind] = ENGINES,
     atropos: MountedApp | None = None,
 ) -> AsyncIterator[str]:
     """A gateway on a free loopback port; gives its URL."""
     app = create_app(
         pool=pool,
-        engines=EngineFleet(engine_urls, routing=routing),
+        engines=EngineFleet(engine_urls, routing=routing, kinds=kinds),
         tokenizer=BackgroundTokenizer("no/such/folder", load_tokenizer),
         rewards=rewards,
         prompt_length=prompt_length,

@@ -3,6 +3,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.rig.fake_engine import FakeEngine
+from tests.rig.memory_pool import MemoryPool
 
 
 @pytest.fixture
@@ -15,3 +16,8 @@ async def engine() -> AsyncIterator[FakeEngine]:
 async def two() -> AsyncIterator[tuple[FakeEngine, FakeEngine]]:
     async with FakeEngine() as first, FakeEngine() as second:
         yield first, second
+
+
+@pytest.fixture
+def pool() -> MemoryPool:
+    return MemoryPool()

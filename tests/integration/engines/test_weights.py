@@ -26,6 +26,12 @@ from tests.rig.fake_engine import FakeEngine
 from tests.rig.waiting import until
 
 
+async def checks(engine: FakeEngine, count: int) -> None:
+    """Returns once the engine was asked that many times more whether it is paused."""
+    last = engine.asked["/is_paused"] + count
+    await until(lambda: engine.asked["/is_paused"] >= last, f"{count} checks")
+
+
 async def test_while_one_engine_is_paused_the_other_gets_the_calls(two: tuple[FakeEngine, FakeEngine]) -> None:
     paused, free = two
     async with watched(*two) as engines:
@@ -43,7 +49,7 @@ async def test_while_all_engines_are_paused_calls_wait_and_then_spread(two: tupl
             fake.pause()
         await until(lambda: states(engines) == ["paused", "paused"], "the pauses to show")
         held = [asyncio.create_task(call(engines)) for _ in range(20)]
-        await asyncio.sleep(0.3)
+        await checks(two[0], 3)
         assert not any(task.done() for task in held)
         assert [generations(fake) for fake in two] == [0, 0], "a paused engine got a call"
         for fake in two:
@@ -58,8 +64,8 @@ async def test_a_call_waits_for_its_only_engine(engine: FakeEngine) -> None:
         engine.pause("abort")
         await until(lambda: states(engines) == ["paused"], "the pause to show")
         held = asyncio.create_task(engines.send(CHAT, ASKED))
-        await asyncio.sleep(0.2)
-        assert generations(engine) == 0
+        await checks(engine, 3)
+        assert (generations(engine), held.done()) == (0, False)
         engine.weight_version = "5"
         engine.resume()
         reply = await held
@@ -70,8 +76,7 @@ async def test_a_call_waits_for_its_only_engine(engine: FakeEngine) -> None:
 async def test_an_engine_that_loads_weights_is_deaf_but_not_down(engine: FakeEngine) -> None:
     async with watched(engine, timeouts=EngineTimeouts(question=0.1)) as engines:
         engine.listens.clear()
-        asked_for = engine.asked["/is_paused"]
-        await until(lambda: engine.asked["/is_paused"] == asked_for + 2, "two checks without an answer")
+        await checks(engine, 2)
         assert states(engines) == ["healthy"]
         assert (await call(engines))[0] == 200
         engine.listens.set()
@@ -79,8 +84,7 @@ async def test_an_engine_that_loads_weights_is_deaf_but_not_down(engine: FakeEng
         await until(lambda: states(engines) == ["paused"], "the pause to show")
         engine.listens.clear()
         held = asyncio.create_task(call(engines))
-        asked_for = engine.asked["/is_paused"]
-        await until(lambda: engine.asked["/is_paused"] == asked_for + 3, "three checks without an answer")
+        await checks(engine, 3)
         assert states(engines) == ["paused"]
         assert not held.done()
         engine.listens.set()
