@@ -27,16 +27,13 @@ from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.asgi import GatewayAsgi
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.batch import make_batch
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.client import RewardClient
 from stepwell.rewards.offline import rescore, try_function
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
-from stepwell.steps.arrow import SCHEMA, columns_from_arrow
-from stepwell.steps.parquet import Store
-from stepwell.steps.tables import Tables
+from stepwell.steps.parquet import ParquetReader
 
 log = logging.getLogger("stepwell")
 
@@ -135,12 +132,12 @@ def run_rewards(settings: RewardSettings) -> None:
 
 def run_try(settings: TrySettings) -> None:
     job = _job(settings.function, settings)
-    asyncio.run(try_function(job, Store(settings.on), columns_from_arrow, limit=settings.limit, say=_say))
+    asyncio.run(try_function(job, ParquetReader(settings.on), limit=settings.limit, say=_say))
 
 
 def run_rescore(settings: RescoreSettings) -> None:
     job = _job(settings.function, settings)
-    asyncio.run(rescore(job, Store(settings.from_), Store(settings.to), columns_from_arrow, say=_say))
+    asyncio.run(rescore(job, ParquetReader(settings.from_), settings.to, say=_say))
 
 
 def run_export(settings: ExportSettings) -> None:
@@ -149,17 +146,13 @@ def run_export(settings: ExportSettings) -> None:
         join_ray(settings.ray_address, settings.ray_namespace)
         pool = PoolClient(settings.data_pool_name, settings.ray_namespace)
     decode = None if settings.tokenizer_path is None else load_decode(settings.tokenizer_path)
-    asyncio.run(exporting.run_export(settings, pool, _tables(), decode, _say))
+    asyncio.run(exporting.run_export(settings, pool, decode, _say))
 
 
 def run_import(settings: ImportSettings) -> None:
     join_ray(settings.ray_address, settings.ray_namespace)
     pool = PoolClient(settings.data_pool_name, settings.ray_namespace)
-    asyncio.run(exporting.run_import(settings, pool, _tables(), _say))
-
-
-def _tables() -> Tables:
-    return Tables(SCHEMA, lambda steps, sizes, of: make_batch(steps, sizes, sources=of).to_arrow(), columns_from_arrow)
+    asyncio.run(exporting.run_import(settings, pool, _say))
 
 
 def _job(function: str, settings: FunctionSection) -> Job:

@@ -22,24 +22,21 @@ from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import Exactness
-from stepwell.steps.tables import Tables
 
 log = logging.getLogger("stepwell.exports")
 
 Say: TypeAlias = Callable[[str], None]
 
 
-async def run_export(
-    settings: ExportSettings, pool: PoolReader | None, tables: Tables, decode: Decode | None, say: Say
-) -> None:
+async def run_export(settings: ExportSettings, pool: PoolReader | None, decode: Decode | None, say: Say) -> None:
     """From the pool, or without one from files."""
-    shape = make_shape(settings, tables, decode)
+    shape = make_shape(settings, decode)
     selection = make_selection(settings)
     with open_target(settings.to, settings.format or format_of(settings.to), shape) as target:
         groups: AsyncIterable[StepGroup]
         listed = None
         if pool is None:
-            groups = selection.of_groups(FileSource(settings.from_ or "", tables).groups())
+            groups = selection.of_groups(FileSource(settings.from_ or "").groups())
         else:
             listing = await list_pool(pool, selection)
             listed, groups = len(listing), read_groups(pool, listing)
@@ -53,9 +50,9 @@ async def run_export(
         say(f"{listed - progress.trajectories:,} trajectories left the pool before they were read")
 
 
-async def run_import(settings: ImportSettings, pool: PoolToFill, tables: Tables, say: Say) -> None:
+async def run_import(settings: ImportSettings, pool: PoolToFill, say: Say) -> None:
     progress = TransferProgress()
-    groups = Selection().of_groups(FileSource(settings.path, tables).groups())
+    groups = Selection().of_groups(FileSource(settings.path).groups())
     report = await import_groups(pool, groups, settings.channel, progress)
     say(f"read {settings.path}: {progress.close()}")
     say(f"steps: {report.text()}")
@@ -64,12 +61,12 @@ async def run_import(settings: ImportSettings, pool: PoolToFill, tables: Tables,
             log.warning("the pool dropped %d steps during the import, cause %s: see its limits", count, cause)
 
 
-def make_shape(settings: ExportSettings, tables: Tables, decode: Decode | None) -> ExportShape:
+def make_shape(settings: ExportSettings, decode: Decode | None) -> ExportShape:
     if settings.shape == "sft":
         return SftShape(decode, settings.best)
     if settings.shape == "preferences":
         return PreferenceShape(decode, settings.margin)
-    return StepsShape(tables)
+    return StepsShape()
 
 
 def make_selection(settings: ExportSettings) -> Selection:

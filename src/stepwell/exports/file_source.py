@@ -10,19 +10,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepwell.common.optional import require
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
-from stepwell.steps.json_lines import groups_of_lines
+from stepwell.steps.json_lines import step_groups_from_lines
 from stepwell.steps.layout import reward_carrier
-from stepwell.steps.tables import Tables, group_sizes, parquet_modules, read_groups
+from stepwell.steps.parquet import EXTRA, read_step_groups
 
 if TYPE_CHECKING:
     import pyarrow
 
-ROWS = 256
-"""Steps read at once."""
-BUFFER = 2**20
 SUFFIXES = (".parquet", ".jsonl")
 DATA = "data"
 """The folder of a dataset's files."""
@@ -34,10 +32,10 @@ REWARD_FIELDS = ("trajectory_uid", "prompt_uid", "step_index", "value", "source"
 class FileSource:
     """A path, or any fsspec URL."""
 
-    def __init__(self, url: str, tables: Tables) -> None:
+    def __init__(self, url: str) -> None:
         import fsspec
 
-        self._url, self._tables = url, tables
+        self._url = url
         self._fs: Any
         self._fs, self._path = fsspec.core.url_to_fs(url)
 
@@ -47,7 +45,7 @@ class FileSource:
             raise BadRequest(f"there is no Parquet or JSONL file in {self._url}")
         late_rewards = LateRewards(self._read_tables(f"{self._path}/{REWARDS}"))
         for file in files:
-            groups = self._read_lines(file) if file.endswith(".jsonl") else self._read_parquet(file)
+            groups = self._read_lines(file) if file.endswith(".jsonl") else read_step_groups(self._fs, file)
             yield from map(late_rewards.apply, groups) if late_rewards else groups
 
     def _files(self) -> list[str]:
@@ -62,34 +60,12 @@ class FileSource:
 
     def _read_lines(self, file: str) -> Iterator[StepGroup]:
         with self._fs.open(file, "rb") as lines:
-            yield from groups_of_lines(lines, self._tables.schema, file)
-
-    def _read_parquet(self, file: str) -> Iterator[StepGroup]:
-        pa, parquet = parquet_modules()
-        with self._fs.open(file, "rb") as source:
-            try:
-                rows = parquet.ParquetFile(source, buffer_size=BUFFER, pre_buffer=False).iter_batches(ROWS)
-                for table in _whole_groups(pa, (pa.Table.from_batches([found]) for found in rows)):
-                    yield from read_groups(self._tables, table)
-            except pa.ArrowException as failure:
-                raise BadRequest(f"{file} cannot be read as Parquet: {failure}") from None
+            yield from step_groups_from_lines(lines, file)
 
     def _read_tables(self, folder: str) -> "Iterator[pyarrow.Table]":
         for file in self._files_in(folder):
             with self._fs.open(file, "rb") as source:
-                yield parquet_modules()[1].read_table(source)
-
-
-def _whole_groups(pa: Any, chunks: "Iterator[pyarrow.Table]") -> "Iterator[pyarrow.Table]":
-    """The same rows in tables of whole groups. The last group of a chunk may continue in the next one."""
-    rest: list[pyarrow.Table] = []
-    for chunk in chunks:
-        table = pa.concat_tables([*rest, chunk])
-        last = group_sizes(table)[-1]
-        if last < len(table):
-            yield table.slice(0, len(table) - last)
-        rest = [table.slice(len(table) - last)]
-    yield from rest
+                yield require("pyarrow.parquet", EXTRA).read_table(source)
 
 
 class StoredReward(NamedTuple):

@@ -12,12 +12,13 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 from stepwell.common.atomic_files import writing_under_temporary_name
+from stepwell.common.optional import require
 from stepwell.errors import BadRequest
 from stepwell.exports.file_source import DATA
 from stepwell.exports.shapes import ExportShape
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import line_of
-from stepwell.steps.tables import parquet_modules
+from stepwell.steps.parquet import EXTRA
 
 MAX_FILE_BYTES = 2**28
 """Bytes after which a dataset gets another file."""
@@ -91,7 +92,7 @@ class _ParquetTarget:
 
     def __init__(self, fs: Any, path: str, shape: ExportShape, max_file_bytes: int | None) -> None:
         """With `max_file_bytes` a folder of several files, else one file."""
-        _, self._parquet = parquet_modules()
+        self._parquet = require("pyarrow.parquet", EXTRA)
         self._fs, self._path, self._shape, self._max_file_bytes = fs, path, shape, max_file_bytes
         self._output: Any = None
         self._writer: Any = None

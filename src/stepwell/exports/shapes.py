@@ -9,11 +9,11 @@ Invariants:
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stepwell.steps.arrow import step_groups_to_arrow
 from stepwell.steps.columns import Columns, unpack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import Record, step_records
 from stepwell.steps.step import Step
-from stepwell.steps.tables import Tables, steps_table
 
 if TYPE_CHECKING:
     import pyarrow
@@ -32,17 +32,16 @@ class ExportShape(Protocol):
 class StepsShape:
     """All columns of a step. The only shape that can be imported."""
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
+    def __init__(self) -> None:
         self._groups = 0
 
     def table(self, groups: Sequence[StepGroup]) -> "pyarrow.Table":
         first, self._groups = self._groups, self._groups + len(groups)
-        return steps_table(self._tables, groups, first)
+        return step_groups_to_arrow(groups, first)
 
     def records(self, groups: Sequence[StepGroup]) -> Iterator[Record]:
         for group in groups:
-            yield from step_records(self._tables.schema, group, self._groups)
+            yield from step_records(group, self._groups)
             self._groups += 1
 
 

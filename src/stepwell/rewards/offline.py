@@ -22,7 +22,7 @@ from stepwell.rewards.sample import sample_of
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.sandbox.runner import RewardRunner
 from stepwell.steps.layout import reward_carrier
-from stepwell.steps.parquet import ReadTable, Store, StoredTrajectory
+from stepwell.steps.parquet import ParquetReader, ParquetWriter, StoredTrajectory
 from stepwell.steps.step import Json, JsonObject, Step
 
 if TYPE_CHECKING:
@@ -68,26 +68,27 @@ class AttemptSummary:
         return text
 
 
-async def try_function(job: Job, store: Store, read_table: ReadTable, *, limit: int, say: Say) -> None:
+async def try_function(job: Job, reader: ParquetReader, *, limit: int, say: Say) -> None:
     """Prints a line for each of the first trajectories: the reward that it had, and the function's score."""
     summary = AttemptSummary()
     async with RewardRunner(job) as runner:
         say(LINE.format("trajectory", "had", "outcome", "score", "seconds", "").rstrip())
-        async for stored, attempt in attempts(runner, islice(store.read(read_table), limit)):
+        async for stored, attempt in attempts(runner, islice(reader.trajectories(), limit)):
             summary.add(attempt)
             say(_line(stored, attempt))
     say(summary.close())
 
 
-async def rescore(job: Job, store: Store, target: Store, read_table: ReadTable, *, say: Say) -> None:
-    """Writes every file of the store to the target, under the same name, with the function's rewards."""
-    if target.has_files():
-        raise BadRequest(f"{target.url} has Parquet files already; rewards of two functions are not mixed there")
-    summary, files = AttemptSummary(), store.files()
+async def rescore(job: Job, reader: ParquetReader, target: str, *, say: Say) -> None:
+    """Writes every file of the reader to the target, under the same name, with the function's rewards."""
+    writer = ParquetWriter(target)
+    if ParquetReader(target).has_files():
+        raise BadRequest(f"{target} has Parquet files already; rewards of two functions are not mixed there")
+    summary, files = AttemptSummary(), reader.files()
     async with RewardRunner(job) as runner:
         for file in files:
-            with target.writing(PurePath(file).name) as write:
-                async for stored, attempt in attempts(runner, store.read_file(file, read_table)):
+            with writer.writing(PurePath(file).name) as write:
+                async for stored, attempt in attempts(runner, reader.trajectories_of(file)):
                     summary.add(attempt)
                     await asyncio.to_thread(write, rescored(stored, attempt, runner.name))
             say(f"wrote {PurePath(file).name}")

@@ -1,132 +1,146 @@
-"""Batches as Arrow tables, one row a step: what Parquet files and data frames are made from, and read back.
+"""Steps as Arrow tables, one row for each step: Parquet files and data frames are made from them and read back.
 
-What always holds: `batch_from_arrow(batch.to_arrow())` has the same columns and groups, bit for bit; leases stay
-behind, for a copy must not acknowledge anything. A table names the version of its schema and is refused by a Stepwell
-that is older. pyarrow is imported when first asked for.
+- Reading a table gives the same columns and groups back, bit for bit.
+- A table names the version of its schema. A table of a newer version is refused. A column that an older table lacks has
+  its default.
+- pyarrow is imported on first use.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.common.optional import require
 from stepwell.errors import BadRequest
-from stepwell.pool.client.batch import Batch, make_batch
-from stepwell.steps.columns import Columns
-from stepwell.steps.layout import offsets, parts_of, sums, with_logprobs
+from stepwell.steps.columns import DTYPES, Columns, cut, make_columns, pack_values, packed_column, stack
+from stepwell.steps.groups import StepGroup, with_sorted_metadata
+from stepwell.steps.layout import offsets, parts_of, sums
+from stepwell.steps.schema import GROUP_COLUMNS, REQUIRED, SCALAR_COLUMNS, SCHEMA, STEP_COLUMNS, Column, ColumnKind
 from stepwell.steps.step import BoolArray, Exactness, IntArray, JsonObject, VersionSpan, ids_array
 
 if TYPE_CHECKING:
     import pyarrow
 
-SCHEMA = 3
-"""Raised when a column changes its meaning or a new one must be understood: with 2 came `untrainable`, with 3
-`source`."""
-READABLE = (b"1", b"2", b"3")
 SCHEMA_KEY = b"stepwell.schema"
 
 
-def batch_to_arrow(batch: Batch) -> "pyarrow.Table":
+def columns_to_arrow(
+    columns: Columns, group_sizes_G: IntArray, of_groups: Mapping[str, Any], *, first_group: int = 0
+) -> "pyarrow.Table":
+    """One row for each step. `of_groups` has values of group columns, one for each group; others have their default.
+
+    Groups are numbered from `first_group` on. Only a table whose channels are given has a column for them, the last.
+    """
     pa = _pyarrow()
-    group_of_S = parts_of(batch.group_sizes_G)
-    of_groups = {
-        "group": pa.array(group_of_S, pa.int32()),
-        "opened_at": pa.array(batch.opened_at_G[group_of_S]),
-        "attempts": pa.array(batch.attempts_G[group_of_S]),
-        "from_history": pa.array(batch.from_history_G[group_of_S]),
-        "source": pa.array([batch.sources[group] for group in group_of_S.tolist()], pa.string()),
-    }
-    return pa.table({**of_groups, **_written(batch.columns)}, metadata={SCHEMA_KEY: str(SCHEMA).encode()})
+    group_of_S = parts_of(group_sizes_G)
+    numbered = {"group": np.arange(first_group, first_group + len(group_sizes_G)), **of_groups}
 
+    def written(column: Column) -> "pyarrow.Array":
+        values_G = numbered.get(column.name, [column.default] * len(group_sizes_G))
+        return _write_scalars(column, _repeated(column, values_G, group_of_S))
 
-def batch_from_arrow(table: "pyarrow.Table") -> Batch:
-    """The batch whose table this is. A group ends where the group's number or its prompt_uid changes."""
-    columns = columns_from_arrow(table)
-    names = zip(table["group"].to_pylist(), columns.prompt_uids, strict=True)
-    sizes = ids_array([len(list(group)) for _, group in groupby(names)])
-    firsts = offsets(sizes)[:-1]
-    sources = table["source"].to_pylist() if "source" in table.column_names else [""] * len(table)
-    return make_batch(
-        columns,
-        sizes,
-        opened_at=_numbers(table["opened_at"], np.float64)[firsts],
-        attempts=_numbers(table["attempts"], np.int32)[firsts],
-        from_history=_numbers(table["from_history"], np.bool_)[firsts],
-        sources=[sources[first] for first in firsts.tolist()],
-    )
+    *before, channel = GROUP_COLUMNS
+    arrays = {column.name: written(column) for column in before} | _write_steps(columns)
+    if channel.name in of_groups:
+        arrays[channel.name] = written(channel)
+    return pa.table(arrays, metadata={SCHEMA_KEY: str(SCHEMA).encode()})
 
 
 def columns_from_arrow(table: "pyarrow.Table") -> Columns:
     """The steps of a table, which may be a slice, or read from Parquet in several chunks."""
-    _check_schema(table)
+    check_schema(table)
     prompts, prompt_lengths = _lists(table["prompt_ids"], np.int32)
     responses, response_lengths = _lists(table["response_ids"], np.int32)
-    return Columns(
-        tokens=_interleaved(prompts, responses, prompt_lengths, response_lengths),
-        logprobs=_optional(table["response_logprobs"], response_lengths, np.float32(np.nan)),
-        mask=_optional(table["response_mask"], response_lengths, np.True_),
-        prompt_lengths_S=prompt_lengths,
-        response_lengths_S=response_lengths,
-        rewards_S=_numbers(table["reward"], np.float64),
-        reward_revisions_S=_numbers(table["reward_revision"], np.int32),
-        step_indexes_S=_numbers(table["step_index"], np.int32),
-        policy_versions_S=_numbers(table["policy_version"], np.int64),
-        is_last_S=_numbers(table["is_last"], np.bool_),
-        started_at_S=_numbers(table["started_at"], np.float64),
-        trajectory_uids=table["trajectory_uid"].to_pylist(),
-        prompt_uids=table["prompt_uid"].to_pylist(),
-        uids=table["uid"].to_pylist(),
-        reward_sources=table["reward_source"].to_pylist(),
-        metadata=_objects(table["metadata"]),
-        version_spans=[tuple(VersionSpan(**span) for span in spans) for spans in table["version_spans"].to_pylist()],
-        exactness=[Exactness(value) for value in table["exactness"].to_pylist()],
-        finish_reasons=table["finish_reason"].to_pylist(),
-        sampling=_objects(table["sampling"]),
-        extras=_objects(table["extras"]),
-        quarantine=table["quarantine"].to_pylist(),
-        untrainable=table["untrainable"].to_pylist() if "untrainable" in table.column_names else [None] * len(table),
-    )
+    values: dict[str, Any] = {
+        "tokens": _interleaved(prompts, responses, prompt_lengths, response_lengths),
+        "logprobs": _optional(table["response_logprobs"], response_lengths, np.float32(np.nan)),
+        "mask": _optional(table["response_mask"], response_lengths, np.True_),
+        "prompt_lengths_S": prompt_lengths,
+        "response_lengths_S": response_lengths,
+    }
+    for column in SCALAR_COLUMNS:
+        values[column.packed] = _read_scalars(column, table)
+    return make_columns(len(table), values)
+
+
+def group_sizes(table: "pyarrow.Table") -> list[int]:
+    """How many steps each group has. A group ends where its number or its prompt_uid changes."""
+    if missing := {"group", "prompt_uid"} - set(table.column_names):
+        raise BadRequest(f"a file without a column {min(missing)!r} has no steps; only --shape steps can be read back")
+    names = zip(table["group"].to_pylist(), table["prompt_uid"].to_pylist(), strict=True)
+    return [len(list(run)) for _, run in groupby(names)]
+
+
+def group_columns(table: "pyarrow.Table", sizes: Sequence[int]) -> dict[str, Any]:
+    """The group columns, one value for each group."""
+    firsts = offsets(ids_array(sizes))[:-1]
+    columns = {column.name: _read_scalars(column, table) for column in GROUP_COLUMNS}
+    return {
+        name: values[firsts] if isinstance(values, np.ndarray) else [values[first] for first in firsts.tolist()]
+        for name, values in columns.items()
+    }
+
+
+def step_groups_to_arrow(groups: Sequence[StepGroup], first_group: int) -> "pyarrow.Table":
+    """One row for each step; groups are numbered from `first_group` on."""
+    sizes = [len(group.columns) for group in groups]
+    columns = with_sorted_metadata(stack([group.columns for group in groups]))
+    named = {"source": [group.source for group in groups], "channel": [group.channel for group in groups]}
+    return columns_to_arrow(columns, ids_array(sizes), named, first_group=first_group)
+
+
+def step_groups_from_arrow(table: "pyarrow.Table") -> Iterator[StepGroup]:
+    """The groups of a table in which all groups are whole."""
+    columns, sizes = columns_from_arrow(table), group_sizes(table)
+    of_groups = group_columns(table, sizes)
+    for piece, source, channel in zip(cut(columns, sizes), of_groups["source"], of_groups["channel"], strict=True):
+        yield StepGroup(piece, source, channel)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def _written(columns: Columns) -> "dict[str, pyarrow.Array]":
-    pa = _pyarrow()
+def _write_steps(columns: Columns) -> "dict[str, pyarrow.Array]":
     responses = columns.response_lengths_S
-    masked_S = sums(columns.mask, responses) < responses
     in_response = _in_response(columns.prompt_lengths_S, responses)
-    return {
-        "prompt_uid": pa.array(columns.prompt_uids, pa.string()),
-        "trajectory_uid": pa.array(columns.trajectory_uids, pa.string()),
-        "uid": pa.array(columns.uids, pa.string()),
-        "step_index": pa.array(columns.step_indexes_S),
-        "policy_version": pa.array(columns.policy_versions_S),
-        "is_last": pa.array(columns.is_last_S),
-        "reward": pa.array(columns.rewards_S, mask=np.isnan(columns.rewards_S)),
-        "reward_source": pa.array(columns.reward_sources, pa.string()),
-        "reward_revision": pa.array(columns.reward_revisions_S),
+    arrays = {
         "prompt_ids": _list_array(columns.tokens[~in_response], columns.prompt_lengths_S),
         "response_ids": _list_array(columns.tokens[in_response], responses),
-        "response_logprobs": _list_array(columns.logprobs, responses, present_S=with_logprobs(columns)),
-        "response_mask": _list_array(columns.mask, responses, present_S=masked_S),
-        "version_spans": _spans_array(columns.version_spans),
-        "exactness": pa.array([str(value) for value in columns.exactness], pa.string()),
-        "finish_reason": pa.array(columns.finish_reasons, pa.string()),
-        "started_at": pa.array(columns.started_at_S),
-        "quarantine": pa.array(columns.quarantine, pa.string()),
-        "untrainable": pa.array(columns.untrainable, pa.string()),
-        "metadata": _json_array(columns.metadata),
-        "sampling": _json_array(columns.sampling),
-        "extras": _json_array(columns.extras),
+        "response_logprobs": _list_array(columns.logprobs, responses, present_S=columns.has_logprobs_S),
+        "response_mask": _list_array(columns.mask, responses, present_S=sums(columns.mask, responses) < responses),
+    }
+    return {
+        column.name: arrays[column.name]
+        if column.name in arrays
+        else _write_scalars(column, packed_column(columns, column))
+        for column in STEP_COLUMNS
     }
 
 
+def _write_scalars(column: Column, values: Any) -> "pyarrow.Array":
+    pa = _pyarrow()
+    if column.kind is ColumnKind.SPANS:
+        return _spans_array(values)
+    if column.kind is ColumnKind.OBJECT:
+        return pa.array([json.dumps(dict(value)) for value in values], pa.string())
+    if column.kind in DTYPES:
+        return pa.array(values, mask=np.isnan(values)) if column.default is None else pa.array(values)
+    return pa.array([None if value is None else str(value) for value in values], pa.string())
+
+
+def _repeated(column: Column, values_G: Any, group_of_S: NDArray[np.int64]) -> Any:
+    """The values of groups, one for each of their steps."""
+    if column.kind in DTYPES:
+        return np.asarray(values_G, DTYPES[column.kind])[group_of_S]
+    return [values_G[group] for group in group_of_S.tolist()]
+
+
 def _list_array(flat: NDArray[Any], lengths_S: IntArray, present_S: BoolArray | None = None) -> "pyarrow.ListArray":
-    """One list a step, null where it is not present. Made from the flat array, never from Python lists."""
+    """One list for each step, null where it is not present. Made from the flat array, never from Python lists."""
     pa = _pyarrow()
     if present_S is None:
         return pa.ListArray.from_arrays(pa.array(offsets(lengths_S), pa.int32()), pa.array(flat))
@@ -143,22 +157,44 @@ def _spans_array(spans_S: list[tuple[VersionSpan, ...]]) -> "pyarrow.ListArray":
     return pa.ListArray.from_arrays(ends, pa.StructArray.from_arrays(parts, VersionSpan._fields))
 
 
-def _json_array(values: Iterable[JsonObject]) -> "pyarrow.Array":
-    pa = _pyarrow()
-    return pa.array([json.dumps(dict(value)) for value in values], pa.string())
-
-
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _check_schema(table: "pyarrow.Table") -> None:
+def check_schema(table: "pyarrow.Table") -> None:
     found = (table.schema.metadata or {}).get(SCHEMA_KEY)
     if found is None:
         raise BadRequest("the table has no stepwell.schema in its metadata: was it made by Batch.to_arrow?")
-    if found not in READABLE:
+    if not found.isdigit() or not 1 <= int(found) <= SCHEMA:
         raise BadRequest(
             f"the table has schema version {found.decode()}, this Stepwell reads up to {SCHEMA}: install a newer one"
         )
+
+
+def _read_scalars(column: Column, table: "pyarrow.Table") -> Any:
+    if column.name not in table.column_names and column.default is not REQUIRED:
+        return pack_values(column, [column.default] * len(table))
+    if column.kind in DTYPES:
+        return _numbers(table[column.name], DTYPES[column.kind])
+    return _READERS.get(column.kind, list)(table[column.name].to_pylist())
+
+
+def _read_grades(values: Iterable[str]) -> list[Exactness]:
+    return [Exactness(value) for value in values]
+
+
+def _read_objects(values: Iterable[str]) -> list[JsonObject]:
+    return [json.loads(text) for text in values]
+
+
+def _read_spans(values: Iterable[list[dict[str, int]]]) -> list[tuple[VersionSpan, ...]]:
+    return [tuple(VersionSpan(**span) for span in spans) for spans in values]
+
+
+_READERS: dict[ColumnKind, Callable[[Any], list[Any]]] = {
+    ColumnKind.GRADE: _read_grades,
+    ColumnKind.OBJECT: _read_objects,
+    ColumnKind.SPANS: _read_spans,
+}
 
 
 def _lists(column: "pyarrow.ChunkedArray", dtype: type[np.generic]) -> tuple[NDArray[Any], IntArray]:
@@ -170,7 +206,7 @@ def _lists(column: "pyarrow.ChunkedArray", dtype: type[np.generic]) -> tuple[NDA
 
 
 def _optional(column: "pyarrow.ChunkedArray", lengths_S: IntArray, absent: np.generic) -> NDArray[Any]:
-    """The elements of lists that are null or of these lengths, with `absent` throughout those that are null."""
+    """The elements of lists that are null or of these lengths; a null list has `absent` in all its places."""
     given, _ = _lists(column, type(absent))
     values = np.full(lengths_S.sum(), absent)
     values[np.repeat(column.is_valid().to_numpy(), lengths_S)] = given
@@ -182,15 +218,11 @@ def _numbers(column: "pyarrow.ChunkedArray", dtype: type[np.generic]) -> NDArray
     return np.asarray(column.to_numpy(), dtype)
 
 
-def _objects(column: "pyarrow.ChunkedArray") -> list[JsonObject]:
-    return [json.loads(text) for text in column.to_pylist()]
-
-
 # -- prompts and responses in one array --------------------------------------------------------------------------------
 
 
 def _in_response(prompt_lengths_S: IntArray, response_lengths_S: IntArray) -> BoolArray:
-    """For each token of prompt, response, prompt, response, …: is it a response's?"""
+    """For each token of prompt, response, prompt, response, …: is it in a response?"""
     both = np.stack([prompt_lengths_S, response_lengths_S], axis=1).ravel()
     return np.repeat(np.tile([False, True], len(prompt_lengths_S)), both)
 
@@ -206,8 +238,4 @@ def _interleaved(
 
 
 def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ModuleNotFoundError as missing:
-        raise BadRequest("Arrow tables need pyarrow: pip install 'stepwell[arrow]'") from missing
-    return pyarrow
+    return require("pyarrow", "arrow")

@@ -1,37 +1,66 @@
-"""Many steps as a few flat arrays: the one form in which steps travel.
+# ruff: noqa: N802 - arrays carry their shape in the name, properties too
+"""Many steps as a few flat arrays: the form in which steps travel between processes and lie in spool files.
 
-A message costs the same whatever its size, and a list of Python ints costs ten times its bytes; so steps are packed
-before they leave a process. What always holds: `unpack(pack(steps))` gives the same steps in the same order, and the
-arrays of a packed message can be read from shared memory without a copy.
+A message of packed steps costs little more than its bytes; a list of Python integers takes ten times as much.
+
+- `unpack(pack(steps))` and `from_bytes(to_bytes(steps))` give the same steps in the same order.
+- The arrays can lie in shared memory. They are read without a copy and are never written.
+- Columns may carry a prefix tree. Then a step has only the tokens that it adds to those of an earlier step, and the
+  whole prompts are put together when `tokens` is first read.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
+from stepwell.steps.layout import IndexArray, offsets, sums
+from stepwell.steps.schema import CARRIED, REQUIRED, SCALAR_COLUMNS, Column, ColumnKind, Storage
 from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, Step, VersionSpan
 
 D = TypeVar("D", bound=np.generic)
+
+DTYPES: dict[ColumnKind, type[np.generic]] = {
+    ColumnKind.INT32: np.int32,
+    ColumnKind.INT64: np.int64,
+    ColumnKind.FLOAT64: np.float64,
+    ColumnKind.FLAG: np.bool_,
+}
+"""The kinds that are packed into arrays. All others are lists."""
+NO_BASE = -1
+LENGTH = 4
+"""Bytes at the start of packed steps that give the length of the header."""
+
+
+class Bases(NamedTuple):
+    """The prefix tree of a batch: which earlier step each step begins with."""
+
+    base_S: IntArray
+    """The row of the earlier step; NO_BASE if there is none."""
+    shared_S: IntArray
+    """How many tokens the step has in common with it, counted from the first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Columns:
     """S steps, column by column."""
 
-    tokens: IntArray
-    """Each step's prompt, then its response, step after step."""
+    added: IntArray
+    """The tokens of each step that its base does not have, step after step; all tokens if there are no `bases`."""
     logprobs: FloatArray
-    """One a response token; NaN throughout a step that has none."""
+    """One for each response token; NaN in all places of a step that has none."""
     mask: BoolArray
-    """One a response token: is it trained?"""
+    """One for each response token: is it trained?"""
     prompt_lengths_S: IntArray
     response_lengths_S: IntArray
     rewards_S: NDArray[np.float64]
-    """NaN where no one has scored."""
+    """NaN if no one has scored the step."""
     reward_revisions_S: IntArray
     step_indexes_S: IntArray
     policy_versions_S: NDArray[np.int64]
@@ -44,91 +73,150 @@ class Columns:
     metadata: list[JsonObject]
     version_spans: list[tuple[VersionSpan, ...]]
     exactness: list[Exactness]
-    finish_reasons: list[str | None]
-    sampling: list[JsonObject]
-    extras: list[JsonObject]
     quarantine: list[str | None]
     untrainable: list[str | None]
+    carried: Mapping[str, list[Any]]
+    """All other columns, by their packed name."""
+    bases: Bases | None = None
+    """The prefix tree, where it is known."""
+    _expanded: IntArray | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.uids)
 
+    @property
+    def tokens(self) -> IntArray:
+        """The prompt, then the response of each step, step after step."""
+        if self.bases is None:
+            return self.added
+        if self._expanded is None:
+            object.__setattr__(self, "_expanded", _expand(self, self.bases))
+        assert self._expanded is not None
+        return self._expanded
 
-COLUMN_NAMES = tuple(field.name for field in fields(Columns))
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        return self.carried["finish_reasons"]
+
+    @property
+    def sampling(self) -> list[JsonObject]:
+        return self.carried["sampling"]
+
+    @property
+    def extras(self) -> list[JsonObject]:
+        return self.carried["extras"]
+
+    @property
+    def lengths_S(self) -> IndexArray:
+        """How many tokens each step has, prompt and response."""
+        return self.prompt_lengths_S.astype(np.int64) + self.response_lengths_S
+
+    @property
+    def token_offsets_S(self) -> IndexArray:
+        """Step i is `tokens[offsets[i]:offsets[i + 1]]`."""
+        return offsets(self.lengths_S)
+
+    @property
+    def has_logprobs_S(self) -> BoolArray:
+        """Which steps have a log-probability for every token of their response."""
+        missing_S = sums(np.isnan(self.logprobs), self.response_lengths_S)
+        complete_S: BoolArray = (missing_S == 0) & (self.response_lengths_S > 0)
+        return complete_S
+
+    def expanded(self) -> "Columns":
+        """The same steps without a prefix tree."""
+        return self if self.bases is None else replace(self, added=self.tokens, bases=None)
+
+    def __getstate__(self) -> list[Any]:
+        return [getattr(self, name) for name in STATE]
+
+    def __setstate__(self, state: list[Any]) -> None:
+        for name, value in zip(STATE, state, strict=True):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_expanded", None)
+
+
+STATE = tuple(attribute.name for attribute in fields(Columns) if attribute.name != "_expanded")
+FLAT = ("added", "logprobs", "mask")
+PER_STEP = tuple(name for name in STATE if name not in (*FLAT, "carried", "bases"))
+NAMES = tuple(column.name for column in SCALAR_COLUMNS)
+SCALARS = attrgetter(*NAMES)
+
+
+def make_columns(count: int, values: Mapping[str, Any]) -> Columns:
+    """Columns of so many steps from values by their packed names. A column without values has its default."""
+    scalars = {
+        column.packed: values[column.packed]
+        if column.packed in values
+        else pack_values(column, [column.default] * count)
+        for column in SCALAR_COLUMNS
+        if column.packed in values or column.default is not REQUIRED
+    }
+    return Columns(
+        added=values["tokens"],
+        logprobs=values["logprobs"],
+        mask=values["mask"],
+        prompt_lengths_S=values["prompt_lengths_S"],
+        response_lengths_S=values["response_lengths_S"],
+        carried={column.packed: scalars.pop(column.packed) for column in CARRIED},
+        bases=values.get("bases"),
+        **scalars,
+    )
+
+
+def pack_values(column: Column, values: Sequence[Any]) -> Any:
+    """One value for each step as an array or a list; an array has NaN for None."""
+    dtype = DTYPES.get(column.kind)
+    return list(values) if dtype is None else np.array(values, dtype)
+
+
+def unpack_values(column: Column, packed: Any) -> list[Any]:
+    if column.kind not in DTYPES:
+        return list(packed)
+    values: list[Any] = packed.tolist()
+    return values if column.default is not None else [None if value != value else value for value in values]
+
+
+def packed_column(columns: Columns, column: Column) -> Any:
+    """The array or list of a column that has one value for each step."""
+    is_carried = column.stored is Storage.CARRIED
+    return columns.carried[column.packed] if is_carried else getattr(columns, column.packed)
 
 
 def pack(steps: Sequence[Step]) -> Columns:
-    return Columns(
-        tokens=join([part for s in steps for part in (s.prompt_ids, s.response_ids)], np.int32),
-        logprobs=join([_logprobs(s) for s in steps], np.float32),
-        mask=join([_mask(s) for s in steps], np.bool_),
-        prompt_lengths_S=np.array([len(s.prompt_ids) for s in steps], np.int32),
-        response_lengths_S=np.array([len(s.response_ids) for s in steps], np.int32),
-        rewards_S=np.array([np.nan if s.reward is None else s.reward for s in steps], np.float64),
-        reward_revisions_S=np.array([s.reward_revision for s in steps], np.int32),
-        step_indexes_S=np.array([s.step_index for s in steps], np.int32),
-        policy_versions_S=np.array([s.policy_version for s in steps], np.int64),
-        is_last_S=np.array([s.is_last for s in steps], np.bool_),
-        started_at_S=np.array([s.started_at for s in steps], np.float64),
-        trajectory_uids=[s.trajectory_uid for s in steps],
-        prompt_uids=[s.prompt_uid for s in steps],
-        uids=[s.uid for s in steps],
-        reward_sources=[s.reward_source for s in steps],
-        metadata=[s.metadata for s in steps],
-        version_spans=[s.version_spans for s in steps],
-        exactness=[s.exactness for s in steps],
-        finish_reasons=[s.finish_reason for s in steps],
-        sampling=[s.sampling for s in steps],
-        extras=[s.extras for s in steps],
-        quarantine=[s.quarantine for s in steps],
-        untrainable=[s.untrainable for s in steps],
-    )
+    values: dict[str, Any] = {
+        "tokens": join([part for s in steps for part in (s.prompt_ids, s.response_ids)], np.int32),
+        "logprobs": join([_logprobs(s) for s in steps], np.float32),
+        "mask": join([_mask(s) for s in steps], np.bool_),
+        "prompt_lengths_S": np.array([len(s.prompt_ids) for s in steps], np.int32),
+        "response_lengths_S": np.array([len(s.response_ids) for s in steps], np.int32),
+    }
+    for column, of_steps in zip(SCALAR_COLUMNS, zip(*map(SCALARS, steps), strict=True), strict=False):
+        values[column.packed] = pack_values(column, of_steps)
+    return make_columns(len(steps), values) if steps else _no_columns(values)
 
 
 def unpack(columns: Columns, *, copy: bool) -> list[Step]:
-    """The steps. With `copy`, each owns its arrays, so that keeping one step does not keep the whole message alive."""
+    """The steps. With `copy`, each step owns its arrays, so that a kept step does not keep the whole message alive."""
     own = np.copy if copy else np.asarray
-    prompt_lengths, response_lengths = columns.prompt_lengths_S.tolist(), columns.response_lengths_S.tolist()
-    rewards, indexes = columns.rewards_S.tolist(), columns.step_indexes_S.tolist()
-    versions, lasts, starts = (
-        columns.policy_versions_S.tolist(),
-        columns.is_last_S.tolist(),
-        columns.started_at_S.tolist(),
-    )
-    revisions = columns.reward_revisions_S.tolist()
+    tokens, all_trained = columns.tokens, bool(columns.mask.all())
+    token_ends, response_ends = columns.token_offsets_S[1:].tolist(), offsets(columns.response_lengths_S)[1:].tolist()
+    lengths = zip(columns.prompt_lengths_S.tolist(), columns.response_lengths_S.tolist(), strict=True)
+    scalars = zip(*(unpack_values(column, packed_column(columns, column)) for column in SCALAR_COLUMNS), strict=True)
     steps: list[Step] = []
-    token_at = response_at = 0
-    for i in range(len(columns)):
-        prompt, response = prompt_lengths[i], response_lengths[i]
-        tokens = own(columns.tokens[token_at : token_at + prompt + response])
-        logprobs = columns.logprobs[response_at : response_at + response]
-        mask = columns.mask[response_at : response_at + response]
-        token_at += prompt + response
-        response_at += response
+    for token_end, response_end, (prompt, response), values in zip(
+        token_ends, response_ends, lengths, scalars, strict=True
+    ):
+        of_step = own(tokens[token_end - prompt - response : token_end])
+        logprobs = columns.logprobs[response_end - response : response_end]
+        mask = columns.mask[response_end - response : response_end]
         steps.append(
             Step(
-                prompt_ids=tokens[:prompt],
-                response_ids=tokens[prompt:],
+                prompt_ids=of_step[:prompt],
+                response_ids=of_step[prompt:],
                 response_logprobs=None if response == 0 or np.isnan(logprobs[0]) else own(logprobs),
-                response_mask=None if mask.all() else own(mask),
-                reward=None if rewards[i] != rewards[i] else rewards[i],
-                reward_source=columns.reward_sources[i],
-                reward_revision=revisions[i],
-                step_index=indexes[i],
-                policy_version=versions[i],
-                is_last=lasts[i],
-                started_at=starts[i],
-                trajectory_uid=columns.trajectory_uids[i],
-                prompt_uid=columns.prompt_uids[i],
-                uid=columns.uids[i],
-                metadata=columns.metadata[i],
-                version_spans=columns.version_spans[i],
-                exactness=columns.exactness[i],
-                finish_reason=columns.finish_reasons[i],
-                sampling=columns.sampling[i],
-                extras=columns.extras[i],
-                quarantine=columns.quarantine[i],
-                untrainable=columns.untrainable[i],
+                response_mask=None if all_trained or mask.all() else own(mask),
+                **dict(zip(NAMES, values, strict=True)),
             )
         )
     return steps
@@ -136,32 +224,91 @@ def unpack(columns: Columns, *, copy: bool) -> list[Step]:
 
 def cut(columns: Columns, sizes: Sequence[int]) -> list[Columns]:
     """The first so many steps, then the next, …, as views."""
-    tokens = [0, *np.cumsum(columns.prompt_lengths_S + columns.response_lengths_S, dtype=np.int64).tolist()]
-    responses = [0, *np.cumsum(columns.response_lengths_S, dtype=np.int64).tolist()]
+    if columns.bases is not None and not _is_within(columns.bases, sizes):
+        columns = columns.expanded()
+    bases = columns.bases
+    lengths_S = columns.lengths_S if bases is None else columns.lengths_S - bases.shared_S
+    tokens, responses = offsets(lengths_S).tolist(), offsets(columns.response_lengths_S).tolist()
 
     def piece(start: int, end: int) -> Columns:
-        of_responses = slice(responses[start], responses[end])
-        flat = {"tokens": slice(tokens[start], tokens[end]), "logprobs": of_responses, "mask": of_responses}
-        values: dict[str, Any] = {
-            name: getattr(columns, name)[flat.get(name, slice(start, end))] for name in COLUMN_NAMES
-        }
-        return Columns(**values)
+        of_responses, here = slice(responses[start], responses[end]), slice(start, end)
+        values: dict[str, Any] = {name: getattr(columns, name)[here] for name in PER_STEP}
+        return Columns(
+            added=columns.added[tokens[start] : tokens[end]],
+            logprobs=columns.logprobs[of_responses],
+            mask=columns.mask[of_responses],
+            carried={name: column[here] for name, column in columns.carried.items()},
+            bases=None if bases is None else _moved(Bases(bases.base_S[here], bases.shared_S[here]), -start),
+            **values,
+        )
 
     return [piece(start, end) for start, end in pairwise(accumulate(sizes, initial=0))]
 
 
 def stack(parts: Sequence[Columns]) -> Columns:
-    """The steps of the first, then those of the second, …; a single part is returned as it is."""
+    """The steps of the first part, then those of the second, …; a single part is returned as it is."""
     if len(parts) == 1:
         return parts[0]
 
     def whole(name: str) -> Any:
         values = [getattr(part, name) for part in parts]
-        if isinstance(values[0], np.ndarray):
-            return np.concatenate(values)
-        return [value for of_part in values for value in of_part]
+        return np.concatenate(values) if isinstance(values[0], np.ndarray) else _chained(values)
 
-    return Columns(**{name: whole(name) for name in COLUMN_NAMES})
+    if any(part.bases is None for part in parts):  # a tree without some of the steps would be misread
+        parts = [part.expanded() for part in parts]
+    carried = {name: _chained([part.carried[name] for part in parts]) for name in parts[0].carried}
+    return Columns(**{name: whole(name) for name in (*FLAT, *PER_STEP)}, carried=carried, bases=_stacked_bases(parts))
+
+
+# -- as bytes, for a file ----------------------------------------------------------------------------------------------
+
+
+def to_bytes(steps: Sequence[Step]) -> bytes:
+    """A JSON header with all lists and the layout, then the arrays end to end."""
+    columns = pack(steps)
+    values = {name: getattr(columns, name) for name in ("tokens", "logprobs", "mask", *PER_STEP)} | dict(
+        columns.carried
+    )
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    lists = {name: value for name, value in values.items() if name not in arrays}
+    layout = {name: [array.dtype.str, len(array)] for name, array in arrays.items()}
+    header = _dump({"lists": lists, "layout": layout})
+    return b"".join((len(header).to_bytes(LENGTH), header, *(array.tobytes() for array in arrays.values())))
+
+
+def from_bytes(packed: bytes) -> list[Step]:
+    """The steps; a column that an older version did not write has its default. ValueError for other bytes."""
+    try:
+        return unpack(_read_columns(packed), copy=True)
+    except (KeyError, TypeError) as failure:
+        raise ValueError(f"these are no packed steps of this version: {failure!r}") from None
+
+
+def _read_columns(packed: bytes) -> Columns:
+    start = LENGTH + int.from_bytes(packed[:LENGTH])
+    header = json.loads(packed[LENGTH:start])  # orjson reads integers beyond 64 bits as floats
+    values: dict[str, Any] = header["lists"]
+    for name, (dtype, length) in header["layout"].items():
+        values[name] = np.frombuffer(packed, dtype, length, start)
+        start += values[name].nbytes
+    values["exactness"] = [Exactness(grade) for grade in values["exactness"]]
+    values["version_spans"] = [tuple(VersionSpan(*span) for span in spans) for spans in values["version_spans"]]
+    return make_columns(len(values["uids"]), values)
+
+
+def _dump(value: object) -> bytes:
+    try:
+        return orjson.dumps(value, default=list)  # orjson does not know named tuples
+    except TypeError:  # an integer beyond 64 bits, for example
+        return json.dumps(value).encode()
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def join(parts: list[NDArray[D]], dtype: type[D]) -> NDArray[D]:
+    """The parts end to end; an empty array if there are none."""
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
 def _logprobs(step: Step) -> FloatArray:
@@ -174,6 +321,44 @@ def _mask(step: Step) -> BoolArray:
     return np.ones(len(step.response_ids), np.bool_) if step.response_mask is None else step.response_mask
 
 
-def join(parts: list[NDArray[D]], dtype: type[D]) -> NDArray[D]:
-    """End to end; no parts at all are an empty array."""
-    return np.concatenate(parts) if parts else np.empty(0, dtype)
+def _no_columns(values: dict[str, Any]) -> Columns:
+    return make_columns(0, values | {column.packed: pack_values(column, []) for column in SCALAR_COLUMNS})
+
+
+def _chained(lists: list[list[Any]]) -> list[Any]:
+    return [value for part in lists for value in part]
+
+
+def _expand(columns: Columns, bases: Bases) -> IntArray:
+    """All tokens. A base is an earlier row, so its tokens are already in place."""
+    if not bases.shared_S.any():
+        return columns.added
+    starts_S = columns.token_offsets_S
+    tokens = np.empty(int(starts_S[-1]), np.int32)
+    starts, added_at = starts_S.tolist(), 0
+    for i, (base, shared) in enumerate(zip(bases.base_S.tolist(), bases.shared_S.tolist(), strict=True)):
+        middle, end = starts[i] + shared, starts[i + 1]
+        if shared:
+            tokens[starts[i] : middle] = tokens[starts[base] : starts[base] + shared]
+        tokens[middle:end] = columns.added[added_at : added_at + end - middle]
+        added_at += end - middle
+    return tokens
+
+
+def _is_within(bases: Bases, sizes: Sequence[int]) -> bool:
+    """Is every base in the same piece as its step?"""
+    first_S = np.repeat([0, *accumulate(sizes)][:-1], sizes)
+    base_S = bases.base_S[: len(first_S)]
+    return bool(((base_S == NO_BASE) | (base_S >= first_S)).all())
+
+
+def _moved(bases: Bases, by: int) -> Bases:
+    return Bases(np.where(bases.base_S == NO_BASE, NO_BASE, bases.base_S + by).astype(np.int32), bases.shared_S)
+
+
+def _stacked_bases(parts: Sequence[Columns]) -> Bases | None:
+    starts = accumulate((len(part) for part in parts), initial=0)
+    moved = [_moved(part.bases, start) for part, start in zip(parts, starts, strict=False) if part.bases is not None]
+    if not moved:
+        return None
+    return Bases(np.concatenate([part.base_S for part in moved]), np.concatenate([part.shared_S for part in moved]))

@@ -1,7 +1,7 @@
-"""Groups on their way from a pool to a file, or back.
+"""Groups between a pool and a file.
 
-What always holds: a group comes whole, trajectory after trajectory, in each the steps in order; what is gathered before
-it goes on is bounded by bytes, so that memory does not grow with what is exported.
+- A group is whole: its trajectories one after the other, the steps of each in order.
+- Pages of groups are bounded by bytes, so that memory does not grow with what is exported.
 """
 
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
@@ -11,7 +11,7 @@ from itertools import groupby
 from stepwell.steps.columns import Columns, cut, stack
 
 STEP_BYTES = 1_000
-"""What a step takes beside its arrays, about."""
+"""What a step takes beside its arrays, roughly."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,27 +19,32 @@ class StepGroup:
     columns: Columns
     source: str = ""
     channel: str = ""
-    """Empty where no one said: a pool's archive does not."""
+    """Empty where it is not known: the archive of a pool does not have it."""
 
     @property
     def nbytes(self) -> int:
         columns = self.columns
-        arrays = columns.tokens.nbytes + columns.logprobs.nbytes + columns.mask.nbytes
-        return arrays + STEP_BYTES * len(columns)
+        tokens = columns.added.itemsize * int(columns.lengths_S.sum())
+        return tokens + columns.logprobs.nbytes + columns.mask.nbytes + STEP_BYTES * len(columns)
 
     def trajectories(self) -> list[Columns]:
         return cut(self.columns, [len(list(run)) for _, run in groupby(self.columns.trajectory_uids)])
 
     def count(self) -> int:
-        """Its trajectories."""
+        """How many trajectories it has."""
         return len(set(self.columns.trajectory_uids))
 
     def only(self, trajectories: Sequence[Columns]) -> "StepGroup":
         return replace(self, columns=stack(trajectories))
 
 
+def with_sorted_metadata(columns: Columns) -> Columns:
+    """The same steps with the keys of metadata sorted: a pool does not keep their order."""
+    return replace(columns, metadata=[dict(sorted(metadata.items())) for metadata in columns.metadata])
+
+
 async def split_by_size(groups: AsyncIterable[StepGroup], nbytes: int) -> AsyncIterator[list[StepGroup]]:
-    """In pages of about so many bytes, at least a group each."""
+    """Pages of about so many bytes, at least one group each."""
     page: list[StepGroup] = []
     held = 0
     async for group in groups:

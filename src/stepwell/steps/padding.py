@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns
-from stepwell.steps.layout import IndexArray, offsets, token_offsets, with_logprobs
+from stepwell.steps.layout import IndexArray, offsets
 from stepwell.steps.step import BoolArray, FloatArray, IntArray
 
 D = TypeVar("D", bound=np.generic)
@@ -59,13 +59,13 @@ def pad_steps(
     }
     kept = fitting(limited, overlong)
     prompts, responses = columns.prompt_lengths_S[kept], columns.response_lengths_S[kept]
-    tokens_at = token_offsets(columns)[kept]
+    tokens_at = columns.token_offsets_S[kept]
     responses_at = offsets(columns.response_lengths_S)[kept]
     total, starts = prompts + responses, prompt_length - prompts
     wide, narrow = prompt_length + response_length, response_length
     ids = spread(columns.tokens, tokens_at, total, np.full((len(kept), wide), pad_id, np.int64), starts)
     trained = spread(columns.mask, responses_at, responses, np.zeros((len(kept), narrow), np.int64))
-    has_logprobs = with_logprobs(columns)
+    has_logprobs = columns.has_logprobs_S
     logprobs = spread(columns.logprobs, responses_at, responses, np.zeros((len(kept), narrow), np.float32))
     logprobs[~has_logprobs[kept]] = 0
     return PaddedSteps(

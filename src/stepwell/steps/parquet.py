@@ -1,8 +1,8 @@
-"""Trajectories in Parquet files, as a pool's archive has them: read one after the other, and written again.
+"""Steps in Parquet files, as the archive of a pool and exports have them. Needs the extra `arrow`.
 
-What always holds: a trajectory comes whole, and in the order of its steps; what is in memory at once is some rows and
-the longest trajectory, however large a file is; a file that is written has its name only once it is whole. Needs the
-extra `arrow`.
+- A group or a trajectory is read whole, with its steps in order.
+- A reader has some rows and the longest group in memory, however large the file is.
+- A file has its name only when it is complete.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,47 +12,41 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepwell.common.atomic_files import writing_under_temporary_name
+from stepwell.common.optional import require
 from stepwell.errors import BadRequest
-from stepwell.steps.columns import Columns, unpack
+from stepwell.steps.arrow import check_schema, columns_from_arrow, group_sizes, step_groups_from_arrow
+from stepwell.steps.columns import unpack
+from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import Step
 
 if TYPE_CHECKING:
     import pyarrow
 
-ReadTable: TypeAlias = "Callable[[pyarrow.Table], Columns]"
-"""The steps of a table; BadRequest if it is none of Stepwell's."""
 Write: TypeAlias = "Callable[[pyarrow.Table], None]"
 
 ROWS = 256
-"""Steps read at once."""
+"""Steps that are read at once."""
 BUFFER = 2**20
-WRITTEN_AT_ONCE = 2**25
-"""Bytes that are gathered before they are written."""
+ROW_GROUP_BYTES = 2**25
+"""Bytes that are collected into one row group."""
+EXTRA = "arrow"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTrajectory:
-    """One trajectory."""
-
     table: "pyarrow.Table"
-    """A row a step."""
+    """One row for each step."""
     steps: list[Step]
 
 
-class Store:
+class ParquetReader:
     """A Parquet file, or a folder of them; a path or any fsspec URL."""
 
     def __init__(self, url: str) -> None:
-        try:
-            import fsspec
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as missing:
-            raise BadRequest(f"Parquet files need {missing.name}: pip install 'stepwell[arrow]'") from None
         self.url = url
-        self._pa: Any = pyarrow
         self._fs: Any
-        self._fs, self._path = fsspec.core.url_to_fs(url)
+        self._fs, self._path = require("fsspec", EXTRA).core.url_to_fs(url)
+        require("pyarrow.parquet", EXTRA)
 
     def has_files(self) -> bool:
         return bool(self._found())
@@ -63,17 +57,33 @@ class Store:
             raise BadRequest(f"there is no Parquet file in {self.url}")
         return found
 
-    def read(self, read_table: ReadTable) -> Iterator[StoredTrajectory]:
+    def trajectories(self) -> Iterator[StoredTrajectory]:
         """All trajectories, file by file."""
         for file in self.files():
-            yield from self.read_file(file, read_table)
+            yield from self.trajectories_of(file)
 
-    def read_file(self, file: str, read_table: ReadTable) -> Iterator[StoredTrajectory]:
-        with self._fs.open(file, "rb") as source:
-            try:
-                yield from self._whole_trajectories(self._chunks(source), read_table)
-            except self._pa.ArrowException as failure:
-                raise BadRequest(f"{file} cannot be read as Parquet: {failure}") from None
+    def trajectories_of(self, file: str) -> Iterator[StoredTrajectory]:
+        for table in read_whole(self._fs, file, _trajectory_sizes):
+            steps, start = unpack(columns_from_arrow(table), copy=False), 0
+            for size in _trajectory_sizes(table):
+                yield StoredTrajectory(table.slice(start, size), steps[start : start + size])
+                start += size
+
+    def _found(self) -> list[str]:
+        """The files in this folder, without sub-folders: an archive keeps late rewards there."""
+        if self._fs.isfile(self._path):
+            return [self._path]
+        found = self._fs.ls(self._path, detail=False) if self._fs.isdir(self._path) else []
+        return sorted(file for file in found if file.endswith(".parquet"))
+
+
+class ParquetWriter:
+    """Writes files into a folder, which may be any fsspec URL. Small tables are collected into row groups."""
+
+    def __init__(self, url: str, row_group_bytes: int = ROW_GROUP_BYTES) -> None:
+        self._row_group_bytes = row_group_bytes
+        self._fs: Any
+        self._fs, self._path = require("fsspec", EXTRA).core.url_to_fs(url)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Write]:
@@ -81,40 +91,14 @@ class Store:
         with (
             writing_under_temporary_name(self._fs, f"{self._path}/{name}") as temporary,
             self._fs.open(temporary, "wb") as output,
-            _Writer(self._pa, output) as writer,
+            _RowGroups(output, self._row_group_bytes) as row_groups,
         ):
-            yield writer.write
-
-    def _found(self) -> list[str]:
-        """In this folder, not in those within: an archive keeps other things there."""
-        if self._fs.isfile(self._path):
-            return [self._path]
-        found = self._fs.ls(self._path, detail=False) if self._fs.isdir(self._path) else []
-        return sorted(file for file in found if file.endswith(".parquet"))
-
-    def _chunks(self, source: Any) -> Iterator["pyarrow.Table"]:
-        parquet = self._pa.parquet.ParquetFile(source, buffer_size=BUFFER, pre_buffer=False)
-        for rows in parquet.iter_batches(batch_size=ROWS):
-            yield self._pa.Table.from_batches([rows])
-
-    def _whole_trajectories(
-        self, chunks: Iterator["pyarrow.Table"], read_table: ReadTable
-    ) -> Iterator[StoredTrajectory]:
-        rest: list[pyarrow.Table] = []
-        """The rows of the last trajectory so far, of which more may come."""
-        for chunk in chunks:
-            *whole, last = _divided(self._pa.concat_tables([*rest, chunk]), read_table)
-            yield from whole
-            rest = [last.table]
-        if rest:
-            yield from _divided(rest[0], read_table)
+            yield row_groups.write
 
 
-class _Writer:
-    """Gathers small tables into row groups."""
-
-    def __init__(self, pa: Any, output: Any) -> None:
-        self._pa, self._output = pa, output
+class _RowGroups:
+    def __init__(self, output: Any, nbytes: int) -> None:
+        self._output, self._limit = output, nbytes
         self._writer: Any = None
         self._waiting: list[pyarrow.Table] = []
         self._bytes = 0
@@ -122,10 +106,10 @@ class _Writer:
     def write(self, table: "pyarrow.Table") -> None:
         self._waiting.append(table)
         self._bytes += table.nbytes
-        if self._bytes >= WRITTEN_AT_ONCE:
+        if self._bytes >= self._limit:
             self._flush()
 
-    def __enter__(self) -> "_Writer":
+    def __enter__(self) -> "_RowGroups":
         return self
 
     def __exit__(self, failed: object, *_: object) -> None:
@@ -137,19 +121,42 @@ class _Writer:
     def _flush(self) -> None:
         if not self._waiting:
             return
-        table = self._pa.concat_tables(self._waiting)
+        table = require("pyarrow", EXTRA).concat_tables(self._waiting)
         if self._writer is None:
-            self._writer = self._pa.parquet.ParquetWriter(self._output, table.schema)
+            self._writer = require("pyarrow.parquet", EXTRA).ParquetWriter(self._output, table.schema)
         self._writer.write_table(table)
         self._waiting, self._bytes = [], 0
 
 
-def _divided(table: "pyarrow.Table", read_table: ReadTable) -> list[StoredTrajectory]:
-    steps = unpack(read_table(table), copy=False)
-    names = zip(table["group"].to_pylist(), (step.trajectory_uid for step in steps), strict=True)
-    trajectories, start = [], 0
-    for _, run in groupby(names):
-        end = start + len(list(run))
-        trajectories.append(StoredTrajectory(table.slice(start, end - start), steps[start:end]))
-        start = end
-    return trajectories
+def read_step_groups(fs: Any, file: str) -> Iterator[StepGroup]:
+    """The groups of a file of an fsspec file system."""
+    for table in read_whole(fs, file, group_sizes):
+        yield from step_groups_from_arrow(table)
+
+
+def read_whole(fs: Any, file: str, sizes_of: "Callable[[pyarrow.Table], list[int]]") -> Iterator["pyarrow.Table"]:
+    """The rows of a file in tables that end where a part ends, by the sizes of the parts of a table.
+
+    BadRequest if the file is no Parquet file.
+    """
+    pa, parquet = require("pyarrow", EXTRA), require("pyarrow.parquet", EXTRA)
+    with fs.open(file, "rb") as source:
+        try:
+            rest: list[pyarrow.Table] = []
+            """The rows of the last part so far. More of them may follow."""
+            for rows in parquet.ParquetFile(source, buffer_size=BUFFER, pre_buffer=False).iter_batches(ROWS):
+                table = pa.concat_tables([*rest, pa.Table.from_batches([rows])])
+                whole = len(table) - sizes_of(table)[-1]
+                if whole:
+                    yield table.slice(0, whole)
+                rest = [table.slice(whole)]
+            yield from rest
+        except pa.ArrowException as failure:
+            raise BadRequest(f"{file} cannot be read as Parquet: {failure}") from None
+
+
+def _trajectory_sizes(table: "pyarrow.Table") -> list[int]:
+    """How many steps each trajectory has."""
+    check_schema(table)
+    names = zip(table["group"].to_pylist(), table["trajectory_uid"].to_pylist(), strict=True)
+    return [len(list(run)) for _, run in groupby(names)]

@@ -1,112 +1,180 @@
 """The tokens of one trajectory, each stored once.
 
-A turn's prompt repeats nearly everything before it. So a step keeps only what it adds to the longest prefix that is
-already there: a session costs its final length, not the square of its turns. Where a step does not continue what was
-before it (a template dropped its thinking, the agent compacted, a sub-agent began) a new branch forks off.
+The prompt of a turn usually repeats everything before it. A step therefore keeps only what it adds to the longest
+prefix that is already stored: a session costs its final length, not the square of its turns. Where a step does not
+continue the conversation (a template dropped its thinking, the agent compacted, a sub-agent began), a branch forks off.
 
-What always holds: `read(p.branch, p.length)` gives the placed tokens back, bit for bit, whatever was placed after them.
+- `read(placement.branch, length)` gives the placed tokens back, bit for bit, whatever was placed after them.
+- The number of a branch never changes. The newest branch takes over the node in which it forks, and the rest of the
+  older branch moves into a child. So a template that forks in every turn makes one node with many children, no chain.
+- No method recurses.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 
 from stepwell.steps.step import IntArray
 
 ROOT = -1
-COMPARED = 64
-"""How many of the newest branches a new step is compared with."""
+"""The base of a sequence that shares nothing with any other."""
 
 
-@dataclass(slots=True, eq=False)
-class Branch:
-    parent: int
-    fork_at: int
-    """How many tokens it shares with its parent."""
-    tail: IntArray
+class Node:
+    """A run of tokens behind the first `start` tokens of its parent's path."""
+
+    __slots__ = ("branch", "children", "parent", "start", "tail")
+
+    def __init__(self, parent: Optional["Node"], start: int, tail: IntArray, branch: int) -> None:
+        self.parent = parent
+        self.start = start
+        self.tail = tail
+        self.branch = branch
+        """The branch that ends where the node ends."""
+        self.children: dict[tuple[int, int], Node] | None = None
+        """By position and first token; None as long as there is none."""
 
     @property
-    def length(self) -> int:
-        return self.fork_at + len(self.tail)
+    def end(self) -> int:
+        return self.start + len(self.tail)
+
+    def child(self, position: int, token: int) -> Optional["Node"]:
+        return None if self.children is None else self.children.get((position, token))
+
+    def adopt(self, child: "Node") -> None:
+        child.parent = self
+        self.children = {} if self.children is None else self.children
+        self.children[child.start, int(child.tail[0])] = child
+
+    def split(self, position: int) -> "Node":
+        """Move everything from `position` on into a new child, which is returned."""
+        rest = Node(self, position, self.tail[position - self.start :].copy(), self.branch)
+        later = [child for (start, _), child in (self.children or {}).items() if start > position]
+        for child in later:
+            del self.children[child.start, int(child.tail[0])]  # type: ignore[union-attr]
+            rest.adopt(child)
+        self.tail = self.tail[: position - self.start]
+        self.adopt(rest)
+        return rest
 
 
 class Placement(NamedTuple):
     """How a sequence was stored: the first `shared` tokens of `base`, then `added`. Enough to store it again."""
 
     branch: int
-    """Where it can be read now."""
+    """The branch from which the sequence can be read."""
     base: int
     shared: int
     added: IntArray
     is_fork: bool
-    """It did not simply continue what was there."""
+    """Did it open a branch beside others?"""
 
 
 class PrefixTree:
-    __slots__ = ("_branches",)
+    __slots__ = ("_branches", "_roots")
 
     def __init__(self) -> None:
-        self._branches: list[Branch] = []
+        self._branches: list[Node] = []
+        """The node in which each branch ends."""
+        self._roots: list[Node] = []
 
     @property
     def forks(self) -> int:
         return max(0, len(self._branches) - 1)
 
     def place(self, tokens: IntArray) -> Placement:
-        """Store a sequence, copying only what is new."""
-        base, shared = self._longest_prefix(tokens) if self._branches else (ROOT, 0)
+        """Store a sequence. Only what is new is copied."""
+        base, shared = self._longest_prefix(tokens)
         added = tokens[shared:].copy()
         branch = self.restore(base, shared, added)
         return Placement(branch, base, shared, added, branch not in (base, 0))
 
     def restore(self, base: int, shared: int, added: IntArray) -> int:
-        """Store a sequence as `place` once said; gives the branch it is on."""
-        if base != ROOT:
-            branch = self._branches[base]
-            if len(added) == 0:
-                return base
-            if shared == branch.length:
-                branch.tail = np.concatenate([branch.tail, added])
-                return base
-        self._branches.append(Branch(base, shared, added))
-        return len(self._branches) - 1
+        """Store a sequence as a placement says. Gives its branch."""
+        if base != ROOT and len(added) == 0:
+            return base
+        branch, node = len(self._branches), self._node(base, shared)
+        if node is None:
+            node = Node(None, 0, added, branch)
+            self._roots.append(node)
+        elif shared == node.end:
+            node.tail = np.concatenate([node.tail, added])
+            return node.branch
+        else:
+            older = node.branch
+            self._branches[older] = node.split(shared)
+            node.tail, node.branch = np.concatenate([node.tail, added]), branch
+        self._branches.append(node)
+        return branch
 
     def can_restore(self, base: int, shared: int) -> bool:
-        """Is what the sequence builds upon there?"""
-        return base == ROOT or (base < len(self._branches) and shared <= self._branches[base].length)
+        """Is the base there?"""
+        return base == ROOT or (base < len(self._branches) and shared <= self._branches[base].end)
 
-    def read(self, branch: int, length: int) -> IntArray:
-        """The first `length` tokens of a branch; a view where it need not be put together."""
-        found = self._branches[branch]
-        if length <= found.fork_at and found.parent != ROOT:
-            return self.read(found.parent, length)
-        own = found.tail[: length - found.fork_at]
-        return own if found.parent == ROOT else np.concatenate([self.read(found.parent, found.fork_at), own])
+    def read(self, branch: int, length: int, first: int = 0) -> IntArray:
+        """The tokens of a branch from `first` up to `length`; a view where they lie in one piece."""
+        parts: list[IntArray] = []
+        node: Node | None = self._branches[branch]
+        while node is not None and (length > first or not parts):
+            if length > node.start or node.parent is None:
+                parts.append(node.tail[max(0, first - node.start) : max(0, length - node.start)])
+                length = node.start
+            node = node.parent
+        return parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
 
-    def _longest_prefix(self, tokens: IntArray) -> tuple[int, int]:
-        """The branch that shares most with `tokens`, and how much; one that ends there can simply grow."""
-        common: dict[int, int] = {}
+    def bases(self, sequences: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """For each sequence (branch, length): which one before it shares most with it, by its place, and how much.
+
+        (ROOT, 0) for a sequence that shares nothing with those before it.
+        """
+        longest: dict[Node, tuple[int, int]] = {}
+        """The sequence that covers most of the path to the end of a node, and how much it covers."""
+        found: list[tuple[int, int]] = []
+        for place, (branch, length) in enumerate(sequences):
+            found.append(self._longest_before(longest, branch, length))
+            self._cover(longest, place, branch, length)
+        return found
+
+    def _longest_before(self, longest: dict[Node, tuple[int, int]], branch: int, length: int) -> tuple[int, int]:
         best = (ROOT, 0)
-        for index in range(len(self._branches) - 1, max(-1, len(self._branches) - 1 - COMPARED), -1):
-            shared = self._common(index, tokens, common)
-            if shared > best[1] or (shared == best[1] > 0 and shared == self._branches[index].length):
-                best = (index, shared)
+        node: Node | None = self._branches[branch]
+        while node is not None and best[1] < length:
+            if node in longest:
+                place, covered = longest[node]
+                if (shared := min(covered, length)) > best[1]:
+                    best = (place, shared)
+            length, node = min(length, node.start), node.parent
         return best
 
-    def _common(self, index: int, tokens: IntArray, known: dict[int, int]) -> int:
-        if index not in known:
-            branch = self._branches[index]
-            shared = 0 if branch.parent == ROOT else min(self._common(branch.parent, tokens, known), branch.fork_at)
-            if shared == branch.fork_at:
-                shared += common_prefix(branch.tail, tokens[shared:])
-            known[index] = shared
-        return known[index]
+    def _cover(self, longest: dict[Node, tuple[int, int]], place: int, branch: int, length: int) -> None:
+        node: Node | None = self._branches[branch]
+        while node is not None and length > 0 and (node not in longest or longest[node][1] < length):
+            longest[node] = (place, length)
+            length, node = min(length, node.start), node.parent
+
+    def _node(self, base: int, shared: int) -> Node | None:
+        """The node in which the first `shared` tokens of a branch end; None if there is no token."""
+        node = None if base == ROOT or shared == 0 else self._branches[base]
+        while node is not None and shared <= node.start:
+            node = node.parent
+        return node
+
+    def _longest_prefix(self, tokens: IntArray) -> tuple[int, int]:
+        """A branch that shares as much with `tokens` as any, and how much."""
+        base, shared = ROOT, 0
+        node = next(
+            (root for root in self._roots if len(tokens) and len(root.tail) and root.tail[0] == tokens[0]), None
+        )
+        while node is not None:
+            base, shared = node.branch, shared + common_prefix(node.tail, tokens[shared:])
+            node = node.child(shared, int(tokens[shared])) if shared < len(tokens) else None
+        return base, shared
 
 
 def common_prefix(a: IntArray, b: IntArray) -> int:
-    """How many tokens two sequences begin with alike."""
-    n = min(len(a), len(b))
-    differ = a[:n] != b[:n]
-    first = int(differ.argmax()) if n else 0
-    return first if n and differ[first] else n
+    """How many tokens two sequences have in common, counted from the first."""
+    length = min(len(a), len(b))
+    differ = a[:length] != b[:length]
+    first = int(differ.argmax()) if length else 0
+    return first if length and differ[first] else length

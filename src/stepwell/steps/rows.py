@@ -1,29 +1,47 @@
-"""Trajectories as rows to train on: steps that extend one another share a row, so that no token is computed twice.
+"""Trajectories as rows to train on. Steps that extend one another share a row, so that no token is computed twice.
 
-What always holds: every response token of every step stands in exactly one row as written by the model, and is trained
-there exactly if the step's mask says so. Reward and advantage belong to the rollout, not to its rows: each row carries
-the rollout's return, and the weights of a rollout's rows sum to 1 in the proportion of their trained tokens, so that
-forking changes neither a group's statistics nor a rollout's part in the loss. A rollout in which nothing is trained has
-weight 0 throughout.
+The next prompt of an agent usually repeats the conversation so far, but templates strip thinking, agents compact and
+sub-agents branch. A step joins a row only if all tokens of the row are a prefix of its prompt. Otherwise it opens a row
+of its own: a fork.
+
+- Each step is in one row. The tokens of a row are those of its last step.
+- Every response token of every step stands in one row as written by the model. It is trained there if the step's mask
+  says so.
+- Reward and advantage belong to the rollout. Each of its rows has the rollout's return, and the weights of its rows sum
+  to 1 in proportion to their trained tokens: a fork changes neither the statistics of a group nor the part of a rollout
+  in the loss. A rollout in which nothing is trained has weight 0.
+- The rows follow from the prefix tree of the batch. Prefixes are searched only in a batch that has no tree.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.steps.columns import Columns
-from stepwell.steps.layout import IndexArray, offsets, returns_of, sums, token_offsets, with_logprobs
+from stepwell.steps.columns import NO_BASE, Bases, Columns
+from stepwell.steps.layout import IndexArray, offsets, returns_of, sums
 from stepwell.steps.padding import Overlong, fitting, ones, spread
+from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import BoolArray, FloatArray, IntArray
-from stepwell.steps.stitch import ForkReason, stitch
 
 D = TypeVar("D", bound=np.generic)
 NO_VERSION = -1
 """The policy version of a token that no policy wrote, or that is padding."""
+
+
+class ForkReason(StrEnum):
+    """Where a step first differs from the row with which it has most in common."""
+
+    REPEATED = "repeated"
+    """Nowhere, but its prompt ends inside the row: the call was repeated, or the agent went back."""
+    REPLY_CHANGED = "reply_changed"
+    """At a token that the model wrote: thinking stripped, a tool call rendered anew, text encoded anew."""
+    CONTEXT_CHANGED = "context_changed"
+    """At a token that the model was given: compaction, another system prompt, a sub-agent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -74,30 +92,43 @@ class PaddedRows:
     """Which of the merged rows these are. Once rows are dropped, the weights of a rollout sum to less than 1."""
 
 
-def merge_steps(columns: Columns, trajectory_of_S: IndexArray, group_of_T: IndexArray) -> MergedRows:
-    stitching = stitch(columns, trajectory_of_S)
-    row_of_S, rows = stitching.row_of_S, stitching.rows
-    last_of_R = np.zeros(rows, np.int64)
-    np.maximum.at(last_of_R, row_of_S, np.arange(len(columns)))
-    starts = token_offsets(columns)
-    offsets_R, trajectory_of_R = offsets(np.diff(starts)[last_of_R]), trajectory_of_S[last_of_R]
+def merge_rows(columns: Columns, trajectory_of_S: IndexArray, group_of_T: IndexArray) -> MergedRows:
+    bases = columns.bases or find_bases(columns, trajectory_of_S)
+    row_of_S, last_of_R, forks = _divide(columns, bases, trajectory_of_S)
+    rows = len(last_of_R)
+    offsets_R, trajectory_of_R = offsets(columns.lengths_S[last_of_R]), trajectory_of_S[last_of_R]
     written = _places(columns, offsets_R[row_of_S])
     total = int(offsets_R[-1])
     known = np.where(np.isnan(columns.logprobs), np.float32(0), columns.logprobs)
     return MergedRows(
-        tokens=np.concatenate([columns.tokens[:0], *(columns.tokens[starts[i] : starts[i + 1]] for i in last_of_R)]),
+        tokens=_row_tokens(columns, last_of_R, offsets_R),
         loss_mask=_placed(columns.mask, written, np.zeros(total, np.bool_)),
         logprobs=_placed(known, written, np.zeros(total, np.float32)),
         versions=_placed(_versions(columns), written, np.full(total, NO_VERSION, np.int64)),
         offsets_R=offsets_R,
-        has_logprobs_R=np.bincount(row_of_S, ~with_logprobs(columns), rows) == 0,
-        rewards_R=returns_of(columns, trajectory_of_S)[trajectory_of_R],
+        has_logprobs_R=np.bincount(row_of_S, ~columns.has_logprobs_S, rows) == 0,
+        rewards_R=returns_of(columns.rewards_S, trajectory_of_S)[trajectory_of_R],
         weights_R=_weights(sums(columns.mask, columns.response_lengths_S), row_of_S, trajectory_of_R),
         trajectory_of_R=trajectory_of_R,
         group_of_R=group_of_T[trajectory_of_R],
         row_of_S=row_of_S,
-        forks=stitching.forks,
+        forks=forks,
     )
+
+
+def find_bases(columns: Columns, trajectory_of_S: IndexArray) -> Bases:
+    """The prefix tree of steps that were packed without one."""
+    base_S, shared_S = np.full(len(columns), NO_BASE, np.int32), np.zeros(len(columns), np.int32)
+    tokens, starts = columns.tokens, columns.token_offsets_S.tolist()
+    ends_T = offsets(np.bincount(trajectory_of_S)).tolist() if len(columns) else [0]
+    for first, end in pairwise(ends_T):
+        if end - first > 1:
+            tree = PrefixTree()
+            steps = [tokens[start:stop] for start, stop in pairwise(starts[first : end + 1])]
+            found = tree.bases([(tree.place(step).branch, len(step)) for step in steps])
+            base_S[first:end] = [base if base == NO_BASE else first + base for base, _ in found]
+            shared_S[first:end] = [shared for _, shared in found]
+    return Bases(base_S, shared_S)
 
 
 def pad_rows(merged: MergedRows, length: int, *, pad_id: int, overlong: Overlong) -> PaddedRows:
@@ -112,6 +143,140 @@ def pad_rows(merged: MergedRows, length: int, *, pad_id: int, overlong: Overlong
         versions_R_L=spread(merged.versions, at, lengths, np.full(shape, NO_VERSION, np.int64)),
         kept_R=kept,
     )
+
+
+# -- which steps share a row -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _OpenRow:
+    """A row that later steps of its trajectory may join."""
+
+    number: int
+    last: int
+    """Its last step."""
+    written: list[tuple[int, int]] = field(default_factory=list)
+    """From where to where the model wrote."""
+
+    def is_written(self, position: int) -> bool:
+        return any(start <= position < end for start, end in self.written)
+
+
+class _OpenRows:
+    """The rows of one trajectory, found by the point of the prefix tree at which they end.
+
+    A point is (step, length): the first step that has these tokens, and how many. Equal prefixes have the same point.
+    """
+
+    def __init__(self, bases: list[int], shared: list[int]) -> None:
+        self._bases, self._shared = bases, shared
+        self._rows: list[_OpenRow] = []
+        self._ends: dict[int, dict[int, list[_OpenRow]]] = {}
+        """The rows that end among the tokens a step adds, by step and length; the newest row comes last."""
+
+    def first_step(self, step: int, length: int) -> int:
+        """The first step that begins with the first `length` tokens of this one."""
+        while self._shared[step] >= length > 0:
+            step = self._bases[step]
+        return step
+
+    def longest(self, step: int, prompt_length: int) -> _OpenRow | None:
+        """The longest row that the prompt begins with; of equal rows the newest."""
+        limit = prompt_length
+        while step != NO_BASE:
+            ends = self._ends.get(step)
+            if ends and (length := max((end for end in ends if end <= limit), default=0)):
+                return ends[length][-1]
+            limit = min(limit, self._shared[step])
+            step = self._bases[step]
+        return None
+
+    def open(self, number: int, step: int, prompt_length: int, length: int) -> None:
+        row = _OpenRow(number, step)
+        self._rows.append(row)
+        self._end(row, step, prompt_length, length)
+
+    def extend(self, row: _OpenRow, step: int, prompt_length: int, length: int) -> None:
+        end = row.written[-1][1]
+        ends = self._ends[self.first_step(row.last, end)]
+        ends[end].remove(row)
+        if not ends[end]:
+            del ends[end]
+        self._end(row, step, prompt_length, length)
+
+    def fork_reason(self, step: int, prompt_length: int) -> ForkReason | None:
+        """Why the step cannot join any row; None if it is the first of its trajectory."""
+        if not self._rows:
+            return None
+        shared = self._shared[step]
+        if shared >= prompt_length:
+            return ForkReason.REPEATED
+        closest = self._rows[-1]
+        if shared:
+            point = self.first_step(step, shared)
+            closest = next(row for row in reversed(self._rows) if self._passes(row, point, shared))
+        return ForkReason.REPLY_CHANGED if closest.is_written(shared) else ForkReason.CONTEXT_CHANGED
+
+    def _passes(self, row: _OpenRow, point: int, length: int) -> bool:
+        return row.written[-1][1] >= length and self.first_step(row.last, length) == point
+
+    def _end(self, row: _OpenRow, step: int, prompt_length: int, length: int) -> None:
+        row.last = step
+        row.written.append((prompt_length, length))
+        point = self.first_step(step, length)
+        of_length = self._ends.setdefault(point, {}).setdefault(length, [])
+        of_length.append(row)
+        of_length.sort(key=lambda other: other.number)
+
+
+def _divide(
+    columns: Columns, bases: Bases, trajectory_of_S: IndexArray
+) -> tuple[IndexArray, IndexArray, Counter[ForkReason]]:
+    """The row of each step, the last step of each row, and how many rows were opened beside a trajectory's first."""
+    row_of_S = np.empty(len(columns), np.int64)
+    last_of_R: list[int] = []
+    forks: Counter[ForkReason] = Counter()
+    base, shared = bases.base_S.tolist(), bases.shared_S.tolist()
+    prompts, lengths = columns.prompt_lengths_S.tolist(), columns.lengths_S.tolist()
+    trajectory, rows = -1, _OpenRows(base, shared)
+    for step, of_step in enumerate(trajectory_of_S.tolist()):
+        if of_step != trajectory:
+            trajectory, rows = of_step, _OpenRows(base, shared)
+        row = rows.longest(base[step], min(prompts[step], shared[step]))
+        if row is not None:
+            rows.extend(row, step, prompts[step], lengths[step])
+            number = row.number
+            last_of_R[number] = step
+        else:
+            if (reason := rows.fork_reason(step, prompts[step])) is not None:
+                forks[reason] += 1
+            number = len(last_of_R)
+            rows.open(number, step, prompts[step], lengths[step])
+            last_of_R.append(step)
+        row_of_S[step] = number
+    return row_of_S, np.array(last_of_R, np.int64), forks
+
+
+# -- what the rows hold ------------------------------------------------------------------------------------------------
+
+
+def _row_tokens(columns: Columns, last_of_R: IndexArray, offsets_R: IndexArray) -> IntArray:
+    """The tokens of each row's last step, put together from what it and its bases add."""
+    bases = columns.bases
+    shared_S = np.zeros(len(columns), np.int32) if bases is None else bases.shared_S
+    starts, shared = offsets(columns.lengths_S - shared_S).tolist(), shared_S.tolist()
+    base = [] if bases is None else bases.base_S.tolist()
+    tokens = np.empty(int(offsets_R[-1]), np.int32)
+    for step, at, row_end in zip(last_of_R.tolist(), offsets_R.tolist(), offsets_R[1:].tolist(), strict=False):
+        end = row_end - at
+        while end:
+            if shared[step] < end:
+                added = slice(starts[step], starts[step] + end - shared[step])
+                tokens[at + shared[step] : at + end] = columns.added[added]
+                end = shared[step]
+            if end:
+                step = base[step]
+    return tokens
 
 
 def _places(columns: Columns, row_starts_S: IndexArray) -> IndexArray:

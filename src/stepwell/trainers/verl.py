@@ -133,7 +133,8 @@ def _merged(batch: TrainingBatch) -> tuple[Columns, IndexArray]:
     A row's other fields are those of its last step, but for the policy version, which is that of its oldest.
     """
     merged, columns = batch.merged(), batch.columns
-    steps_of_R, pieces = merged.steps_of_R, cut(columns, [1] * len(columns))
+    without_tokens = replace(columns, added=columns.added[:0], bases=None)  # the merged rows have them
+    steps_of_R, pieces = merged.steps_of_R, cut(without_tokens, [1] * len(columns))
     lengths_R = np.diff(merged.offsets_R)
     prompts_R = columns.prompt_lengths_S[[steps[0] for steps in steps_of_R]]
     places = np.arange(lengths_R.sum()) - np.repeat(merged.offsets_R[:-1], lengths_R)
@@ -142,7 +143,7 @@ def _merged(batch: TrainingBatch) -> tuple[Columns, IndexArray]:
     lacks = np.repeat(~merged.has_logprobs_R, responses_R)
     rows = replace(
         stack([pieces[steps[-1]] for steps in steps_of_R]),
-        tokens=merged.tokens,
+        added=merged.tokens,
         logprobs=np.where(lacks, np.float32(np.nan), merged.logprobs[follows]),
         mask=merged.loss_mask[follows],
         prompt_lengths_S=prompts_R,

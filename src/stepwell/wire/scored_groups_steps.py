@@ -13,9 +13,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.steps.columns import Columns, cut
-from stepwell.steps.layout import IndexArray, offsets, token_offsets, trajectories_of
-from stepwell.steps.rows import NO_VERSION, merge_steps
+from stepwell.steps.columns import Columns, cut, make_columns
+from stepwell.steps.layout import IndexArray, offsets, trajectories_of
+from stepwell.steps.rows import NO_VERSION, merge_rows
 from stepwell.steps.step import GRADES, BoolArray, FloatArray, Json, JsonObject, ids_array
 from stepwell.wire.scored_groups import FILLER, ScoredGroup
 
@@ -37,31 +37,25 @@ def columns_from_group(
     responses = [slice(middle, end) for middle, end in zip(middles, starts[1:], strict=True)]
     prompts_N = np.array(middles, np.int32) - np.array(starts[:-1], np.int32)
     versions = [policy_version if version is None else version for version in group.policy_versions]
-    return Columns(
-        tokens=group.tokens,
-        logprobs=_response_logprobs(group, responses),
-        mask=np.concatenate([group.trained[response] for response in responses]),
-        prompt_lengths_S=prompts_N,
-        response_lengths_S=group.lengths_N.astype(np.int32) - prompts_N,
-        rewards_S=group.scores_N,
-        reward_revisions_S=np.ones(count, np.int32),
-        step_indexes_S=np.full(count, SOLE_STEP, np.int32),
-        policy_versions_S=np.array(versions, np.int64),
-        is_last_S=np.ones(count, np.bool_),
-        started_at_S=np.full(count, arrived_at),
-        trajectory_uids=[f"{prompt_uid}-{place}" for place in range(count)],
-        prompt_uids=[prompt_uid] * count,
-        uids=[""] * count,
-        reward_sources=[source] * count,
-        metadata=[{}] * count,
-        version_spans=[()] * count,
-        exactness=list(group.exactness),
-        finish_reasons=[None] * count,
-        sampling=[{}] * count,
-        extras=_step_extras(group, starts, middles),
-        quarantine=[None] * count,
-        untrainable=[None] * count,
-    )
+    values = {
+        "tokens": group.tokens,
+        "logprobs": _response_logprobs(group, responses),
+        "mask": np.concatenate([group.trained[response] for response in responses]),
+        "prompt_lengths_S": prompts_N,
+        "response_lengths_S": group.lengths_N.astype(np.int32) - prompts_N,
+        "rewards_S": group.scores_N,
+        "reward_revisions_S": np.ones(count, np.int32),
+        "reward_sources": [source] * count,
+        "step_indexes_S": np.full(count, SOLE_STEP, np.int32),
+        "policy_versions_S": np.array(versions, np.int64),
+        "is_last_S": np.ones(count, np.bool_),
+        "started_at_S": np.full(count, arrived_at),
+        "trajectory_uids": [f"{prompt_uid}-{place}" for place in range(count)],
+        "prompt_uids": [prompt_uid] * count,
+        "exactness": list(group.exactness),
+        "extras": _step_extras(group, starts, middles),
+    }
+    return make_columns(count, values)
 
 
 def groups_from_columns(columns: Columns, group_sizes: Sequence[int]) -> Iterator[ScoredGroup]:
@@ -112,7 +106,7 @@ def _group(columns: Columns) -> ScoredGroup:
 
 
 def _of_single_steps(columns: Columns) -> ScoredGroup:
-    starts = token_offsets(columns)
+    starts = columns.token_offsets_S
     trained, logprobs = _whole_sequences(columns, starts.tolist())
     of_group = columns.extras[0].get(GROUP, {})
     extras = dict(of_group) if isinstance(of_group, dict) else {}
@@ -160,8 +154,8 @@ def _oldest_versions(columns: Columns) -> list[int]:
 
 def _of_trajectories(columns: Columns) -> ScoredGroup:
     """What agents left: merged rows, without what only an environment could have said."""
-    trajectory_of_S = trajectories_of(columns, ids_array([len(columns)]))
-    rows = merge_steps(columns, trajectory_of_S, np.zeros(len(set(columns.trajectory_uids)), np.int64))
+    trajectory_of_S = trajectories_of(columns.trajectory_uids, ids_array([len(columns)]))
+    rows = merge_rows(columns, trajectory_of_S, np.zeros(len(set(columns.trajectory_uids)), np.int64))
     lengths_N = np.diff(rows.offsets_R)
     logprobs = None
     if rows.has_logprobs_R.any():

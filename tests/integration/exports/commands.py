@@ -8,7 +8,6 @@ from stepwell.exports.commands import run_export, run_import
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.unit.exports.stored import TABLES
 
 
 def new_pool(name: str, namespace: str, shards: int = 2, **limits: Any) -> PoolClient:
@@ -19,11 +18,11 @@ def new_pool(name: str, namespace: str, shards: int = 2, **limits: Any) -> PoolC
 async def export(pool: PoolClient | None, to: Path, **settings: Any) -> list[str]:
     """What it said."""
     said: list[str] = []
-    await run_export(ExportSettings(to=str(to), **settings), pool, TABLES, None, said.append)
+    await run_export(ExportSettings(to=str(to), **settings), pool, None, said.append)
     return said
 
 
 async def import_into(pool: PoolClient, path: Path, **settings: Any) -> list[str]:
     said: list[str] = []
-    await run_import(ImportSettings(path=str(path), **settings), pool, TABLES, said.append)
+    await run_import(ImportSettings(path=str(path), **settings), pool, said.append)
     return said

@@ -10,7 +10,7 @@ from stepwell.exports.file_target import open_target
 from stepwell.exports.preferences import PreferenceShape
 from stepwell.exports.sft import SftShape
 from stepwell.exports.shapes import ExportShape, StepsShape
-from tests.unit.exports.stored import TABLES, stored, turns
+from tests.unit.exports.stored import stored, turns
 
 GROUPS = [
     stored(turns("a", 2, reward=1.0, metadata={"größe": 1}), turns("b", 1, reward=0.0, response_logprobs=None)),
@@ -21,7 +21,7 @@ PREFERENCES = PreferenceShape(lambda ids: " ".join(map(str, ids)), 0.0)
 
 def written(path: Path, shape: ExportShape | None = None) -> str:
     kind = {".parquet": "parquet", ".jsonl": "jsonl"}.get(path.suffix, "dataset")
-    with open_target(str(path), kind, shape or StepsShape(TABLES)) as target:
+    with open_target(str(path), kind, shape or StepsShape()) as target:
         target.write(GROUPS)
     return str(path)
 

@@ -12,8 +12,7 @@ from openai import OpenAI
 
 import stepwell
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.client.batch import make_batch
-from stepwell.steps.arrow import batch_from_arrow
+from stepwell.pool.client.batch import batch_from_arrow, make_batch
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.integration.rewards.rollouts import written

@@ -12,9 +12,9 @@ import pytest
 from stepwell.gateway.recording.spool_file import SpoolFile
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
-from stepwell.steps.arrow import SCHEMA, batch_from_arrow
+from stepwell.pool.client.batch import batch_from_arrow
 from stepwell.steps.columns import unpack
-from stepwell.steps.json_lines import groups_of_lines
+from stepwell.steps.json_lines import step_groups_from_lines
 from stepwell.steps.step import Step
 from tests.builders import EasyPool, make_step
 from tests.unit.pool.journals import open_pool, opened
@@ -80,7 +80,7 @@ def test_its_archive_is_read_field_by_field() -> None:
 
 def test_its_json_lines_are_read_field_by_field() -> None:
     lines = (FIXTURES / "steps.jsonl").read_bytes().splitlines()
-    groups = list(groups_of_lines(lines, SCHEMA, "steps.jsonl"))
+    groups = list(step_groups_from_lines(lines, "steps.jsonl"))
     assert [group.source for group in groups] == ["env-1", "env-1"]
     assert as_json(step for group in groups for step in unpack(group.columns, copy=False)) == EXPECTED["archive"]
 

@@ -8,18 +8,10 @@ from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
 from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
-from stepwell.pool.client.batch import make_batch
-from stepwell.steps.arrow import SCHEMA, columns_from_arrow
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import Step
-from stepwell.steps.tables import Tables
 from tests.builders import make_step
-
-TABLES = Tables(
-    SCHEMA, lambda steps, sizes, sources: make_batch(steps, sizes, sources=sources).to_arrow(), columns_from_arrow
-)
-"""As wiring.py hands them in."""
 
 
 def turns(uid: str, count: int = 1, prompt_uid: str = "p", **fields: Any) -> list[Step]:

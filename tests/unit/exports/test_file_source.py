@@ -14,16 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.errors import BadRequest
-from stepwell.exports.file_source import ROWS, FileSource
+from stepwell.exports.file_source import FileSource
 from stepwell.exports.file_target import open_target
 from stepwell.exports.shapes import StepsShape
 from stepwell.pool.client.batch import make_batch
 from stepwell.pool.shard.late_rewards import LateReward, late_rewards_table
+from stepwell.steps.arrow import step_groups_from_arrow
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.groups import StepGroup
-from stepwell.steps.json_lines import groups_of_lines, line_of, step_records
-from stepwell.steps.tables import read_groups
-from tests.unit.exports.stored import TABLES, stored, turns
+from stepwell.steps.json_lines import line_of, step_groups_from_lines, step_records
+from stepwell.steps.parquet import ROWS
+from tests.unit.exports.stored import stored, turns
 from tests.unit.steps.test_columns import steps
 
 
@@ -59,13 +60,13 @@ def some_groups(draw: st.DrawFn) -> list[StepGroup]:
 
 @given(some_groups())
 def test_groups_survive_a_table_bit_for_bit(groups: list[StepGroup]) -> None:
-    assert same(groups, list(read_groups(TABLES, StepsShape(TABLES).table(groups))))
+    assert same(groups, list(step_groups_from_arrow(StepsShape().table(groups))))
 
 
 @given(some_groups())
 def test_groups_survive_lines_bit_for_bit(groups: list[StepGroup]) -> None:
-    lines = [line_of(record) for n, group in enumerate(groups) for record in step_records(3, group, n)]
-    assert same(groups, list(groups_of_lines(lines, 3, "x.jsonl")))
+    lines = [line_of(record) for n, group in enumerate(groups) for record in step_records(group, n)]
+    assert same(groups, list(step_groups_from_lines(lines, "x.jsonl")))
 
 
 def test_every_float32_that_is_hard_to_write_comes_back_from_a_line() -> None:
@@ -73,7 +74,7 @@ def test_every_float32_that_is_hard_to_write_comes_back_from_a_line() -> None:
     bits = luck.integers(0x3000_0000, 0x4200_0000, 20_000, dtype=np.uint32) | np.uint32(0x8000_0000)
     logprobs = bits.view(np.float32)
     group = stored(turns("t", response_ids=[1] * len(bits), response_logprobs=logprobs))
-    (found,) = groups_of_lines(map(line_of, step_records(3, group, 0)), 3, "x.jsonl")
+    (found,) = step_groups_from_lines(map(line_of, step_records(group, 0)), "x.jsonl")
     assert found.columns.logprobs.tobytes() == logprobs.tobytes()
 
 
@@ -87,7 +88,7 @@ def test_what_is_written_in_pages_is_read_as_one(tmp_path: Path, name: str) -> N
 
 def test_a_group_comes_whole_however_the_file_is_cut(tmp_path: Path) -> None:
     groups = [stored(turns("long", 2 * ROWS + 3), turns("b")), stored(turns("c", ROWS)), stored(turns("d", 5))]
-    pq.write_table(StepsShape(TABLES).table(groups), tmp_path / "a.parquet", row_group_size=7)
+    pq.write_table(StepsShape().table(groups), tmp_path / "a.parquet", row_group_size=7)
     assert same(groups, read(tmp_path))
 
 
@@ -121,7 +122,7 @@ def test_reading_takes_the_memory_of_some_rows(tmp_path: Path) -> None:
     write(tmp_path / "x.parquet", groups)
     del groups
     before, most = pa.total_allocated_bytes(), 0
-    for _ in FileSource(str(tmp_path / "x.parquet"), TABLES).groups():
+    for _ in FileSource(str(tmp_path / "x.parquet")).groups():
         most = max(most, pa.total_allocated_bytes() - before)
     assert most < tokens.nbytes / 2
 
@@ -152,7 +153,7 @@ def test_what_cannot_be_read_is_refused_in_words(
 
 
 def a_table() -> pa.Table:
-    return StepsShape(TABLES).table([stored(turns("a"))])
+    return StepsShape().table([stored(turns("a"))])
 
 
 def late(uid: str, step_index: int | None, value: float, revision: int) -> LateReward:
@@ -170,10 +171,10 @@ def late(uid: str, step_index: int | None, value: float, revision: int) -> LateR
 
 def write(path: Path, *pages: list[StepGroup]) -> None:
     kind = {".parquet": "parquet", ".jsonl": "jsonl"}.get(path.suffix, "dataset")
-    with open_target(str(path), kind, StepsShape(TABLES)) as target:
+    with open_target(str(path), kind, StepsShape()) as target:
         for page in pages:
             target.write(page)
 
 
 def read(path: Path) -> list[StepGroup]:
-    return list(FileSource(str(path), TABLES).groups())
+    return list(FileSource(str(path)).groups())

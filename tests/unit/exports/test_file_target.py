@@ -7,7 +7,7 @@ import pytest
 from stepwell.errors import BadRequest
 from stepwell.exports.file_target import format_of, open_target
 from stepwell.exports.shapes import StepsShape
-from tests.unit.exports.stored import TABLES, stored, turns
+from tests.unit.exports.stored import stored, turns
 
 KINDS = ["parquet", "jsonl", "dataset"]
 GROUP = stored(turns("a"))
@@ -22,7 +22,7 @@ def test_the_ending_names_the_format() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_has_its_name_once_it_is_whole(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "new" / "x"
-    with open_target(str(path), kind, StepsShape(TABLES)) as target:
+    with open_target(str(path), kind, StepsShape()) as target:
         target.write([GROUP])
         assert not path.exists()
     assert path.is_dir() == (kind == "dataset")
@@ -33,7 +33,7 @@ def test_it_has_its_name_once_it_is_whole(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failure_leaves_nothing(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(ZeroDivisionError), open_target(str(tmp_path / "x"), kind, StepsShape(TABLES)) as target:
+    with pytest.raises(ZeroDivisionError), open_target(str(tmp_path / "x"), kind, StepsShape()) as target:
         target.write([GROUP])
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
@@ -42,7 +42,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_there_is_not_written_over(tmp_path: Path, kind: str) -> None:
     (tmp_path / "x").write_text("mine")
-    with pytest.raises(BadRequest, match="exists already"), open_target(str(tmp_path / "x"), kind, StepsShape(TABLES)):
+    with pytest.raises(BadRequest, match="exists already"), open_target(str(tmp_path / "x"), kind, StepsShape()):
         pass
     assert (tmp_path / "x").read_text() == "mine"
 
@@ -51,13 +51,13 @@ def test_what_a_killed_export_left_is_no_part_of_the_next(tmp_path: Path) -> Non
     left = tmp_path / "x.part" / "data"
     left.mkdir(parents=True)
     (left / "train-00007.parquet").write_text("half")
-    with open_target(str(tmp_path / "x"), "dataset", StepsShape(TABLES)) as target:
+    with open_target(str(tmp_path / "x"), "dataset", StepsShape()) as target:
         target.write([GROUP])
     assert [file.name for file in (tmp_path / "x" / "data").iterdir()] == ["train-00000.parquet"]
 
 
 def test_a_large_dataset_has_several_files(tmp_path: Path) -> None:
-    with open_target(str(tmp_path / "x"), "dataset", StepsShape(TABLES), max_file_bytes=1) as target:
+    with open_target(str(tmp_path / "x"), "dataset", StepsShape(), max_file_bytes=1) as target:
         for _ in range(3):
             target.write([GROUP])
     files = sorted(file.name for file in (tmp_path / "x" / "data").iterdir())

@@ -10,7 +10,7 @@ from tests.unit.pool.journals import give_late, kill, mixed_rollout, open_pool, 
 def test_trained_groups_leave_for_parquet_and_a_group_is_in_one_file(path: Path, tmp_path: Path) -> None:
     import pyarrow.parquet
 
-    from stepwell.steps.arrow import batch_from_arrow
+    from stepwell.pool.client.batch import batch_from_arrow
 
     pool, journal, _ = open_pool(path, Limits(history_size=2))
     archive = ParquetArchive(f"file://{tmp_path}/archive", "data_pool", journal)
@@ -43,7 +43,7 @@ def test_a_file_written_before_a_crash_gets_its_name_after_it(path: Path, tmp_pa
 def test_the_archive_has_what_was_left_out_with_its_mark_and_groups_of_nothing_else(path: Path, tmp_path: Path) -> None:
     import pyarrow.parquet
 
-    from stepwell.steps.arrow import batch_from_arrow
+    from stepwell.pool.client.batch import batch_from_arrow
 
     pool, journal, _ = open_pool(path)
     archive = ParquetArchive(str(tmp_path / "archive"), "data_pool", journal)

@@ -8,12 +8,11 @@ import pytest
 
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
-from stepwell.pool.client.batch import Batch, make_batch
+from stepwell.pool.client.batch import Batch, batch_from_arrow, make_batch
 from stepwell.rewards.offline import rescore, step_rewards, try_function
 from stepwell.rewards.sandbox.messages import Job
-from stepwell.steps.arrow import batch_from_arrow, columns_from_arrow
 from stepwell.steps.columns import pack
-from stepwell.steps.parquet import Store
+from stepwell.steps.parquet import ParquetReader
 from stepwell.steps.step import Step
 from tests.builders import make_step
 
@@ -63,7 +62,7 @@ async def tried(function: str, folder: Path, *, limit: int = 20, timeout: float 
     lines: list[str] = []
     job = Job(function=function, timeout=timeout)
     try:
-        await try_function(job, Store(str(folder)), columns_from_arrow, limit=limit, say=lines.append)
+        await try_function(job, ParquetReader(str(folder)), limit=limit, say=lines.append)
     except RewardFailed as failure:
         lines.append(f"failed: {failure}")
     return lines
@@ -72,7 +71,7 @@ async def tried(function: str, folder: Path, *, limit: int = 20, timeout: float 
 async def rescored(function: str, folder: Path, target: Path, *, timeout: float = 20.0) -> list[str]:
     lines: list[str] = []
     job = Job(function=function, timeout=timeout)
-    await rescore(job, Store(str(folder)), Store(str(target)), columns_from_arrow, say=lines.append)
+    await rescore(job, ParquetReader(str(folder)), str(target), say=lines.append)
     return lines
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.errors import BadRequest
-from stepwell.pool.client.batch import Batch, make_batch
-from stepwell.steps.arrow import batch_from_arrow, columns_from_arrow
+from stepwell.pool.client.batch import Batch, batch_from_arrow, make_batch
+from stepwell.steps.arrow import columns_from_arrow
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step, mask_array
 from tests.builders import make_step, same_step

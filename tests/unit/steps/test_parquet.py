@@ -9,9 +9,8 @@ import pytest
 
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import make_batch
-from stepwell.steps.arrow import columns_from_arrow
 from stepwell.steps.columns import pack
-from stepwell.steps.parquet import ROWS, Store
+from stepwell.steps.parquet import ROWS, ParquetReader, ParquetWriter
 from stepwell.steps.step import Step
 from tests.builders import make_step, same_step
 
@@ -27,7 +26,7 @@ def turns(uid: str, count: int, prompt_uid: str = "p") -> list[Step]:
 def test_a_trajectory_comes_whole_however_the_file_is_cut(tmp_path: Path) -> None:
     groups = [turns("long", 2 * ROWS + 3), turns("short", 1) + turns("other", ROWS), turns("last", 5)]
     pq.write_table(table(*groups), tmp_path / "a.parquet", row_group_size=7)
-    read = list(Store(str(tmp_path)).read(columns_from_arrow))
+    read = list(ParquetReader(str(tmp_path)).trajectories())
     assert [(stored.steps[0].trajectory_uid, len(stored.steps)) for stored in read] == [
         ("long", 2 * ROWS + 3),
         ("short", 1),
@@ -41,7 +40,7 @@ def test_a_trajectory_comes_whole_however_the_file_is_cut(tmp_path: Path) -> Non
 
 def test_a_trajectory_that_came_twice_is_two(tmp_path: Path) -> None:
     pq.write_table(table(turns("t", 2), turns("t", 1)), tmp_path / "a.parquet")
-    assert [len(stored.steps) for stored in Store(str(tmp_path)).read(columns_from_arrow)] == [2, 1]
+    assert [len(stored.steps) for stored in ParquetReader(str(tmp_path)).trajectories()] == [2, 1]
 
 
 def most_held(file: Path, trajectories: int) -> int:
@@ -49,7 +48,7 @@ def most_held(file: Path, trajectories: int) -> int:
     tokens = np.random.default_rng(0).integers(0, 150_000, (trajectories, 1_000), dtype=np.int32)
     pq.write_table(table([make_step(f"t{n}", "p", prompt_ids=ids) for n, ids in enumerate(tokens)]), file)
     before = pa.total_allocated_bytes()
-    held: list[int] = [pa.total_allocated_bytes() - before for _ in Store(str(file)).read(columns_from_arrow)]
+    held: list[int] = [pa.total_allocated_bytes() - before for _ in ParquetReader(str(file)).trajectories()]
     assert len(held) == trajectories
     return max(held)
 
@@ -64,36 +63,35 @@ def test_files_come_in_order_and_folders_within_do_not_count(tmp_path: Path) -> 
     (tmp_path / "_rewards").mkdir()
     (tmp_path / "_rewards" / "c.parquet").write_text("something else")
     (tmp_path / "d.parquet.part").write_text("half a file")
-    store = Store(f"file://{tmp_path}")
-    assert [stored.steps[0].trajectory_uid for stored in store.read(columns_from_arrow)] == ["a", "b"]
+    store = ParquetReader(f"file://{tmp_path}")
+    assert [stored.steps[0].trajectory_uid for stored in store.trajectories()] == ["a", "b"]
 
 
 def test_what_holds_no_trajectories_is_told_in_words(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="there is no Parquet file in"):
-        list(Store(str(tmp_path / "nowhere")).read(columns_from_arrow))
+        list(ParquetReader(str(tmp_path / "nowhere")).trajectories())
     (tmp_path / "a.parquet").write_text("no Parquet at all")
     with pytest.raises(BadRequest, match=r"a\.parquet cannot be read as Parquet"):
-        list(Store(str(tmp_path)).read(columns_from_arrow))
+        list(ParquetReader(str(tmp_path)).trajectories())
     pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
     with pytest.raises(BadRequest, match="no stepwell.schema"):
-        list(Store(str(tmp_path)).read(columns_from_arrow))
+        list(ParquetReader(str(tmp_path)).trajectories())
 
 
 def test_a_file_has_its_name_only_once_it_is_whole(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "new"))
-    with pytest.raises(ZeroDivisionError), store.writing("a.parquet") as write:
+    reader, writer = ParquetReader(str(tmp_path / "new")), ParquetWriter(str(tmp_path / "new"))
+    with pytest.raises(ZeroDivisionError), writer.writing("a.parquet") as write:
         write(table(turns("t", 3)))
         raise ZeroDivisionError
-    assert not store.has_files()
-    with store.writing("a.parquet") as write:
+    assert not reader.has_files()
+    with writer.writing("a.parquet") as write:
         write(table(turns("t", 3)))
         write(table(turns("u", 2)))
-    assert [len(stored.steps) for stored in store.read(columns_from_arrow)] == [3, 2]
+    assert [len(stored.steps) for stored in reader.trajectories()] == [3, 2]
 
 
-def test_what_is_written_goes_out_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.steps.parquet.WRITTEN_AT_ONCE", 1)
-    with Store(str(tmp_path)).writing("a.parquet") as write:
+def test_what_is_written_goes_out_in_pieces(tmp_path: Path) -> None:
+    with ParquetWriter(str(tmp_path), row_group_bytes=1).writing("a.parquet") as write:
         for name in "abc":
             write(table(turns(name, 2)))
     assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 3

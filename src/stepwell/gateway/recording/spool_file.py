@@ -14,7 +14,7 @@ from zlib import crc32
 
 from stepwell.common.sqlite_file import open_wal, set_aside_damaged
 from stepwell.errors import StepwellError
-from stepwell.steps.packing import from_bytes, to_bytes
+from stepwell.steps.columns import from_bytes, to_bytes
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.gateway")

@@ -19,10 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from stepwell.errors import BadRequest
 from stepwell.pool.api.leasing import LeasedGroups
 from stepwell.steps import layout
+from stepwell.steps.arrow import columns_from_arrow, columns_to_arrow, group_columns, group_sizes
 from stepwell.steps.columns import Columns, cut, stack, unpack
 from stepwell.steps.layout import IndexArray
 from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps
-from stepwell.steps.rows import MergedRows, PaddedRows, merge_steps, pad_rows
+from stepwell.steps.rows import MergedRows, PaddedRows, merge_rows, pad_rows
 from stepwell.steps.step import BoolArray, IntArray, Step, ids_array, mask_array
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Batch:
     @property
     def token_offsets_S(self) -> IndexArray:
         """Step i is `columns.tokens[offsets[i]:offsets[i + 1]]`; S + 1 values."""
-        return layout.token_offsets(self.columns)
+        return self.columns.token_offsets_S
 
     @property
     def response_offsets_S(self) -> IndexArray:
@@ -111,7 +112,7 @@ class Batch:
     @property
     def trajectory_of_S(self) -> IndexArray:
         """The number of each step's trajectory; trajectories are counted from 0 in the batch."""
-        return layout.trajectories_of(self.columns, self.group_sizes_G)
+        return layout.trajectories_of(self.columns.trajectory_uids, self.group_sizes_G)
 
     @property
     def group_of_T(self) -> IndexArray:
@@ -120,7 +121,7 @@ class Batch:
     @property
     def rewards_T(self) -> NDArray[np.float64]:
         """Each trajectory's return: the sum of the rewards of its scored steps; NaN if no step is scored."""
-        return layout.returns_of(self.columns, self.trajectory_of_S)
+        return layout.returns_of(self.columns.rewards_S, self.trajectory_of_S)
 
     # -- rows to train on --------------------------------------------------------------------------------------------
 
@@ -134,7 +135,7 @@ class Batch:
 
     def merged(self) -> MergedBatch:
         """One row for all steps that extend one another, so that each token is computed once."""
-        return _as_view(MergedBatch, merge_steps(self.columns, self.trajectory_of_S, self.group_of_T))
+        return _as_view(MergedBatch, merge_rows(self.columns, self.trajectory_of_S, self.group_of_T))
 
     # -- forms of other libraries ------------------------------------------------------------------------------------
 
@@ -147,13 +148,19 @@ class Batch:
             "group_of_T": self.group_of_T,
             "rewards_T": self.rewards_T,
         }
-        return _to_tensors({**_arrays_of(self.columns), **_arrays_of(self), **index_arrays})
+        columns = self.columns.expanded()
+        arrays = {"tokens" if name == "added" else name: array for name, array in _arrays_of(columns).items()}
+        return _to_tensors({**arrays, **_arrays_of(self), **index_arrays})
 
     def to_arrow(self) -> "pyarrow.Table":
-        """One row a step, with a schema version; see steps/arrow.py, which reads it back."""
-        from stepwell.steps.arrow import batch_to_arrow  # it imports this module
-
-        return batch_to_arrow(self)
+        """One row a step, with a schema version; `batch_from_arrow` reads it back, without its leases."""
+        of_groups = {
+            "opened_at": self.opened_at_G,
+            "attempts": self.attempts_G,
+            "from_history": self.from_history_G,
+            "source": self.sources,
+        }
+        return columns_to_arrow(self.columns, self.group_sizes_G, of_groups)
 
 
 def make_batch(
@@ -178,6 +185,20 @@ def make_batch(
         np.zeros(len(sizes), np.bool_) if from_history is None else mask_array(from_history),
         [""] * len(sizes) if sources is None else sources,
         leases,
+    )
+
+
+def batch_from_arrow(table: "pyarrow.Table") -> Batch:
+    """The batch whose table this is. Its leases are not in the table: a copy must not acknowledge anything."""
+    columns, sizes = columns_from_arrow(table), group_sizes(table)
+    of_groups = group_columns(table, sizes)
+    return make_batch(
+        columns,
+        sizes,
+        opened_at=of_groups["opened_at"],
+        attempts=of_groups["attempts"],
+        from_history=of_groups["from_history"],
+        sources=of_groups["source"],
     )
 
 

@@ -316,7 +316,7 @@ class Leasing:
                 if row.step is step
             ]
             return LeasedGroups(
-                columns=ship(rows, self._token_mask),
+                columns=ship(rows, self._token_mask, separate=True),
                 group_sizes=[1] * len(rows),
                 opened_at=[row.step.started_at for row in rows],
                 attempts=[0] * len(rows),

@@ -14,12 +14,13 @@ from uuid import uuid4
 
 from stepwell.common.atomic_files import temporary_name
 from stepwell.errors import BadRequest
-from stepwell.pool.client.batch import make_batch
 from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.late_rewards import FOLDER, LateReward, late_rewards_table
 from stepwell.pool.state.records import Group
 from stepwell.pool.state.shipment import group_rows, ship
 from stepwell.pool.state.stored_step import StoredStep
+from stepwell.steps.arrow import columns_to_arrow
+from stepwell.steps.step import ids_array
 
 if TYPE_CHECKING:
     import pyarrow
@@ -84,7 +85,8 @@ class ParquetArchive:
             parcels = [group_rows(group, StoredStep.is_held) for group in groups]
             columns = ship([row for parcel in parcels for row in parcel])
             sources = [group.source for group in groups]
-            table = make_batch(columns, [len(parcel) for parcel in parcels], sources=sources).to_arrow()
+            sizes = ids_array([len(parcel) for parcel in parcels])
+            table = columns_to_arrow(columns, sizes, {"source": sources})
             self._write(table, self._folder, groups[0].seq)
             self._journal.forget_retired()
             self._commit()

@@ -8,6 +8,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Iterable, Mapping
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -24,11 +25,12 @@ from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import Placement
+from stepwell.steps.schema import CARRIED, STEP_COLUMNS
 from stepwell.steps.step_filter import StepFilter
 
 log = logging.getLogger("stepwell.pool")
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = max(5, *(column.journal_since for column in STEP_COLUMNS))
 """Raised with every change to a table or to the names of fields below. What an older file lacks takes its default."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -58,8 +60,12 @@ TRAJECTORY_FIELDS = (
 STEP_FIELDS = (
     *("identity", "uid", "step_index", "prompt_length", "response_length", "policy_version", "version_spans"),
     *("metadata", "exactness", "finish_reason", "sampling", "extras", "started_at", "quarantine", "branch", "nbytes"),
-    "untrainable",
+    *("untrainable", *(column.name for column in STEP_COLUMNS if column.journal_since > 5)),
 )
+CARRIED_NAMES = tuple(column.name for column in CARRIED)
+OWN_NAMES = tuple(name for name in STEP_FIELDS if name not in CARRIED_NAMES)
+own_values = attrgetter(*OWN_NAMES)
+in_journal_order = itemgetter(*map((*OWN_NAMES, *CARRIED_NAMES).index, STEP_FIELDS))
 FILTER_FIELDS = ("min_exactness", "untrainable")
 
 
@@ -283,7 +289,7 @@ def _step_row(trajectory: int, step: StoredStep, placement: Placement | None) ->
         None if step.logprobs is None else step.logprobs.data,
         None if step.mask is None else step.mask.view(np.uint8).data,
     )
-    info = _info(step, STEP_FIELDS)
+    info = _dump(in_journal_order((*own_values(step), *step.carried)))
     return (step.number, trajectory, base, shared, info, *_state(step), *blobs, checksum(info, *blobs))
 
 
@@ -291,7 +297,7 @@ def _state(step: StoredStep) -> tuple[float | None, str, int, str | None, bool]:
     return step.reward, step.reward_source, step.reward_revision, step.lease, step.shipped
 
 
-def _info(of: Group | Trajectory | StoredStep | StepFilter, names: Iterable[str]) -> bytes:
+def _info(of: Group | Trajectory | StepFilter, names: Iterable[str]) -> bytes:
     return _dump([getattr(of, name) for name in names])
 
 

@@ -15,8 +15,10 @@ from stepwell.pool.api.stats import StepCount
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.journal import (
+    CARRIED_NAMES,
     FILTER_FIELDS,
     GROUP_FIELDS,
+    OWN_NAMES,
     STEP_FIELDS,
     TRAJECTORY_FIELDS,
     SqliteJournal,
@@ -27,10 +29,14 @@ from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import PrefixTree
+from stepwell.steps.schema import STEP_COLUMNS
 from stepwell.steps.step import Exactness, VersionSpan
 from stepwell.steps.step_filter import StepFilter
 
 log = logging.getLogger("stepwell.pool")
+
+STEP_DEFAULTS: dict[str, Any] = {column.name: column.default for column in STEP_COLUMNS}
+"""What a step has where the journal of an older version lacks a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +276,11 @@ def _read_step(trajectory: Trajectory, row: tuple[Any, ...]) -> bool:
     number, _, base, shared, info, reward, source, revision, lease, shipped, added, logprobs, mask, check = row
     if checksum(info, added, logprobs, mask) != check:
         return False
-    fields = dict(zip(STEP_FIELDS, orjson.loads(info), strict=False))
+    fields = STEP_DEFAULTS | dict(zip(STEP_FIELDS, orjson.loads(info), strict=False))
     fields["version_spans"] = tuple(VersionSpan(*span) for span in fields["version_spans"])
     step = StoredStep(
-        **fields | {"exactness": Exactness(fields["exactness"])},
+        **{name: fields[name] for name in OWN_NAMES} | {"exactness": Exactness(fields["exactness"])},
+        carried=tuple(fields[name] for name in CARRIED_NAMES),
         number=number,
         logprobs=None if logprobs is None else np.frombuffer(logprobs, np.float32),
         mask=None if mask is None else np.frombuffer(mask, np.bool_),

@@ -5,13 +5,16 @@ task did; where all are marked, on the last.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.columns import Columns, join
+from stepwell.steps.columns import NO_BASE, Bases, Columns, join
+from stepwell.steps.schema import CARRIED
 from stepwell.steps.step import BoolArray, FloatArray, JsonObject
 
 Chosen: TypeAlias = Callable[[StoredStep], bool]
@@ -27,6 +30,10 @@ class ShippedRow(NamedTuple):
     is_last: bool
     carries_reward: bool
     """The rollout's, if it has one and the step none of its own."""
+
+
+ROW_TRAJECTORY = attrgetter("trajectory")
+NOTHING_SHARED = (NO_BASE, 0)
 
 
 def group_rows(group: Group, chosen: Chosen) -> list[ShippedRow]:
@@ -51,12 +58,16 @@ def own_mask(step: StoredStep) -> BoolArray | None:
     return step.mask
 
 
-def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask) -> Columns:
-    """The rows as columns."""
+def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separate: bool = False) -> Columns:
+    """The rows as columns, with their prefix tree. If they are `separate`, each row is a group of its own."""
     steps = [row.step for row in rows]
     scorers = [row.trajectory if _takes_the_rollouts_reward(row) else row.step for row in rows]
+    bases = [NOTHING_SHARED] * len(rows) if separate else _bases(rows)
+    tokens = [t.tokens.read(s.branch, s.tokens, shared) for (t, s, *_), (_, shared) in zip(rows, bases, strict=True)]
+    carried = zip(*(step.carried for step in steps), strict=True) if steps else ((),) * len(CARRIED)
+    bases_2_S = np.array(bases, np.int32).reshape(-1, 2).T
     return Columns(
-        tokens=join([t.tokens.read(s.branch, s.prompt_length + s.response_length) for t, s, *_ in rows], np.int32),
+        added=join(tokens, np.int32),
         logprobs=join([_logprobs(step) for step in steps], np.float32),
         mask=_masks(steps, token_mask),
         prompt_lengths_S=np.array([step.prompt_length for step in steps], np.int32),
@@ -74,12 +85,25 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask) -> Column
         metadata=[_metadata(row) for row in rows],
         version_spans=[step.version_spans for step in steps],
         exactness=[step.exactness for step in steps],
-        finish_reasons=[step.finish_reason for step in steps],
-        sampling=[step.sampling for step in steps],
-        extras=[step.extras for step in steps],
         quarantine=[step.quarantine for step in steps],
         untrainable=[step.untrainable for step in steps],
+        carried={column.packed: list(values) for column, values in zip(CARRIED, carried, strict=True)},
+        bases=Bases(bases_2_S[0], bases_2_S[1]),
     )
+
+
+def _bases(rows: Sequence[ShippedRow]) -> list[tuple[int, int]]:
+    """Which earlier row each row begins with, and how many tokens they share. A step that is not shipped is no base."""
+    found: list[tuple[int, int]] = []
+    for trajectory, run in groupby(rows, key=ROW_TRAJECTORY):
+        steps = [row.step for row in run]
+        if len(steps) == 1:
+            found.append(NOTHING_SHARED)
+            continue
+        first = len(found)
+        bases = trajectory.tokens.bases([(step.branch, step.tokens) for step in steps])
+        found += [(base if base == NO_BASE else first + base, shared) for base, shared in bases]
+    return found
 
 
 def _takes_the_rollouts_reward(row: ShippedRow) -> bool:

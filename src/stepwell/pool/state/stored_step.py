@@ -1,10 +1,12 @@
 """Steps as the pool holds them: their tokens in their trajectory's store, the rest in one small row each."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from stepwell.steps.columns import Columns
+from stepwell.steps.schema import CARRIED
 from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, VersionSpan
 
 NO_PLACE = -1
@@ -28,9 +30,8 @@ class StoredStep:
     reward_revision: int
     metadata: JsonObject
     exactness: Exactness
-    finish_reason: str | None
-    sampling: JsonObject
-    extras: JsonObject
+    carried: tuple[Any, ...]
+    """The columns that no rule reads, in the order of the schema."""
     started_at: float
     quarantine: str | None
     untrainable: str | None = None
@@ -60,6 +61,7 @@ class PackedSteps:
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
+        self._tokens = columns.tokens
         self._prompts = columns.prompt_lengths_S.tolist()
         self._responses = columns.response_lengths_S.tolist()
         self._token_at = np.cumsum(columns.prompt_lengths_S + columns.response_lengths_S, dtype=np.int64).tolist()
@@ -70,6 +72,7 @@ class PackedSteps:
         self._versions = columns.policy_versions_S.tolist()
         self._started_at = columns.started_at_S.tolist()
         self.is_last = columns.is_last_S.tolist()
+        self._carried = list(zip(*(columns.carried[column.packed] for column in CARRIED), strict=True))
         self._all_trained = bool(columns.mask.all())
 
     def __len__(self) -> int:
@@ -85,7 +88,7 @@ class PackedSteps:
     def tokens(self, i: int) -> IntArray:
         """A view into the message."""
         end = self._token_at[i]
-        return self.columns.tokens[end - self._prompts[i] - self._responses[i] : end]
+        return self._tokens[end - self._prompts[i] - self._responses[i] : end]
 
     def nbytes(self, i: int) -> int:
         """The most that keeping it can take."""
@@ -115,9 +118,7 @@ class PackedSteps:
             reward_revision=self._revisions[i],
             metadata=columns.metadata[i],
             exactness=columns.exactness[i],
-            finish_reason=columns.finish_reasons[i],
-            sampling=columns.sampling[i],
-            extras=columns.extras[i],
+            carried=self._carried[i],
             started_at=self._started_at[i],
             quarantine=columns.quarantine[i],
             untrainable=columns.untrainable[i],

@@ -12,7 +12,7 @@ from stepwell.gateway.recording import outbox as recorder_module
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.spool import MAX_ROW, Spool
 from stepwell.pool.api.producing import Registration
-from stepwell.steps.packing import from_bytes, to_bytes
+from stepwell.steps.columns import from_bytes, to_bytes
 from stepwell.steps.step import Exactness, Step, VersionSpan, mask_array
 from tests.builders import make_step, same_step
 from tests.rig.memory_pool import MemoryPool

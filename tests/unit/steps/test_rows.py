@@ -1,4 +1,4 @@
-"""Which steps share a row, and what the rows then hold (steps/stitch.py, steps/rows.py)."""
+"""Which steps share a row, and what the rows then hold (steps/rows.py)."""
 
 from collections import Counter
 from itertools import takewhile
@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import pack
 from stepwell.steps.layout import groups_of, trajectories_of
-from stepwell.steps.rows import MergedRows, merge_steps, pad_rows
+from stepwell.steps.rows import ForkReason, MergedRows, merge_rows, pad_rows
 from stepwell.steps.step import Step, VersionSpan, ids_array, logprobs_array, mask_array
-from stepwell.steps.stitch import ForkReason
 from tests.builders import make_step
 
 
 def merge(steps: list[Step], *group_sizes: int) -> MergedRows:
     columns, sizes = pack(steps), ids_array(group_sizes or [len(steps)])
-    trajectory_of_S = trajectories_of(columns, sizes)
-    return merge_steps(columns, trajectory_of_S, groups_of(trajectory_of_S, sizes))
+    trajectory_of_S = trajectories_of(columns.trajectory_uids, sizes)
+    return merge_rows(columns, trajectory_of_S, groups_of(trajectory_of_S, sizes))
 
 
 def calls(*prompts_and_responses: tuple[list[int], list[int]], trajectory: str = "t") -> list[Step]:
