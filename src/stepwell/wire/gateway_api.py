@@ -1,10 +1,13 @@
 """The gateway's own endpoints: what is asked and answered, checked as it comes through the door."""
 
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, create_model
 
 from stepwell.pool.api.producing import EndResult
+from stepwell.steps.schema import REQUIRED, STEP_COLUMNS, Column, ColumnKind, ColumnScope
 from stepwell.steps.step import Step, VersionSpan, ids_array, logprobs_array, mask_array
 
 UID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._~:@-]{0,127}"
@@ -81,43 +84,55 @@ class Registered(GatewayBody):
     status: str = "registered"
 
 
-class SubmittedStep(GatewayBody):
-    prompt_ids: list[TokenId]
-    response_ids: list[TokenId]
-    trajectory_uid: Uid
-    prompt_uid: Uid
-    step_index: int = Field(ge=0, lt=2**31)
-    reward: FiniteFloat | None = None
-    policy_version: Version = 0
-    is_last: bool = False
-    metadata: JsonFields = {}
-    response_logprobs: list[Logprob] | None = None
-    response_mask: list[bool] | None = None
-    version_spans: list[tuple[Version, TokenCount, TokenCount]] = []
-    """Version, first token, and the token after the last, of each run of tokens that one version wrote."""
-    finish_reason: str | None = None
-    sampling: JsonFields = {}
-    extras: JsonFields = {}
+Spans = list[tuple[Version, TokenCount, TokenCount]]
+SUBMITTED_TYPES: dict[ColumnKind, Any] = {
+    ColumnKind.IDS: list[TokenId],
+    ColumnKind.FLOATS: list[Logprob] | None,
+    ColumnKind.FLAGS: list[bool] | None,
+    ColumnKind.INT32: Annotated[int, Field(ge=0, lt=2**31)],
+    ColumnKind.INT64: Version,
+    ColumnKind.FLOAT64: FiniteFloat | None,
+    ColumnKind.FLAG: bool,
+    ColumnKind.TEXT: str,
+    ColumnKind.OPTIONAL_TEXT: str | None,
+    ColumnKind.OBJECT: JsonFields,
+    ColumnKind.SPANS: Annotated[
+        Spans,
+        Field(
+            description="Version, first token, and the token after the last, of each run of tokens that "
+            "one version wrote."
+        ),
+    ],
+}
+STEP_VALUES: dict[ColumnKind, Callable[[Any], Any]] = {
+    ColumnKind.IDS: ids_array,
+    ColumnKind.FLOATS: logprobs_array,
+    ColumnKind.FLAGS: mask_array,
+    ColumnKind.SPANS: lambda spans: tuple(VersionSpan(*span) for span in spans),
+}
+BY_NAME = {column.name: column for column in STEP_COLUMNS}
+SUBMITTED = tuple(BY_NAME[field.name] for field in fields(Step) if BY_NAME[field.name].submitted)
 
+
+def _submitted_field(column: Column) -> Any:
+    """The type and the default of a field. A submitter names its trajectory and group, and indexes its steps."""
+    type_ = Uid if column.per in (ColumnScope.TRAJECTORY, ColumnScope.GROUP) else SUBMITTED_TYPES[column.kind]
+    return type_, ... if column.default is REQUIRED or column.name == "step_index" else column.default
+
+
+_SubmittedColumns: Any = create_model(
+    "_SubmittedColumns", __base__=GatewayBody, **{column.name: _submitted_field(column) for column in SUBMITTED}
+)
+
+
+class SubmittedStep(_SubmittedColumns):  # type: ignore[misc]
     def to_step(self) -> Step:
-        logprobs, mask = self.response_logprobs, self.response_mask
-        return Step(
-            prompt_ids=ids_array(self.prompt_ids),
-            response_ids=ids_array(self.response_ids),
-            trajectory_uid=self.trajectory_uid,
-            prompt_uid=self.prompt_uid,
-            step_index=self.step_index,
-            policy_version=self.policy_version,
-            reward=self.reward,
-            is_last=self.is_last,
-            metadata=self.metadata,
-            response_logprobs=None if logprobs is None else logprobs_array(logprobs),
-            response_mask=None if mask is None else mask_array(mask),
-            version_spans=tuple(VersionSpan(*span) for span in self.version_spans),
-            finish_reason=self.finish_reason,
-            sampling=self.sampling,
-            extras=self.extras,
-        )
+        return Step(**{column.name: _step_value(column, getattr(self, column.name)) for column in SUBMITTED})
+
+
+def _step_value(column: Column, value: Any) -> Any:
+    convert = STEP_VALUES.get(column.kind)
+    return value if convert is None or value is None else convert(value)
 
 
 class SubmitSteps(GatewayBody):
