@@ -13,7 +13,7 @@ from stepwell.dashboard.index.follower import PoolFollower, by_trajectory
 from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.index.texts import ConversationTexts, keys_with_text
 from stepwell.dashboard.index.trajectories import SearchResult, TrajectoryIndex, TrajectoryKey, key_of
-from stepwell.dashboard.views import GroupView, StepView, group_view, last_text, step_views
+from stepwell.dashboard.views import GroupView, group_view, last_text, step_views
 from stepwell.errors import BadRequest, PoolUnavailable, UnknownTrajectory
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
 from stepwell.pool.api.explanations import why_not_trained
@@ -22,7 +22,7 @@ from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.steps.columns import unpack
-from stepwell.steps.step import JsonObject
+from stepwell.steps.step import JsonObject, Step
 
 GROUP_TEXTS = 64
 """Rollouts of a group whose last response is read."""
@@ -37,7 +37,8 @@ class TrajectoryView:
     held: bool
     """Whether the pool still has its steps."""
     metadata: JsonObject
-    steps: Sequence[StepView]
+    steps: Sequence[Mapping[str, object]]
+    """See dashboard/views.py, StepView."""
     audit: Sequence[AuditEntry]
     why_no_text: str
     """Why there are only ids; empty if there are texts."""
@@ -84,7 +85,7 @@ class DashboardQueries:
             why=await self._why(summary),
             held=bool(steps),
             metadata=steps[-1].metadata if steps else {},
-            steps=await asyncio.to_thread(step_views, steps, self._decoder),
+            steps=await asyncio.to_thread(_shown, steps, self._decoder),
             audit=audit,
             why_no_text=self._decoder.why_not(),
         )
@@ -118,3 +119,7 @@ class DashboardQueries:
             return {key: last_text(steps, self._decoder) for key, steps in by_trajectory(columns)}
 
         return await asyncio.to_thread(decode)
+
+
+def _shown(steps: Sequence[Step], decoder: TokenDecoder) -> list[dict[str, object]]:
+    return [view.as_json() for view in step_views(steps, decoder)]

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy as np
 from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.index.trajectories import TrajectoryKey, key_of
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
-from stepwell.steps.advantages import group_advantages
-from stepwell.steps.conversation import ConversationTurn, conversation, shared_length
-from stepwell.steps.step import IntArray, JsonObject, Step, VersionSpan
+from stepwell.steps.advantages import GroupMean
+from stepwell.steps.conversation import ConversationTurn, read_turns, shared_length
+from stepwell.steps.schema import SHOWN
+from stepwell.steps.step import IntArray, Step
 
 PROMPT_TOKENS = 4_000
 LAST_CHARACTERS = 2_000
@@ -39,19 +40,8 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    step_index: int
-    uid: str
-    policy_version: int
-    version_spans: Sequence[VersionSpan]
-    reward: float | None
-    reward_source: str
-    reward_revision: int
-    exactness: str
-    finish_reason: str | None
-    quarantine: str | None
-    untrainable: str | None
-    sampling: JsonObject
-    started_at: float
+    columns: Mapping[str, object]
+    """All columns that the schema marks as shown."""
     prompt_length: int
     new_from: int
     """The prompt shares the tokens before this index with the previous step."""
@@ -59,6 +49,11 @@ class StepView:
     """The turns of the new part of the prompt, then of the response."""
     tokens: ResponseTokens
     prompt_tokens: PromptTokens
+
+    def as_json(self) -> dict[str, object]:
+        """The columns stand beside the other fields."""
+        others = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "columns"}
+        return {**self.columns, **others}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +87,7 @@ def group_view(rows: Sequence[TrajectorySnapshot], last: Mapping[TrajectoryKey, 
     rewards_T = np.array(
         [math.nan if row.reward is None or row.state is TrajectoryState.DROPPED else row.reward for row in rows]
     )
-    advantages_T = group_advantages(rewards_T, np.zeros(len(rows), np.int64)).tolist()
+    advantages_T = GroupMean().advantages(rewards_T, np.zeros(len(rows), np.int64)).tolist()
     rewards = rewards_T[~np.isnan(rewards_T)].tolist()
     return GroupView(
         prompt_uid=rows[0].prompt_uid,
@@ -122,22 +117,10 @@ def _step_view(step: Step, new_from: int, decoder: TokenDecoder) -> StepView:
     prompt_texts = decoder.texts(new.tolist()) if has_texts else []
     response_texts = decoder.texts(step.response_ids.tolist()) if has_texts else []
     return StepView(
-        step_index=step.step_index,
-        uid=step.uid,
-        policy_version=step.policy_version,
-        version_spans=step.version_spans,
-        reward=step.reward,
-        reward_source=step.reward_source,
-        reward_revision=step.reward_revision,
-        exactness=step.exactness,
-        finish_reason=step.finish_reason,
-        quarantine=step.quarantine,
-        untrainable=step.untrainable,
-        sampling=step.sampling,
-        started_at=step.started_at,
+        columns={name: getattr(step, name) for name in SHOWN},
         prompt_length=len(step.prompt_ids),
         new_from=new_from,
-        turns=conversation(prompt_texts, response_texts) if has_texts else (),
+        turns=read_turns(prompt_texts, response_texts) if has_texts else (),
         tokens=_response_tokens(step, response_texts),
         prompt_tokens=_prompt_tokens(new, prompt_texts),
     )

@@ -10,8 +10,8 @@ from functools import cached_property
 
 from stepwell.common.tokenizers import Decode, no_tokenizer
 from stepwell.pool.api.scoring import RewardRequest
+from stepwell.steps.conversation import ChatMessage, read_messages, without_end
 from stepwell.steps.step import IntArray, Json, JsonObject, Step, ids_array
-from stepwell.steps.templates import Message, read_messages, without_end
 
 SIDE_CALL = "side_call:"
 
@@ -61,7 +61,7 @@ class Sample:
         return self._conversation[-1].response_text
 
     @cached_property
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[ChatMessage]:
         """The whole conversation, each message as {"role": …, "content": …}."""
         last = self._conversation[-1]
         return read_messages(last.prompt_text, last.response_text)

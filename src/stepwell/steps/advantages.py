@@ -1,8 +1,12 @@
-"""How much better a rollout went than the others of its group.
+"""How much better a rollout did than the others of its group.
 
-What always holds: an advantage belongs to a rollout, so it does not matter into how many steps or rows that is divided;
-those of a group sum to 0; a rollout that no one has scored has none (NaN) and changes nothing for the others.
+- An advantage belongs to a rollout. It does not depend on how many steps or rows the rollout has.
+- The advantages of a group sum to 0.
+- A rollout that no one has scored has none (NaN) and does not change those of the others.
 """
+
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,20 +16,30 @@ from stepwell.steps.layout import IndexArray
 EPSILON = 1e-4
 
 
-def group_advantages(
-    rewards_T: NDArray[np.float64], group_of_T: IndexArray, *, epsilon: float = EPSILON
-) -> NDArray[np.float64]:
-    """(reward − the group's mean) / (its deviation + epsilon), the deviation with n − 1, as GRPO has it.
+class Baseline(Protocol):
+    """What a rollout's return is compared with."""
 
-    In a group in which all earned the same, or which has one scored rollout only, there is nothing to learn: 0.
+    def advantages(self, rewards_T: NDArray[np.float64], group_of_T: IndexArray) -> NDArray[np.float64]:
+        """The advantage of each trajectory, from its return and its group."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMean:
+    """The baseline of GRPO: (return - mean of the group) / (standard deviation with n - 1 + epsilon).
+
+    If all returns of a group are equal, or one rollout alone is scored, all advantages are 0.
     """
-    advantages_T = np.full(len(rewards_T), np.nan)
-    scored_T = ~np.isnan(rewards_T)
-    for group in np.unique(group_of_T[scored_T]):
-        members = np.flatnonzero(scored_T & (group_of_T == group))
-        rewards = rewards_T[members]
-        if np.ptp(rewards) == 0.0:
-            advantages_T[members] = 0.0
-        else:
-            advantages_T[members] = (rewards - rewards.mean()) / (rewards.std(ddof=1) + epsilon)
-    return advantages_T
+
+    epsilon: float = EPSILON
+
+    def advantages(self, rewards_T: NDArray[np.float64], group_of_T: IndexArray) -> NDArray[np.float64]:
+        advantages_T = np.full(len(rewards_T), np.nan)
+        scored_T = ~np.isnan(rewards_T)
+        for group in np.unique(group_of_T[scored_T]):
+            members = np.flatnonzero(scored_T & (group_of_T == group))
+            rewards = rewards_T[members]
+            if np.ptp(rewards) == 0.0:
+                advantages_T[members] = 0.0
+            else:
+                advantages_T[members] = (rewards - rewards.mean()) / (rewards.std(ddof=1) + self.epsilon)
+        return advantages_T
