@@ -11,6 +11,7 @@ import numpy as np
 from stepwell.doctor.detokenizer import DecodedText
 from stepwell.doctor.findings import EXACT, NOTHING, Finding, Grade
 from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, ToolCall
+from stepwell.steps.prefix_tree import common_prefix
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness, IntArray, Step
 
@@ -187,11 +188,8 @@ def difference(expected: str, found: str) -> str:
 
 
 def first_difference(one: IntArray, other: IntArray) -> int | None:
-    shared = min(len(one), len(other))
-    differs = np.flatnonzero(one[:shared] != other[:shared])
-    if len(differs):
-        return int(differs[0])
-    return None if len(one) == len(other) else shared
+    shared = common_prefix(one, other)
+    return None if shared == len(one) == len(other) else shared
 
 
 def _matches(decoded: str, text: str, ends: Sequence[str], stop: str) -> bool:
