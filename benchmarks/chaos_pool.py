@@ -25,12 +25,13 @@ from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environm
 import numpy as np
 
 from benchmarks.report import report
-from stepwell.errors import FetchTimeout, PoolUnavailable
+from stepwell.errors import FetchTimeout
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import Batch
+from stepwell.pool.client.shards import RayTransport, ShardAway
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import IntArray, Step, logprobs_array, mask_array
 
@@ -136,7 +137,7 @@ async def run_chaos(
             load.create_task(Producer(client, record, random.Random(f"{seed}-p{n}"), f"{n}").run(stop))
         for n in range(CONSUMERS):
             load.create_task(Consumer(client, record, random.Random(f"{seed}-c{n}"), lease).run(stop))
-        recoveries = await Killer(client, record, random.Random(f"{seed}-k"), say).run(kills)
+        recoveries = await Killer(client, namespace, record, random.Random(f"{seed}-k"), say).run(kills)
         stop.set()
     say("draining")
     await drain(client, record, lease)
@@ -165,7 +166,7 @@ async def acknowledge(client: PoolClient, record: Record, batch: Batch) -> None:
     """As `PoolClient.ack` does it, but telling what each shard answered."""
 
     async def ask(shard: str, lease: str) -> tuple[str, Settlement]:
-        return shard, await client.shards.ask(shard, "ack", lease)
+        return shard, await client.shards.at(shard).ack(lease)
 
     uids: dict[str, list[str]] = {}
     for prompt_uid, uid in zip(batch.columns.prompt_uids, batch.columns.uids, strict=True):
@@ -259,8 +260,11 @@ class Consumer:
 class Killer:
     """Kills shards that are up, one after the other, and clocks each one's way back."""
 
-    def __init__(self, client: PoolClient, record: Record, luck: random.Random, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, client: PoolClient, namespace: str, record: Record, luck: random.Random, say: Callable[[str], None]
+    ) -> None:
         self._client, self._record, self._luck, self._say = client, record, luck, say
+        self._transport = RayTransport(POOL, namespace)
         self._up: dict[str, int] = {}
         self._one_is_up = asyncio.Event()
         self._recoveries: list[float] = []
@@ -298,9 +302,9 @@ class Killer:
 
         while True:
             try:
-                return int(await self._client.shards.ask(name, "__ray_call__", pid))
-            except PoolUnavailable as failure:
-                self._say(str(failure))
+                return int(await self._transport.call(name, "__ray_call__", [pid], {}))
+            except ShardAway:
+                await asyncio.sleep(0.2)
 
 
 def same_steps(sent: Sequence[Step], got: Sequence[Step]) -> bool:

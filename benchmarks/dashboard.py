@@ -31,11 +31,10 @@ from benchmarks.report import report
 from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.index.texts import ConversationTexts, keys_with_text
 from stepwell.dashboard.index.trajectories import TrajectoryIndex
-from stepwell.pool.api.leasing import BatchRequest
+from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.watching import Changes
-from stepwell.pool.client.batch import Batch
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
@@ -86,7 +85,8 @@ class Pool:
         assert set(ray.get(self._shard.submit_groups.remote(steps, registrations))) == {"accepted"}
 
     def train(self, groups: int) -> None:
-        batch: Batch = ray.get(self._shard.fetch_batch.remote(BatchRequest(count=groups, channel="train"), lease=60.0))
+        request = BatchRequest(count=groups, channel="train")
+        batch: LeasedGroups = ray.get(self._shard.fetch_batch.remote(request, lease=60.0))
         ray.get(self._shard.ack.remote(batch.leases[0][1]))
 
     @contextmanager

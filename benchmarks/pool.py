@@ -26,11 +26,9 @@ import ray
 
 from benchmarks.pool_rules import measure_depths
 from benchmarks.report import report
-from stepwell.pool.api.leasing import BatchRequest
+from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.client.batch import Batch
-from stepwell.pool.shard.actor import WAITERS
-from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.actor import MAX_CONCURRENT_CALLS, ShardActor
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step, logprobs_array
 
@@ -89,11 +87,11 @@ class Side:
 
 
 def start(kind: type, *args: object) -> Any:
-    return ray.remote(kind).options(max_concurrency=WAITERS, num_cpus=0).remote(*args)
+    return ray.remote(kind).options(max_concurrency=MAX_CONCURRENT_CALLS, num_cpus=0).remote(*args)
 
 
 def start_shard(name: str, journal: str | None = None) -> Any:
-    return start(ShardService, PoolPlan(limits=Limits(max_queue_size=10**6), journal=journal), name)
+    return start(ShardActor, PoolPlan(limits=Limits(max_queue_size=10**6), journal=journal), name)
 
 
 def fetch(shard: Any, steps: int) -> Any:
@@ -173,9 +171,9 @@ def measure_fetch() -> dict[str, float]:
         messages = [under_new_names(template) for _ in range(BATCH // A_MESSAGE)]
         ray.get([shard.submit_steps.remote(message, "train", GROUP) for message in messages])
         begin = time.perf_counter()
-        batch: Batch = ray.get(shard.fetch_batch.remote(wanted, lease=60.0))
+        batch: LeasedGroups = ray.get(shard.fetch_batch.remote(wanted, lease=60.0))
         fetched = time.perf_counter()
-        again: Batch = ray.get(ray.put(batch))
+        again: LeasedGroups = ray.get(ray.put(batch))
         put_and_got = time.perf_counter()
         assert len(batch.columns) == len(again.columns) == BATCH
         ray.get(shard.ack.remote(batch.leases[0][1]))

@@ -13,6 +13,7 @@ from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.client.batch import batch_of
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.columns import pack
 from tests.builders import make_step, same_step
@@ -35,7 +36,7 @@ def test_get_actor_finds_it_by_name_and_its_methods_work(client: PoolClient, nam
     pool = ray.get_actor("data_pool", namespace)
     step = make_step(step_index=0, is_last=True, reward=1.0, metadata={"source": "test"})
     assert ray.get(pool.submit_steps.remote(pack([step]), "train")) == ["accepted"]
-    batch = ray.get(pool.fetch_batch.remote(BatchRequest(count=1, channel="train")))
+    batch = batch_of(ray.get(pool.fetch_batch.remote(BatchRequest(count=1, channel="train"))))
     assert len(batch) == 1
     assert same_step(batch.groups()[0][0][0], step)
     ray.get(pool.set_policy_version.remote(3))
@@ -93,9 +94,9 @@ async def test_every_consumer_gets_its_own_groups(client: PoolClient) -> None:
     assert sorted(taken) == sorted(f"t{i}" for i in range(20))
 
 
-async def test_a_new_policy_version_reaches_every_gateway_at_once(client: PoolClient) -> None:
+async def test_a_new_policy_version_reaches_every_gateway_at_once(client: PoolClient, namespace: str) -> None:
     following = asyncio.create_task(client.follow())
-    await PoolClient("data_pool", client.shards.namespace).set_policy_version(7)
+    await PoolClient("data_pool", namespace).set_policy_version(7)
     async with asyncio.timeout(5):
         while client.policy_version != 7:
             await asyncio.sleep(0.005)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ from stepwell.pool.api.leasing import LeasedGroups
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.client.exact_fill import ExactFill
-from stepwell.pool.client.exact_fill import fill as fill_from
-from stepwell.pool.client.shards import PATIENCE, ShardSet
+from stepwell.pool.client.exact_fill import ExactFill, fill_exactly
+from stepwell.pool.client.shards import RayTransport, ShardSet
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Exactness, Step
 from tests.builders import EVERYTHING, make_group
@@ -128,7 +128,7 @@ async def test_shards_that_are_killed_meanwhile_lose_nothing(
     assert sorted(uids) == sorted(step.uid for step in late_steps)
 
 
-class DeadlyShards(ShardSet):
+class DeadlyTransport(RayTransport):
     """Kills each shard once, just before it gives its part, or just after, so that its answer is lost."""
 
     def __init__(self, namespace: str, *, before: bool) -> None:
@@ -136,15 +136,13 @@ class DeadlyShards(ShardSet):
         self._before = before
         self.killed: set[str] = set()
 
-    async def ask(
-        self, shard: str, method: str, *args: Any, patience: float = PATIENCE, await_restart: bool = True
-    ) -> Any:
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if method in ("take_offers", "fill") and shard not in self.killed:
             self.killed.add(shard)
             if not self._before:
-                assert await super().ask(shard, method, *args) is not None
-            os.kill(pid_of(shard, self.namespace), signal.SIGKILL)
-        return await super().ask(shard, method, *args, patience=patience, await_restart=await_restart)
+                assert await super().call(shard, method, args, kwargs) is not None
+            os.kill(pid_of(shard, self._namespace), signal.SIGKILL)
+        return await super().call(shard, method, args, kwargs)
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -152,10 +150,10 @@ async def test_a_shard_that_is_killed_while_its_part_is_taken_gives_it_all_the_s
     client: PoolClient, plan: PoolPlan, namespace: str, before: bool
 ) -> None:
     await send(client, 24)
-    shards = DeadlyShards(namespace, before=before)
+    transport = DeadlyTransport(namespace, before=before)
     wanted = ExactFill(trajectories=96, channel="train", shares={}, lease=60.0, step_filter=EVERYTHING)
-    filled = await fill_from(shards, wanted)
-    assert shards.killed == set(plan.shard_names())
+    filled = await fill_exactly(ShardSet("data_pool", transport), wanted)
+    assert transport.killed == set(plan.shard_names())
     assert filled is not None
     assert sorted(filled.columns.uids) == sorted(step.uid for step in many_groups(24)[0])
     assert filled.attempts == [0] * 24
@@ -170,10 +168,10 @@ async def test_a_single_shard_fills_a_batch_by_itself_also_when_it_is_killed_mea
     client = started(PoolPlan(shards=1, journal=str(tmp_path)), namespace)
     await send(client, 6)
     assert await fill(client, 28) is None
-    shards = DeadlyShards(namespace, before=before)
+    transport = DeadlyTransport(namespace, before=before)
     wanted = ExactFill(trajectories=12, channel="train", shares={"games": 0.9}, lease=60.0, step_filter=EVERYTHING)
-    filled = await fill_from(shards, wanted)
-    assert shards.killed == {"data_pool"}
+    filled = await fill_exactly(ShardSet("data_pool", transport), wanted)
+    assert transport.killed == {"data_pool"}
     assert filled is not None
     assert (filled.sources, filled.attempts) == (["games"] * 3, [0] * 3)
     await client.ack(filled)

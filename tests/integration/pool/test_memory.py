@@ -13,7 +13,7 @@ import ray
 
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.steps.columns import Columns, pack
+from stepwell.steps.columns import Columns, pack, unpack
 from stepwell.steps.step import IntArray, Step, logprobs_array
 from tests.integration.pool.conftest import actor, pid_of, started
 
@@ -59,7 +59,7 @@ def test_a_long_session_is_stored_once_and_comes_out_bit_for_bit(namespace: str)
         assert ray.get(pool.submit_steps.remote(pack([step]), "train")) == ["accepted"]
     assert ray.get(pool.stats.remote()).channels["train"].nbytes <= 3 * 4 * FINAL_LENGTH
 
-    shipped = ray.get(pool.fetch_batch.remote(BatchRequest(count=1, channel="train"))).steps()
+    shipped = unpack(ray.get(pool.fetch_batch.remote(BatchRequest(count=1, channel="train"))).columns, copy=False)
     assert [step.uid for step in shipped] == [step.uid for step in session]
     for ours, theirs in zip(session, shipped, strict=True):
         assert ours.prompt_ids.tobytes() == theirs.prompt_ids.tobytes()

@@ -6,8 +6,8 @@ from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import SqliteJournal
-from stepwell.pool.shard.late_rewards import late
-from stepwell.pool.shard.recovery import RecoveryReport, restore
+from stepwell.pool.shard.late_rewards import late_reward
+from stepwell.pool.shard.recovery import RecoveryReport, restore_pool
 from stepwell.steps.step import Exactness
 from tests.builders import EasyPool, make_step
 
@@ -19,7 +19,7 @@ def open_pool(path: Path, limits: Limits | None = None) -> tuple[EasyPool, Sqlit
     journal = SqliteJournal(path, closed_kept=limits.closed_kept)
     opened.append(journal)
     pool = EasyPool(limits, journal)
-    return pool, journal, restore(pool, journal)
+    return pool, journal, restore_pool(pool, journal)
 
 
 def save(pool: EasyPool, journal: SqliteJournal) -> None:
@@ -52,4 +52,4 @@ def mixed_rollout(pool: EasyPool) -> None:
 def give_late(pool: EasyPool, archive: ParquetArchive, value: float) -> None:
     reward = RewardGiven(trajectory_uid="t", prompt_uid="p", value=value, source="human", notes="on second thoughts")
     assert not pool.ingest.reward(reward)
-    archive.add_late_reward(late(reward, pool.state.count_late_reward("t"), at=10.0))
+    archive.add_late_reward(late_reward(reward, pool.state.count_late_reward("t"), at=10.0))

@@ -19,7 +19,7 @@ from stepwell.pool.api.plan import Limits, OnDeadline, OnStale, Overflow
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.pool.shard.journal import SqliteJournal
-from stepwell.pool.shard.recovery import restore
+from stepwell.pool.shard.recovery import restore_pool
 from stepwell.steps.step import Exactness, Step
 from stepwell.steps.step_filter import StepFilter
 from tests.builders import EasyPool, in_groups, make_step
@@ -67,7 +67,7 @@ class PoolMachine(RuleBasedStateMachine):
     def open(self) -> EasyPool:
         self.journal = SqliteJournal(self.folder / "pool.sqlite", closed_kept=self.limits.closed_kept)
         pool = EasyPool(self.limits, self.journal)
-        restored = restore(pool, self.journal)
+        restored = restore_pool(pool, self.journal)
         assert not restored.damaged
         return pool
 

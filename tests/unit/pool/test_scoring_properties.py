@@ -14,7 +14,7 @@ from stepwell.pool.api.producing import RewardGiven
 from stepwell.pool.api.scoring import JudgementOutcome
 from stepwell.pool.rules.rewards_due import GIVEN_UP
 from stepwell.pool.shard.journal import SqliteJournal
-from stepwell.pool.shard.recovery import restore
+from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.state.records import Trajectory
 from tests.builders import EasyPool, in_groups, make_step
 
@@ -48,7 +48,7 @@ class ScoringMachine(RuleBasedStateMachine):
     def open(self) -> EasyPool:
         self.journal = SqliteJournal(self.folder / "pool.sqlite", closed_kept=100)
         pool = EasyPool(self.limits, self.journal)
-        assert not restore(pool, self.journal).damaged
+        assert not restore_pool(pool, self.journal).damaged
         return pool
 
     def teardown(self) -> None:

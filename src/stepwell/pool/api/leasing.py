@@ -102,16 +102,16 @@ class LeasedGroups:
 
 
 def merge_leased_groups(parts: Sequence[LeasedGroups]) -> LeasedGroups:
-    """One of all, oldest first. A single part is returned as it is."""
+    """All groups: new ones before those from history, then oldest first. A single part is returned as it is."""
     if len(parts) == 1:
         return parts[0]
     opened_at = [at for part in parts for at in part.opened_at]
-    order = sorted(range(len(opened_at)), key=opened_at.__getitem__)
+    from_history = [flag for part in parts for flag in part.from_history]
+    order = sorted(range(len(opened_at)), key=lambda g: (from_history[g], opened_at[g]))
     groups = [group for part in parts for group in cut(part.columns, part.group_sizes)]
     sizes = [size for part in parts for size in part.group_sizes]
     sources = [source for part in parts for source in part.sources]
     attempts = [count for part in parts for count in part.attempts]
-    from_history = [flag for part in parts for flag in part.from_history]
     return LeasedGroups(
         columns=stack([groups[g] for g in order]),
         group_sizes=[sizes[g] for g in order],

@@ -8,7 +8,7 @@ uses torch, which is imported on first use.
   update in place would change what other processes read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +20,7 @@ from stepwell.errors import BadRequest
 from stepwell.pool.api.leasing import LeasedGroups
 from stepwell.steps import layout
 from stepwell.steps.arrow import columns_from_arrow, columns_to_arrow, group_columns, group_sizes
-from stepwell.steps.columns import Columns, cut, stack, unpack
+from stepwell.steps.columns import Columns, unpack
 from stepwell.steps.layout import IndexArray
 from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps
 from stepwell.steps.rows import MergedRows, PaddedRows, merge_rows, pad_rows
@@ -202,23 +202,15 @@ def batch_from_arrow(table: "pyarrow.Table") -> Batch:
     )
 
 
-def concat(batches: Sequence[Batch]) -> Batch:
-    """One batch of all their groups: new ones first, oldest first. A single batch is returned as it is."""
-    if len(batches) == 1:
-        return batches[0]
-    opened_at_G = np.concatenate([batch.opened_at_G for batch in batches])
-    from_history_G = np.concatenate([batch.from_history_G for batch in batches])
-    order_G = np.lexsort((opened_at_G, from_history_G))
-    pieces = [piece for batch in batches for piece in cut(batch.columns, batch.group_sizes_G.tolist())]
-    sources = [source for batch in batches for source in batch.sources]
-    return Batch(
-        stack([pieces[g] for g in order_G.tolist()]),
-        np.concatenate([batch.group_sizes_G for batch in batches])[order_G],
-        opened_at_G[order_G],
-        np.concatenate([batch.attempts_G for batch in batches])[order_G],
-        from_history_G[order_G],
-        [sources[g] for g in order_G.tolist()],
-        tuple(lease for batch in batches for lease in batch.leases),
+def batch_of(leased: LeasedGroups) -> Batch:
+    return make_batch(
+        leased.columns,
+        leased.group_sizes,
+        opened_at=leased.opened_at,
+        attempts=leased.attempts,
+        from_history=leased.from_history,
+        sources=leased.sources,
+        leases=leased.leases,
     )
 
 
@@ -243,15 +235,3 @@ def _as_view(view: type[V], computed: "DataclassInstance") -> V:
 
 def _divided(items: list[T], sizes: NDArray[np.intp]) -> list[list[T]]:
     return [items[start:end] for start, end in pairwise(layout.offsets(sizes).tolist())]
-
-
-def batch_of(taken: LeasedGroups, leases: tuple[tuple[str, str], ...]) -> Batch:
-    return make_batch(
-        taken.columns,
-        taken.group_sizes,
-        opened_at=taken.opened_at,
-        attempts=taken.attempts,
-        from_history=taken.from_history,
-        sources=taken.sources,
-        leases=leases,
-    )

@@ -1,9 +1,10 @@
-"""A batch of exactly so many trajectories from all shards: each says what it could give, the choice is made once. Where
-there is one shard only, it does both at once.
+"""A batch of exactly so many trajectories from all shards. Each shard offers groups, and the client chooses once. If
+there is only one shard, it does both in one message.
 
-What always holds: nothing is waited for but a shard that restarts while its part is taken. What was taken in vain goes
-back as if it had never gone. Parts are taken shard by shard, in one order for all: of several who fill at once,
-always one gets on.
+- Nothing is waited for, except a shard that restarts while its part is taken.
+- Parts that were taken in vain go back, and that counts as no attempt.
+- Parts are taken shard by shard, in the same order by every client: of several clients that fill at once, one always
+  succeeds.
 """
 
 import asyncio
@@ -18,15 +19,15 @@ from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.rules.exact_batch import choose_groups
 from stepwell.steps.step_filter import StepFilter
 
-OFFER_PATIENCE = 2.0
-"""Seconds a shard that is up may take to answer; one that is restarting is not waited for."""
-TRIES = 8
-"""How often a choice is made anew because someone else was quicker."""
+OFFER_TIMEOUT = 2.0
+"""Seconds. A shard that restarts is not waited for."""
+MAX_TRIES = 8
+"""How often the client chooses again because another client was faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactFill:
-    """What is asked for."""
+    """The request for such a batch."""
 
     trajectories: int
     channel: str
@@ -35,78 +36,78 @@ class ExactFill:
     step_filter: StepFilter
 
 
-async def fill(shards: ShardSet, wanted: ExactFill) -> LeasedGroups | None:
+async def fill_exactly(shards: ShardSet, request: ExactFill) -> LeasedGroups | None:
     """None if there is no such batch now."""
-    if wanted.trajectories < 1:
-        raise BadRequest(f"a batch has at least one trajectory, not {wanted.trajectories}")
+    if request.trajectories < 1:
+        raise BadRequest(f"a batch has at least one trajectory, not {request.trajectories}")
     names = await shards.names()
     if len(names) == 1:
-        return await _fill_alone(shards, wanted, names[0])
-    for _ in range(TRIES):
-        chosen = choose_groups(await _offers(shards, wanted), wanted.trajectories, wanted.shares)
+        return await _fill_from_one(shards, request, names[0])
+    for _ in range(MAX_TRIES):
+        chosen = choose_groups(await _offers(shards, request), request.trajectories, request.shares)
         if chosen is None:
             return None
-        filled = await _take(shards, wanted, chosen)
-        if filled is not None:
-            return filled
+        leased = await _take(shards, request, chosen)
+        if leased is not None:
+            return leased
     return None
 
 
-async def _fill_alone(shards: ShardSet, wanted: ExactFill, name: str) -> LeasedGroups | None:
-    """The only shard offers, chooses and takes in one message."""
+async def _fill_from_one(shards: ShardSet, request: ExactFill, name: str) -> LeasedGroups | None:
     lease_uid = uuid4().hex
     answered = False
     try:
-        args = (wanted.channel, wanted.trajectories, wanted.shares, wanted.lease, lease_uid, wanted.step_filter)
-        filled: LeasedGroups | None = await shards.ask(name, "fill", *args)
+        leased = await shards.at(name).fill(
+            request.channel, request.trajectories, request.shares, request.lease, lease_uid, request.step_filter
+        )
         answered = True
-        return filled
+        return leased
     finally:
         if not answered:
-            await asyncio.gather(_give_back(shards, name, lease_uid), return_exceptions=True)
+            await _put_back(shards, [(name, lease_uid)])
 
 
-async def _offers(shards: ShardSet, wanted: ExactFill) -> list[GroupOffer]:
-    """Of all shards that answer; PoolUnavailable if none does."""
+async def _offers(shards: ShardSet, request: ExactFill) -> list[GroupOffer]:
+    """The offers of all shards that answer. PoolUnavailable if none does."""
     failures: list[PoolUnavailable] = []
 
     async def ask(name: str) -> list[GroupOffer]:
-        args = (wanted.channel, wanted.trajectories, wanted.step_filter)
+        shard = shards.at(name, timeout=OFFER_TIMEOUT, await_restart=False)
         try:
-            found: list[GroupOffer] = await shards.ask(
-                name, "offers", *args, patience=OFFER_PATIENCE, await_restart=False
-            )
+            return await shard.offers(request.channel, request.trajectories, request.step_filter)
         except PoolUnavailable as failure:
             failures.append(failure)
             return []
-        return found
 
     names = await shards.names()
-    offers = [offer for found in await asyncio.gather(*map(ask, names)) for offer in found]
+    offers = [offer for offered in await asyncio.gather(*map(ask, names)) for offer in offered]
     if len(failures) == len(names):
         raise failures[0]
     return offers
 
 
-async def _take(shards: ShardSet, wanted: ExactFill, chosen: Sequence[GroupOffer]) -> LeasedGroups | None:
-    """All that was chosen, or nothing."""
+async def _take(shards: ShardSet, request: ExactFill, chosen: Sequence[GroupOffer]) -> LeasedGroups | None:
+    """All chosen groups, or nothing."""
     parts: list[LeasedGroups] = []
-    asked: list[tuple[str, str]] = []
-    whole = False
+    leases: list[tuple[str, str]] = []
+    is_complete = False
     try:
         for name, offers in groupby(sorted(chosen), key=lambda offer: offer.shard):
-            asked.append((name, uuid4().hex))
-            args = (wanted.channel, list(offers), wanted.lease, asked[-1][1], wanted.step_filter)
-            part: LeasedGroups | None = await shards.ask(name, "take_offers", *args)
+            lease_uid = uuid4().hex
+            leases.append((name, lease_uid))
+            part = await shards.at(name).take_offers(
+                request.channel, list(offers), request.lease, lease_uid, request.step_filter
+            )
             if part is None:
                 return None
             parts.append(part)
-        whole = True
+        is_complete = True
         return merge_leased_groups(parts)
     finally:
-        if not whole:
-            await asyncio.gather(*(_give_back(shards, *lease) for lease in asked), return_exceptions=True)
+        if not is_complete:
+            await _put_back(shards, leases)
 
 
-async def _give_back(shards: ShardSet, name: str, lease_uid: str) -> None:
-    await shards.ask(name, "put_back", lease_uid)
+async def _put_back(shards: ShardSet, leases: Sequence[tuple[str, str]]) -> None:
+    calls = (shards.at(name).put_back(lease_uid) for name, lease_uid in leases)
+    await asyncio.gather(*calls, return_exceptions=True)

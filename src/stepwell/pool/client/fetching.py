@@ -1,121 +1,130 @@
-"""A batch from several shards: the oldest that are ready anywhere, under one lease."""
+"""Fetching a batch from one or several shards, oldest ready groups first, and ending its leases."""
 
 import asyncio
 import heapq
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import uuid4
 
 from stepwell.errors import FetchTimeout, PoolUnavailable
-from stepwell.pool.api.leasing import BatchRequest, HasLeases, Order, ReadySummary, Settlement
-from stepwell.pool.client.batch import Batch, concat
-from stepwell.pool.client.shards import PATIENCE, ShardSet
+from stepwell.pool.api.leasing import (
+    BatchRequest,
+    HasLeases,
+    LeasedGroups,
+    Order,
+    ReadySummary,
+    Settlement,
+    merge_leased_groups,
+)
+from stepwell.pool.api.shard_calls import ShardCalls
+from stepwell.pool.client.shards import ShardSet
 
-PEEK_PATIENCE = 2.0
-"""Seconds a shard that is up may take to answer; one that is restarting is not waited for at all."""
-PARK = 1.0
+PEEK_TIMEOUT = 2.0
+"""Seconds. A shard that restarts is not waited for."""
+MAX_WAIT = 1.0
+"""Seconds between two looks at all shards."""
+SETTLEMENT_ORDER = (Settlement.DONE, Settlement.UNKNOWN, Settlement.EXPIRED)
+"""From good to bad."""
 
 
-async def fetch(shards: ShardSet, wanted: BatchRequest, timeout: float, lease: float) -> Batch:
+async def fetch_oldest(shards: ShardSet, request: BatchRequest, timeout: float, lease: float) -> LeasedGroups:
+    """FetchTimeout says what is missing."""
     names = await shards.names()
     if len(names) == 1:
-        args = (wanted, timeout, lease, uuid4().hex)
-        only: Batch = await shards.ask(names[0], "fetch_batch", *args, patience=timeout + PATIENCE)
-        return only
-    return await _Gathering(shards, names, wanted, lease).run(timeout)
+        shard = shards.at(names[0], timeout=timeout + shards.timeout)
+        return await shard.fetch_batch(request, timeout, lease, uuid4().hex)
+    return await _MultiShardFetch(shards, names, request, lease).run(timeout)
 
 
-class _Gathering:
-    """One fetch from many shards. What it has taken so far is under its lease."""
+async def settle_leases(
+    shards: ShardSet, leased: HasLeases, settle: Callable[[ShardCalls, str], Awaitable[Settlement]]
+) -> Settlement:
+    """End the lease of every part. EXPIRED if any part has expired, because the consumer must know that."""
+    settlements = await asyncio.gather(*(settle(shards.at(shard), uid) for shard, uid in leased.leases))
+    return max(settlements, key=SETTLEMENT_ORDER.index, default=Settlement.DONE)
 
-    def __init__(self, shards: ShardSet, names: tuple[str, ...], wanted: BatchRequest, lease: float) -> None:
+
+class _MultiShardFetch:
+    """One fetch from many shards. The parts that it has taken so far are leased."""
+
+    def __init__(self, shards: ShardSet, names: tuple[str, ...], request: BatchRequest, lease: float) -> None:
         self._shards = shards
         self._names = names
-        self._wanted = wanted
+        self._request = request
         self._lease = lease
-        self._parts: list[Batch] = []
-        self._left = wanted.count
+        self._parts: list[LeasedGroups] = []
+        self._missing = request.count
 
-    async def run(self, timeout: float) -> Batch:
+    async def run(self, timeout: float) -> LeasedGroups:
         deadline = time.monotonic() + timeout
         while True:
-            seen = await self._peek()
-            chosen = {} if self._is_blind(seen) else _oldest(seen, self._left)
-            enough = sum(chosen.values()) == self._left
-            if enough:
-                await asyncio.gather(*(self._take(name, count) for name, count in chosen.items()))
-            if self._left == 0:
-                return concat(self._parts)
+            summaries = await self._peek()
+            counts = {} if self._may_miss_oldest(summaries) else _oldest(summaries, self._missing)
+            is_enough = sum(counts.values()) == self._missing
+            if is_enough:
+                await asyncio.gather(*(self._take(name, count) for name, count in counts.items()))
+            if self._missing == 0:
+                return merge_leased_groups(self._parts)
             if time.monotonic() >= deadline:
                 await self._give_up(timeout)
-            if not enough:
-                await self._park(seen, min(PARK, max(0.01, deadline - time.monotonic())))
+            if not is_enough:
+                await self._wait_change(summaries, min(MAX_WAIT, max(0.01, deadline - time.monotonic())))
 
     async def _peek(self) -> dict[str, ReadySummary]:
-        """What each shard that answers could give."""
+        """What each shard that answers could hand out."""
 
         async def peek(name: str) -> ReadySummary | None:
+            shard = self._shards.at(name, timeout=PEEK_TIMEOUT, await_restart=False)
             try:
-                answer: ReadySummary = await self._shards.ask(
-                    name, "peek", self._of(self._left), patience=PEEK_PATIENCE, await_restart=False
-                )
+                return await shard.peek(replace(self._request, count=self._missing))
             except PoolUnavailable:
                 return None
-            return answer
 
         answers = zip(self._names, await asyncio.gather(*map(peek, self._names)), strict=True)
         return {name: answer for name, answer in answers if answer is not None}
 
-    def _is_blind(self, seen: dict[str, ReadySummary]) -> bool:
-        """In strict order, a shard that does not answer may hold the oldest."""
-        return self._wanted.order is Order.STRICT and len(seen) < len(self._names)
+    def _may_miss_oldest(self, summaries: dict[str, ReadySummary]) -> bool:
+        """In strict order, a shard that does not answer may hold the oldest group."""
+        return self._request.order is Order.STRICT and len(summaries) < len(self._names)
 
     async def _take(self, name: str, count: int) -> None:
-        """Each part has a lease of its own; a part that another consumer was quicker to get is looked for again."""
-        part: Batch | None = await self._shards.ask(name, "take", self._of(count), self._lease, uuid4().hex)
+        """Each part has its own lease. A part that another consumer took first stays missing."""
+        shard, request = self._shards.at(name), replace(self._request, count=count)
+        part = await shard.take(request, self._lease, uuid4().hex)
         if part is not None:
             self._parts.append(part)
-            self._left -= count
+            self._missing -= count
 
-    async def _park(self, seen: dict[str, ReadySummary], timeout: float) -> None:
-        waits = [
-            asyncio.ensure_future(
-                self._shards.ask(
-                    name, "wait_change", peek.state, timeout, patience=timeout + PEEK_PATIENCE, await_restart=False
-                )
-            )
-            for name, peek in seen.items()
-        ]
+    async def _wait_change(self, summaries: dict[str, ReadySummary], timeout: float) -> None:
+        """Until something may have become ready in one of the shards."""
+
+        async def wait(name: str, state: int) -> None:
+            shard = self._shards.at(name, timeout=timeout + PEEK_TIMEOUT, await_restart=False)
+            await shard.wait_change(state, timeout)
+
+        waits = [asyncio.create_task(wait(name, summary.state)) for name, summary in summaries.items()]
         if not waits:
             await asyncio.sleep(timeout)
             return
         _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in pending:
-            wait.cancel()
+        for task in pending:
+            task.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
 
     async def _give_up(self, timeout: float) -> None:
         for part in self._parts:
-            await settle(self._shards, part, "nack")
-        texts = await self._shards.ask_all("waiting_for", self._wanted)
-        shown = "; ".join(f"{name}: {text}" for name, text in zip(self._names, texts, strict=True))
-        raise FetchTimeout(f"waited {timeout:g} s over {len(self._names)} shards. {shown}")
-
-    def _of(self, count: int) -> BatchRequest:
-        return replace(self._wanted, count=count)
+            await settle_leases(self._shards, part, lambda shard, uid: shard.nack(uid))
+        texts = await self._shards.call_all(lambda shard: shard.waiting_for(self._request))
+        by_shard = "; ".join(f"{name}: {text}" for name, text in zip(self._names, texts, strict=True))
+        raise FetchTimeout(f"waited {timeout:g} s over {len(self._names)} shards. {by_shard}")
 
 
-async def settle(shards: ShardSet, leased: HasLeases, how: str) -> Settlement:
-    """Ack or nack every part; EXPIRED if any part was, for that is what its consumer must know."""
-    answers = await asyncio.gather(*(shards.ask(shard, how, uid) for shard, uid in leased.leases))
-    return max(answers, key=[Settlement.DONE, Settlement.UNKNOWN, Settlement.EXPIRED].index, default=Settlement.DONE)
-
-
-def _oldest(seen: dict[str, ReadySummary], count: int) -> dict[str, int]:
-    """How many to take from each shard, so that together they are the oldest."""
-    limit = min((peek.nothing_after for peek in seen.values()), default=0.0)
-    ages = ((age, name) for name, peek in seen.items() for age in peek.ages if age <= limit)
-    chosen: dict[str, int] = {}
+def _oldest(summaries: dict[str, ReadySummary], count: int) -> dict[str, int]:
+    """How many groups to take from each shard, so that together they are the oldest."""
+    limit = min((summary.nothing_after for summary in summaries.values()), default=0.0)
+    ages = ((age, name) for name, summary in summaries.items() for age in summary.ages if age <= limit)
+    counts: dict[str, int] = {}
     for _, name in heapq.nsmallest(count, ages):
-        chosen[name] = chosen.get(name, 0) + 1
-    return chosen
+        counts[name] = counts.get(name, 0) + 1
+    return counts

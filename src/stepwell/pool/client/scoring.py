@@ -1,7 +1,8 @@
-"""A reward worker's way to the shards.
+"""How a reward worker reaches the shards.
 
-What always holds: shards are served in turn; one that is away keeps no one from the others, and no judgement waits for
-it, for the tickets it gave are gone with it. A ticket begins with the name of the shard that gave it.
+- Shards are served in turn. A shard that is away does not keep a worker from the others.
+- Judgements do not wait for a shard that is away, because the tickets it gave are lost with it.
+- A ticket begins with the name of the shard that gave it.
 """
 
 import asyncio
@@ -14,16 +15,16 @@ from uuid import uuid4
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.scoring import Judgement
-from stepwell.pool.client.shards import PAUSE, ShardSet
-from stepwell.steps.columns import Columns, unpack
+from stepwell.pool.client.shards import RETRY_PAUSE, ShardSet
+from stepwell.steps.columns import unpack
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.pool")
 
-PARK = 5.0
-"""Seconds for which a shard is asked to tell of work; what is no longer listened for ends after that."""
-GRACE = 2.0
-"""Seconds by which its answer may be late."""
+MAX_WAIT = 5.0
+"""Seconds that one call waits for work. A call that nobody listens to any more ends after that."""
+ANSWER_TIMEOUT = 2.0
+"""Seconds that the answer may come after the end of the wait."""
 
 
 class ScoringClient:
@@ -32,49 +33,50 @@ class ScoringClient:
         self._turn = 0
 
     async def take(self, count: int, lease: float, timeout: float) -> tuple[str, list[list[Step]]] | None:
-        """A ticket and what is under it, from one shard; None if none had anything for `timeout`."""
+        """A ticket and its trajectories, from one shard; None if no shard had work for `timeout`."""
         names = await self._shards.names()
         self._turn = (self._turn + 1) % len(names)
         taken = await self._take(names[self._turn], count, lease)
-        return taken or await self._first(names[self._turn :] + names[: self._turn], count, lease, timeout)
+        return taken or await self._take_first(names[self._turn :] + names[: self._turn], count, lease, timeout)
 
     async def give(self, judgements: Sequence[Judgement]) -> list[bool]:
+        """For each judgement, whether it counted."""
         by_shard: dict[str, list[int]] = {}
-        for place, judgement in enumerate(judgements):
-            by_shard.setdefault(await self._shards.owner(judgement.prompt_uid), []).append(place)
+        for index, judgement in enumerate(judgements):
+            by_shard.setdefault(await self._shards.owner(judgement.prompt_uid), []).append(index)
         counted = [False] * len(judgements)
 
-        async def give(shard: str, places: list[int]) -> None:
-            message = [judgements[place] for place in places]
+        async def give(name: str, indexes: list[int]) -> None:
+            shard = self._shards.at(name, await_restart=False)
             try:
-                answers = await self._shards.ask(shard, "give_judgements", message, await_restart=False)
+                answers = await shard.give_judgements([judgements[index] for index in indexes])
             except PoolUnavailable as failure:
-                log.warning("%d judgements are lost, and will be made again: %s", len(places), failure)
+                log.warning("%d judgements are lost and will be made again: %s", len(indexes), failure)
                 return
-            for place, answer in zip(places, answers, strict=True):
-                counted[place] = answer
+            for index, answer in zip(indexes, answers, strict=True):
+                counted[index] = answer
 
-        await asyncio.gather(*(give(shard, places) for shard, places in by_shard.items()))
+        await asyncio.gather(*(give(name, indexes) for name, indexes in by_shard.items()))
         return counted
 
-    async def _first(
+    async def _take_first(
         self, names: Sequence[str], count: int, lease: float, timeout: float
     ) -> tuple[str, list[list[Step]]] | None:
-        """From the shard that is the first to have something."""
+        """From the first shard that has work."""
         deadline = time.monotonic() + timeout
-        waits = {asyncio.ensure_future(self._wait(name, deadline)): name for name in names}
+        waits = {asyncio.create_task(self._wait(name, deadline)): name for name in names}
         outcomes: list[PoolUnavailable | None] = []
         try:
             while waits:
                 done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 for wait in done:
-                    name, has_work = waits.pop(wait), wait.result()
-                    if has_work is not True:
-                        outcomes.append(has_work)
+                    name, outcome = waits.pop(wait), wait.result()
+                    if outcome is not True:
+                        outcomes.append(outcome)
                     elif (taken := await self._take(name, count, lease)) is not None:
                         return taken
-                    else:  # another worker was quicker
-                        waits[asyncio.ensure_future(self._wait(name, deadline))] = name
+                    else:  # another worker was faster
+                        waits[asyncio.create_task(self._wait(name, deadline))] = name
         finally:
             for wait in waits:
                 wait.cancel()
@@ -84,25 +86,23 @@ class ScoringClient:
         return None
 
     async def _wait(self, name: str, deadline: float) -> Literal[True] | PoolUnavailable | None:
-        """True as soon as that shard has something; at the deadline None, or why it was away."""
+        """True as soon as that shard has work. At the deadline None, or the failure if the shard was away."""
         while True:
-            timeout = min(PARK, max(0.0, deadline - time.monotonic()))
+            timeout = min(MAX_WAIT, max(0.0, deadline - time.monotonic()))
             failure = None
             try:
-                if await self._shards.ask(name, "wait_unscored", timeout, patience=timeout + GRACE):
+                if await self._shards.at(name, timeout=timeout + ANSWER_TIMEOUT).wait_unscored(timeout):
                     return True
             except PoolUnavailable as away:
                 failure = away
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(RETRY_PAUSE)
             if time.monotonic() >= deadline:
                 return failure
 
     async def _take(self, name: str, count: int, lease: float) -> tuple[str, list[list[Step]]] | None:
         ticket = f"{name}/{uuid4().hex}"
         try:
-            columns: Columns | None = await self._shards.ask(
-                name, "take_unscored", count, lease, ticket, await_restart=False
-            )
+            columns = await self._shards.at(name, await_restart=False).take_unscored(count, lease, ticket)
         except PoolUnavailable:
             return None
         if columns is None:

@@ -1,19 +1,28 @@
-"""The actors of one DataPool, called by name: found, found again when they break, waited for while they restart."""
+"""The shards of one DataPool, as a client reaches them.
+
+- A call is routed by prompt_uid alone.
+- Calls are typed: `shards.at(name)` is a ShardCalls. The only untyped call is the one inside a transport.
+- A call to a shard that restarts is repeated until its timeout. PoolUnavailable says why it failed.
+"""
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from zlib import crc32
-
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
 
 from stepwell.errors import PoolUnavailable, StepwellError
 from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.shard_calls import ShardCalls
 
-PATIENCE = 30.0
-"""Seconds a call waits for a shard that is away; a killed one is back after some three."""
-PAUSE = 0.2
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+T = TypeVar("T")
+
+CALL_TIMEOUT = 30.0
+"""Seconds that a call waits for a shard. A killed shard is back after about three."""
+RETRY_PAUSE = 0.2
 
 
 def shard_of(prompt_uid: str, shards: int) -> int:
@@ -21,60 +30,108 @@ def shard_of(prompt_uid: str, shards: int) -> int:
     return crc32(prompt_uid.encode()) % shards
 
 
-class ShardSet:
-    """Holds nothing but handles and the pool's plan, and finds both again."""
+class ShardAway(Exception):
+    """The shard does not run now. It may come back."""
+
+
+class ShardTransport(Protocol):
+    """How a call gets to a shard."""
+
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """ShardAway if the shard does not run now; PoolUnavailable if there is no shard of that name."""
+
+
+class RayTransport:
+    """Calls the Ray actors of a pool. It finds them by name, and finds them again after a restart."""
 
     def __init__(self, pool: str, namespace: str) -> None:
-        self.pool = pool
-        self.namespace = namespace
+        self._pool = pool
+        self._namespace = namespace
         self._handles: dict[str, ActorHandle[Any]] = {}
+
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        from ray.exceptions import RayActorError  # see ray_cluster.py
+
+        handle = self._handles.get(shard) or await self._find(shard)
+        try:
+            return await getattr(handle, method).remote(*args, **kwargs)
+        except RayActorError as failure:
+            self._handles.pop(shard, None)
+            raise ShardAway(type(failure).__name__) from None
+        except StepwellError as refusal:
+            raise getattr(refusal, "cause", refusal) from None  # Ray wraps it in a traceback of the actor
+
+    async def _find(self, shard: str) -> "ActorHandle[Any]":
+        import ray
+
+        try:
+            handle = await asyncio.to_thread(ray.get_actor, shard, self._namespace)
+        except ValueError:
+            raise PoolUnavailable(
+                f"no DataPool named {shard!r} in Ray namespace {self._namespace!r}; create it with: "
+                f"stepwell pool --name {self._pool} --ray-namespace {self._namespace}"
+            ) from None
+        self._handles[shard] = handle
+        return handle
+
+
+class ShardSet:
+    """All shards of one pool. It keeps nothing but the pool's plan."""
+
+    def __init__(self, pool: str, transport: ShardTransport, *, timeout: float = CALL_TIMEOUT) -> None:
+        self.pool = pool
+        self.timeout = timeout
+        """Seconds that a call takes at most, unless it has a timeout of its own."""
+        self._transport = transport
         self._plan: PoolPlan | None = None
 
     async def plan(self) -> PoolPlan:
         if self._plan is None:
-            self._plan = await self.ask(self.pool, "plan")
+            self._plan = await self.at(self.pool).plan()
         return self._plan
 
     async def names(self) -> tuple[str, ...]:
         return (await self.plan()).shard_names()
 
     async def owner(self, prompt_uid: str) -> str:
-        """The shard of a group."""
+        """The name of the shard that holds a group."""
         names = await self.names()
         return names[shard_of(prompt_uid, len(names))]
 
-    async def ask_all(self, method: str, *args: Any, patience: float = PATIENCE) -> list[Any]:
-        names = await self.names()
-        return await asyncio.gather(*(self.ask(name, method, *args, patience=patience) for name in names))
+    def at(self, shard: str, *, timeout: float | None = None, await_restart: bool = True) -> ShardCalls:
+        """The calls of one shard. A shard that restarts is waited for, unless `await_restart` is False."""
+        call = partial(self._call, shard, self.timeout if timeout is None else timeout, await_restart)
+        return cast("ShardCalls", _BoundShard(call))
 
-    async def ask(
-        self, shard: str, method: str, *args: Any, patience: float = PATIENCE, await_restart: bool = True
+    async def call_all(self, call: Callable[[ShardCalls], Awaitable[T]], *, timeout: float | None = None) -> list[T]:
+        """The same call to every shard; answers in the order of `names`."""
+        return await asyncio.gather(*(call(self.at(name, timeout=timeout)) for name in await self.names()))
+
+    async def _call(
+        self, shard: str, timeout: float, await_restart: bool, method: str, *args: Any, **kwargs: Any
     ) -> Any:
-        """Call a shard, again while it restarts unless told not to, for `patience` seconds at most."""
-        why = "it did not answer"
+        reason = "it did not answer"
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 while True:
                     try:
-                        return await getattr(await self._handle(shard), method).remote(*args)
-                    except RayActorError as failure:
-                        self._handles.pop(shard, None)
-                        why = f"it is away ({type(failure).__name__})"
+                        return await self._transport.call(shard, method, args, kwargs)
+                    except ShardAway as away:
+                        reason = f"it is away ({away})"
                         if not await_restart:
-                            raise PoolUnavailable(f"DataPool {shard!r}: no {method}; {why}") from None
-                    await asyncio.sleep(PAUSE)
+                            raise PoolUnavailable(f"DataPool {shard!r}: no {method}; {reason}") from None
+                    await asyncio.sleep(RETRY_PAUSE)
         except TimeoutError:
-            raise PoolUnavailable(f"DataPool {shard!r}: no {method} within {patience:g} s; {why}") from None
-        except StepwellError as refusal:
-            raise getattr(refusal, "cause", refusal) from None  # Ray wraps it in a traceback of the actor's
+            raise PoolUnavailable(f"DataPool {shard!r}: no {method} within {timeout:g} s; {reason}") from None
 
-    async def _handle(self, shard: str) -> ActorHandle[Any]:
-        if shard not in self._handles:
-            try:
-                self._handles[shard] = await asyncio.to_thread(ray.get_actor, shard, self.namespace)
-            except ValueError:
-                raise PoolUnavailable(
-                    f"no DataPool named {shard!r} in Ray namespace {self.namespace!r}; create it with: "
-                    f"stepwell pool --name {self.pool} --ray-namespace {self.namespace}"
-                ) from None
-        return self._handles[shard]
+
+class _BoundShard:
+    """Turns `.method(args)` into a call. `ShardSet.at` gives it the type ShardCalls."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        return partial(self._call, method)

@@ -1,6 +1,6 @@
-"""A watcher's way to the shards: each is asked, and what they tell is put together.
+"""How a watcher reaches the shards: each is asked, and their answers are merged.
 
-What always holds: looking waits for no shard longer than some seconds, for whoever watches will look again.
+Reading waits for a shard no longer than some seconds, because a watcher asks again.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from stepwell.pool.api.watching import Changes, ChangesPage, Cursor, TrajectoryS
 from stepwell.pool.client.shards import ShardSet
 from stepwell.steps.columns import Columns, cut, pack, stack
 
-WATCH_PATIENCE = 10.0
-"""Seconds; a shard that was killed is back after some three."""
+WATCH_TIMEOUT = 10.0
+"""Seconds. A shard that was killed is back after about three."""
 
 
 class WatchClient:
@@ -22,16 +22,15 @@ class WatchClient:
         self._shards = shards
 
     async def series(self, seconds: float) -> TimeSeries:
-        return merge_chunks(await self._shards.ask_all("series", seconds, patience=WATCH_PATIENCE))
+        return merge_chunks(await self._shards.call_all(lambda shard: shard.series(seconds), timeout=WATCH_TIMEOUT))
 
     async def changes(self, cursors: Mapping[str, Cursor], limit: int) -> Changes:
         names = await self._shards.names()
-        share = max(1, limit // len(names))
+        shard_limit = max(1, limit // len(names))
 
         async def ask(name: str) -> ChangesPage:
-            args = (cursors.get(name, Cursor()), share)
-            page: ChangesPage = await self._shards.ask(name, "changes", *args, patience=WATCH_PATIENCE)
-            return page
+            shard = self._shards.at(name, timeout=WATCH_TIMEOUT)
+            return await shard.changes(cursors.get(name, Cursor()), shard_limit)
 
         pages = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
         return Changes(
@@ -43,24 +42,22 @@ class WatchClient:
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
         by_shard: dict[str, list[int]] = {}
-        for place, (_, prompt_uid) in enumerate(uids):
-            by_shard.setdefault(await self._shards.owner(prompt_uid), []).append(place)
+        for index, (_, prompt_uid) in enumerate(uids):
+            by_shard.setdefault(await self._shards.owner(prompt_uid), []).append(index)
 
-        async def read(shard: str, places: list[int]) -> dict[int, Columns]:
-            wanted = [uids[place] for place in places]
-            columns, sizes = await self._shards.ask(shard, "read", wanted, patience=WATCH_PATIENCE)
-            return dict(zip(places, cut(columns, sizes), strict=True))
+        async def read(name: str, indexes: list[int]) -> dict[int, Columns]:
+            shard = self._shards.at(name, timeout=WATCH_TIMEOUT)
+            columns, sizes = await shard.read([uids[index] for index in indexes])
+            return dict(zip(indexes, cut(columns, sizes), strict=True))
 
-        answers = await asyncio.gather(*(read(shard, places) for shard, places in by_shard.items()))
-        parts = {place: part for answer in answers for place, part in answer.items()}
-        return stack([parts[place] for place in sorted(parts)]) if parts else pack([])
+        answers = await asyncio.gather(*(read(name, indexes) for name, indexes in by_shard.items()))
+        parts = {index: part for answer in answers for index, part in answer.items()}
+        return stack([parts[index] for index in sorted(parts)]) if parts else pack([])
 
     async def curate(self, curation: Curation) -> CurationOutcome:
-        shard = await self._shards.owner(curation.prompt_uid)
-        outcome: CurationOutcome = await self._shards.ask(shard, "curate", curation)
-        return outcome
+        return await self._shards.at(await self._shards.owner(curation.prompt_uid)).curate(curation)
 
     async def audit(self, limit: int, trajectory_uid: str | None) -> list[AuditEntry]:
-        answers = await self._shards.ask_all("audit", limit, trajectory_uid, patience=WATCH_PATIENCE)
+        answers = await self._shards.call_all(lambda shard: shard.audit(limit, trajectory_uid), timeout=WATCH_TIMEOUT)
         entries = [entry for answer in answers for entry in answer]
         return sorted(entries, key=attrgetter("at"), reverse=True)[:limit]

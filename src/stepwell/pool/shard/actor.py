@@ -1,11 +1,13 @@
-"""Creating a DataPool's shards on Ray, or finding them there.
+"""The shards of a DataPool as Ray actors.
 
-What always holds: they outlive whoever started them, and restart by themselves; a start that cannot succeed ends what
-it made, and nothing that was there.
+- The actors outlive the process that starts them, and restart by themselves.
+- A start that fails ends the actors that it made, and no others.
 """
 
+import gc
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,22 +16,39 @@ from ray.util import list_named_actors
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.shard.archive import ParquetArchive
+from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.service import ShardService
 
-WAITERS = 10_000
-"""Calls served at once. A waiting fetch occupies one, so there must be far more than consumers."""
+MAX_CONCURRENT_CALLS = 10_000
+"""A waiting fetch is one call, so this must be far more than the number of consumers."""
 START_TIMEOUT = 120.0
-ASK_AGAIN = 1.0
-"""Seconds until a shard that is restarting is asked again."""
-SHARE = 0.001
+RETRY_PAUSE = 1.0
+"""Seconds until a shard that restarts is asked again."""
+RESOURCE_SHARE = 0.001
 """Of the resource that places a shard: so little that any number of shards fits on one node."""
+GC_THRESHOLD = (100_000, 50, 100)
+"""A pool holds many objects without cycles; the search for cycles among them is useless work."""
+
+
+class ShardActor(ShardService):
+    """A shard with the files that its plan names. The class that Ray runs."""
+
+    def __init__(self, plan: PoolPlan, name: str) -> None:
+        gc.set_threshold(*GC_THRESHOLD)
+        journal = archive = None
+        if plan.journal is not None:
+            path = Path(plan.journal) / f"{name}.sqlite"
+            journal = SqliteJournal(path, closed_kept=plan.limits.closed_kept)
+            archive = ParquetArchive(plan.archive, name, journal) if plan.archive else None
+        super().__init__(plan, name, journal=journal, archive=archive)
 
 
 def start_pool(plan: PoolPlan, namespace: str, *, timeout: float = START_TIMEOUT) -> PoolPlan:
-    """Create the pool's actors, or find them if they are there; gives the plan they follow."""
-    found = {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == namespace}
-    shards = {name: _shard(plan, name, namespace) for name in plan.shard_names()}
-    made = [shard for name, shard in shards.items() if name not in found]
+    """Create the pool's actors, or find those that run already. Returns the plan that they follow."""
+    running = {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == namespace}
+    shards = {name: _actor(plan, name, namespace) for name in plan.shard_names()}
+    made = [shard for name, shard in shards.items() if name not in running]
     try:
         return _plans(list(shards.values()), timeout)[0]
     except GetTimeoutError:
@@ -37,35 +56,35 @@ def start_pool(plan: PoolPlan, namespace: str, *, timeout: float = START_TIMEOUT
         if plan.resource is None or plan.resource in ray.cluster_resources():  # type: ignore[no-untyped-call]
             raise PoolUnavailable(text) from None
         _end(made)
-        raise PoolUnavailable(f"{text}: {_nowhere(plan.resource)}") from None
+        raise PoolUnavailable(f"{text}: {_missing_resource_text(plan.resource)}") from None
     except RayActorError as failure:
         _end(made)
         raise PoolUnavailable(f"DataPool {plan.name!r} could not start: {_last_line(str(failure))}") from None
 
 
-def _shard(plan: PoolPlan, name: str, namespace: str) -> Any:
-    options = ray.remote(ShardService).options(
+def _actor(plan: PoolPlan, name: str, namespace: str) -> Any:
+    options = ray.remote(ShardActor).options(
         name=name,
         namespace=namespace,
         lifetime="detached",
         get_if_exists=True,
         max_restarts=-1,
-        max_concurrency=WAITERS,
+        max_concurrency=MAX_CONCURRENT_CALLS,
         num_cpus=0,
-        resources={plan.resource: SHARE} if plan.resource else None,
+        resources={plan.resource: RESOURCE_SHARE} if plan.resource else None,
     )
     return options.remote(plan, name)
 
 
 def _plans(shards: Sequence[Any], timeout: float) -> list[PoolPlan]:
-    """What each follows. One that is restarting is asked again."""
+    """The plan of each shard. A shard that restarts is asked again."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         try:
             plans: list[PoolPlan] = ray.get([shard.plan.remote() for shard in shards], timeout=left)
             return plans
         except ActorUnavailableError:
-            time.sleep(min(left, ASK_AGAIN))
+            time.sleep(min(left, RETRY_PAUSE))
     raise GetTimeoutError
 
 
@@ -74,7 +93,7 @@ def _end(shards: Sequence[Any]) -> None:
         ray.kill(shard)
 
 
-def _nowhere(resource: str) -> str:
+def _missing_resource_text(resource: str) -> str:
     return (
         f"no Ray node offers the resource {resource!r}. Start the node that has the journals' volume with: "
         f"ray start --resources='{{\"{resource}\": 1}}'"

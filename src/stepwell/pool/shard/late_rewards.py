@@ -1,7 +1,7 @@
-"""Rewards that came when their trajectory had been handed out or was gone: a thumb up, days after the conversation.
+"""Rewards that come when their trajectory is already shipped or dropped: a thumb up, days after the conversation.
 
-Nothing in the pool changes for them. They are rows of their own beside the archived groups, which are not written
-again: whoever reads the archive takes, of a trajectory's or a step's rewards, the one with the highest revision.
+They change nothing in the pool. They are rows of their own beside the archived groups, which are not written again. A
+reader of the archive takes, of all rewards of a trajectory or step, the one with the highest revision.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 FOLDER = "_rewards"
-"""Within the archive. What begins with an underscore is no part of the data to Parquet's readers."""
+"""A folder of the archive. Parquet readers skip names that begin with an underscore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +23,17 @@ class LateReward:
     trajectory_uid: str
     prompt_uid: str
     step_index: int | None
-    """None for the rollout's."""
+    """None for a reward of the whole trajectory."""
     value: float
     source: str
     notes: str
     revision: int
-    """Higher than that of every reward the trajectory and its steps had before."""
+    """Higher than that of every earlier reward of the trajectory and its steps."""
     at: float
     """Wall-clock seconds."""
 
 
-def late(reward: RewardGiven, revision: int, at: float) -> LateReward:
+def late_reward(reward: RewardGiven, revision: int, at: float) -> LateReward:
     return LateReward(
         trajectory_uid=reward.trajectory_uid,
         prompt_uid=reward.prompt_uid,
@@ -46,8 +46,8 @@ def late(reward: RewardGiven, revision: int, at: float) -> LateReward:
     )
 
 
-def as_reward(relabel: Curation) -> RewardGiven:
-    """What a person gives to one that is gone."""
+def reward_of_relabel(relabel: Curation) -> RewardGiven:
+    """The reward in a person's relabel of a trajectory that is gone."""
     assert relabel.reward is not None, "a relabel has a reward"
     return RewardGiven(
         trajectory_uid=relabel.trajectory_uid,

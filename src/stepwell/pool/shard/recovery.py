@@ -51,7 +51,7 @@ class RecoveryReport:
     """Something could not be read; what could was written to a new journal."""
 
 
-def restore(pool: Pool, journal: SqliteJournal) -> RecoveryReport:
+def restore_pool(pool: Pool, journal: SqliteJournal) -> RecoveryReport:
     """Fill `pool` from `journal`. Damage is survived: what can be read is kept, and the old file put aside."""
     reader = JournalReader(journal)
     snapshot = reader.snapshot()

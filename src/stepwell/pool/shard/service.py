@@ -1,19 +1,16 @@
-"""A shard of the DataPool: a Ray shell around the pool's rules. It holds the actor, the clock, the journal and the
-waiting, and no rule.
+"""One shard of the DataPool as a service: the pool's rules with a clock, files and waiting calls. It holds no rule.
 
-Every method may be called again after a lost answer. Steps travel packed, both ways. What a method changed is in the
-journal before the method answers.
+- A plain class: Ray is added in actor.py.
+- What a call changes is in the journal before the call answers.
 """
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, assert_never
 from uuid import uuid4
 
 from stepwell.errors import FetchTimeout, StepwellError
@@ -24,14 +21,22 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import TRAIN, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome
 from stepwell.pool.api.series import SeriesChunk
+from stepwell.pool.api.shard_calls import (
+    AbortCall,
+    CompleteCall,
+    KnowsCall,
+    ProducerAnswer,
+    ProducerCall,
+    RegisterCall,
+    ShardCalls,
+)
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
-from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import SqliteJournal
-from stepwell.pool.shard.late_rewards import as_reward, late
-from stepwell.pool.shard.recovery import restore
+from stepwell.pool.shard.late_rewards import late_reward, reward_of_relabel
+from stepwell.pool.shard.recovery import restore_pool
 from stepwell.steps.columns import Columns
 from stepwell.steps.step import Step
 from stepwell.steps.step_filter import StepFilter
@@ -40,28 +45,37 @@ log = logging.getLogger("stepwell.pool")
 
 T = TypeVar("T")
 
-GC_THRESHOLD = (100_000, 50, 100)
-"""What a pool holds is many objects without cycles: looking for cycles among them is work for nothing."""
-LOOK_AGAIN = 1.0
-"""Seconds after which a waiting call looks again though nothing was told: leases and deadlines end by themselves."""
 
+class ShardService(ShardCalls):
+    """Implements ShardCalls, which describes the methods."""
 
-class ShardService:
-    def __init__(self, plan: PoolPlan, name: str) -> None:
-        gc.set_threshold(*GC_THRESHOLD)
+    def __init__(
+        self,
+        plan: PoolPlan,
+        name: str,
+        *,
+        journal: SqliteJournal | None = None,
+        archive: ParquetArchive | None = None,
+        clock: Callable[[], float] = time.time,
+        recheck_interval: float = 1.0,
+    ) -> None:
+        """The pool is restored from the journal. `clock` gives wall-clock seconds.
+
+        A waiting call looks again after `recheck_interval` seconds, because leases and deadlines end by themselves.
+        """
         self._plan = plan
         self._name = name
-        self._journal: SqliteJournal | None = None
-        self._archive: ParquetArchive | None = None
-        if plan.journal is not None:
-            path = Path(plan.journal) / f"{name}.sqlite"
-            self._journal = SqliteJournal(path, closed_kept=plan.limits.closed_kept)
-            self._archive = ParquetArchive(plan.archive, name, self._journal) if plan.archive else None
-        self._pool = Pool(plan.limits, self._journal)
-        if self._journal is not None:
-            log.info("shard %s restored %s", name, restore(self._pool, self._journal))
+        self._journal = journal
+        self._archive = archive
+        self._clock = clock
+        self._recheck_interval = recheck_interval
+        self.pool = Pool(plan.limits, journal)
+        """The rules and the state. Other code in the same process may read them."""
+        if journal is not None:
+            log.info("shard %s restored %s", name, restore_pool(self.pool, journal))
         self._epoch = uuid4().hex
-        self._changes = 0
+        self._state = 0
+        """Counts the changes after which something may have become ready."""
         self._changed = asyncio.Condition()
         self._version_changed = asyncio.Condition()
         self._has_unscored = asyncio.Event()
@@ -71,92 +85,83 @@ class ShardService:
 
     # -- producers -----------------------------------------------------------------------------------------------------
 
-    async def answer(self, questions: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
-        """What the intake says to each, or the error by which it refuses."""
-        with self._changing():
-            answers = [self._answer(method, args) for method, args in questions]
-        if any(method == "complete" for method, _ in questions):
-            await self._tell()
+    async def answer(self, calls: Sequence[ProducerCall]) -> list[ProducerAnswer | Exception]:
+        with self._transaction():
+            answers = [self._answer(call) for call in calls]
+        if any(isinstance(call, CompleteCall) for call in calls):
+            await self._notify()
         return answers
 
     async def submit_steps(
         self, steps: Columns, channel: str | None = None, group_size: int | None = None
     ) -> list[SubmitVerdict]:
-        with self._changing():
-            verdicts = self._pool.ingest.submit(steps, channel=channel, group_size=group_size)
-        await self._tell()
+        with self._transaction():
+            verdicts = self.pool.ingest.submit(steps, channel=channel, group_size=group_size)
+        await self._notify()
         return verdicts
 
     async def submit_groups(self, steps: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
-        with self._changing():
-            verdicts = self._pool.ingest.submit_groups(steps, registrations)
-        await self._tell()
+        with self._transaction():
+            verdicts = self.pool.ingest.submit_groups(steps, registrations)
+        await self._notify()
         return verdicts
 
     async def give_reward(self, reward: RewardGiven) -> bool:
-        """Whether it is kept: to train with, or, once its trajectory was handed out, in the archive if there is one."""
-        with self._changing():
-            kept = self._pool.ingest.reward(reward)
-            if not kept and not self._pool.curator.holds_reward_of(reward.trajectory_uid):
+        with self._transaction():
+            kept = self.pool.ingest.reward(reward)
+            if not kept and not self.pool.curator.holds_reward_of(reward.trajectory_uid):
                 kept = self._keep_late(reward)
-        await self._tell()
+        await self._notify()
         return kept
 
     async def pacing(self, channel: str = TRAIN) -> Pacing:
-        with self._changing():
-            return self._pool.pacing(channel)
+        with self._transaction():
+            return self.pool.pacing(channel)
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
     async def fetch_batch(
-        self, wanted: BatchRequest, timeout: float = 60.0, lease: float | None = None, lease_uid: str = ""
-    ) -> Batch:
-        """What is wanted, once it is ready; FetchTimeout says what was still missing.
+        self, request: BatchRequest, timeout: float = 60.0, lease: float | None = None, lease_uid: str = ""
+    ) -> LeasedGroups:
+        leased = await self._wait_until(lambda: self._take(request, lease_uid, lease), timeout)
+        if leased is None:
+            raise FetchTimeout(f"waited {timeout:g} s for {self.pool.waiting_for(request)}")
+        return leased
 
-        Under a lease it comes back unless it is acknowledged in so many seconds; without, it is the caller's for good.
-        """
-        batch = await self._wait_for(lambda: self._take(wanted, lease_uid, lease), timeout)
-        if batch is None:
-            raise FetchTimeout(f"waited {timeout:g} s for {self._pool.waiting_for(wanted)}")
-        return batch
-
-    async def take(self, wanted: BatchRequest, lease: float, lease_uid: str) -> Batch | None:
-        """What is wanted if it is ready now."""
-        return self._take(wanted, lease_uid, lease)
+    async def take(self, request: BatchRequest, lease: float, lease_uid: str) -> LeasedGroups | None:
+        return self._take(request, lease_uid, lease)
 
     async def ack(self, lease_uid: str) -> Settlement:
-        with self._changing():
-            return self._pool.leasing.ack(lease_uid)
+        with self._transaction():
+            return self.pool.leasing.ack(lease_uid)
 
     async def nack(self, lease_uid: str) -> Settlement:
-        with self._changing():
-            settlement = self._pool.leasing.nack(lease_uid)
-        await self._tell()
+        with self._transaction():
+            settlement = self.pool.leasing.nack(lease_uid)
+        await self._notify()
         return settlement
 
-    async def peek(self, wanted: BatchRequest) -> ReadySummary:
-        with self._changing():
-            return ReadySummary(self._changes, self._pool.ready_ages(wanted), self._pool.nothing_after(wanted))
+    async def peek(self, request: BatchRequest) -> ReadySummary:
+        with self._transaction():
+            return ReadySummary(self._state, self.pool.ready_ages(request), self.pool.nothing_after(request))
 
     async def wait_change(self, seen: int, timeout: float) -> None:
-        """Until something may have become ready since state `seen`."""
-        await self._wait_for(lambda: self._changes != seen or None, timeout)
+        await self._wait_until(lambda: self._state != seen or None, timeout)
 
-    async def waiting_for(self, wanted: BatchRequest) -> str:
-        return self._pool.waiting_for(wanted)
+    async def waiting_for(self, request: BatchRequest) -> str:
+        return self.pool.waiting_for(request)
 
     async def offers(self, channel: str, trajectories: int, step_filter: StepFilter) -> list[GroupOffer]:
-        """What could become part of a batch of so many trajectories."""
-        with self._changing():
-            return self._pool.leasing.offers(channel, trajectories, step_filter, self._name)
+        with self._transaction():
+            return self.pool.leasing.offers(channel, trajectories, step_filter, self._name)
 
     async def take_offers(
         self, channel: str, offers: Sequence[GroupOffer], lease: float, lease_uid: str, step_filter: StepFilter
     ) -> LeasedGroups | None:
-        """None if one of them is gone by now."""
-        with self._changing():
-            taken = self._pool.leasing.take_offers(channel, offers, step_filter, lease_uid, time.time() + lease)
-        return None if taken is None else replace(taken, leases=((self._name, lease_uid),))
+        with self._transaction():
+            expires_at = self._clock() + lease
+            leased = self.pool.leasing.take_offers(channel, offers, step_filter, lease_uid, expires_at)
+        return self._with_lease(leased, lease_uid)
 
     async def fill(
         self,
@@ -167,37 +172,33 @@ class ShardService:
         lease_uid: str,
         step_filter: StepFilter,
     ) -> LeasedGroups | None:
-        """A batch of exactly so many trajectories, from this shard alone; None if there is none now."""
-        with self._changing():
-            expires_at = time.time() + lease
-            taken = self._pool.leasing.fill(channel, trajectories, shares, step_filter, lease_uid, expires_at)
-        return None if taken is None else replace(taken, leases=((self._name, lease_uid),))
+        with self._transaction():
+            expires_at = self._clock() + lease
+            leased = self.pool.leasing.fill(channel, trajectories, shares, step_filter, lease_uid, expires_at)
+        return self._with_lease(leased, lease_uid)
 
     async def put_back(self, lease_uid: str) -> Settlement:
-        """What was taken and no one saw."""
-        with self._changing():
-            settlement = self._pool.leasing.nack(lease_uid, attempted=False)
-        await self._tell()
+        with self._transaction():
+            settlement = self.pool.leasing.nack(lease_uid, attempted=False)
+        await self._notify()
         return settlement
 
     async def backlog(self, channel: str) -> ReadyGroups:
-        with self._changing():
-            return self._pool.backlog(channel)
+        with self._transaction():
+            return self.pool.backlog(channel)
 
     async def clear(self, channel: str) -> int:
-        """Drop all that is not under lease; gives how many groups that was."""
-        with self._changing():
-            return self._pool.clear(channel)
+        with self._transaction():
+            return self.pool.clear(channel)
 
     # -- reward workers ------------------------------------------------------------------------------------------------
 
     async def wait_unscored(self, timeout: float) -> bool:
-        """Whether there is something to score, as soon as there is."""
         deadline = time.monotonic() + timeout
         while True:
-            with self._changing():
+            with self._transaction():
                 pass
-            left = min(deadline - time.monotonic(), LOOK_AGAIN)
+            left = min(deadline - time.monotonic(), self._recheck_interval)
             if self._has_unscored.is_set() or left <= 0:
                 return self._has_unscored.is_set()
             with suppress(TimeoutError):
@@ -205,139 +206,147 @@ class ShardService:
                     await self._has_unscored.wait()
 
     async def take_unscored(self, count: int, lease: float, ticket: str) -> Columns | None:
-        """All steps of up to `count` trajectories that lack a reward; those not judged in `lease` seconds come back."""
-        with self._changing():
-            return self._pool.rewards_due.take(count, ticket, time.time() + lease)
+        with self._transaction():
+            return self.pool.rewards_due.take(count, ticket, self._clock() + lease)
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
-        """Whether each counted."""
-        with self._changing():
-            counted = self._pool.rewards_due.settle(judgements)
+        with self._transaction():
+            counted = self.pool.rewards_due.settle(judgements)
         failed = [judgement for judgement in judgements if judgement.outcome is not JudgementOutcome.SCORE]
         if failed:
             first = failed[0]
             text = "%d of %d trajectories could not be scored now; the first, %s, by %s: %s: %s"
-            told = (len(failed), len(judgements), first.trajectory_uid, first.source, first.outcome, first.why)
-            log.warning(text, *told)
-        await self._tell()
+            details = (first.trajectory_uid, first.source, first.outcome, first.why)
+            log.warning(text, len(failed), len(judgements), *details)
+        await self._notify()
         return counted
 
-    # -- people --------------------------------------------------------------------------------------------------------
+    # -- watchers and people -------------------------------------------------------------------------------------------
 
     async def curate(self, curation: Curation) -> CurationOutcome:
-        with self._changing():
-            repeated = self._pool.curator.repeats(curation)
-            outcome = self._pool.curator.curate(curation)
+        with self._transaction():
+            repeated = self.pool.curator.repeats(curation)
+            outcome = self.pool.curator.curate(curation)
             if outcome is CurationOutcome.LATE and curation.action is CurationAction.RELABEL and not repeated:
-                self._keep_late(as_reward(curation))
-        await self._tell()
+                self._keep_late(reward_of_relabel(curation))
+        await self._notify()
         return outcome
 
     async def audit(self, limit: int, trajectory_uid: str | None) -> list[AuditEntry]:
-        """The last decisions, newest first."""
-        return self._pool.curator.audit(limit, trajectory_uid)
+        return self.pool.curator.audit(limit, trajectory_uid)
 
     async def changes(self, cursor: Cursor, limit: int) -> ChangesPage:
-        """What has changed since the cursor; all there is if it was given by a shard that has restarted since."""
-        with self._changing():
-            anew = cursor.epoch != self._epoch or self._pool.view.misses(cursor.position)
-            page = self._pool.view.page(0 if anew else cursor.position, limit)
-        plain = [snapshot[:-1] for snapshot in page.snapshots]
-        return ChangesPage(plain, Cursor(epoch=self._epoch, position=page.position), anew, page.more)
+        with self._transaction():
+            reset = cursor.epoch != self._epoch or self.pool.view.misses(cursor.position)
+            page = self.pool.view.page(0 if reset else cursor.position, limit)
+        snapshots = [snapshot[:-1] for snapshot in page.snapshots]
+        return ChangesPage(snapshots, Cursor(epoch=self._epoch, position=page.position), reset, page.more)
 
     async def series(self, seconds: float) -> SeriesChunk:
-        with self._changing():
-            return self._pool.view.series(seconds)
+        with self._transaction():
+            return self.pool.view.series(seconds)
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> tuple[Columns, list[int]]:
-        """The steps of those (trajectory_uid, prompt_uid), and how many each has."""
-        return self._pool.view.read(uids)
+        return self.pool.view.read(uids)
 
-    # -- the policy, and sight -----------------------------------------------------------------------------------------
+    async def stats(self) -> PoolStats:
+        with self._transaction():
+            return self.pool.stats()
+
+    async def quarantined(self) -> list[Step]:
+        return list(self.pool.ingest.quarantine)
+
+    # -- policy version ------------------------------------------------------------------------------------------------
 
     async def set_policy_version(self, version: int) -> None:
-        """Tell every gateway that tokens sampled from now on come from these weights."""
-        with self._changing():
-            self._pool.policy_version = version
+        with self._transaction():
+            self.pool.policy_version = version
         async with self._version_changed:
             self._version_changed.notify_all()
 
     async def policy_version(self, other_than: int | None = None, timeout: float = 0.0) -> int:
-        """The version now; with `other_than`, as soon as it differs from that, or after `timeout`."""
         async with self._version_changed:
             try:
                 async with asyncio.timeout(timeout):
-                    await self._version_changed.wait_for(lambda: self._pool.policy_version != other_than)
+                    await self._version_changed.wait_for(lambda: self.pool.policy_version != other_than)
             except TimeoutError:
                 pass
-        return self._pool.policy_version
+        return self.pool.policy_version
 
-    async def stats(self) -> PoolStats:
-        with self._changing():
-            return self._pool.stats()
+    # -- private -------------------------------------------------------------------------------------------------------
 
-    async def quarantined(self) -> list[Step]:
-        """The last steps that were quarantined, each with its reason."""
-        return list(self._pool.ingest.quarantine)
-
-    # -- how -----------------------------------------------------------------------------------------------------------
-
-    def _answer(self, method: str, args: tuple[Any, ...]) -> Any:
+    def _answer(self, call: ProducerCall) -> ProducerAnswer | Exception:
         try:
-            return getattr(self._pool.ingest, method)(*args)
+            match call:
+                case KnowsCall(trajectory_uid, prompt_uid):
+                    return self.pool.ingest.knows(trajectory_uid, prompt_uid)
+                case RegisterCall(registration):
+                    self.pool.ingest.register(registration)
+                    return None
+                case CompleteCall(trajectory_uid, prompt_uid, reward):
+                    return self.pool.ingest.complete(trajectory_uid, prompt_uid, reward)
+                case AbortCall(trajectory_uid, prompt_uid):
+                    return self.pool.ingest.abort(trajectory_uid, prompt_uid)
+                case _:
+                    assert_never(call)
         except StepwellError as refusal:
             return refusal
         except Exception as failure:
-            log.exception("shard %s failed to %s", self._name, method)
+            log.exception("shard %s failed to answer %s", self._name, call)
             return failure
 
     def _keep_late(self, reward: RewardGiven) -> bool:
-        """Beside the archive's groups, if there is an archive."""
+        """Write the reward to the archive; False if there is none."""
         if self._archive is None:
             return False
-        revision = self._pool.state.count_late_reward(reward.trajectory_uid)
-        self._archive.add_late_reward(late(reward, revision, time.time()))
+        revision = self.pool.state.count_late_reward(reward.trajectory_uid)
+        self._archive.add_late_reward(late_reward(reward, revision, self._clock()))
         return True
 
-    def _take(self, wanted: BatchRequest, lease_uid: str, lease: float | None) -> Batch | None:
-        with self._changing():
-            uid = lease_uid or uuid4().hex
-            taken = self._pool.leasing.take(wanted, uid, time.time() + (lease or 0.0))
-            if taken is not None and lease is None:
-                self._pool.leasing.ack(uid)
-        return None if taken is None else batch_of(taken, () if lease is None else ((self._name, uid),))
+    def _take(self, request: BatchRequest, lease_uid: str, lease: float | None) -> LeasedGroups | None:
+        uid = lease_uid or uuid4().hex
+        with self._transaction():
+            leased = self.pool.leasing.take(request, uid, self._clock() + (lease or 0.0))
+            if leased is not None and lease is None:
+                self.pool.leasing.ack(uid)
+                return leased
+        return self._with_lease(leased, uid)
+
+    def _with_lease(self, leased: LeasedGroups | None, lease_uid: str) -> LeasedGroups | None:
+        return None if leased is None else replace(leased, leases=((self._name, lease_uid),))
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """One message: the clock before, the journal after, whether it was refused or not."""
-        self._pool.advance(time.time())
+    def _transaction(self) -> Iterator[None]:
+        """One call: the clock advances before it, the journal commits after it, also if the call is refused."""
+        self.pool.advance(self._clock())
         try:
             yield
         finally:
             if self._journal is not None:
                 if self._archive is None:
                     self._journal.forget_retired()
-                self._journal.commit(self._pool.state.snapshot())
+                self._journal.commit(self.pool.state.snapshot())
                 if self._archive is not None:
                     self._archive.keep_up()
-            if self._pool.rewards_due.has_work():
+            if self.pool.rewards_due.has_work():
                 self._has_unscored.set()
             else:
                 self._has_unscored.clear()
 
-    async def _tell(self) -> None:
-        self._changes += 1
+    async def _notify(self) -> None:
+        """Wake all calls that wait for a change."""
+        self._state += 1
         async with self._changed:
             self._changed.notify_all()
 
-    async def _wait_for(self, attempt: Callable[[], T | None], timeout: float) -> T | None:
-        """What `attempt` gives as soon as it gives something; None after `timeout`."""
+    async def _wait_until(self, attempt: Callable[[], T | None], timeout: float) -> T | None:
+        """The result of `attempt` as soon as it is not None; None after `timeout`."""
         deadline = time.monotonic() + timeout
         async with self._changed:
-            while (found := attempt()) is None and (left := deadline - time.monotonic()) > 0:
+            while (result := attempt()) is None and (left := deadline - time.monotonic()) > 0:
                 try:
-                    async with asyncio.timeout(min(left, LOOK_AGAIN)):
+                    async with asyncio.timeout(min(left, self._recheck_interval)):
                         await self._changed.wait()
                 except TimeoutError:
                     continue
-            return found
+            return result

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.pool.client.batch import Batch, concat, make_batch
-from stepwell.steps.columns import pack
+from stepwell.pool.api.leasing import LeasedGroups, merge_leased_groups
+from stepwell.pool.client.batch import Batch, batch_of, make_batch
+from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step
 from tests.builders import make_step, same_step
 
@@ -78,17 +79,27 @@ def test_groups_that_do_not_divide_the_steps_are_refused(sizes: list[int]) -> No
         make_batch(pack(two_groups()), sizes)
 
 
-def test_a_single_batch_is_not_copied_by_concat() -> None:
-    batch = make()
-    assert concat([batch]) is batch
+def leased(columns: Columns, group_sizes: list[int], **fields: Any) -> LeasedGroups:
+    count = len(group_sizes)
+    defaults = {"opened_at": [0.0] * count, "attempts": [0] * count, "from_history": [False] * count}
+    return LeasedGroups(
+        **{"columns": columns, "group_sizes": group_sizes, "sources": [""] * count, **defaults, **fields}
+    )
 
 
-def test_batches_of_several_shards_become_one() -> None:
-    first = make(attempts=[0, 1], sources=["maths", "games"], leases=(("s0", "l0"),))
-    second = make_batch(pack([make_step("c", "r")]), [1], from_history=[True], leases=(("s1", "l1"),))
-    both = concat([first, second])
-    assert uids(both.groups()) == [*uids(first.groups()), *uids(second.groups())]
-    assert all(same_step(a, b) for a, b in zip(both.steps(), [*first.steps(), *second.steps()], strict=True))
+def test_the_groups_of_a_single_shard_are_not_copied() -> None:
+    only = leased(pack(two_groups()), [3, 1])
+    assert merge_leased_groups([only]) is only
+    assert batch_of(only).columns is only.columns
+
+
+def test_the_groups_of_several_shards_become_one_batch() -> None:
+    other = [make_step("c", "r")]
+    first = leased(pack(two_groups()), [3, 1], attempts=[0, 1], sources=["maths", "games"], leases=(("s0", "l0"),))
+    second = leased(pack(other), [1], from_history=[True], leases=(("s1", "l1"),))
+    both = batch_of(merge_leased_groups([first, second]))
+    assert both.group_sizes_G.tolist() == [3, 1, 1]
+    assert all(same_step(a, b) for a, b in zip(both.steps(), [*two_groups(), *other], strict=True))
     assert both.attempts_G.tolist() == [0, 1, 0]
     assert both.sources == ["maths", "games", ""]
     assert both.from_history_G.tolist() == [False, False, True]
@@ -120,7 +131,7 @@ def test_shapes_are_made_from_read_only_arrays() -> None:
             array.flags.writeable = False
     assert len(batch.padded(3, 2).kept_S) == 4
     assert len(batch.merged()) == 4
-    assert len(concat([batch, batch])) == 4
+    assert len(batch_of(merge_leased_groups([leased(batch.columns, [3, 1])] * 2))) == 4
 
 
 def test_without_torch_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +141,11 @@ def test_without_torch_the_message_says_what_to_install(monkeypatch: pytest.Monk
 
 
 def test_groups_of_several_shards_are_joined_oldest_first_with_history_last() -> None:
-    first = make(opened_at=[1.0, 4.0], from_history=[False, True])
-    second = make(opened_at=[2.0, 3.0])
-    both = concat([first, second])
+    parts = [
+        leased(pack(two_groups()), [3, 1], opened_at=[1.0, 4.0], from_history=[False, True]),
+        leased(pack(two_groups()), [3, 1], opened_at=[2.0, 3.0]),
+    ]
+    both, first, second = (batch_of(merge_leased_groups(chosen)) for chosen in (parts, parts[:1], parts[1:]))
     assert both.opened_at_G.tolist() == [1.0, 2.0, 3.0, 4.0]
     assert both.from_history_G.tolist() == [False, False, False, True]
     whole = [step.uid for batch in (first, second) for step in batch.steps()]
