@@ -1,1 +1,1 @@
-"""Agents: what makes rollouts. They reach a gateway over HTTP, and nothing else of Stepwell's."""
+"""Agents make rollouts. They reach a gateway over HTTP, and no other part of Stepwell."""

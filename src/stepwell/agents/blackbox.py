@@ -7,14 +7,15 @@
 
     flow = BlackBoxAgentFlow("http://127.0.0.1:8100", agent)
 
-An agent that is no coroutine runs in a thread of its own. Python cannot end a thread: one that is over its time is left
-behind, with a trajectory that takes no more calls.
+An agent that is not a coroutine runs in its own thread. Python cannot end a thread: after the timeout it keeps running,
+but its trajectory accepts no more calls.
 """
 
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from stepwell.agents.flow import AgentFlow
+from stepwell.agents.gateway_client import PATIENCE
 from stepwell.agents.rollout import Rollout
 from stepwell.common.async_calls import call
 from stepwell.pool.api.producing import TRAIN
@@ -32,8 +33,9 @@ class BlackBoxAgentFlow(AgentFlow):
         channel: str = TRAIN,
         group_size: int = 8,
         timeout: float = 600.0,
+        patience: float = PATIENCE,
     ) -> None:
-        super().__init__(gateway, key=key, channel=channel, group_size=group_size, timeout=timeout)
+        super().__init__(gateway, key=key, channel=channel, group_size=group_size, timeout=timeout, patience=patience)
         self.agent = agent
 
     async def run(self, rollout: Rollout) -> float | None:

@@ -1,8 +1,8 @@
-"""The samples that rollouts are made of, in an order that a seed decides, epoch after epoch.
+"""The samples that rollouts start from, in a seeded order, epoch after epoch.
 
-What always holds: an epoch has every sample once; the same seed gives the same order; a position names the place that
-comes next, and whoever goes on from it repeats nothing that was handed out. Each sample handed out gets a group name of
-its own, from which the sample can be found again: for groups that a pool wants more rollouts of.
+- An epoch has every sample once. The same seed gives the same order.
+- A position names the next sample; a run that continues from it repeats none.
+- Each sample gets a group name of its own, from which `find` gets the sample again if the pool wants more rollouts.
 """
 
 import random
@@ -19,7 +19,7 @@ from stepwell.errors import BadRequest
 
 
 class Samples(Protocol):
-    """Samples by number: a list, or a dataset of Hugging Face's."""
+    """Samples by number: a list, or a Hugging Face dataset."""
 
     def __len__(self) -> int: ...
 
@@ -28,7 +28,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A sample, and the name of the group that its rollouts form."""
+    """A sample, and the name of the group of its rollouts."""
 
     uid: str
     sample: Sample
@@ -36,16 +36,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a run through a dataset stands; plain values, to be stored as they are."""
+    """The position of a run in its dataset; plain values, easy to store."""
 
     run: str
     epoch: int = 0
     place: int = 0
-    """Within the epoch's order, of the next sample."""
+    """Place of the next sample in the epoch's order."""
 
 
 class Dataset:
-    """Iterating over it goes on where it stands."""
+    """Iteration continues at its position."""
 
     def __init__(
         self,
@@ -55,16 +55,16 @@ class Dataset:
         epochs: int | None = None,
         position: Position | None = None,
     ) -> None:
-        """`source`: a JSONL file, or samples; an iterable is read to its end at once. A seed of None keeps the order;
-        without `epochs` there is no last one."""
+        """`source`: a JSONL file, or samples; an iterable is read to its end at once. Without a seed the order is kept;
+        without `epochs` the dataset repeats without end."""
         self._samples = _samples(source)
         if len(self._samples) == 0:
             raise BadRequest(f"there is no sample in {source}")
         self._seed = seed
         self._epochs = epochs
         self._position = position or Position(run=secrets.token_hex(4))
-        self._life = secrets.token_hex(2)
-        """Keeps the names of a run that goes on apart from those it gave before."""
+        self._process_tag = secrets.token_hex(2)
+        """Makes group names differ from those that the same run gave before it was resumed."""
         self._order: tuple[int, Sequence[int]] | None = None
 
     @property
@@ -73,7 +73,7 @@ class Dataset:
 
     @property
     def left(self) -> int | None:
-        """Samples still to be handed out; None if there is no last epoch."""
+        """Samples still to come; None without a last epoch."""
         here = self._position
         return None if self._epochs is None else max(0, (self._epochs - here.epoch) * len(self) - here.place)
 
@@ -86,11 +86,11 @@ class Dataset:
             yield self._take()
 
     def rest_of_epoch(self) -> list[Prompt]:
-        """All up to the end of the epoch that the position is in."""
+        """All samples up to the end of the current epoch."""
         return [self._take() for _ in range(self._position.place, len(self))]
 
     def find(self, prompt_uid: str) -> Prompt | None:
-        """The sample that a group of this run was named for, also before the run was resumed."""
+        """The sample of a group of this run, also of one from before it was resumed."""
         run, _, rest = prompt_uid.partition(":")
         index = rest.partition(":")[0]
         if run != self._position.run or not index.isdecimal() or int(index) >= len(self):
@@ -102,7 +102,7 @@ class Dataset:
         index = self._order_of(here.epoch)[here.place]
         is_last = here.place + 1 == len(self)
         self._position = Position(run=here.run, epoch=here.epoch + is_last, place=0 if is_last else here.place + 1)
-        return Prompt(f"{here.run}:{index}:{here.epoch}:{self._life}", self._samples[index])
+        return Prompt(f"{here.run}:{index}:{here.epoch}:{self._process_tag}", self._samples[index])
 
     def _order_of(self, epoch: int) -> Sequence[int]:
         if self._order is None or self._order[0] != epoch:
@@ -134,7 +134,7 @@ def _read_line(path: Path, number: int, line: bytes) -> Sample:
     try:
         sample = orjson.loads(line)
     except ValueError as failure:
-        raise BadRequest(f"{path}, line {number}, is no JSON: {failure}") from None
+        raise BadRequest(f"{path}, line {number}, is not JSON: {failure}") from None
     if not isinstance(sample, dict):
         raise BadRequest(f"{path}, line {number}, is a {type(sample).__name__}; a sample is a JSON object")
     return sample

@@ -1,9 +1,9 @@
-"""The way of one rollout: a trajectory is opened, something runs in it, and it is completed or aborted.
+"""One rollout: open a trajectory, run the agent in it, complete or abort it.
 
-What always holds: whatever runs and however it fails, the rollout ends as a RolloutResult; a failure is never a reward;
-whoever cancels a rollout has its trajectory aborted; a rollout whose gateway died before it had confirmed the last
-steps is aborted, not completed without them. The trajectory is named here, so that a gateway that dies between
-taking a call and answering it can be asked again.
+- A rollout ends as a RolloutResult, whatever the agent raises. A failure is never a reward.
+- A cancelled rollout aborts its trajectory.
+- A rollout whose gateway died before it confirmed the last steps is aborted, not completed without them.
+- The trajectory's uid is made here, so the opening call can be repeated if the gateway dies before it answers.
 """
 
 import asyncio
@@ -28,54 +28,62 @@ from stepwell.pool.api.producing import TRAIN
 from stepwell.steps.step import Json
 from stepwell.wire import gateway_api as shapes
 
-GOODBYE = 5.0
-"""Seconds for which a gateway is asked to abort what was cancelled: someone waits for the end."""
+CANCEL_PATIENCE = 5.0
+"""Seconds for the abort of a cancelled rollout, because the caller waits for it."""
 WHY_KEPT = 500
-"""Characters."""
+"""Characters of a failure's text."""
 
 
 class BadReward(Exception):
-    """What an agent gave is no reward; the text says why."""
+    """The agent returned something that is not a reward; the text says why."""
 
 
 class AgentFlow(ABC):
-    """Used inside `async with`; runs as many rollouts at a time as it is asked to."""
+    """Used inside `async with`. Rollouts may run concurrently."""
 
     def __init__(
-        self, gateway: str, *, key: str | None = None, channel: str = TRAIN, group_size: int = 8, timeout: float = 600.0
+        self,
+        gateway: str,
+        *,
+        key: str | None = None,
+        channel: str = TRAIN,
+        group_size: int = 8,
+        timeout: float = 600.0,
+        patience: float = PATIENCE,
     ) -> None:
-        """`key` is the gateway's control key; `timeout` is in seconds, for one rollout."""
-        self.link = GatewayClient(gateway, key)
+        """`key` is the gateway's control key. In seconds: `timeout` limits one rollout, `patience` the wait for a
+        gateway or pool that is unavailable."""
+        self.gateway = GatewayClient(gateway, key, patience=patience)
         self.channel = channel
         self.group_size = group_size
         self.timeout = timeout
 
     @abstractmethod
     async def run(self, rollout: Rollout) -> float | None:
-        """Make the rollout; gives its reward, or None to leave that to others."""
+        """Make the rollout; returns its reward, or None if another part scores it."""
 
     async def rollout(
         self, sample: Sample, prompt_uid: str, *, attempt: int = 0, on_open: Callable[[], None] = lambda: None
     ) -> RolloutResult:
-        """One rollout in the group `prompt_uid`. `on_open` is called once the pool knows of it."""
+        """One rollout in the group `prompt_uid`. `on_open` is called when the pool has registered it."""
         return await _Attempt(self, sample, prompt_uid, attempt).run(on_open)
 
     async def take_back(self, done: RolloutResult, why: str) -> None:
-        """Abort a rollout that was completed. One that a trainer has by now is left alone."""
-        await self.link.abort_trajectory(f"{done.trajectory_uid}/{done.prompt_uid}", why[:WHY_KEPT], PATIENCE)
+        """Abort a completed rollout. One that a trainer already has stays."""
+        await self.gateway.abort_trajectory(f"{done.trajectory_uid}/{done.prompt_uid}", why[:WHY_KEPT])
 
     async def __aenter__(self) -> Self:
-        await self.link.__aenter__()
+        await self.gateway.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.link.__aexit__(kind, error, trace)
+        await self.gateway.__aexit__(kind, error, trace)
 
 
 class _Attempt:
-    """One rollout on its way."""
+    """One rollout in progress."""
 
     def __init__(self, flow: AgentFlow, sample: Sample, prompt_uid: str, attempt: int) -> None:
         self._flow = flow
@@ -90,7 +98,7 @@ class _Attempt:
         try:
             return await self._run(on_open)
         except asyncio.CancelledError:
-            await self._say_goodbye()
+            await self._abort_cancelled()
             raise
 
     async def _run(self, on_open: Callable[[], None]) -> RolloutResult:
@@ -103,11 +111,11 @@ class _Attempt:
         try:
             async with limit:
                 reward = as_reward(await self._flow.run(rollout))
-        except asyncio.CancelledError as cancelled:
-            if _is_ours(cancelled):
+        except asyncio.CancelledError:
+            if _is_own_task_cancelled():
                 raise
             return await self._abort("it was cancelled from within")
-        except (Exception, SystemExit) as failure:  # noqa: BLE001 - someone else's code, which must not end ours
+        except (Exception, SystemExit) as failure:  # noqa: BLE001 - the agent's code must not end the rollouter
             took_too_long = limit.expired() and isinstance(failure, TimeoutError)
             why = f"it took longer than {self._flow.timeout:g} s" if took_too_long else described(failure)
             return await self._abort(why)
@@ -125,7 +133,7 @@ class _Attempt:
             )
         except ValidationError as wrong:
             raise BadRequest(str(wrong)) from None
-        opened = await flow.link.open_trajectory(wanted, PATIENCE)
+        opened = await flow.gateway.open_trajectory(wanted)
         return Rollout(
             base_url=opened.base_url,
             api_key=opened.api_key,
@@ -133,12 +141,12 @@ class _Attempt:
             prompt_uid=self._prompt_uid,
             trajectory_uid=self._uid,
             attempt=self._attempt,
-            link=flow.link,
+            gateway=flow.gateway,
         )
 
     async def _complete(self, reward: float | None) -> RolloutResult:
         try:
-            status = await self._flow.link.complete_trajectory(self._ref, reward, PATIENCE)
+            status = await self._flow.gateway.complete_trajectory(self._ref, reward)
         except GatewayUnreachable as failure:
             return await self._abort(f"its last steps may be lost: {failure}")
         except StepwellError as failure:
@@ -147,14 +155,14 @@ class _Attempt:
 
     async def _abort(self, why: str) -> RolloutResult:
         try:
-            status = await self._flow.link.abort_trajectory(self._ref, why[:WHY_KEPT], PATIENCE)
+            status = await self._flow.gateway.abort_trajectory(self._ref, why[:WHY_KEPT])
         except StepwellError as failure:
             return self._result(RolloutStatus.FAILED, why=f"{why}; and it could not be aborted: {failure}")
         return self._result(RolloutStatus(status), why=why)
 
-    async def _say_goodbye(self) -> None:
+    async def _abort_cancelled(self) -> None:
         with suppress(StepwellError):
-            await self._flow.link.abort_trajectory(self._ref, "cancelled", GOODBYE)
+            await self._flow.gateway.abort_trajectory(self._ref, "cancelled", CANCEL_PATIENCE)
 
     def _result(self, status: RolloutStatus, *, reward: float | None = None, why: str = "") -> RolloutResult:
         return RolloutResult(
@@ -170,13 +178,13 @@ class _Attempt:
 
 
 def as_reward(given: object) -> float | None:
-    """The reward that an agent gave, if it is one."""
+    """What an agent returned, as a reward. BadReward if it is not a finite number or None."""
     if given is None:
         return None
     if not isinstance(given, Real | np.bool_):
-        raise BadReward(f"it gave a {type(given).__name__} as its reward; an agent gives a number, or None")
+        raise BadReward(f"it returned a {type(given).__name__} as its reward; an agent returns a number, or None")
     if not math.isfinite(given):
-        raise BadReward(f"it gave {given} as its reward, which is no number to train with")
+        raise BadReward(f"it returned {given} as its reward, which is not a finite number")
     return float(given)
 
 
@@ -185,7 +193,8 @@ def described(failure: BaseException) -> str:
 
 
 def portable(sample: Sample) -> dict[str, Json]:
-    """What of a sample JSON can carry: it goes with the trajectory, and reward functions find it there."""
+    """The fields of a sample that can be written as JSON: they become the trajectory's metadata, which reward functions
+    read."""
     return {name: value for name, value in sample.items() if isinstance(name, str) and _is_portable(value)}
 
 
@@ -197,7 +206,7 @@ def _is_portable(value: object) -> bool:
     return True
 
 
-def _is_ours(cancelled: asyncio.CancelledError) -> bool:
-    """Whether it is this task that was cancelled, and not something that an agent waited for."""
+def _is_own_task_cancelled() -> bool:
+    """Whether this task was cancelled, and not something that the agent awaited."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0

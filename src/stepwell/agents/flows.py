@@ -1,9 +1,9 @@
-"""Ready agents for BlackBoxAgentFlow: one question, a loop over tools, a command of its own.
+"""Ready agents for BlackBoxAgentFlow: one question, a loop of tool calls, an external command.
 
     flow = BlackBoxAgentFlow(url, SingleTurn(messages=lambda s: s["question"], reward=is_right, temperature=1.0))
 
-`messages` gives a sample's conversation so far, or just the user's text; `reward` gives the reward for a sample and the
-text that came of it, sync or async, and without one the rollout is left unscored.
+`messages` returns the conversation of a sample, or just the user's text. `reward`, sync or async, returns the reward
+for a sample and the resulting text; without it the rollout stays unscored.
 """
 
 import inspect
@@ -37,10 +37,10 @@ class SingleTurn:
 
 
 class ToolLoop:
-    """The model calls tools until it answers without, or has had its turns.
+    """The model calls tools until it answers without a call, or `max_turns` is reached.
 
-    A tool is a function, sync or async; its signature and docstring tell the model how to call it. What it raises, and
-    arguments that cannot be read, are told to the model, which may do better.
+    A tool is a function, sync or async; its signature and docstring tell the model how to call it. Its exceptions, and
+    arguments that cannot be parsed, are returned to the model.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class ToolLoop:
             return f"there is no tool {name!r}; there are: {', '.join(self._tools)}"
         try:
             given = await call(tool, **orjson.loads(arguments or "{}"))
-        except Exception as failure:  # noqa: BLE001 - the model's arguments in someone else's code
+        except Exception as failure:  # noqa: BLE001 - a tool may raise anything on the model's arguments
             return described(failure)
         return given if isinstance(given, str) else orjson.dumps(given, default=str).decode()
 
 
 class SubprocessAgent:
-    """A command, given OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and its sample as JSON on stdin.
+    """A command that gets OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and its sample as JSON on stdin.
 
-    `command` is its words, or a function of the sample that gives them. A command that fails fails the rollout; at the
-    flow's timeout it is killed with whatever it started. `reward` gets what it wrote to stdout: `last_number`, say, if
-    it scores itself.
+    `command` is its argument list, or a function of the sample that returns one. If it fails, so does the rollout; at
+    the flow's timeout it is killed with all its children. `reward` gets what it wrote to stdout; `last_number` fits a
+    command that scores itself.
     """
 
     def __init__(
@@ -120,12 +120,12 @@ class SubprocessAgent:
 
 
 def last_number(sample: Sample, output: str) -> float:
-    """The last line, which must be a number."""
+    """The last line of `output` as a number."""
     return float(output.rpartition("\n")[2])
 
 
 def messages_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What the model said last; empty if that was a call of a tool."""
+    """The text of the last message; empty if it is not the model's."""
     said = messages[-1]
     return str(said.get("content") or "") if said["role"] == "assistant" else ""
 

@@ -1,8 +1,9 @@
-"""The way to a gateway for many rollouts at once: its own calls over kept connections, answers checked as they arrive.
+"""A gateway's HTTP calls, for many rollouts at once.
 
-What always holds: a refusal comes back as the error that the gateway meant; what is asked with patience may be asked
-twice, so such calls name their trajectory themselves and are safe to repeat; an agent's calls are never repeated, for
-each would be a step.
+- A refusal is raised as the error that the gateway meant.
+- Calls that open or end a trajectory are repeated while the gateway or pool is unavailable; they name the trajectory,
+  so repeating them is safe.
+- An agent's calls are never repeated: each would be a step.
 """
 
 from collections.abc import Mapping
@@ -28,53 +29,55 @@ from stepwell.errors import (
 from stepwell.wire import gateway_api as shapes
 
 S = TypeVar("S", bound=BaseModel)
-Passing: TypeAlias = tuple[type[StepwellError], ...]
+Temporary: TypeAlias = tuple[type[StepwellError], ...]
 
 TIMEOUT = aiohttp.ClientTimeout(total=90, sock_connect=10)
-"""Of the gateway's own calls. Longer than its own waiting, so that its reason arrives."""
+"""For the gateway's own calls. Longer than the gateway waits itself, so its error text arrives."""
 SAMPLING = aiohttp.ClientTimeout(total=None, sock_connect=10)
-"""Of calls that wait for the model: whoever makes them has a limit of its own."""
+"""For calls that wait for the model: the caller has its own limit."""
 PATIENCE = 120.0
-"""Seconds for which a gateway or a pool that is away is waited for."""
+"""Seconds to wait for a gateway or pool that is unavailable."""
 BACKOFF = Backoff(first=0.1, longest=2.0)
-SPOKEN = (NotReady, Overloaded, PoolFull, PoolUnavailable)
-"""Failures that time may cure, told by a gateway that lives."""
-PASSING = (GatewayUnreachable, *SPOKEN)
-"""Failures that time may cure."""
+REPORTED = (NotReady, Overloaded, PoolFull, PoolUnavailable)
+"""Temporary failures that a running gateway reports."""
+TEMPORARY = (GatewayUnreachable, *REPORTED)
 
 
 class GatewayClient:
     """Used inside `async with`."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, *, patience: float = PATIENCE) -> None:
+        """`patience`: seconds to wait for a gateway or pool that is unavailable."""
         self.url = url.rstrip("/")
         self.key = key
+        self._patience = patience
         self._http: aiohttp.ClientSession | None = None
         self._model: str | None = None
 
-    async def open_trajectory(self, wanted: shapes.InitTrajectory, patience: float) -> shapes.TrajectoryOpened:
+    async def open_trajectory(self, wanted: shapes.InitTrajectory) -> shapes.TrajectoryOpened:
         return await retry_while_unavailable(
             lambda: self.ask("POST", "/init_trajectory", shapes.TrajectoryOpened, _dumped(wanted)),
-            PASSING,
+            TEMPORARY,
             BACKOFF,
-            seconds=patience,
+            seconds=self._patience,
         )
 
-    async def complete_trajectory(self, ref: str, reward: float | None, patience: float) -> str:
-        """`ref` is trajectory_uid/prompt_uid. Gives the trajectory's status.
+    async def complete_trajectory(self, ref: str, reward: float | None) -> str:
+        """`ref` is trajectory_uid/prompt_uid. Returns the trajectory's status.
 
-        GatewayUnreachable is final here: a gateway that dies may take the rollout's last steps with it, and another one
+        Not repeated after GatewayUnreachable: a gateway that dies may lose the rollout's last steps, and the next one
         would complete the rollout without them.
         """
-        return await self._end(ref, "complete", shapes.CompleteTrajectory(reward=reward), patience, SPOKEN)
+        return await self._end(ref, "complete", shapes.CompleteTrajectory(reward=reward), self._patience, REPORTED)
 
-    async def abort_trajectory(self, ref: str, reason: str, patience: float) -> str:
-        return await self._end(ref, "abort", shapes.AbortTrajectory(reason=reason), patience, PASSING)
+    async def abort_trajectory(self, ref: str, reason: str, patience: float | None = None) -> str:
+        wait = self._patience if patience is None else patience
+        return await self._end(ref, "abort", shapes.AbortTrajectory(reason=reason), wait, TEMPORARY)
 
-    async def _end(self, ref: str, how: str, said: BaseModel, patience: float, passing: Passing) -> str:
+    async def _end(self, ref: str, how: str, said: BaseModel, patience: float, temporary: Temporary) -> str:
         path = f"/{ref}/v1/{how}_trajectory"
         ended = await retry_while_unavailable(
-            lambda: self.ask("POST", path, shapes.TrajectoryEnded, _dumped(said)), passing, BACKOFF, seconds=patience
+            lambda: self.ask("POST", path, shapes.TrajectoryEnded, _dumped(said)), temporary, BACKOFF, seconds=patience
         )
         return str(ended.status)
 
@@ -82,7 +85,7 @@ class GatewayClient:
         return await self.ask("GET", f"/pacing?{urlencode({'channel': channel})}", shapes.PacingNow)
 
     async def policy_version(self) -> int | None:
-        """The oldest that an engine has; None where none says it in a number."""
+        """The oldest version of all engines; None if none reports a number."""
         engines = (await self.ask("GET", "/engines", shapes.EngineList)).engines
         told = [int(e.weight_version) for e in engines if e.weight_version and e.weight_version.isdecimal()]
         return min(told, default=None)
@@ -95,14 +98,14 @@ class GatewayClient:
         return None
 
     async def model(self) -> str:
-        """The name of the engines' model."""
+        """The name of the model that the engines serve."""
         if self._model is None:
             listed = orjson.loads(await self._bytes("GET", f"{self.url}/v1/models", None, self.key, TIMEOUT))
             self._model = str(listed["data"][0]["id"])
         return self._model
 
     async def chat(self, base_url: str, api_key: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """An agent's call. The reply, as the engine wrote it."""
+        """An agent's call; returns the engine's reply."""
         url = f"{base_url}/v1/chat/completions"
         return dict(orjson.loads(await self._bytes("POST", url, _encoded(body), api_key, SAMPLING)))
 
@@ -118,13 +121,13 @@ class GatewayClient:
         try:
             return shape.model_validate_json(raw)
         except ValidationError as wrong:
-            raise GatewayUnreachable(f"{self.url}{path} answers what no gateway of ours would: {wrong}") from None
+            raise GatewayUnreachable(f"{self.url}{path} does not answer like a Stepwell gateway: {wrong}") from None
 
     async def _bytes(
         self, method: str, url: str, body: bytes | None, key: str | None, timeout: aiohttp.ClientTimeout
     ) -> bytes:
         if self._http is None:
-            raise BadRequest("this is not open: use it inside `async with`")
+            raise BadRequest("the gateway client is not open: use it inside `async with`")
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
             async with self._http.request(method, url, data=body, headers=headers, timeout=timeout) as answer:
@@ -155,7 +158,7 @@ def _refusal(url: str, status: int, raw: bytes) -> StepwellError:
             return NotReady("; ".join(f"{part}: {why}" for part, why in body["missing"].items()))
         return from_code(body["error"]["code"], str(body["error"]["message"]))
     except (ValueError, TypeError, KeyError):
-        return GatewayUnreachable(f"{url} answers {status} and is no gateway of Stepwell's")
+        return GatewayUnreachable(f"{url} answers {status} and is not a Stepwell gateway")
 
 
 def _dumped(said: BaseModel) -> bytes:

@@ -1,9 +1,9 @@
-"""A gateway as a child of this process: started, listened to, restarted when it dies, ended at the end.
+"""A gateway as a child process: started, its log read, restarted when it dies, ended on exit.
 
     async with GatewayProcess(data_pool_name="data_pool", vllm_addresses="http://127.0.0.1:8001", …) as gateway:
         flow = BlackBoxAgentFlow(gateway.url, agent)
 
-It keeps its address over restarts, so that base_urls stay valid. What a SupervisedProcess guarantees holds here too.
+It keeps its address over restarts, so base_urls stay valid. The guarantees of SupervisedProcess hold.
 """
 
 import logging
@@ -17,8 +17,8 @@ from stepwell.common.processes import Program, SupervisedProcess, free_port
 
 log = logging.getLogger("stepwell.agents.gateway")
 
-SAY_AGAIN = 10.0
-"""Seconds between two lines that say what is waited for; what the gateway itself says is passed on at once."""
+WAITING_LOG_INTERVAL = 10.0
+"""Seconds between two log lines about what the start waits for; the gateway's own lines are logged at once."""
 
 
 class GatewayProcess:
@@ -33,12 +33,12 @@ class GatewayProcess:
         ready_timeout: float = 300.0,
         **flags: object,
     ) -> None:
-        """`flags` are those of `stepwell gateway`, with underscores; `key` becomes its control key, out of sight of
-        whoever lists processes. Without a port, a free one is taken."""
+        """`flags` are those of `stepwell gateway`, with underscores. `key` becomes its control key; it is passed in the
+        environment, so a list of processes does not show it. Without a port, a free one is used."""
         self.key = key
         port = port or free_port(host)
         self.url = f"http://{host}:{port}"
-        self._said_at = time.monotonic()
+        self._logged_at = time.monotonic()
         program = Program(
             name="gateway",
             command=[sys.executable, "-m", "stepwell.gateway", *_arguments(host=host, port=port, **flags)],
@@ -46,7 +46,7 @@ class GatewayProcess:
             env={"STEPWELL_LOG": "json"} | ({"STEPWELL_GATEWAY_CONTROL_KEYS": key} if key else {}),
         )
         self._process = SupervisedProcess(
-            program, on_line=_hear, on_wait=self._still_waiting, ready_timeout=ready_timeout
+            program, on_line=_log_line, on_wait=self._still_waiting, ready_timeout=ready_timeout
         )
 
     @property
@@ -58,7 +58,7 @@ class GatewayProcess:
         return self._process.restarts
 
     async def __aenter__(self) -> Self:
-        self._said_at = time.monotonic()
+        self._logged_at = time.monotonic()
         await self._process.__aenter__()
         log.info("the gateway at %s is ready", self.url)
         return self
@@ -69,18 +69,18 @@ class GatewayProcess:
         await self._process.__aexit__(kind, error, trace)
 
     async def _why_not_ready(self) -> str | None:
-        async with GatewayClient(self.url, self.key) as link:
-            return await link.why_not_ready()
+        async with GatewayClient(self.url, self.key) as gateway:
+            return await gateway.why_not_ready()
 
     def _still_waiting(self, why: str) -> None:
-        if time.monotonic() > self._said_at + SAY_AGAIN:
+        if time.monotonic() > self._logged_at + WAITING_LOG_INTERVAL:
             log.warning("still waiting for the gateway at %s: %s", self.url, why)
-            self._said_at = time.monotonic()
+            self._logged_at = time.monotonic()
 
 
 def _arguments(**flags: object) -> list[str]:
     return [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def _hear(level: int, text: str) -> None:
+def _log_line(level: int, text: str) -> None:
     log.log(level, "gateway: %s", text)

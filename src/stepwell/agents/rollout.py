@@ -1,4 +1,4 @@
-"""A rollout, as an agent gets it, and what came of it."""
+"""A rollout as an agent gets it, and its result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ Sample: TypeAlias = Mapping[str, Any]
 class RolloutStatus(StrEnum):
     COMPLETED = "completed"
     ABORTED = "aborted"
-    """The agent failed; the pool dropped what it had."""
+    """The agent failed; the pool dropped its steps."""
     EMPTY = "empty"
-    """The agent made no call that could be kept; the pool let it go."""
+    """The agent made no call that could be recorded; the pool removed it."""
     LATE = "late"
-    """The pool had shipped or dropped it before it was over."""
+    """The pool had shipped or dropped it before it ended."""
     FAILED = "failed"
-    """The gateway could not be told of its beginning or its end."""
+    """The gateway could not be told that it began or ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class RolloutResult:
     attempt: int
     channel: str
     reward: float | None = None
-    """What the agent gave; None leaves it to others."""
+    """What the agent returned; None if another part scores it."""
     why: str = ""
-    """What went wrong, in words."""
+    """What went wrong; empty if nothing."""
     seconds: float = 0.0
 
     @property
@@ -43,7 +43,7 @@ class RolloutResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One trajectory to be made: an agent takes it and gives its reward, or None."""
+    """One trajectory to be made: the agent's argument."""
 
     base_url: str
     """For any OpenAI client."""
@@ -52,16 +52,16 @@ class Rollout:
     prompt_uid: str
     trajectory_uid: str
     attempt: int
-    """0 the first time; a rollout that failed is tried again under the next number."""
-    link: GatewayClient = field(repr=False)
+    """0 at first; each retry after a failure has the next number."""
+    gateway: GatewayClient = field(repr=False)
 
     async def model(self) -> str:
-        return await self.link.model()
+        return await self.gateway.model()
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **wanted: Any) -> dict[str, Any]:
-        """The model's next message, for agents that need no SDK; `wanted` is what else the chat API takes."""
+        """The model's next message, for agents without an SDK; `wanted` are further fields of the chat API."""
         body = {"messages": messages, **wanted}
         if "model" not in body:
             body["model"] = await self.model()
-        reply = await self.link.chat(self.base_url, self.api_key, body)
+        reply = await self.gateway.chat(self.base_url, self.api_key, body)
         return dict(reply["choices"][0]["message"])

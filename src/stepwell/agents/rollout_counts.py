@@ -1,4 +1,4 @@
-"""What a rollouter has done so far, in numbers and in one line."""
+"""What a rollouter has done so far."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -6,21 +6,21 @@ from dataclasses import dataclass, field
 from stepwell.agents.rollout import RolloutResult
 
 LAST = 200
-"""Rewards that the mean is taken over."""
+"""Rewards in the mean."""
 
 
 @dataclass(slots=True)
 class RolloutCounts:
     groups: int = 0
-    """Complete, for training."""
+    """Complete groups for training."""
     given_up: int = 0
-    """Groups of which a rollout failed once too often."""
+    """Groups in which a rollout failed after all its retries."""
     rollouts: Counter[str] = field(default_factory=Counter)
-    """By how they ended."""
+    """By status."""
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
-    """The last that agents gave, for training."""
+    """The last rewards of rollouts for training."""
     why: str = ""
-    """What went wrong last."""
+    """The last failure."""
 
     def add(self, result: RolloutResult, *, is_validation: bool) -> None:
         self.rollouts[result.status] += 1
@@ -30,7 +30,7 @@ class RolloutCounts:
             self.why = f"{result.status}: {result.why}" if result.why else str(result.status)
 
     def line(self, running: int, seconds: float) -> str:
-        """For people."""
+        """One line for the terminal."""
         total = self.rollouts.total()
         parts = [
             f"{self.groups} groups",

@@ -1,12 +1,13 @@
-"""AsyncRollouter: keeps groups of rollouts going, within the pool's pacing, until told to stop.
+"""AsyncRollouter: runs groups of rollouts, within the pool's pacing, until it is stopped.
 
     flow = BlackBoxAgentFlow(url, agent, group_size=8)
     await AsyncRollouter(flow, Dataset("train.jsonl"), gateway=url).run()
 
-A shell around the plan: it asks the gateway how the pool is, starts what the plan says, and tells it what came of it.
-What always holds: a rollout that fails is a result, not a crash; a gateway that is away is waited for; when `run` ends,
-however it ends, no rollout is left running, and what was unfinished is aborted in the pool; a group that is given up
-leaves nothing there.
+The schedule decides (schedule.py); the rollouter asks the gateway for the pacing, starts rollouts and reports results.
+
+- A rollout that fails is a result, not an exception. A gateway that is unavailable is waited for.
+- When `run` ends, in whatever way, no rollout is running, and unfinished ones are aborted in the pool.
+- A group that is given up leaves nothing in the pool.
 """
 
 import asyncio
@@ -22,8 +23,8 @@ from stepwell.agents.gateway_client import GatewayClient
 from stepwell.agents.gateway_process import GatewayProcess
 from stepwell.agents.rollout import RolloutResult
 from stepwell.agents.rollout_counts import RolloutCounts
-from stepwell.agents.schedule import GroupEnd, RolloutSchedule, Sizes, Start, StartPace
-from stepwell.agents.validation import Rhythm, Round, Validation, ValidationReport
+from stepwell.agents.schedule import GroupEnd, GroupSizes, RolloutSchedule, RolloutStart, StartPace
+from stepwell.agents.validation import Validation, ValidationReport, ValidationRound, ValidationSchedule
 from stepwell.common.progress import ProgressLine
 from stepwell.errors import BadRequest, StepwellError
 from stepwell.logs import about
@@ -31,9 +32,9 @@ from stepwell.logs import about
 log = logging.getLogger("stepwell.agents")
 
 PACE_EVERY = 0.1
-"""Seconds between two questions for the pool's pacing."""
+"""Seconds between two requests for the pool's pacing."""
 VERSION_EVERY = 0.5
-"""Seconds between two questions for the policy version, where someone validates."""
+"""Seconds between two requests for the policy version, if there is validation."""
 
 
 class AsyncRollouter:
@@ -49,55 +50,55 @@ class AsyncRollouter:
         on_result: Callable[[RolloutResult], None] = lambda result: None,
         on_validation: Callable[[ValidationReport], None] = lambda report: None,
     ) -> None:
-        """A GatewayProcess is started and kept up; a URL is that of a gateway that runs already."""
+        """`gateway`: a GatewayProcess, which is started and supervised, or the URL of a running gateway."""
         if validation is not None and validation.flow.channel == flow.channel:
-            raise BadRequest(f"validation and training are both on channel {flow.channel!r}: give them one each")
-        self.tally = RolloutCounts()
+            raise BadRequest(f"validation and training are both on channel {flow.channel!r}: give each its own")
+        self.counts = RolloutCounts()
         self._flow = flow
         self._dataset = dataset
         self._gateway = gateway
         self._concurrency = concurrency
         self._retries = retries
         self._validation = validation
-        self._rhythm = Rhythm(validation.every) if validation else None
-        self._round: Round | None = None
+        self._validation_schedule = ValidationSchedule(validation.every) if validation else None
+        self._round: ValidationRound | None = None
         self._on_result = on_result
         self._on_validation = on_validation
-        self._plan: RolloutSchedule | None = None
-        self._tasks: dict[Start, asyncio.Task[None]] = {}
+        self._schedule: RolloutSchedule | None = None
+        self._tasks: dict[RolloutStart, asyncio.Task[None]] = {}
         self._completed: dict[str, list[RolloutResult]] = {}
-        """The rollouts of open groups that are complete, by prompt_uid."""
+        """The completed rollouts of open groups, by prompt_uid."""
         self._changed = asyncio.Event()
 
     def stop(self) -> None:
-        """Open no more groups; `run` returns once those that are open have come to their end."""
-        if self._plan is not None:
-            self._plan.stop()
+        """Open no more groups; `run` returns when the open ones have ended."""
+        if self._schedule is not None:
+            self._schedule.stop()
             self._changed.set()
 
     async def run(self, groups: int | None = None) -> RolloutCounts:
-        """Make so many groups, or without end, or to the dataset's."""
-        plan = self._plan = self._new_plan(groups)
+        """Make that many groups, or as many as the dataset has. Without both limits it runs until stopped."""
+        schedule = self._schedule = self._new_schedule(groups)
         started = time.monotonic()
-        progress = ProgressLine(lambda: self.tally.line(plan.running, time.monotonic() - started))
-        async with self._open() as link, asyncio.TaskGroup() as tasks:
+        progress = ProgressLine(lambda: self.counts.line(schedule.running, time.monotonic() - started))
+        async with self._open() as gateway, asyncio.TaskGroup() as tasks:
             others = [
-                tasks.create_task(self._follow(link, plan)),
+                tasks.create_task(self._follow_pacing(gateway, schedule)),
                 tasks.create_task(progress.run()),
             ]
-            while not plan.is_over:
-                for start in plan.next_starts():
-                    self._tasks[start] = task = tasks.create_task(self._roll(plan, start))
-                    task.add_done_callback(partial(self._leave, plan, start))
+            while not schedule.is_over:
+                for start in schedule.next_starts():
+                    self._tasks[start] = task = tasks.create_task(self._run_rollout(schedule, start))
+                    task.add_done_callback(partial(self._remove_task, schedule, start))
                 self._changed.clear()
                 await self._changed.wait()
             for task in others:
                 task.cancel()
-        return self.tally
+        return self.counts
 
-    def _new_plan(self, groups: int | None) -> RolloutSchedule:
+    def _new_schedule(self, groups: int | None) -> RolloutSchedule:
         bounds = [bound for bound in (groups, self._dataset.left) if bound is not None]
-        sizes = Sizes(self._flow.group_size, self._validation.flow.group_size if self._validation else 0)
+        sizes = GroupSizes(self._flow.group_size, self._validation.flow.group_size if self._validation else 0)
         return RolloutSchedule(
             iter(self._dataset),
             self._dataset.find,
@@ -116,66 +117,72 @@ class AsyncRollouter:
             await stack.enter_async_context(self._flow)
             if self._validation is not None:
                 await stack.enter_async_context(self._validation.flow)
-            yield await stack.enter_async_context(GatewayClient(url, self._flow.link.key))
+            yield await stack.enter_async_context(GatewayClient(url, self._flow.gateway.key))
 
-    # -- what the pool says --------------------------------------------------------------------------------------------
+    # -- pacing --------------------------------------------------------------------------------------------------------
 
-    async def _follow(self, link: GatewayClient, plan: RolloutSchedule) -> None:
+    async def _follow_pacing(self, gateway: GatewayClient, schedule: RolloutSchedule) -> None:
         trouble, version_at = "", 0.0
         while True:
-            plan.ask()
+            schedule.pacing_requested()
             try:
-                now = await link.pacing(self._flow.channel)
-                plan.answer(StartPace(now.may_start, [(refill.prompt_uid, refill.missing) for refill in now.refills]))
-                if self._rhythm is not None and time.monotonic() > version_at + VERSION_EVERY:
+                now = await gateway.pacing(self._flow.channel)
+                refills = [(refill.prompt_uid, refill.missing) for refill in now.refills]
+                schedule.pacing_received(StartPace(now.may_start, refills))
+                if self._validation_schedule is not None and time.monotonic() > version_at + VERSION_EVERY:
                     version_at = time.monotonic()
-                    self._validate_if_due(plan, self._rhythm, await link.policy_version())
+                    self._validate_if_due(schedule, self._validation_schedule, await gateway.policy_version())
                 trouble = ""
             except StepwellError as failure:
-                plan.answer(None)
+                schedule.pacing_received(None)
                 if str(failure) != trouble:
                     trouble = str(failure)
-                    log.warning("nothing is started for now: %s", trouble)
+                    log.warning("no rollouts are started for now: %s", trouble)
             self._changed.set()
             await asyncio.sleep(PACE_EVERY)
 
-    def _validate_if_due(self, plan: RolloutSchedule, rhythm: Rhythm, version: int | None) -> None:
-        if self._validation is None or plan.is_validating or plan.is_stopping or not rhythm.is_due(version):
+    def _validate_if_due(self, schedule: RolloutSchedule, validations: ValidationSchedule, version: int | None) -> None:
+        if (
+            self._validation is None
+            or schedule.is_validating
+            or schedule.is_stopping
+            or not validations.is_due(version)
+        ):
             return
-        rhythm.begin(version)
-        self._round = Round(version)
-        plan.validate(self._validation.dataset.rest_of_epoch())
+        validations.begin(version)
+        self._round = ValidationRound(version)
+        schedule.validate(self._validation.dataset.rest_of_epoch())
 
     # -- one rollout ---------------------------------------------------------------------------------------------------
 
-    async def _roll(self, plan: RolloutSchedule, start: Start) -> None:
+    async def _run_rollout(self, schedule: RolloutSchedule, start: RolloutStart) -> None:
         flow = self._validation.flow if start.is_validation and self._validation else self._flow
         result = await flow.rollout(
-            start.prompt.sample, start.prompt.uid, attempt=start.attempt, on_open=lambda: plan.opened(start)
+            start.prompt.sample, start.prompt.uid, attempt=start.attempt, on_open=lambda: schedule.opened(start)
         )
         self._note(start, result)
-        if (end := plan.ended(start, result.status)) is not None:
-            self._note_end(plan, end, result)
+        if (end := schedule.ended(start, result.status)) is not None:
+            self._note_end(schedule, end, result)
             completed = self._completed.pop(end.prompt.uid, [])
             if end.is_given_up:
                 await self._take_back(flow, completed)
 
     async def _take_back(self, flow: AgentFlow, completed: Sequence[RolloutResult]) -> None:
-        """What is left of a group that will not be complete: it would count as waiting for the trainer for ever."""
+        """Completed rollouts of a group that was given up would stay in the pool forever."""
         try:
             for done in completed:
                 await flow.take_back(done, "its group was given up")
         except StepwellError as failure:
             log.warning("rollouts of a group that was given up stay in the pool: %s", failure)
 
-    def _leave(self, plan: RolloutSchedule, start: Start, task: asyncio.Task[None]) -> None:
-        """However it ended: one that was cancelled may never have begun."""
+    def _remove_task(self, schedule: RolloutSchedule, start: RolloutStart, task: asyncio.Task[None]) -> None:
+        """Called at the end of every rollout, also of one that was cancelled before it began."""
         del self._tasks[start]
-        plan.ended(start, None)
+        schedule.ended(start, None)
         self._changed.set()
 
-    def _note(self, start: Start, result: RolloutResult) -> None:
-        self.tally.add(result, is_validation=start.is_validation)
+    def _note(self, start: RolloutStart, result: RolloutResult) -> None:
+        self.counts.add(result, is_validation=start.is_validation)
         if result.is_completed:
             self._completed.setdefault(start.prompt.uid, []).append(result)
         else:
@@ -185,21 +192,21 @@ class AsyncRollouter:
             self._round.add(result)
         self._on_result(result)
 
-    def _note_end(self, plan: RolloutSchedule, end: GroupEnd, last: RolloutResult) -> None:
+    def _note_end(self, schedule: RolloutSchedule, end: GroupEnd, last: RolloutResult) -> None:
         for start in end.to_cancel:
             self._tasks[start].cancel()
         if end.is_given_up:
-            self.tally.given_up += 1
+            self.counts.given_up += 1
             log.warning(
-                "group %s is given up: a rollout failed %d times, last because: %s; %d complete ones are taken back",
+                "group %s is given up: a rollout failed %d times, last because: %s; %d completed ones are aborted",
                 *(end.prompt.uid, last.attempt + 1, last.why or last.status, end.completed),
             )
         elif not end.is_validation:
-            self.tally.groups += 1
-        if end.is_validation and not plan.is_validating and self._round is not None:
+            self.counts.groups += 1
+        if end.is_validation and not schedule.is_validating and self._round is not None:
             self._report(self._round)
 
-    def _report(self, done: Round) -> None:
+    def _report(self, done: ValidationRound) -> None:
         report, self._round = done.report(), None
         log.info("validation at policy version %s: mean reward %s", report.policy_version, report.mean_reward)
         self._on_validation(report)

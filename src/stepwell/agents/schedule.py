@@ -1,9 +1,11 @@
 """Which rollouts to start now. Pure: no clock, no waiting, no HTTP.
 
-What always holds: no more rollouts run than `concurrency`; a group for training is opened only while the pool's pacing
-leaves room, and then all of its rollouts may start; a rollout that has started counts from that moment, whether the
-pool knows of it yet or not; what is nearly complete comes first; a rollout is tried `retries` times more at most, then
-its group is given up; while the gateway does not answer, nothing starts.
+- At most `concurrency` rollouts run.
+- A group for training is opened only while the pool's pacing leaves room; then all its rollouts may start.
+- A rollout counts from its start, whether the pool has registered it yet or not.
+- Groups that lack the fewest rollouts come first.
+- A failed rollout is retried `retries` times; then its group is given up.
+- While the gateway does not answer, nothing starts.
 """
 
 from collections import Counter, deque
@@ -15,7 +17,7 @@ from stepwell.agents.rollout import RolloutStatus
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Start:
+class RolloutStart:
     """A rollout to be started."""
 
     prompt: Prompt
@@ -25,24 +27,24 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class StartPace:
-    """What the pool says of a channel."""
+    """The pool's pacing of a channel."""
 
     may_start: int | None
     """Rollouts that may start; None while the pool does not know."""
     refills: Sequence[tuple[str, int]] = ()
-    """Groups that want more rollouts, and how many."""
+    """Groups that lack rollouts, and how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupEnd:
-    """A group that has nothing more to be started or waited for."""
+    """A group in which nothing is left to start or to wait for."""
 
     prompt: Prompt
     is_validation: bool
     completed: int
     is_given_up: bool
-    to_cancel: tuple[Start, ...] = ()
-    """What still runs of a group that was given up."""
+    to_cancel: tuple[RolloutStart, ...] = ()
+    """The running rollouts of a group that was given up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,22 +52,22 @@ class OpenGroup:
     prompt: Prompt
     is_validation: bool
     number: int
-    """Order of opening."""
+    """In the order of opening."""
     waiting: deque[int]
-    """The rollouts to be started, each as the number of its attempt."""
-    running: set[Start] = field(default_factory=set)
+    """The attempt numbers of the rollouts to start."""
+    running: set[RolloutStart] = field(default_factory=set)
     completed: int = 0
-    is_let_go: bool = False
-    """The pool has shipped or dropped it, or has dropped what was unfinished: it says by itself if it wants more."""
+    is_released: bool = False
+    """The pool has shipped or dropped it, or its unfinished rollouts; no retries, the pool asks if it needs more."""
 
     @property
     def urgency(self) -> tuple[int, int]:
-        """Smaller is more urgent: what lacks the fewest rollouts, then what is oldest."""
+        """Smaller is more urgent: fewest missing rollouts first, then the oldest."""
         return len(self.waiting) + len(self.running), self.number
 
 
 @dataclass(slots=True)
-class Sizes:
+class GroupSizes:
     """Rollouts in a group."""
 
     train: int
@@ -77,14 +79,14 @@ class RolloutSchedule:
         self,
         prompts: Iterator[Prompt],
         find: Callable[[str], Prompt | None],
-        sizes: Sizes,
+        sizes: GroupSizes,
         *,
         concurrency: int,
         retries: int,
         groups: int | None = None,
     ) -> None:
-        """`find` gives the prompt of a group that was opened before; `groups` is how many to open for training, and no
-        more than there are prompts."""
+        """`find` returns the prompt of a group that was opened before. `groups` is the number of groups to open for
+        training; it must not exceed the number of prompts."""
         self._prompts = prompts
         self._find = find
         self._sizes = sizes
@@ -93,14 +95,14 @@ class RolloutSchedule:
         self._left = groups
         self._groups: dict[str, OpenGroup] = {}
         self._to_validate: deque[Prompt] = deque()
-        self._running: set[Start] = set()
-        self._unopened: set[Start] = set()
-        """Running, and the pool does not know of them."""
+        self._running: set[RolloutStart] = set()
+        self._unopened: set[RolloutStart] = set()
+        """Running, and not yet registered in the pool."""
         self._pace: StartPace | None = None
-        self._uncounted: list[Start] = []
-        """Rollouts for training that the pool's last answer did not count."""
-        self._asked_without: list[Start] | None = None
-        """The same for the answer that is awaited."""
+        self._uncounted: list[RolloutStart] = []
+        """Rollouts for training that the pool's last answer may not include."""
+        self._uncounted_next: list[RolloutStart] | None = None
+        """The same for the answer that is awaited; None if none is."""
         self._opened = 0
         self._given_up: set[str] = set()
 
@@ -130,13 +132,13 @@ class RolloutSchedule:
 
     # -- pacing --------------------------------------------------------------------------------------------------------
 
-    def ask(self) -> None:
-        """The pool is being asked how it is: what starts from now on, it may not have counted."""
-        self._asked_without = [start for start in self._unopened if not start.is_validation]
+    def pacing_requested(self) -> None:
+        """The pool's answer may not include rollouts that start from now on."""
+        self._uncounted_next = [start for start in self._unopened if not start.is_validation]
 
-    def answer(self, pace: StartPace | None) -> None:
-        """What it said; None if there was no answer."""
-        self._pace, self._uncounted, self._asked_without = pace, self._asked_without or [], None
+    def pacing_received(self, pace: StartPace | None) -> None:
+        """None: the gateway did not answer."""
+        self._pace, self._uncounted, self._uncounted_next = pace, self._uncounted_next or [], None
         for prompt_uid, missing in _summed(pace.refills if pace else ()).items():
             self._refill(prompt_uid, missing)
 
@@ -148,17 +150,17 @@ class RolloutSchedule:
             return
         if group is not None:
             group.waiting.extend([0] * wanted)
-            group.is_let_go = False
+            group.is_released = False
         elif prompt_uid not in self._given_up and (prompt := self._find(prompt_uid)) is not None:
             self._open(prompt, wanted, is_validation=False)
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
-    def next_starts(self) -> list[Start]:
-        """Those to be started now; they count as running."""
+    def next_starts(self) -> list[RolloutStart]:
+        """The rollouts to start now; they count as running."""
         if self._pace is None:
             return []
-        starts: list[Start] = []
+        starts: list[RolloutStart] = []
         for group in sorted(self._groups.values(), key=lambda group: group.urgency):
             starts += self._start(group)
         while self._has_slot() and self._to_validate:
@@ -168,10 +170,10 @@ class RolloutSchedule:
             starts += self._start(self._open(self._next_prompt(), self._sizes.train, is_validation=False))
         return starts
 
-    def _start(self, group: OpenGroup) -> list[Start]:
+    def _start(self, group: OpenGroup) -> list[RolloutStart]:
         starts = []
         while group.waiting and self._has_slot():
-            start = Start(group.prompt, group.waiting.popleft(), group.is_validation)
+            start = RolloutStart(group.prompt, group.waiting.popleft(), group.is_validation)
             group.running.add(start)
             self._running.add(start)
             self._unopened.add(start)
@@ -179,12 +181,12 @@ class RolloutSchedule:
             starts.append(start)
         return starts
 
-    def _count(self, start: Start) -> None:
+    def _count(self, start: RolloutStart) -> None:
         if start.is_validation:
             return
         self._uncounted.append(start)
-        if self._asked_without is not None:
-            self._asked_without.append(start)
+        if self._uncounted_next is not None:
+            self._uncounted_next.append(start)
 
     def _open(self, prompt: Prompt, size: int, *, is_validation: bool) -> OpenGroup:
         self._opened += 1
@@ -209,12 +211,12 @@ class RolloutSchedule:
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
-    def opened(self, start: Start) -> None:
-        """The pool knows of it."""
+    def opened(self, start: RolloutStart) -> None:
+        """The pool has registered the rollout."""
         self._unopened.discard(start)
 
-    def ended(self, start: Start, status: RolloutStatus | None) -> GroupEnd | None:
-        """How a rollout ended, None if it was cancelled; gives the group's end if that is it. Safe to repeat."""
+    def ended(self, start: RolloutStart, status: RolloutStatus | None) -> GroupEnd | None:
+        """`status` is None for a cancelled rollout. Returns the group's end if it was the last. Safe to repeat."""
         self._running.discard(start)
         self._unopened.discard(start)
         group = self._groups.get(start.prompt.uid)
@@ -224,9 +226,9 @@ class RolloutSchedule:
         if status is RolloutStatus.COMPLETED:
             group.completed += 1
         elif status is RolloutStatus.LATE:
-            group.is_let_go = True
+            group.is_released = True
             group.waiting.clear()
-        elif status is not None and not group.is_let_go:
+        elif status is not None and not group.is_released:
             if start.attempt >= self._retries:
                 return self._close(group, is_given_up=True)
             group.waiting.appendleft(start.attempt + 1)

@@ -1,4 +1,4 @@
-"""Validation: every so many policy versions, each prompt of a dataset once, on a channel of its own."""
+"""Validation: at intervals of policy versions, each prompt of a dataset once, on a channel of its own."""
 
 import time
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from stepwell.agents.rollout import RolloutResult
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
     flow: AgentFlow
-    """On another channel than the one for training, with a group size of its own; its agent may be another one too."""
+    """On another channel than training, with its own group size and possibly another agent."""
     dataset: Dataset
     every: int = 10
     """Policy versions."""
@@ -20,20 +20,19 @@ class Validation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationReport:
     policy_version: int | None
-    """When the round began; None where no engine says it in a number. A round takes its time: weights may change
-    meanwhile."""
+    """At the start of the round; None if no engine reports a number. The weights may change during a round."""
     mean_reward: float | None
-    """Over the rollouts that their agent scored; None if it scored none."""
+    """Of the rollouts that their agent scored; None if there is none."""
     scored: int
     completed: int
     failed: int
-    """Attempts that came to nothing, retried ones among them."""
+    """Failed attempts, including those that were retried."""
     seconds: float
 
 
 @dataclass(slots=True)
-class Round:
-    """A validation under way."""
+class ValidationRound:
+    """A validation in progress."""
 
     policy_version: int | None
     started: float = field(default_factory=time.monotonic)
@@ -58,15 +57,15 @@ class Round:
         )
 
 
-class Rhythm:
-    """When to validate: at the start, and then each time the version has grown by `every`."""
+class ValidationSchedule:
+    """When to validate: at the start, then each time the version has grown by `every`."""
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._next: int | None = None
 
     def is_due(self, version: int | None) -> bool:
-        """A version that is not known is taken for 0: the weights that an engine starts with have no number."""
+        """An unknown version counts as 0: the weights that an engine starts with have no number."""
         return self._next is None or (version or 0) >= self._next
 
     def begin(self, version: int | None) -> None:

@@ -1,4 +1,4 @@
-"""White-box agents: they tokenize, sample from token ids, and submit steps of their own making.
+"""White-box agents: they tokenize, sample from token ids, and submit steps that they build themselves.
 
     class Echo(AgentFlowBase):
         async def run(self, rollout):
@@ -7,8 +7,8 @@
             await self.submit([self.step(rollout, 0, answer)])
             return float(tokenizer.decode(answer.token_ids) == rollout.sample["answer"])
 
-The tokenizer is the agent's. Steps are completed by the end of `run`, not by a step that says it is the last: so the
-reward that `run` gives is always in time.
+The agent brings its tokenizer. The end of `run` completes the trajectory, not a step marked as the last one, so the
+reward that `run` returns is never late.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,13 +27,13 @@ from stepwell.wire import gateway_api as shapes
 
 S = TypeVar("S", bound=BaseModel)
 
-HARMLESS = "duplicate"
-"""The one refusal of a step that means that the pool has it."""
+DUPLICATE = "duplicate"
+"""The refusal that means that the pool already has the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What the engine sampled from a prompt."""
+    """What an engine sampled from a prompt."""
 
     prompt_ids: list[int]
     token_ids: list[int]
@@ -51,7 +51,7 @@ class AgentFlowBase(AgentFlow):
     async def generate(self, prompt_ids: Sequence[int], sampling: Mapping[str, Any] | None = None) -> Generation:
         wanted = _made(shapes.Generate, prompt_ids=list(prompt_ids), sampling_params=dict(sampling or {}))
         raw = wanted.model_dump_json().encode()
-        done = await self.link.ask("POST", "/generate", shapes.GenerationDone, raw, SAMPLING)
+        done = await self.gateway.ask("POST", "/generate", shapes.GenerationDone, raw, SAMPLING)
         return Generation(
             prompt_ids=wanted.prompt_ids,
             token_ids=done.token_ids,
@@ -72,7 +72,7 @@ class AgentFlowBase(AgentFlow):
         response_mask: Sequence[bool] | None = None,
         extras: JsonObject | None = None,
     ) -> shapes.SubmittedStep:
-        """The generation as the rollout's step number `index`, with a reward of its own if it has one."""
+        """The generation as the rollout's step number `index`, with its own reward if it has one."""
         return _made(
             shapes.SubmittedStep,
             prompt_ids=generation.prompt_ids,
@@ -91,13 +91,13 @@ class AgentFlowBase(AgentFlow):
         )
 
     async def submit(self, steps: Sequence[shapes.SubmittedStep]) -> None:
-        """Hand in steps. Conflict says which the pool did not take; one that it has already is no conflict."""
+        """Submit steps. Conflict says how many the pool refused and why; a duplicate is not a conflict."""
         query = urlencode({"channel": self.channel, "group_size": self.group_size})
         raw = shapes.SubmitSteps(steps=list(steps)).model_dump_json().encode()
-        told = await self.link.ask("POST", f"/submit_steps?{query}", shapes.StepsSubmitted, raw)
-        refused = ", ".join(f"{count} {cause}" for cause, count in told.refused.items() if cause != HARMLESS)
+        told = await self.gateway.ask("POST", f"/submit_steps?{query}", shapes.StepsSubmitted, raw)
+        refused = ", ".join(f"{count} {cause}" for cause, count in told.refused.items() if cause != DUPLICATE)
         if refused:
-            raise Conflict(f"the pool did not take every step: {refused}")
+            raise Conflict(f"the pool refused steps: {refused}")
 
     async def compute_reward(
         self,
@@ -107,7 +107,7 @@ class AgentFlowBase(AgentFlow):
         num_turns: int = 1,
         extra_fields: Mapping[str, Json] | None = None,
     ) -> shapes.RewardComputed:
-        """Ask the gateway's reward worker, which sees the sample as well."""
+        """Ask the gateway's reward worker, which also gets the sample."""
         wanted = _made(
             shapes.ComputeReward,
             prompt_ids=generation.prompt_ids,
@@ -116,7 +116,7 @@ class AgentFlowBase(AgentFlow):
             extra_fields=dict(extra_fields or {}),
             dataset_fields=portable(rollout.sample),
         )
-        return await self.link.ask(
+        return await self.gateway.ask(
             "POST", "/compute_reward", shapes.RewardComputed, wanted.model_dump_json().encode(), SAMPLING
         )
 

@@ -11,7 +11,6 @@ import openai
 import pytest
 from aiohttp import web
 
-from stepwell.agents import flow as flow_module
 from stepwell.agents.blackbox import Agent, BlackBoxAgentFlow
 from stepwell.agents.rollout import Rollout, RolloutStatus
 from stepwell.errors import BadRequest
@@ -119,8 +118,8 @@ def raises_in_a_thread(rollout: Rollout) -> float:
         (raises, "ZeroDivisionError: by nothing"),
         (exits, "SystemExit: 3"),
         (cancels_itself, "cancelled from within"),
-        (gives_words, "it gave a str as its reward"),
-        (gives_nan, "it gave nan as its reward"),
+        (gives_words, "it returned a str as its reward"),
+        (gives_nan, "it returned nan as its reward"),
         (raises_in_a_thread, "StopIteration"),
     ],
 )
@@ -219,9 +218,8 @@ async def test_a_rollout_that_the_pool_let_go_is_late(gateway: str, pool: Memory
     assert (result.status, result.reward) == (RolloutStatus.LATE, None)
 
 
-async def test_a_gateway_that_is_not_there_is_a_failed_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow_module, "PATIENCE", 0.2)
-    async with flow_of(f"http://127.0.0.1:{free_port()}", scoring) as flow:
+async def test_a_gateway_that_is_not_there_is_a_failed_rollout() -> None:
+    async with flow_of(f"http://127.0.0.1:{free_port()}", scoring, patience=0.2) as flow:
         result = await flow.rollout({}, "p")
     assert result.status is RolloutStatus.FAILED
     assert "could not be opened: no gateway answers at" in result.why
@@ -300,7 +298,7 @@ async def test_a_flow_that_is_not_open_says_how_to_open_it() -> None:
     result = await flow.rollout({}, "p")
     assert "async with" in result.why
     with pytest.raises(BadRequest, match="async with"):
-        await flow.link.model()
+        await flow.gateway.model()
 
 
 async def test_rollouts_of_one_prompt_form_a_group(gateway: str, pool: MemoryPool) -> None:

@@ -81,7 +81,7 @@ def test_jsonl_is_read_and_what_is_wrong_with_it_is_said_with_its_line(tmp_path:
     path.write_text('{"n": 0}\n\n{"n": 1, "text": "a\u2028b"}\n')
     assert numbers(Dataset(path, seed=None), 3) == [0, 1, 0]
     path.write_text('{"n": 0}\n{"n": \n')
-    with pytest.raises(BadRequest, match=r"data.jsonl, line 2, is no JSON"):
+    with pytest.raises(BadRequest, match=r"data.jsonl, line 2, is not JSON"):
         Dataset(str(path))
     path.write_text('{"n": 0}\n[1]\n')
     with pytest.raises(BadRequest, match="line 2, is a list; a sample is a JSON object"):

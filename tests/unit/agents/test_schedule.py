@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stepwell.agents.dataset import Prompt
 from stepwell.agents.rollout import RolloutStatus
-from stepwell.agents.schedule import GroupEnd, RolloutSchedule, Sizes, Start, StartPace
+from stepwell.agents.schedule import GroupEnd, GroupSizes, RolloutSchedule, RolloutStart, StartPace
 
 COMPLETED, ABORTED, EMPTY, LATE, FAILED = RolloutStatus
 FREE = StartPace(None)
@@ -20,15 +20,15 @@ def make_plan(
 ) -> RolloutSchedule:
     prompts = (Prompt(f"g{number}", {}) for number in count())
     find = {uid: Prompt(uid, {}) for uid in known}.get
-    return RolloutSchedule(prompts, find, Sizes(size, 1), concurrency=concurrency, retries=retries, groups=groups)
+    return RolloutSchedule(prompts, find, GroupSizes(size, 1), concurrency=concurrency, retries=retries, groups=groups)
 
 
 def tell(plan: RolloutSchedule, pace: StartPace | None) -> None:
-    plan.ask()
-    plan.answer(pace)
+    plan.pacing_requested()
+    plan.pacing_received(pace)
 
 
-def names(starts: Sequence[Start]) -> list[str]:
+def names(starts: Sequence[RolloutStart]) -> list[str]:
     return [start.prompt.uid for start in starts]
 
 
@@ -75,10 +75,10 @@ def test_what_has_started_counts_until_an_answer_that_knows_of_it() -> None:
 def test_what_starts_between_question_and_answer_counts_too() -> None:
     plan = make_plan(size=1)
     tell(plan, StartPace(2))
-    plan.ask()
+    plan.pacing_requested()
     for start in plan.next_starts():
         plan.opened(start)
-    plan.answer(StartPace(2))
+    plan.pacing_received(StartPace(2))
     assert plan.next_starts() == []
 
 
@@ -219,18 +219,18 @@ def test_the_pools_room_is_never_exceeded_whatever_the_order_of_events(
     data: st.DataObject, size: int, batches: int
 ) -> None:
     plan, pool = make_plan(size=size, retries=100), ToyPool(size * batches)
-    running: deque[Start] = deque()
-    opened: deque[Start] = deque()
+    running: deque[RolloutStart] = deque()
+    opened: deque[RolloutStart] = deque()
     answers: deque[StartPace] = deque()
     for _ in range(60):
         event = data.draw(st.sampled_from(["ask", "count", "answer", "start", "open", "complete", "abort", "train"]))
         if event == "ask" and not answers:
-            plan.ask()
+            plan.pacing_requested()
             answers.append(StartPace(-1))
         elif event == "count" and answers:
             answers[0] = pool.pace()
         elif event == "answer" and answers and answers[0].may_start != -1:
-            plan.answer(answers.popleft())
+            plan.pacing_received(answers.popleft())
         elif event == "start":
             running.extend(plan.next_starts())
         elif event == "open" and running:
