@@ -1,1 +1,1 @@
-"""Trainers: what consumes batches, and what brings the new weights back to the engines."""
+"""Trainers consume batches and bring new weights to the engines."""

@@ -1,8 +1,9 @@
-"""The loss of GRPO, token by token: functions of tensors that hold N trained tokens each.
+"""The GRPO loss per token: functions of tensors with N trained tokens each.
 
-What always holds: a batch's loss is the sum of its tokens' losses over the number of its trained tokens, so it is the
-same however the tokens are divided into rows, and the rows into passes. Advantages and recorded log-probabilities carry
-no gradient. torch is imported by whoever has tensors to hand in.
+- A batch's loss is the sum of its tokens' losses divided by the number of trained tokens, so it does not depend on how
+  tokens are divided into rows, and rows into passes.
+- Advantages and recorded log-probabilities carry no gradient.
+- torch is not imported here; the caller has imported it.
 """
 
 from dataclasses import dataclass
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 class PolicyLoss:
     losses_N: "torch.Tensor"
     ratios_N: "torch.Tensor"
-    """How much likelier each token has become since it was sampled."""
+    """Importance ratios: how much likelier each token has become since it was sampled."""
     clipped_N: "torch.Tensor"
-    """Which tokens the clip leaves alone, or the cap holds down."""
+    """Which tokens are clipped or capped."""
 
 
 def token_logprobs(
@@ -30,7 +31,7 @@ def token_logprobs(
     trained_R_L: "torch.Tensor",
     temperature: float,
 ) -> "torch.Tensor":
-    """The log-probability of each trained token, row by row. A row's first token follows nothing and has none."""
+    """The log-probability of each trained token, row by row. A row's first token has none."""
     logits_R_L_V: torch.Tensor = model(input_ids=ids_R_L, attention_mask=attention_R_L).logits
     before_N_V = logits_R_L_V[:, :-1][trained_R_L[:, 1:]].float() / temperature
     chosen_N = ids_R_L[:, 1:][trained_R_L[:, 1:]]
@@ -40,7 +41,7 @@ def token_logprobs(
 def policy_loss(
     logprobs_N: "torch.Tensor", recorded_N: "torch.Tensor", advantages_N: "torch.Tensor", settings: Settings
 ) -> PolicyLoss:
-    """The clipped objective, against the log-probabilities recorded when the tokens were sampled."""
+    """The clipped objective, relative to the log-probabilities recorded when the tokens were sampled."""
     ratios_N = (logprobs_N - recorded_N).exp()
     if settings.importance_cap is None:
         return _clipped(ratios_N, advantages_N, settings)
@@ -48,7 +49,7 @@ def policy_loss(
 
 
 def _clipped(ratios_N: "torch.Tensor", advantages_N: "torch.Tensor", settings: Settings) -> PolicyLoss:
-    """PPO's clip; and a token that should become rarer counts for `dual_clip` at most, however likely it is by now."""
+    """PPO's clip; a token with a negative advantage counts at most `dual_clip` times."""
     near_N = ratios_N.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     gains_N = (ratios_N * advantages_N).minimum(near_N * advantages_N)
     bounded_N = gains_N.maximum(settings.dual_clip * advantages_N.clamp(max=0)).where(advantages_N < 0, gains_N)
@@ -60,8 +61,8 @@ def _clipped(ratios_N: "torch.Tensor", advantages_N: "torch.Tensor", settings: S
 def _weighted(
     logprobs_N: "torch.Tensor", ratios_N: "torch.Tensor", advantages_N: "torch.Tensor", cap: float
 ) -> PolicyLoss:
-    """Truncated importance weights. With one gradient step a batch, the policy that is stepped from is the model as it
-    is, and a clip around that would touch nothing."""
+    """Truncated importance weights. There is one gradient step per batch, so the ratio to the current model is 1 and
+    needs no clip."""
     since_N = (logprobs_N - logprobs_N.detach()).exp()
     return PolicyLoss(
         losses_N=-ratios_N.clamp(max=cap) * since_N * advantages_N, ratios_N=ratios_N, clipped_N=ratios_N > cap
@@ -69,6 +70,6 @@ def _weighted(
 
 
 def kl_penalty(logprobs_N: "torch.Tensor", reference_N: "torch.Tensor") -> "torch.Tensor":
-    """How far the model is from a reference, estimated without bias and never below 0 (k3)."""
+    """An unbiased estimate of the KL divergence from a reference that is never negative (k3)."""
     behind_N = reference_N - logprobs_N
     return behind_N.exp() - behind_N - 1

@@ -1,4 +1,4 @@
-"""A model and its optimizer: one gradient step a batch, its gradients summed over as many passes as memory needs."""
+"""A model and its optimizer: one gradient step per batch, with gradients summed over as many passes as memory needs."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,17 +17,17 @@ BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """What came of one batch; all but the last two are averages over its trained tokens."""
+    """The result of one batch; all but the last two are means over its trained tokens."""
 
     loss: float = 0.0
     ratio: float = 1.0
-    """How much likelier the tokens had become since they were sampled."""
+    """Importance ratio: how much likelier the tokens have become since they were sampled."""
     clipped: float = 0.0
-    """The share of tokens that the clip left alone, or the cap held down."""
+    """The share of tokens that were clipped or capped."""
     kl: float = 0.0
-    """From the reference; 0 where there is none."""
+    """Estimated KL divergence from the reference; 0 without one."""
     gradient_norm: float = 0.0
-    """Before it was clipped; 0 where there was nothing to train."""
+    """Before clipping; 0 if there was nothing to train."""
     learning_rate: float = 0.0
 
 
@@ -37,14 +37,14 @@ class Learner:
         from torch.optim import AdamW
 
         if settings.kl_coefficient and reference is None:
-            raise BadRequest("a kl_coefficient needs the model it is measured from: AsyncTrainer(…, reference=model)")
+            raise BadRequest("a kl_coefficient needs a reference model: AsyncTrainer(…, reference=model)")
         self.model = model
         self.optimizer = AdamW(model.parameters(), betas=BETAS, weight_decay=0.0)
         self._reference = reference
         self._settings = settings
 
     def learn(self, rows: TrainedRows, update: int) -> Learned:
-        """One gradient step. Where there is nothing to train the weights stay as they are."""
+        """One gradient step; none if there is nothing to train."""
         from torch.nn.utils import clip_grad_norm_
 
         rate = self.rate(update)
@@ -66,7 +66,7 @@ class Learner:
         return settings.learning_rate * (1.0 - (1.0 - settings.final_rate) * done)
 
     def _backward(self, part: Pass, tokens: int) -> tuple[float, ...]:
-        """Add the gradients of one pass; gives its share of the batch's loss, ratio, clipped and kl."""
+        """Adds the gradients of one pass; returns its share of the batch's loss, ratio, clipped and kl."""
         import torch
 
         device = next(self.model.parameters()).device

@@ -1,8 +1,9 @@
-"""Batches as a plain torch DataLoader, for a loop of your own.
+"""Batches as a plain torch DataLoader, for your own training loop.
 
-What always holds: a batch is acknowledged when the next one is asked for, so a loop that dies loses nothing; one that
-is left (`break`) gives its last batch back. Rows, and which tokens of them are trained, are chosen as by the reference
-trainer (trainers/rows.py); a batch in which there is nothing to learn is acknowledged and passed over.
+- A batch is acknowledged when the next one is requested, so a loop that dies loses nothing.
+- A loop that is left with `break` returns its last batch to the pool.
+- Rows and trained tokens are chosen as in the reference trainer (trainers/rows.py).
+- A batch with nothing to learn is acknowledged and skipped.
 """
 
 import logging
@@ -34,11 +35,11 @@ def pool_loader(
     timeout: float = 600.0,
     lease: float = 600.0,
 ) -> "DataLoader[dict[str, torch.Tensor]]":
-    """Batches of `count` groups each, so many of them or without end, as tensors of R rows padded to L tokens.
+    """`batches` batches (None: without end) of `count` groups each, as tensors of R rows padded to L tokens.
 
     `input_ids`, `attention_mask`, `trained` (bool: the tokens to learn), `logprobs` (as sampled) and `advantages` are
-    R × L; `reward` is the mean return of the whole batch, of what it leaves out too. A row's first token is never
-    trained. A batch that is not trained within `lease` seconds comes back, and is then passed over.
+    R × L; `reward` is the mean return of the whole batch, including rows that are left out. A row's first token is
+    never trained. A batch that is not trained within `lease` seconds comes back, and is then skipped.
     """
     require("torch", "train")
     from torch.utils.data import DataLoader, IterableDataset
@@ -62,7 +63,7 @@ def _tensors(
             try:
                 yield _as_tensors(batch, rows)
             except GeneratorExit:
-                if not sys.is_finalizing():  # then no one is left to answer, and the lease ends by itself
+                if not sys.is_finalizing():  # at exit nobody answers, and the lease expires by itself
                     pool.nack(batch)
                 raise
         trained.add((), rows.uids)
@@ -74,7 +75,7 @@ def _acknowledge(pool: TrainingPool, batch: TrainingBatch) -> None:
     try:
         pool.ack(batch)
     except LeaseExpired:
-        log.warning("a lease ran out before its batch was trained; it comes back and is passed over")
+        log.warning("a lease expired before its batch was trained; it comes back and is skipped")
 
 
 def _as_tensors(batch: TrainingBatch, rows: TrainedRows) -> "dict[str, torch.Tensor]":

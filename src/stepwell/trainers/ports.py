@@ -1,4 +1,4 @@
-"""What a trainer needs of a pool. `stepwell.pool.client.DataPool` is one; so is anything that keeps to this."""
+"""What a trainer needs of a pool, as Protocols. `stepwell.pool.client.DataPool` implements them."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,13 +14,13 @@ from stepwell.steps.rows import MergedRows
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """Leases without the data they are for, as a checkpoint keeps them."""
+    """Leases without their data, as a checkpoint stores them."""
 
     leases: tuple[tuple[str, str], ...]
 
 
 class TrainingBatch(HasLeases, Protocol):
-    """Whole groups. See `stepwell.pool.client.batch.Batch`, which has more."""
+    """Whole groups; part of `stepwell.pool.client.batch.Batch`."""
 
     @property
     def columns(self) -> Columns: ...
@@ -33,7 +33,7 @@ class TrainingBatch(HasLeases, Protocol):
 
     @property
     def rewards_T(self) -> NDArray[np.float64]:  # noqa: N802
-        """Each rollout's return; NaN if no one has scored."""
+        """Each rollout's return; NaN if it is unscored."""
 
     def merged(self) -> MergedRows: ...
 
@@ -50,12 +50,12 @@ class PoolVersion(Protocol):
 
 class TrainingPool(VersionedPool, Protocol):
     def fetch_batch(self, count: int, *, timeout: float, lease: float | None, channel: str) -> TrainingBatch:
-        """The oldest ready groups. FetchTimeout says what was still missing."""
+        """The oldest ready groups. FetchTimeout says what is missing."""
 
     def ack(self, batch: HasLeases) -> None:
-        """It was trained. LeaseExpired if that took too long: some of it will be handed out again."""
+        """The batch was trained. LeaseExpired if that took too long: some of it will be leased again."""
 
     def nack(self, batch: HasLeases) -> None:
-        """It was not trained: it goes back to the head of the queue."""
+        """The batch was not trained: it returns to the head of the queue."""
 
     def stats(self) -> PoolVersion: ...

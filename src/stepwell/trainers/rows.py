@@ -1,8 +1,9 @@
-"""What of a batch is trained, and in which passes.
+"""Which rows of a batch are trained, and in which passes.
 
-What always holds: a rollout is trained in all its rows or in none; a group is left out if it was trained before or if
-all its rollouts earned the same, and a rollout if no one has scored it or if it has no log-probabilities to compare
-with. All of it follows from the batch alone, so a run that is resumed makes the same passes.
+- A rollout is trained in all its rows or in none.
+- A group is left out if it was trained before, or if all its rollouts have the same return.
+- A rollout is left out if it is unscored, or if log-probabilities are missing.
+- All of it depends on the batch alone, so a resumed run makes the same passes.
 """
 
 from collections.abc import Container, Iterator
@@ -27,7 +28,7 @@ class Pass:
     attention_R_L: IndexArray
     trained_R_L: BoolArray
     recorded_N: FloatArray
-    """The log-probabilities with which the tokens were sampled."""
+    """The tokens' log-probabilities when they were sampled."""
     advantages_N: FloatArray
 
 
@@ -36,9 +37,9 @@ class TrainedRows:
     merged: MergedRows
     advantages_T: NDArray[np.float64]
     chosen_R: IndexArray
-    """The rows that are trained, the shortest first."""
+    """The trained rows, the shortest first."""
     trained: BoolArray
-    """The tokens that are trained, among those of all rows."""
+    """Which tokens of all rows are trained."""
     uids_T: list[str]
     is_new_T: BoolArray
     """Which rollouts were not trained before."""
@@ -49,11 +50,11 @@ class TrainedRows:
 
     @property
     def uids(self) -> tuple[str, ...]:
-        """The rollouts that count as trained with this batch, those included of which there is nothing to learn."""
+        """The rollouts that count as trained with this batch, including those left out because they teach nothing."""
         return tuple(uid for uid, is_new in zip(self.uids_T, self.is_new_T.tolist(), strict=True) if is_new)
 
     def passes(self, tokens: int) -> Iterator[Pass]:
-        """As many rows at a time as fit into that many tokens with their padding, but at least one."""
+        """As many rows at a time as fit into `tokens` with their padding, but at least one."""
         lengths_R = np.diff(self.merged.offsets_R)
         rows: list[int] = []
         for row in self.chosen_R.tolist():
@@ -81,7 +82,7 @@ class TrainedRows:
 
 
 def choose_rows(batch: TrainingBatch, known: Container[str]) -> TrainedRows:
-    """`known` are the rollouts that were trained before: their groups have come back, and are not trained again."""
+    """`known` are the rollouts trained before: if their groups come back, they are not trained again."""
     merged, group_of_T = batch.merged(), batch.group_of_T
     _, firsts_T = np.unique(batch.trajectory_of_S, return_index=True)
     uids_T = [batch.columns.trajectory_uids[i] for i in firsts_T.tolist()]
@@ -105,7 +106,7 @@ def choose_rows(batch: TrainingBatch, known: Container[str]) -> TrainedRows:
 
 
 def _lacks_logprobs(batch: TrainingBatch) -> BoolArray:
-    """Which rollouts have a token to train whose log-probability no one recorded."""
+    """Which rollouts have a token to train without a recorded log-probability."""
     columns = batch.columns
     missing_S = sums(np.isnan(columns.logprobs) & columns.mask, columns.response_lengths_S)
     lacking_T: BoolArray = np.bincount(batch.trajectory_of_S, missing_S, len(batch.group_of_T)) > 0

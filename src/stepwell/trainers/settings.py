@@ -1,7 +1,7 @@
-"""What a training run may be told.
+"""The settings of a training run.
 
-With the defaults a model of a third of a million parameters was seen to learn on two CPU cores in a minute; a large one
-wants a learning rate some hundred times smaller.
+With the defaults, a model of a third of a million parameters learns on two CPU cores in a minute. A large model needs a
+learning rate about a hundred times smaller.
 """
 
 from dataclasses import dataclass
@@ -10,34 +10,34 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     groups: int = 16
-    """Groups a batch."""
+    """Groups per batch."""
     channel: str = "train"
     updates: int = 120
-    """Over how many updates the learning rate falls, and what `run()` runs to unless told otherwise."""
+    """Updates over which the learning rate falls, and the default of `run()`."""
     learning_rate: float = 5e-4
     final_rate: float = 0.1
-    """The share of the learning rate that is left after the last update; it falls in a straight line."""
+    """The share of the learning rate that is left after the last update; it falls linearly."""
     max_gradient_norm: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.28
-    """A token whose probability has moved by more than these shares since it was sampled, the way its advantage asks
-    for, is left alone."""
+    """A token whose probability has changed by more than these shares since it was sampled, in the direction of its
+    advantage, gets no gradient."""
     dual_clip: float = 3.0
-    """The most that a token with a negative advantage counts for, however much likelier it has become."""
+    """The largest weight of a token with a negative advantage, however much likelier it has become."""
     importance_cap: float | None = None
-    """With a number, tokens are weighted by how much likelier they have become, up to this, rather than left alone
-    beyond the clip: for data that is many versions old, of which clipping would leave little."""
+    """If set, tokens are weighted by their importance ratio, up to this, instead of clipped: for data that is many
+    versions old, of which clipping would leave little."""
     kl_coefficient: float = 0.0
-    """The pull towards the reference model, which must be given if this is not 0."""
+    """The weight of the KL penalty towards the reference model, which must be given if this is not 0."""
     temperature: float = 1.0
-    """That of the samples. A batch that was sampled at another is refused, for its ratios would be wrong."""
+    """The temperature of the samples. A batch sampled at another one is refused: its ratios would be wrong."""
     tokens_per_pass: int = 16_384
-    """Tokens in one pass of the model, padding included; gradients of several passes are summed into one update."""
+    """Tokens in one pass of the model, with padding; the gradients of several passes are summed into one update."""
     fetch_timeout: float = 600.0
     """Seconds to wait for a batch."""
     lease: float = 600.0
-    """Seconds a batch is ours. It is acknowledged with the next checkpoint, which must be written before then."""
+    """Seconds until a batch's lease expires. The next checkpoint acknowledges it, and must be written before."""
     checkpoint_every: int = 1
-    """Updates between checkpoints. What was trained since the last is trained again after a crash."""
+    """Updates between checkpoints. After a crash, what was trained since the last one is trained again."""
     sync_every: int = 1
-    """Updates between two syncs of the engines' weights."""
+    """Updates between syncs of the engines' weights."""

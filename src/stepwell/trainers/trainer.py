@@ -1,8 +1,9 @@
-"""A GRPO trainer, small enough to be read in one sitting. Agents go on while it learns: it takes what is ready.
+"""A small GRPO trainer. It trains on what is ready while agents continue.
 
-What always holds: a batch is acknowledged only once a checkpoint that contains it is on disk (where there are no
-checkpoints, once it is in the weights), so that a trainer that dies loses nothing; what comes back although a
-checkpoint contains it is known by name and not trained again. A resumed run continues bit for bit.
+- A batch is acknowledged only when a checkpoint that contains it is on disk (without checkpoints: when it is in the
+  weights), so a trainer that dies loses nothing.
+- A batch that comes back although a checkpoint contains it is recognised by name and not trained again.
+- A resumed run continues bit for bit.
 """
 
 import logging
@@ -44,10 +45,10 @@ class Sync(Protocol):
 
 
 class AsyncTrainer:
-    """Trains `model`: anything that takes input_ids and attention_mask and answers with `.logits`.
+    """Trains `model`: any module that takes input_ids and attention_mask and returns an object with `.logits`.
 
-    `checkpoints` is a folder; a run that finds a checkpoint there goes on from it. Each of `reports` is called with the
-    metrics of every update.
+    `checkpoints` is a folder; a run that finds a checkpoint there continues from it. Each of `reports` is called with
+    the metrics of every update.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class AsyncTrainer:
         self.settings = settings or Settings()
         self.model = model
         self.update = 0
-        """How many batches were trained, those before a resume included."""
+        """Trained batches, including those before a resume."""
         self.version = 0
-        """The last that the engines were to have."""
+        """The last version sent to the engines."""
         self._pool = pool
         self._sync = sync
         self._checkpoints = checkpoints
@@ -77,7 +78,7 @@ class AsyncTrainer:
         self._engines_are_behind = False
 
     def run(self, updates: int | None = None) -> None:
-        """Train until that many updates are done in all, those before a resume included."""
+        """Train until that many updates are done, including those before a resume."""
         self.start()
         while self.update < (self.settings.updates if updates is None else updates):
             self.step()
@@ -85,7 +86,7 @@ class AsyncTrainer:
             self._save()
 
     def start(self) -> None:
-        """Go on from the checkpoint, if there is one, and bring the engines to these weights. `step` does it first."""
+        """Continue from the checkpoint, if there is one, and bring its weights to the engines. `step` calls it."""
         if self._is_started:
             return
         if self._checkpoints and (saved := read_checkpoint(self._checkpoints)):
@@ -98,20 +99,20 @@ class AsyncTrainer:
         self._is_started = True
 
     def step(self) -> UpdateMetrics:
-        """Take a batch, train on it, save, and sync."""
+        """Fetch a batch, train on it, save, and sync."""
         self.start()
         stopwatch, before = Stopwatch(), self.version
         with stopwatch.timing("fetch"):
             batch, rows = self._fetch()
-        with stopwatch.timing("train"), self._given_back_on_failure(batch):
+        with stopwatch.timing("train"), self._nack_on_failure(batch):
             self._check_temperature(batch)
             learned = self._learner.learn(rows, self.update)
-        self._enter(batch, rows)
+        self._record_update(batch, rows)
         with stopwatch.timing("save"):
             if self.update % self.settings.checkpoint_every == 0:
                 self._save()
         with stopwatch.timing("sync"):
-            gap = self._bring_weights() if self.version != before else None
+            gap = self._sync_weights() if self.version != before else None
         metrics = measure(
             batch, rows, learned, stopwatch, update=self.update, before=before, version=self.version, gap=gap
         )
@@ -119,15 +120,15 @@ class AsyncTrainer:
             report(metrics)
         return metrics
 
-    def _enter(self, batch: TrainingBatch, rows: TrainedRows) -> None:
-        """The batch is in the weights, which get a version of their own if the engines are to have them now."""
+    def _record_update(self, batch: TrainingBatch, rows: TrainedRows) -> None:
+        """The batch is in the weights; they get a new version if a sync is due."""
         self.update += 1
         self._ledger.add(batch.leases, rows.uids)
         self._engines_are_behind |= rows.tokens > 0
         if self._sync is not None and self._engines_are_behind and self.update % self.settings.sync_every == 0:
             self.version += 1
 
-    def _bring_weights(self) -> float | None:
+    def _sync_weights(self) -> float | None:
         assert self._sync is not None
         synced = self._sync.sync(self.model, self.version)
         self._engines_are_behind = False
@@ -136,7 +137,7 @@ class AsyncTrainer:
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def _fetch(self) -> tuple[TrainingBatch, TrainedRows]:
-        """A batch of which something is new: the rest was trained under a lease that ran out."""
+        """A batch with something new: rollouts may come back that were trained under a lease that expired."""
         settings = self.settings
         while True:
             batch = self._pool.fetch_batch(
@@ -149,7 +150,7 @@ class AsyncTrainer:
             self._save()
 
     @contextmanager
-    def _given_back_on_failure(self, batch: TrainingBatch) -> Iterator[None]:
+    def _nack_on_failure(self, batch: TrainingBatch) -> Iterator[None]:
         try:
             yield
         except BaseException:
@@ -163,14 +164,14 @@ class AsyncTrainer:
         others = ", ".join(sorted(str(temperature) for temperature in told - {None, wanted}))
         if others:
             raise BadRequest(
-                f"the batch was sampled at temperature {others} and the trainer computes with {wanted:g}: give it "
-                f"Settings(temperature=…), and samples of different temperatures channels of their own"
+                f"the batch was sampled at temperature {others} and the trainer computes with {wanted:g}: use "
+                f"Settings(temperature=…), and one channel per temperature"
             )
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        """First the checkpoint, then the acknowledgement of all that is in it."""
+        """First writes the checkpoint, then acknowledges what is in it."""
         if self._checkpoints is not None:
             checkpoint = Checkpoint(
                 model=self.model.state_dict(),
@@ -188,7 +189,7 @@ class AsyncTrainer:
         try:
             self._pool.ack(self._ledger.open_leases)
         except LeaseExpired:
-            log.warning("a lease ran out before its batch was acknowledged; it comes back and is not trained again")
+            log.warning("a lease expired before its batch was acknowledged; it comes back and is not trained again")
         self._ledger.mark_acknowledged()
 
     def _restore(self, saved: Checkpoint) -> None:

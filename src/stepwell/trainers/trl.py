@@ -1,14 +1,16 @@
-"""TRL's AsyncGRPOTrainer, fed by the pool and syncing through WeightSync.
+"""TRL's AsyncGRPOTrainer with batches from the pool and weight sync through WeightSync.
 
     worker = StepwellRolloutWorker(pool)
     sync = WeightSync(engines, transfer=CheckpointTransfer(folder), pool=pool, probe=())
     transfer = StepwellWeightTransfer(sync, pool)
     AsyncGRPOTrainer(model, args=…, train_dataset=…, rollout_worker=worker, weight_transfer=transfer).train()
 
-Both classes are what TRL asks for in its own Protocols (trl.experimental.async_grpo, 1.16); TRL itself is not imported.
-What always holds: a group is acknowledged once TRL has taken the last of its samples; one of which it has taken none
-when it stops is given back; no group is given to TRL twice. Rows are chosen as by the reference trainer
-(trainers/rows.py): groups in which all earned the same never reach TRL, but count for the `reward` in its log.
+Both classes implement TRL's own Protocols (trl.experimental.async_grpo, 1.16); TRL itself is not imported.
+
+- A group is acknowledged when TRL has taken its last sample; a group without taken samples is returned at the end.
+- No group is given to TRL twice.
+- Rows are chosen as in the reference trainer (trainers/rows.py): groups with equal returns never reach TRL, but count
+  in the `reward` of its log.
 """
 
 import logging
@@ -34,35 +36,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepwell.trainers")
 
-PATIENCE = 2.0
-"""Seconds of waiting, for a group or for room in the buffer, after which the worker looks whether it is to stop."""
+POLL_INTERVAL = 2.0
+"""Seconds to wait for a group, or for room in the buffer, before the worker checks whether it must stop."""
 Message: TypeAlias = dict[str, str]
 Rate: TypeAlias = tuple[float, float]
-"""What TRL logs as a sum over a count."""
+"""A sum and a count, whose quotient TRL logs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RolloutSample:
-    """One row, with the attributes of TRL's class of that name; the three arrays have one entry a token."""
+    """One row, with the attributes of TRL's class of the same name; the three arrays have one entry per token."""
 
     input_ids: IntArray
     completion_mask: IntArray
-    """1 on the tokens that are trained."""
+    """1 for trained tokens."""
     old_log_probs: FloatArray
     advantage: float
     model_version: int
-    """TRL's number of the weights that wrote the group's oldest token: TRL drops by it, so a group goes as a whole."""
+    """TRL's version of the weights that sampled the group's oldest token, so TRL drops a stale group as a whole."""
     group_id: int
     enqueued_at: float
     prompt: tuple[Message, ...] = ()
-    """What TRL shows of a sample, as messages; the pool keeps tokens."""
+    """Messages that TRL displays; empty, because the pool stores tokens."""
     completion: tuple[Message, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
-    """Stays empty: what is logged counts rollouts, not samples."""
+    """Always empty: the logged metrics count rollouts, not samples."""
 
 
 def samples_of(rows: TrainedRows, group_id: int, version_offset: int) -> list[RolloutSample]:
-    """A sample for each row that is trained. `version_offset` is how far the pool's versions are ahead of TRL's."""
+    """One sample per trained row. `version_offset` is the pool's version minus TRL's."""
     merged, now = rows.merged, time.time()
     if not rows.tokens:
         return []
@@ -85,7 +87,7 @@ def samples_of(rows: TrainedRows, group_id: int, version_offset: int) -> list[Ro
 
 
 class Delivered:
-    """Groups that were put where TRL takes them, the oldest first, with the numbers of their samples."""
+    """The groups in TRL's buffer, the oldest first, with the numbers of their samples."""
 
     def __init__(self) -> None:
         self._groups: deque[tuple[range, TrainingBatch]] = deque()
@@ -96,14 +98,14 @@ class Delivered:
         self._samples += samples
 
     def finished(self, taken: int) -> list[TrainingBatch]:
-        """Those of which the last sample is taken, once so many are in all; they leave."""
+        """Removes and returns the groups whose last sample is among the `taken` first ones."""
         done = []
         while self._groups and self._groups[0][0].stop <= taken:
             done.append(self._groups.popleft()[1])
         return done
 
     def begun(self, taken: int) -> list[TrainingBatch]:
-        """Those of which some sample is taken, and others not."""
+        """The groups of which some samples are taken, but not all."""
         return [batch for samples, batch in self._groups if samples.start < taken < samples.stop]
 
     def untouched(self, taken: int) -> list[TrainingBatch]:
@@ -111,10 +113,10 @@ class Delivered:
 
 
 class StepwellRolloutWorker:
-    """Takes groups from the pool, in a thread of its own, and puts their samples where TRL takes them.
+    """Fetches groups from the pool in its own thread, and puts their samples into TRL's buffer.
 
-    At most `samples_ahead` wait there: about as many as an update takes, for what waits grows old. A group that is not
-    taken within `lease` seconds goes back to the pool, and is passed over when it comes again.
+    At most `samples_ahead` samples wait there: about one update's worth, because waiting samples become stale. A group
+    that is not taken within `lease` seconds returns to the pool, and is skipped when it comes again.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class StepwellRolloutWorker:
         self._is_stopping = Event()
         self._running: Future[None] | None = None
 
-    # -- what TRL calls ------------------------------------------------------------------------------------------------
+    # -- called by TRL ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         thread = ThreadPoolExecutor(1, thread_name_prefix="stepwell-trl")
@@ -142,16 +144,16 @@ class StepwellRolloutWorker:
         thread.shutdown(wait=False)
 
     def stop(self) -> None:
-        """Returns once every group is acknowledged or given back."""
+        """Returns when every group is acknowledged or returned to the pool."""
         self._is_stopping.set()
         if self._running is not None and (failure := self._running.exception()) is not None:
-            log.error("groups may come back that TRL has taken: %s", failure)
+            log.error("groups that TRL has taken may come back: %s", failure)
 
     def update_model_version(self, model_version: int) -> None:
         self._version_offset = self._pool.stats().policy_version - model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raises what ended the worker. One that waits for agents is healthy, for however long."""
+        """Raises the exception that ended the worker. A worker that only waits for agents is healthy."""
         if self._running is not None and self._running.done():
             self._running.result()
         if self._missing:
@@ -162,14 +164,14 @@ class StepwellRolloutWorker:
     def _run(self) -> None:
         try:
             while not self._is_stopping.is_set():
-                self._deliver_a_group()
+                self._deliver_group()
         finally:
             self._settle()
             self._acknowledge(self._delivered.begun(self._taken))
             for batch in self._delivered.untouched(self._taken):
                 self._pool.nack(batch)
 
-    def _deliver_a_group(self) -> None:
+    def _deliver_group(self) -> None:
         batch = self._fetch()
         if batch is not None:
             rows = choose_rows(batch, self._known)
@@ -183,7 +185,7 @@ class StepwellRolloutWorker:
 
     def _fetch(self) -> TrainingBatch | None:
         try:
-            batch = self._pool.fetch_batch(1, timeout=PATIENCE, lease=self._lease, channel=self._channel)
+            batch = self._pool.fetch_batch(1, timeout=POLL_INTERVAL, lease=self._lease, channel=self._channel)
         except FetchTimeout as missing:
             self._missing = str(missing)
             return None
@@ -193,7 +195,7 @@ class StepwellRolloutWorker:
     def _put(self, sample: RolloutSample) -> None:
         while not self._is_stopping.is_set():
             try:
-                self.rollout_buffer.put(sample, timeout=PATIENCE)
+                self.rollout_buffer.put(sample, timeout=POLL_INTERVAL)
             except Full:
                 self._settle()
             else:
@@ -207,11 +209,11 @@ class StepwellRolloutWorker:
         self._known.add((), rows.uids)
         self._known.mark_acknowledged()
 
-    # -- what was taken ------------------------------------------------------------------------------------------------
+    # -- taken samples -------------------------------------------------------------------------------------------------
 
     @property
     def _taken(self) -> int:
-        """Samples that TRL has taken, in all."""
+        """Number of samples that TRL has taken."""
         return self._samples - self.rollout_buffer.qsize()
 
     def _settle(self) -> None:
@@ -222,7 +224,7 @@ class StepwellRolloutWorker:
             try:
                 self._pool.ack(batch)
             except LeaseExpired:
-                log.warning("a lease ran out before TRL had taken its group; it comes back and is passed over")
+                log.warning("a lease expired before TRL had taken its group; it comes back and is skipped")
 
 
 class StateSync(Protocol):
@@ -232,11 +234,10 @@ class StateSync(Protocol):
 
 
 class StepwellWeightTransfer:
-    """Brings TRL's weights to the engines, each time as the pool's next version, which `sync` tells the pool.
+    """Brings TRL's weights to the engines, each time as the pool's next version; `sync` sets it in the pool.
 
-    `WeightSync` pauses and resumes the engines itself, for no longer than they need; TRL need not. TRL hands out names
-    and tensors, not a model to compare an engine with, hence `probe=()`: watch `kl` in its log, which is near 0 where
-    the engines compute with the trainer's weights.
+    `WeightSync` pauses and resumes the engines itself. TRL passes names and tensors, and no model to compare an engine
+    with, hence `probe=()`: watch `kl` in its log, which is near 0 if the engines compute with the trainer's weights.
     """
 
     def __init__(self, sync: StateSync, pool: TrainingPool) -> None:

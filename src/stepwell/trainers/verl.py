@@ -1,10 +1,12 @@
-"""Batches for verl: a `DataProto`, with its names for what is in it.
+"""Batches for verl, as a `DataProto` with verl's names.
 
     data = to_data_proto(pool.fetch_batch(64, lease=600), prompt_length=2048, response_length=512, pad_id=0)
 
-What always holds: nothing is cut; a rollout that no one has scored is not in it, for a reward of 0 would be a lie; the
-rollout's return stands on the last response token of each of its rows. verl's own advantage functions take every row
-for a rollout. Where a rollout has several rows use `advantages`, which were computed per rollout.
+- Nothing is cut off.
+- Unscored rollouts are left out: a reward of 0 would be wrong.
+- The last response token of each row has the rollout's return.
+- verl's own advantage functions treat every row as a rollout. If a rollout has several rows, use `advantages`, which
+  are computed per rollout.
 """
 
 from dataclasses import dataclass, replace
@@ -24,18 +26,18 @@ from stepwell.steps.step import FloatArray
 from stepwell.trainers.ports import TrainingBatch
 
 DataProto: TypeAlias = Any
-"""verl's class, which only whoever has verl installed knows."""
+"""verl's class; Any, because verl is optional."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerlRows:
-    """What a DataProto is made of."""
+    """The parts of a DataProto."""
 
     tensors: dict[str, NDArray[Any]]
     labels: dict[str, NDArray[np.object_]]
-    """What verl calls non-tensors. `uid` is the group's: a prompt that comes again is another group."""
+    """verl's non-tensors. `uid` names the group: a prompt that comes again is another group."""
     unscored: int
-    """Rollouts that were left out."""
+    """Number of rollouts left out."""
 
 
 def to_data_proto(
@@ -47,9 +49,9 @@ def to_data_proto(
     merged: bool = False,
     overlong: Overlong = "raise",
 ) -> DataProto:
-    """One row a step; with `merged`, one for all steps that extend one another, so that no token is computed twice.
+    """One row per step; with `merged`, one per chain of steps that extend one another, so no token is computed twice.
 
-    A row that is too long raises, or is left out with `overlong="drop"`.
+    A row that is too long raises an error, or is left out with `overlong="drop"`.
     """
     verl, torch = _imported()
     rows = verl_rows(
@@ -77,7 +79,7 @@ def verl_rows(
     columns, trajectory_of_R = _merged(batch) if merged else (batch.columns, batch.trajectory_of_S)
     scored = np.flatnonzero(~np.isnan(batch.rewards_T[trajectory_of_R]))
     if not len(scored):
-        raise BadRequest("no rollout of this batch is scored: there is nothing to train on")
+        raise BadRequest("no rollout of this batch is scored: there is nothing to train")
     pieces = cut(columns, [1] * len(columns))
     columns, trajectory_of_R = stack([pieces[row] for row in scored.tolist()]), trajectory_of_R[scored]
     columns = replace(columns, rewards_S=batch.rewards_T[trajectory_of_R])
@@ -109,7 +111,7 @@ def _tensors(padded: PaddedSteps, advantages_R: NDArray[np.float64]) -> dict[str
 
 
 def _log_probs(padded: PaddedSteps) -> dict[str, FloatArray]:
-    """Of all rows or of none: verl asks whether the tensor is there, and computes its own if not."""
+    """Of all rows or of none: if the tensor is missing, verl computes its own."""
     return {"rollout_log_probs": padded.rollout_log_probs_S_R} if padded.has_logprobs_S.all() else {}
 
 
@@ -128,9 +130,9 @@ def _labels(batch: TrainingBatch, padded: PaddedSteps, trajectory_of_R: IndexArr
 
 
 def _merged(batch: TrainingBatch) -> tuple[Columns, IndexArray]:
-    """Merged rows as if each were one step: the prompt of its first step, and then all that followed.
+    """Merged rows as if each were one step: the prompt of the first step, and all tokens after it as the response.
 
-    A row's other fields are those of its last step, but for the policy version, which is that of its oldest.
+    A row's other fields are those of its last step, except the policy version, which is the oldest.
     """
     merged, columns = batch.merged(), batch.columns
     without_tokens = replace(columns, added=columns.added[:0], bases=None)  # the merged rows have them

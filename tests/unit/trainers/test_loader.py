@@ -96,7 +96,7 @@ def test_a_batch_that_comes_back_is_not_given_again(caplog: pytest.LogCaptureFix
     with pytest.raises(FetchTimeout):
         next(batches)
 
-    assert "comes back and is passed over" in caplog.text
+    assert "comes back and is skipped" in caplog.text
     assert pool.acknowledged == ["lease-1", "lease-2"]
 
 

@@ -162,7 +162,7 @@ def test_a_group_whose_lease_ran_out_is_not_given_again(caplog: pytest.LogCaptur
 
     assert worker.rollout_buffer.empty()
     assert worker.metrics_queue.qsize() == 1, "its reward counts once"
-    assert "comes back and is passed over" in caplog.text
+    assert "comes back and is skipped" in caplog.text
 
 
 def test_versions_are_trls_and_those_of_the_groups_oldest_token() -> None:
