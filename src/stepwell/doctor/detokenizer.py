@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import aiohttp
+from stepwell.engines.engine import EngineHttp, EngineKind
 
-from stepwell.engines.engine import BROKEN
-
-DETOKENIZE = "/detokenize"
 CONTROL_TOKENS = re.compile(r"<\|[^|<>]+\|>|</?s>")
 """How most models write control tokens. Only an untrained model puts them inside its text."""
 
@@ -39,11 +36,11 @@ class LocalDetokenizer:
 
 
 class EngineDetokenizer:
-    """vLLM's /detokenize, which includes control tokens."""
+    """The engine itself, which includes control tokens."""
 
-    def __init__(self, http: aiohttp.ClientSession, engine: str, model: str) -> None:
+    def __init__(self, kind: EngineKind, http: EngineHttp, model: str) -> None:
+        self._kind = kind
         self._http = http
-        self._url = engine + DETOKENIZE
         self._model = model
 
     async def decode(self, ids: Sequence[int]) -> DecodedText | None:
@@ -51,11 +48,4 @@ class EngineDetokenizer:
         return None if text is None or end is None else DecodedText(text, end, CONTROL_TOKENS.sub("", text))
 
     async def _ask(self, ids: Sequence[int]) -> str | None:
-        if not len(ids):
-            return ""
-        try:
-            async with self._http.post(self._url, json={"model": self._model, "tokens": list(ids)}) as answer:
-                text = (await answer.json()).get("prompt") if answer.status == 200 else None
-        except (*BROKEN, ValueError, AttributeError):
-            return None
-        return text if isinstance(text, str) else None
+        return await self._kind.detokenize(self._http, self._model, ids) if len(ids) else ""

@@ -67,7 +67,8 @@ async def _run_cases(
 ) -> tuple[list[Check], tuple[CaseRow, ...]]:
     model = probed.facts.model
     tokenizer, why = await asyncio.to_thread(_tokenizer, target.tokenizer_path)
-    detokenizer = EngineDetokenizer(http, target.engine, model) if tokenizer is None else LocalDetokenizer(tokenizer)
+    by_engine = EngineDetokenizer(probed.kind, EngineHttp(http, target.engine), model)
+    detokenizer = by_engine if tokenizer is None else LocalDetokenizer(tokenizer)
     async with open_harness(target.engine, target.key, tokenizer, detokenizer, _rescorer(target, probed)) as harness:
         runner, rows = CaseRunner(harness, model), dict[str, CaseRow]()
         for name, case in CASES.items():

@@ -19,6 +19,7 @@ from stepwell.wire.openai import Sampled, Upstream, Usage
 
 BROKEN = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)
 """What aiohttp raises when a connection fails; UnicodeError for a host name that cannot be encoded."""
+JSON_BODY = {"Content-Type": "application/json"}
 EXTRA_SAMPLING: Mapping[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling parameters that OpenAI's API does not have, each with the value that switches it off."""
 
@@ -115,9 +116,10 @@ class EngineHttp:
 
     async def ask(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Status and body of the reply to a GET, or to a POST of `body`. EngineUnavailable if there is no reply."""
-        method = "GET" if body is None else "POST"
+        method, headers = ("GET", None) if body is None else ("POST", JSON_BODY)
+        url = self.address + path
         try:
-            async with self._session.request(method, self.address + path, data=body, allow_redirects=False) as reply:
+            async with self._session.request(method, url, data=body, headers=headers, allow_redirects=False) as reply:
                 return reply.status, await reply.read()
         except TimeoutError:
             raise EngineUnavailable(f"{path} does not answer within {self._session.timeout.total:g} s") from None
@@ -161,6 +163,9 @@ class EngineKind(Protocol):
 
     async def weight_version(self, http: EngineHttp) -> str | None:
         """None if it does not answer."""
+
+    async def detokenize(self, http: EngineHttp, model: str, ids: Sequence[int]) -> str | None:
+        """The text of token ids, with control tokens; None if the engine does not tell."""
 
     def request(self, upstream: Upstream, request: Mapping[str, Any], facts: EngineFacts) -> EngineRequest:
         """`request` with the fields that yield token ids, without fields that the engine refuses, and with max_tokens

@@ -53,6 +53,9 @@ class OpenAIEngine:
     async def weight_version(self, http: EngineHttp) -> str | None:
         return None
 
+    async def detokenize(self, http: EngineHttp, model: str, ids: Sequence[int]) -> str | None:
+        return None
+
     def request(self, upstream: Upstream, request: Mapping[str, Any], facts: EngineFacts) -> EngineRequest:
         return plain_request(upstream, request, facts)
 

@@ -119,6 +119,13 @@ class VllmEngine:
         answer = await _field_or_none(http, "/weight_info", "weight_version")
         return answer if isinstance(answer, str) else None
 
+    async def detokenize(self, http: EngineHttp, model: str, ids: Sequence[int]) -> str | None:
+        try:
+            status, raw = await http.ask("/detokenize", orjson.dumps({"model": model, "tokens": list(ids)}))
+            return read_text(read_object(raw, "text of tokens").get("prompt")) if status == 200 else None
+        except EngineUnavailable:
+            return None
+
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def request(self, upstream: Upstream, request: Mapping[str, Any], facts: EngineFacts) -> EngineRequest:

@@ -102,7 +102,7 @@ async def test_steps_that_the_pool_does_not_take_fail_the_rollout(gateway: str, 
     async with Misplacing(gateway, group_size=1) as flow:
         result = await flow.rollout({}, "p")
     assert result.status is RolloutStatus.ABORTED
-    assert f"{Conflict.__name__}: the pool did not take every step: 1 unknown" in result.why
+    assert f"{Conflict.__name__}: the pool refused steps: 1 unknown" in result.why
 
 
 async def test_a_step_that_was_submitted_already_is_no_conflict(gateway: str, pool: MemoryPool) -> None:
