@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from openai.types.chat import ChatCompletionChunk
 
-from stepwell.engines.engine import EngineFacts
 from stepwell.engines.vllm import DERENDER, VllmEngine
 from stepwell.gateway import continued
 from stepwell.gateway.dialects.dialect import Kind, ModelCall, read_call
@@ -53,7 +52,7 @@ async def streamed_until(vllm: VllmServer, call: ModelCall, cut: int) -> Json:
 
 
 async def spelled(vllm: VllmServer, call: ModelCall, sampled: Sampled) -> Json:
-    asked = VLLM.derender(call.request, sampled, EngineFacts())
+    asked = VLLM.derender(call.request, sampled)
     answer = await post(vllm.url + asked.path, json.loads(asked.body or b""))
     assert answer.status == 200, answer.text
     return VLLM.read_derendered(answer.text.encode(), sampled)

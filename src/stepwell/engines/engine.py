@@ -191,7 +191,7 @@ class EngineKind(Protocol):
 
     def read_generated(self, raw: bytes, prompt_ids: Sequence[int], facts: EngineFacts) -> Generated: ...
 
-    def derender(self, request: Mapping[str, Any], sampled: Sampled, facts: EngineFacts) -> EngineRequest:
+    def derender(self, request: Mapping[str, Any], sampled: Sampled) -> EngineRequest:
         """A request for the chat message that the tokens of `sampled` spell, sampled as a reply to `request`."""
 
     def read_derendered(self, raw: bytes, sampled: Sampled) -> dict[str, Any]:

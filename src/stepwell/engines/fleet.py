@@ -93,7 +93,7 @@ class EngineFleet:
 
     async def derender(self, request: Mapping[str, Any], sampled: Sampled) -> dict[str, Any]:
         """The chat message that the tokens of `sampled` spell, as a reply to `request`."""
-        reply = await self._send(lambda engine: engine.kind.derender(request, sampled, engine.facts))
+        reply = await self._send(lambda engine: _derendering(engine, request, sampled))
         body = await reply.read()
         if reply.status != 200:
             raise EngineUnavailable(f"{reply.engine.address} cannot tell what its tokens spell ({reply.status})")
@@ -183,6 +183,13 @@ class EngineFleet:
     def _session(self, timeout: aiohttp.ClientTimeout, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         jar = aiohttp.DummyCookieJar()
         return aiohttp.ClientSession(timeout=timeout, connector=connector, headers=self._headers, cookie_jar=jar)
+
+
+def _derendering(engine: EngineReplica, request: Mapping[str, Any], sampled: Sampled) -> EngineRequest:
+    if not engine.facts.derender:
+        how = engine.kind.advice["derender"]
+        raise EngineUnavailable(f"{engine.address} cannot tell what its tokens spell: {how}")
+    return engine.kind.derender(request, sampled)
 
 
 def _payload(body: bytes | None) -> bytes | io.BytesIO | None:

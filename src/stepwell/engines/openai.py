@@ -35,6 +35,7 @@ class OpenAIEngine:
     advice: Mapping[str, str] = {
         "token_ids": "use vLLM; steps are only retokenized here, and left out of batches",
         "generate": "use vLLM",
+        "derender": "use vLLM",
         "pause": "use vLLM",
         "weight_versions": "use vLLM",
     }
@@ -80,7 +81,7 @@ class OpenAIEngine:
     def read_generated(self, raw: bytes, prompt_ids: Sequence[int], facts: EngineFacts) -> Generated:
         raise EngineUnavailable(NO_TOKENS)
 
-    def derender(self, request: Mapping[str, Any], sampled: Sampled, facts: EngineFacts) -> EngineRequest:
+    def derender(self, request: Mapping[str, Any], sampled: Sampled) -> EngineRequest:
         raise EngineUnavailable(NO_TOKENS)
 
     def read_derendered(self, raw: bytes, sampled: Sampled) -> dict[str, Any]:

@@ -57,6 +57,7 @@ REFUSES_AN_EMPTY_BODY = (400, 422)
 """How an open route answers a request that asks for nothing; a closed one answers 403, a missing one 404."""
 NOT_DERENDERED = frozenset(("stream", "stream_options", "n"))
 TEXT_KEPT = 300
+SCALE_OUT = "start vLLM with --enable-scale-out"
 DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1"
 HINTS = {
     401: "; is engine_key the one that vLLM was started with?",
@@ -74,7 +75,8 @@ class VllmEngine:
     )
     advice: Mapping[str, str] = {
         "token_ids": "use vLLM 0.11 or newer",
-        "generate": "start vLLM with --enable-scale-out",
+        "generate": SCALE_OUT,
+        "derender": SCALE_OUT,
         "pause": DEV_MODE,
         "weight_versions": DEV_MODE,
         "resume": "POST /resume, or wait for the sync",
@@ -102,7 +104,7 @@ class VllmEngine:
             token_ids=token_ids,
             extra_sampling=frozenset(EXTRA_SAMPLING) if token_ids else frozenset(),
             generate=generate,
-            derender=generate,
+            derender=generate if is_tested else token_ids,  # of other versions only a call can tell
             span_versions=generate,
             weight_versions=isinstance(await http.field("/weight_info", "weight_version"), str),
             pause=isinstance(await http.field("/is_paused", "is_paused"), bool),
@@ -181,7 +183,7 @@ class VllmEngine:
         sampled = replace(sampled, stop_string=stop_string, model=model)
         return Generated(sampled, read_usage(reply), _spans(choice.get("weight_versions")))
 
-    def derender(self, request: Mapping[str, Any], sampled: Sampled, facts: EngineFacts) -> EngineRequest:
+    def derender(self, request: Mapping[str, Any], sampled: Sampled) -> EngineRequest:
         whole = _with_token_ids(Upstream.CHAT, request)
         generated = {"index": 0, "token_ids": text_ids(sampled).tolist(), "finish_reason": sampled.finish_reason}
         body = {

@@ -234,6 +234,9 @@ async def test_generating_from_tokens_needs_no_open_generate_route(scale_out: bo
         assert isinstance(generated, Generated)
         assert (len(generated.sampled.response_ids), generated.usage.completion_tokens) == (5, 5)
         assert generated.version_spans == (((7, 0, 2), (8, 2, 5)) if scale_out else ())
+        if not scale_out:
+            with pytest.raises(EngineUnavailable, match="cannot tell what its tokens spell: start vLLM"):
+                await engines.derender(ASKED, generated.sampled)
         refused = await engines.generate([1, 2, 3], {"max_tokens": 100_000})
         assert isinstance(refused, RefusedReply)
         assert refused.status == 400

@@ -32,7 +32,7 @@ def test_a_version_that_is_too_old_for_token_ids_says_so_to_white_box_agents() -
 
 def test_the_engine_is_asked_what_the_tokens_of_one_choice_spell() -> None:
     request = {"model": "m", "stream": True, "stream_options": {}, "n": 2, "tools": [{"type": "function"}]}
-    path, raw = VLLM.derender(request, SAMPLED, EngineFacts())
+    path, raw = VLLM.derender(request, SAMPLED)
     assert path == "/v1/chat/completions/derender"
     body = json.loads(raw or b"")
     (choice,) = body["generate_response"]["choices"]

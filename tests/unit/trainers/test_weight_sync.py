@@ -272,3 +272,11 @@ def test_by_nccl_a_trainer_without_vllm_says_what_it_needs(
 ) -> None:
     with pytest.raises(BadRequest, match="pip install vllm"):
         WeightSync([engines[0].url], transfer=NcclTransfer("10.0.0.1", 5000), probe=PROBE).sync(model, 1)
+
+
+def test_an_engine_kind_that_is_unknown_or_cannot_take_weights_is_refused(tmp_path: Path) -> None:
+    transfer = CheckpointTransfer(tmp_path)
+    with pytest.raises(BadRequest, match="no engine kind is called 'sglong'; there are: vllm, openai"):
+        WeightSync(["http://e"], transfer=transfer, engine_kind="sglong")
+    with pytest.raises(BadRequest, match="http://e: a plain OpenAI server cannot be given weights"):
+        WeightSync(["http://e"], transfer=transfer, engine_kind="openai")
