@@ -12,28 +12,28 @@ import stepwell
 from stepwell.errors import BadRequest, Conflict, Forbidden, GatewayUnreachable, NotReady, UnknownTrajectory
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port, serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.threads import in_thread
 
 
 class Connected:
     """The client's run, and the pool behind its gateway."""
 
-    def __init__(self, url: str, pool: MemoryPool) -> None:
+    def __init__(self, url: str, pool: LocalPool) -> None:
         self.url = url
         self.pool = pool
         self.run = stepwell.connect(url)
 
 
 @asynccontextmanager
-async def serving(pool: MemoryPool, control_keys: Sequence[str] = ()) -> AsyncIterator[str]:
+async def serving(pool: LocalPool, control_keys: Sequence[str] = ()) -> AsyncIterator[str]:
     async with FakeEngine() as engine, serve_gateway(pool, [engine.url], control_keys=control_keys) as url:
         yield url
 
 
 @pytest.fixture
 def gateway() -> Iterator[Connected]:
-    pool = MemoryPool()
+    pool = LocalPool()
     with in_thread(serving(pool)) as url:
         yield Connected(url, pool)
 
@@ -144,7 +144,7 @@ def test_something_that_is_no_gateway_is_recognised() -> None:
 
 def test_a_gateway_with_keys_gives_each_agent_one_for_its_own_trajectory() -> None:
     key = "a control key of the test's".replace(" ", "-")
-    with in_thread(serving(MemoryPool(), [key])) as url:
+    with in_thread(serving(LocalPool(), [key])) as url:
         run = stepwell.connect(url, key=key)
         with run.trajectory() as one, run.trajectory() as other:
             ask(one)

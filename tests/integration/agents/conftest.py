@@ -4,7 +4,7 @@ import pytest
 
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 
 @pytest.fixture
@@ -14,12 +14,12 @@ async def engine() -> AsyncIterator[FakeEngine]:
 
 
 @pytest.fixture
-def pool() -> MemoryPool:
+def pool() -> LocalPool:
     """Tests that need other limits make their own gateway."""
-    return MemoryPool()
+    return LocalPool()
 
 
 @pytest.fixture
-async def gateway(pool: MemoryPool, engine: FakeEngine) -> AsyncIterator[str]:
+async def gateway(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[str]:
     async with serve_gateway(pool, [engine.url], prompt_length=8192, response_length=256) as url:
         yield url

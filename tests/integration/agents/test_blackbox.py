@@ -17,7 +17,7 @@ from stepwell.errors import BadRequest
 from stepwell.pool.api.producing import EndResult
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port, serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 HELLO: list[dict[str, str]] = [{"role": "user", "content": "hello"}]
 KEY = "a-control-key-of-the-tests"
@@ -39,7 +39,7 @@ async def scoring(rollout: Rollout) -> float:
 
 
 async def test_an_agent_with_the_openai_package_is_recorded_with_its_reward_and_its_sample(
-    gateway: str, pool: MemoryPool
+    gateway: str, pool: LocalPool
 ) -> None:
     async def agent(rollout: Rollout) -> float:
         async with openai.AsyncOpenAI(base_url=rollout.base_url, api_key=rollout.api_key) as client:
@@ -59,7 +59,7 @@ async def test_an_agent_with_the_openai_package_is_recorded_with_its_reward_and_
     assert step.metadata == {"question": "why?"}, "what JSON cannot carry is left at home"
 
 
-async def test_a_plain_function_runs_in_a_thread_of_its_own_many_at_a_time(gateway: str, pool: MemoryPool) -> None:
+async def test_a_plain_function_runs_in_a_thread_of_its_own_many_at_a_time(gateway: str, pool: LocalPool) -> None:
     together = threading.Barrier(40)
 
     def agent(rollout: Rollout) -> float:
@@ -74,7 +74,7 @@ async def test_a_plain_function_runs_in_a_thread_of_its_own_many_at_a_time(gatew
     assert len(pool.taken()) == 40
 
 
-async def test_an_agent_that_gives_no_reward_leaves_the_rollout_unscored(gateway: str, pool: MemoryPool) -> None:
+async def test_an_agent_that_gives_no_reward_leaves_the_rollout_unscored(gateway: str, pool: LocalPool) -> None:
     async def agent(rollout: Rollout) -> None:
         await ask(rollout)
 
@@ -124,7 +124,7 @@ def raises_in_a_thread(rollout: Rollout) -> float:
     ],
 )
 async def test_an_agent_that_fails_is_an_aborted_rollout_with_its_reason(
-    gateway: str, pool: MemoryPool, agent: Agent, why: str
+    gateway: str, pool: LocalPool, agent: Agent, why: str
 ) -> None:
     async with flow_of(gateway, agent) as flow:
         result = await flow.rollout({}, "p")
@@ -135,7 +135,7 @@ async def test_an_agent_that_fails_is_an_aborted_rollout_with_its_reason(
     assert pool.rules.take(1) is None
 
 
-async def test_an_agent_over_its_time_is_aborted(gateway: str, pool: MemoryPool) -> None:
+async def test_an_agent_over_its_time_is_aborted(gateway: str, pool: LocalPool) -> None:
     async def agent(rollout: Rollout) -> float:
         await asyncio.Event().wait()
         return 1.0
@@ -154,7 +154,7 @@ async def test_a_timeout_of_the_agents_own_is_told_as_the_agents(gateway: str) -
         assert (await flow.rollout({}, "p")).why == "TimeoutError: my tool was slow"
 
 
-async def test_a_rollout_that_is_cancelled_is_aborted_in_the_pool(gateway: str, pool: MemoryPool) -> None:
+async def test_a_rollout_that_is_cancelled_is_aborted_in_the_pool(gateway: str, pool: LocalPool) -> None:
     running = asyncio.Event()
 
     async def agent(rollout: Rollout) -> float:
@@ -172,7 +172,7 @@ async def test_a_rollout_that_is_cancelled_is_aborted_in_the_pool(gateway: str, 
     assert pool.rules.pacing("train").in_flight == 0
 
 
-class SilentAfterCompletions(MemoryPool):
+class SilentAfterCompletions(LocalPool):
     """Completes a trajectory and does not answer for it."""
 
     def __init__(self) -> None:
@@ -207,7 +207,7 @@ async def test_an_agent_that_calls_nothing_is_an_empty_rollout(gateway: str) -> 
     assert (result.status, result.reward) == (RolloutStatus.EMPTY, None)
 
 
-async def test_a_rollout_that_the_pool_let_go_is_late(gateway: str, pool: MemoryPool) -> None:
+async def test_a_rollout_that_the_pool_let_go_is_late(gateway: str, pool: LocalPool) -> None:
     async def agent(rollout: Rollout) -> float:
         await ask(rollout)
         pool.rules.state.drop_group(next(iter(pool.rules.state.channels["train"].groups.values())), "deadline")
@@ -225,7 +225,7 @@ async def test_a_gateway_that_is_not_there_is_a_failed_rollout() -> None:
     assert "could not be opened: no gateway answers at" in result.why
 
 
-async def test_a_pool_that_is_away_when_a_rollout_ends_is_waited_for(gateway: str, pool: MemoryPool) -> None:
+async def test_a_pool_that_is_away_when_a_rollout_ends_is_waited_for(gateway: str, pool: LocalPool) -> None:
     async def agent(rollout: Rollout) -> float:
         pool.away = True
         asyncio.get_running_loop().call_later(0.3, setattr, pool, "away", False)
@@ -260,7 +260,7 @@ async def hanging_up_on_completions(url: str) -> AsyncIterator[str]:
 
 
 async def test_a_rollout_whose_gateway_dies_before_confirming_its_last_steps_is_aborted(
-    gateway: str, pool: MemoryPool
+    gateway: str, pool: LocalPool
 ) -> None:
     async with hanging_up_on_completions(gateway) as url, flow_of(url, given_up_by_the_gateway) as flow:
         result = await flow.rollout({}, "p")
@@ -275,7 +275,7 @@ async def given_up_by_the_gateway(rollout: Rollout) -> float:
 
 
 async def test_a_wrong_key_is_said_at_once_and_a_right_one_reaches_the_agent_as_its_own(
-    pool: MemoryPool, engine: FakeEngine
+    pool: LocalPool, engine: FakeEngine
 ) -> None:
     keys: list[str] = []
 
@@ -301,7 +301,7 @@ async def test_a_flow_that_is_not_open_says_how_to_open_it() -> None:
         await flow.gateway.model()
 
 
-async def test_rollouts_of_one_prompt_form_a_group(gateway: str, pool: MemoryPool) -> None:
+async def test_rollouts_of_one_prompt_form_a_group(gateway: str, pool: LocalPool) -> None:
     async with flow_of(gateway, scoring, group_size=3, channel="elsewhere") as flow:
         await asyncio.gather(*(flow.rollout({}, "p") for _ in range(3)))
     steps: Sequence[Any] = pool.taken("elsewhere")

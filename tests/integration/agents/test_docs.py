@@ -19,7 +19,7 @@ from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.threads import in_thread
 
@@ -65,20 +65,20 @@ def folder(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @asynccontextmanager
-async def serving(pool: MemoryPool) -> AsyncIterator[str]:
+async def serving(pool: LocalPool) -> AsyncIterator[str]:
     async with FakeEngine() as engine, serve_gateway(pool, [engine.url]) as url:
         yield url
 
 
 @pytest.fixture
-def page(memory: MemoryPool, folder: Path) -> Iterator[Page]:
+def page(memory: LocalPool, folder: Path) -> Iterator[Page]:
     with in_thread(serving(memory)) as url:
         yield Page({"http://127.0.0.1:8100": url})
 
 
 @pytest.fixture
-def memory() -> MemoryPool:
-    return MemoryPool()
+def memory() -> LocalPool:
+    return LocalPool()
 
 
 def rolled(flow: AgentFlow) -> RolloutResult:
@@ -89,11 +89,11 @@ def rolled(flow: AgentFlow) -> RolloutResult:
     return asyncio.run(roll())
 
 
-def complete_groups(pool: MemoryPool, channel: str = "train") -> int:
+def complete_groups(pool: LocalPool, channel: str = "train") -> int:
     return pool.rules.stats().channels[channel].ready_groups
 
 
-def test_the_first_agent_makes_groups_of_the_whole_dataset(page: Page, memory: MemoryPool) -> None:
+def test_the_first_agent_makes_groups_of_the_whole_dataset(page: Page, memory: LocalPool) -> None:
     tally = page.run("AsyncOpenAI")["tally"]
     assert (tally.groups, tally.given_up, dict(tally.rollouts)) == (4, 0, {"completed": 32})
     assert complete_groups(memory) == 4
@@ -101,14 +101,14 @@ def test_the_first_agent_makes_groups_of_the_whole_dataset(page: Page, memory: M
 
 
 @pytest.mark.parametrize("name", ["asked_once", "with_tools", "a_command"])
-def test_the_ready_agents_make_rollouts_and_score_them(page: Page, memory: MemoryPool, name: str) -> None:
+def test_the_ready_agents_make_rollouts_and_score_them(page: Page, memory: LocalPool, name: str) -> None:
     page.run("AsyncOpenAI")
     result = rolled(page.run("ToolLoop")[name])
     assert result.status is RolloutStatus.COMPLETED, result.why
     assert result.reward is not None
 
 
-def test_the_white_box_agent_submits_its_steps(page: Page, memory: MemoryPool) -> None:
+def test_the_white_box_agent_submits_its_steps(page: Page, memory: LocalPool) -> None:
     page.run("AsyncOpenAI")
     result = rolled(page.run("class Completing")["white_box"])
     assert result.status is RolloutStatus.COMPLETED, result.why
@@ -122,9 +122,7 @@ def test_the_position_in_the_dataset_is_kept(page: Page, folder: Path) -> None:
         assert json.loads((folder / "position.json").read_text())["epoch"] == epoch
 
 
-def test_validation_has_a_channel_of_its_own(
-    page: Page, memory: MemoryPool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validation_has_a_channel_of_its_own(page: Page, memory: LocalPool, capsys: pytest.CaptureFixture[str]) -> None:
     page.run("AsyncOpenAI")
     page.run("Validation(")
     assert "ValidationReport(policy_version=None" in capsys.readouterr().out
@@ -137,7 +135,7 @@ def test_the_rollouter_starts_a_gateway_of_its_own(
     monkeypatch.setenv("STEPWELL_GATEWAY_RAY_ADDRESS", ray_cluster.address)
     monkeypatch.setenv("STEPWELL_GATEWAY_RAY_NAMESPACE", namespace)
     start_pool(PoolPlan(), namespace)
-    with in_thread(FakeEngine()) as engine, in_thread(serving(MemoryPool())) as url:
+    with in_thread(FakeEngine()) as engine, in_thread(serving(LocalPool())) as url:
         page = Page({"http://127.0.0.1:8100": url, "http://127.0.0.1:8001": engine.url})
         page.run("AsyncOpenAI")
         page.run("GatewayProcess(")

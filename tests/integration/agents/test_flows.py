@@ -11,7 +11,7 @@ from stepwell.agents.blackbox import Agent, BlackBoxAgentFlow
 from stepwell.agents.flows import SingleTurn, SubprocessAgent, ToolLoop, last_number
 from stepwell.agents.rollout import RolloutResult, RolloutStatus, Sample
 from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until
 
 CALLER = """
@@ -45,7 +45,7 @@ def question(sample: Sample) -> str:
     return str(sample["question"])
 
 
-async def test_a_single_turn_is_scored_by_its_text(gateway: str, engine: FakeEngine, pool: MemoryPool) -> None:
+async def test_a_single_turn_is_scored_by_its_text(gateway: str, engine: FakeEngine, pool: LocalPool) -> None:
     engine.replies.append(Reply("four"))
     agent = SingleTurn(question, lambda sample, text: float(text == sample["answer"]), temperature=0.9, max_tokens=9)
     result = await roll(gateway, agent, {"question": "2+2?", "answer": "four"})
@@ -69,7 +69,7 @@ async def test_a_single_turn_takes_a_whole_conversation_and_an_async_reward(gate
 
 
 async def test_tools_are_called_until_the_model_answers_without(
-    gateway: str, engine: FakeEngine, pool: MemoryPool
+    gateway: str, engine: FakeEngine, pool: LocalPool
 ) -> None:
     def add(a: int, b: int = 0) -> int:
         """Add two numbers."""
@@ -109,7 +109,7 @@ async def test_a_model_that_only_calls_tools_has_its_turns_and_said_nothing(gate
     assert len(engine.replies) == 0
 
 
-async def test_a_command_is_an_agent_and_may_score_itself(gateway: str, engine: FakeEngine, pool: MemoryPool) -> None:
+async def test_a_command_is_an_agent_and_may_score_itself(gateway: str, engine: FakeEngine, pool: LocalPool) -> None:
     engine.replies.append(Reply("yes"))
     agent = SubprocessAgent([sys.executable, "-c", CALLER, "0.5"], last_number)
     result = await roll(gateway, agent, {"question": "really?"})

@@ -18,7 +18,7 @@ from stepwell.pool.api.plan import OnDeadline
 from stepwell.pool.api.producing import Registration
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until
 
 SAMPLES = [{"n": n} for n in range(20)]
@@ -33,7 +33,7 @@ async def answering(rollout: Rollout) -> float:
     return float(rollout.sample["n"])
 
 
-class WatchedPool(MemoryPool):
+class WatchedPool(LocalPool):
     """Remembers the most rollouts that were ever under way or waiting for the trainer."""
 
     most = 0
@@ -49,7 +49,7 @@ def rollouter_of(url: str, agent: Agent = answering, *, group_size: int = 4, **s
     return AsyncRollouter(flow, Dataset(SAMPLES), gateway=url, **settings)
 
 
-def ready(pool: MemoryPool) -> int:
+def ready(pool: LocalPool) -> int:
     channel = pool.rules.stats().channels.get("train")
     return 0 if channel is None else channel.ready_groups
 
@@ -64,7 +64,7 @@ async def running(rollouter: AsyncRollouter, groups: int | None = None) -> Async
         await asyncio.gather(run, return_exceptions=True)
 
 
-async def test_so_many_groups_are_made_each_of_one_sample_and_whole(gateway: str, pool: MemoryPool) -> None:
+async def test_so_many_groups_are_made_each_of_one_sample_and_whole(gateway: str, pool: LocalPool) -> None:
     results: list[RolloutResult] = []
     tally = await rollouter_of(gateway, on_result=results.append).run(groups=5)
     assert (tally.groups, tally.rollouts) == (5, Counter(completed=20))
@@ -76,7 +76,7 @@ async def test_so_many_groups_are_made_each_of_one_sample_and_whole(gateway: str
         assert len({(step.prompt_uid, step.metadata["n"], step.reward) for step in steps}) == 1
 
 
-async def test_the_end_of_the_dataset_is_the_end_of_the_run(gateway: str, pool: MemoryPool) -> None:
+async def test_the_end_of_the_dataset_is_the_end_of_the_run(gateway: str, pool: LocalPool) -> None:
     flow = BlackBoxAgentFlow(gateway, answering, group_size=1)
     tally = await AsyncRollouter(flow, Dataset(SAMPLES[:3], epochs=2), gateway=gateway).run()
     assert tally.groups == ready(pool) == 6
@@ -118,7 +118,7 @@ async def test_no_more_agents_run_than_allowed(gateway: str) -> None:
     assert most == 3
 
 
-async def test_groups_complete_under_agents_that_fail_now_and_then(gateway: str, pool: MemoryPool) -> None:
+async def test_groups_complete_under_agents_that_fail_now_and_then(gateway: str, pool: LocalPool) -> None:
     calls = 0
 
     async def agent(rollout: Rollout) -> float:
@@ -138,7 +138,7 @@ async def test_groups_complete_under_agents_that_fail_now_and_then(gateway: str,
 
 
 async def test_groups_complete_under_an_engine_that_fails_now_and_then(
-    gateway: str, pool: MemoryPool, engine: FakeEngine
+    gateway: str, pool: LocalPool, engine: FakeEngine
 ) -> None:
     engine.faults = Faults(error_status=500, times=5)
     tally = await rollouter_of(gateway).run(groups=4)
@@ -147,7 +147,7 @@ async def test_groups_complete_under_an_engine_that_fails_now_and_then(
 
 
 async def test_a_group_that_fails_too_often_is_given_up_and_its_running_rollouts_end(
-    gateway: str, pool: MemoryPool
+    gateway: str, pool: LocalPool
 ) -> None:
     waiting = asyncio.Event()
 
@@ -168,7 +168,7 @@ async def test_a_group_that_fails_too_often_is_given_up_and_its_running_rollouts
     assert pool.rules.pacing("train").in_flight == 0
 
 
-async def test_a_group_that_is_given_up_leaves_nothing_in_the_pool(gateway: str, pool: MemoryPool) -> None:
+async def test_a_group_that_is_given_up_leaves_nothing_in_the_pool(gateway: str, pool: LocalPool) -> None:
     begun = 0
 
     async def agent(rollout: Rollout) -> float:
@@ -189,7 +189,7 @@ async def test_a_group_that_is_given_up_leaves_nothing_in_the_pool(gateway: str,
 
 
 async def test_a_group_over_its_deadline_is_filled_up_again(engine: FakeEngine) -> None:
-    pool = MemoryPool(group_deadline=100.0, on_deadline=OnDeadline.REFILL)
+    pool = LocalPool(group_deadline=100.0, on_deadline=OnDeadline.REFILL)
     stuck: list[asyncio.Event] = []
 
     async def agent(rollout: Rollout) -> float:
@@ -201,7 +201,7 @@ async def test_a_group_over_its_deadline_is_filled_up_again(engine: FakeEngine) 
 
     async with serve_gateway(pool, [engine.url]) as url, running(rollouter_of(url, agent), groups=1) as run:
         await until(lambda: pool.rules.pacing("train").queued == 3, "all but the one that is stuck")
-        pool.rules.advance(101.0)
+        pool.advance_to(101.0)
         await until(lambda: ready(pool) == 1, "the group to be filled up")
         stuck[0].set()
         tally = await run
@@ -213,7 +213,7 @@ async def test_a_group_over_its_deadline_is_filled_up_again(engine: FakeEngine) 
 async def test_validation_is_on_its_own_channel_at_the_start_and_every_so_many_versions(
     engine: FakeEngine,
 ) -> None:
-    pool, reports = MemoryPool(batch_size=4), list[ValidationReport]()
+    pool, reports = LocalPool(batch_size=4), list[ValidationReport]()
 
     async def validated(rollout: Rollout) -> float:
         await ask(rollout)
@@ -258,7 +258,7 @@ def test_validation_on_the_channel_of_training_is_refused() -> None:
         )
 
 
-async def test_told_to_stop_it_finishes_the_groups_that_are_open(gateway: str, pool: MemoryPool) -> None:
+async def test_told_to_stop_it_finishes_the_groups_that_are_open(gateway: str, pool: LocalPool) -> None:
     rollouter = rollouter_of(gateway, concurrency=6)
     async with running(rollouter) as run:
         await until(lambda: ready(pool) >= 2, "two groups")
@@ -268,7 +268,7 @@ async def test_told_to_stop_it_finishes_the_groups_that_are_open(gateway: str, p
     assert pool.rules.pacing("train").in_flight == 0
 
 
-async def test_cancelled_it_leaves_nothing_running_here_or_in_the_pool(gateway: str, pool: MemoryPool) -> None:
+async def test_cancelled_it_leaves_nothing_running_here_or_in_the_pool(gateway: str, pool: LocalPool) -> None:
     ended = Counter[str]()
 
     async def agent(rollout: Rollout) -> float:
@@ -286,7 +286,7 @@ async def test_cancelled_it_leaves_nothing_running_here_or_in_the_pool(gateway: 
     assert pool.rules.pacing("train").in_flight == 0
 
 
-async def test_a_pool_that_goes_away_is_waited_for(gateway: str, pool: MemoryPool) -> None:
+async def test_a_pool_that_goes_away_is_waited_for(gateway: str, pool: LocalPool) -> None:
     async with running(rollouter_of(gateway, concurrency=4), groups=20) as run:
         await until(lambda: ready(pool) >= 2, "two groups")
         pool.away = True

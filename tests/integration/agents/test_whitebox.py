@@ -12,7 +12,7 @@ from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.steps.step import Exactness
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 
 class TwoTurns(AgentFlowBase):
@@ -47,7 +47,7 @@ class Worker:
         pass
 
 
-async def test_its_steps_are_what_was_generated_and_have_the_reward_of_the_run(gateway: str, pool: MemoryPool) -> None:
+async def test_its_steps_are_what_was_generated_and_have_the_reward_of_the_run(gateway: str, pool: LocalPool) -> None:
     flow = TwoTurns(gateway, group_size=1)
     async with flow:
         result = await flow.rollout({"task": 7}, "p")
@@ -67,7 +67,7 @@ async def test_its_steps_are_what_was_generated_and_have_the_reward_of_the_run(g
 
 
 async def test_the_weights_that_wrote_its_tokens_are_told_to_the_pool(
-    gateway: str, pool: MemoryPool, engine: FakeEngine
+    gateway: str, pool: LocalPool, engine: FakeEngine
 ) -> None:
     engine.weight_version = "5"
     async with TwoTurns(gateway, group_size=1) as flow:
@@ -75,7 +75,7 @@ async def test_the_weights_that_wrote_its_tokens_are_told_to_the_pool(
     assert [(step.policy_version, len(step.version_spans)) for step in pool.taken()] == [(5, 1), (5, 1)]
 
 
-async def test_a_reward_worker_sees_the_tokens_and_the_sample(pool: MemoryPool, engine: FakeEngine) -> None:
+async def test_a_reward_worker_sees_the_tokens_and_the_sample(pool: LocalPool, engine: FakeEngine) -> None:
     class Asking(AgentFlowBase):
         async def run(self, rollout: Rollout) -> float:
             made = await self.generate([1, 2], {"max_tokens": 3})
@@ -93,7 +93,7 @@ async def test_a_reward_worker_sees_the_tokens_and_the_sample(pool: MemoryPool, 
     assert (asked.prompt_ids, asked.num_turns, asked.dataset_fields) == ([1, 2], 2, {"answer": "42"})
 
 
-async def test_steps_that_the_pool_does_not_take_fail_the_rollout(gateway: str, pool: MemoryPool) -> None:
+async def test_steps_that_the_pool_does_not_take_fail_the_rollout(gateway: str, pool: LocalPool) -> None:
     class Misplacing(AgentFlowBase):
         async def run(self, rollout: Rollout) -> None:
             made = await self.generate([1, 2], {"max_tokens": 3})
@@ -105,7 +105,7 @@ async def test_steps_that_the_pool_does_not_take_fail_the_rollout(gateway: str, 
     assert f"{Conflict.__name__}: the pool refused steps: 1 unknown" in result.why
 
 
-async def test_a_step_that_was_submitted_already_is_no_conflict(gateway: str, pool: MemoryPool) -> None:
+async def test_a_step_that_was_submitted_already_is_no_conflict(gateway: str, pool: LocalPool) -> None:
     class Insisting(AgentFlowBase):
         async def run(self, rollout: Rollout) -> None:
             step = self.step(rollout, 0, await self.generate([1, 2], {"max_tokens": 3}))

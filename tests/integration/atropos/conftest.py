@@ -4,16 +4,16 @@ import httpx
 import pytest
 
 from tests.rig.atropos.server import serve_atropos
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 
 @pytest.fixture
-def pool() -> MemoryPool:
-    return MemoryPool()
+def pool() -> LocalPool:
+    return LocalPool()
 
 
 @pytest.fixture
-async def client(pool: MemoryPool) -> AsyncIterator[httpx.AsyncClient]:
+async def client(pool: LocalPool) -> AsyncIterator[httpx.AsyncClient]:
     """Of an Atropos server without keys."""
     async with serve_atropos(pool) as url, httpx.AsyncClient(base_url=url) as client:
         yield client

@@ -14,7 +14,7 @@ from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow, groups_to_arrow
 from tests.builders import make_step
 from tests.rig.atropos.server import TRAINER, firsts, join, scored_group, serve_atropos, start_training, status_of
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until
 
 ARROW = {"accept": MEDIA_TYPE}
@@ -32,7 +32,7 @@ async def step(client: httpx.AsyncClient) -> int:
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_answer_loses_nothing(
-    client: httpx.AsyncClient, pool: MemoryPool
+    client: httpx.AsyncClient, pool: LocalPool
 ) -> None:
     await client.post("/register", json=TRAINER)
     tokens = [[100_000 + n] * BIG for n in range(4)]
@@ -50,7 +50,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_answer_loses_nothing(
 
 
 async def test_an_answer_that_the_pool_does_not_confirm_breaks_off_and_is_served_again(
-    client: httpx.AsyncClient, pool: MemoryPool, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, pool: LocalPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.post("/register", json=TRAINER)
     await fill(client)
@@ -58,7 +58,7 @@ async def test_an_answer_that_the_pool_does_not_confirm_breaks_off_and_is_served
 
     async def late(*args: Any, **terms: Any) -> Any:
         filled = await fill_batch(*args, **terms)
-        pool.rules.advance(10_000)
+        pool.advance_to(10_000)
         return filled
 
     monkeypatch.setattr(pool, "fill_batch", late)
@@ -69,7 +69,7 @@ async def test_an_answer_that_the_pool_does_not_confirm_breaks_off_and_is_served
     assert firsts((await client.get("/batch")).json()["batch"]) == [0, 1]
 
 
-async def test_a_trainer_may_acknowledge_by_itself(client: httpx.AsyncClient, pool: MemoryPool) -> None:
+async def test_a_trainer_may_acknowledge_by_itself(client: httpx.AsyncClient, pool: LocalPool) -> None:
     await client.post("/register", json=TRAINER)
     await fill(client, 4)
     leases = [(await client.get("/batch?lease=60")).headers["x-stepwell-lease"] for _ in range(2)]
@@ -81,7 +81,7 @@ async def test_a_trainer_may_acknowledge_by_itself(client: httpx.AsyncClient, po
     assert (await client.post("/batch/nack", json={"lease": leases[1]})).json() == {"status": "success"}
     again = await client.get("/batch?lease=60")
     assert firsts(again.json()["batch"]) == [2, 3]
-    pool.rules.advance(61)
+    pool.advance_to(61)
     late = await client.post("/batch/ack", json={"lease": again.headers["x-stepwell-lease"]})
     assert late.status_code == 409
     assert "the lease was over" in late.json()["detail"]
@@ -95,12 +95,12 @@ async def test_terms_that_make_no_sense_are_refused(client: httpx.AsyncClient, q
     assert (await client.get(f"/batch?{query}")).status_code == 422
 
 
-async def test_a_group_sent_again_is_taken_once(client: httpx.AsyncClient, pool: MemoryPool) -> None:
+async def test_a_group_sent_again_is_taken_once(client: httpx.AsyncClient, pool: LocalPool) -> None:
     await client.post("/register", json=TRAINER)
     again = {"status": "received", "duplicate": True}
     for expected in ({"status": "received"}, again, again):
         assert (await client.post("/scored_data", json=scored_group(1))).json() == expected
-    pool.loses_answers = 1
+    pool.transport.loses_answers = 1
     assert (await client.post("/scored_data", json=scored_group(2))).status_code == 503
     assert (await client.post("/scored_data", json=scored_group(2))).json() == again
     assert firsts((await client.get("/batch")).json()["batch"]) == [1, 2]
@@ -183,7 +183,7 @@ def agents_step(uid: str, index: int, prompt: list[int], response: list[int], **
 
 
 async def test_what_agents_recorded_is_served_beside_what_environments_sent(
-    client: httpx.AsyncClient, pool: MemoryPool
+    client: httpx.AsyncClient, pool: LocalPool
 ) -> None:
     await client.post("/register", json=TRAINER)
     for uid in ("a", "b"):
@@ -229,7 +229,7 @@ async def test_a_status_is_answered_while_a_large_batch_is_on_its_way(client: ht
     assert asked > 3
 
 
-async def test_the_same_server_serves_several_trainers_of_one_channel(pool: MemoryPool) -> None:
+async def test_the_same_server_serves_several_trainers_of_one_channel(pool: LocalPool) -> None:
     async with serve_atropos(pool) as url, httpx.AsyncClient(base_url=url) as client:
         await client.post("/register", json=TRAINER)
         await fill(client, 12)

@@ -13,7 +13,7 @@ import zstandard
 from stepwell.atropos.http import GZIP, MAX_BODY, decompress
 from stepwell.errors import TooLarge
 from tests.rig.atropos.server import scored_group, serve_atropos
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 BODY = json.dumps(scored_group()).encode()
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstandard.compress}
@@ -35,14 +35,14 @@ async def test_a_gzip_of_several_members_is_read(client: httpx.AsyncClient) -> N
 @pytest.mark.parametrize("encoding", PACKERS)
 @pytest.mark.parametrize("how", ["cut", "garbage", "plain", "tail"])
 async def test_what_is_cut_off_or_garbage_is_a_400(
-    client: httpx.AsyncClient, pool: MemoryPool, encoding: str, how: str
+    client: httpx.AsyncClient, pool: LocalPool, encoding: str, how: str
 ) -> None:
     packed = PACKERS[encoding](BODY)
     broken = {"cut": packed[:-5], "garbage": packed[:20] + b"\xff" * 40, "plain": BODY, "tail": packed + b"tail"}
     answer = await client.post("/scored_data", content=broken[how], headers={"content-encoding": encoding})
     assert answer.status_code == 400
     assert encoding in answer.json()["detail"]
-    assert pool.messages == []
+    assert pool.transport.messages == []
 
 
 async def test_an_unknown_encoding_is_a_400(client: httpx.AsyncClient) -> None:
@@ -56,7 +56,7 @@ async def test_a_body_that_grows_beyond_the_bound_is_a_413(encoding: str) -> Non
     bomb = PACKERS[encoding](bytes(2**25)) if encoding else bytes(2**20 + 1)
     assert len(bomb) < 2**20 or not encoding
     headers = {"content-encoding": encoding} if encoding else {}
-    async with serve_atropos(MemoryPool(), max_body=2**20) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serve_atropos(LocalPool(), max_body=2**20) as url, httpx.AsyncClient(base_url=url) as client:
         answer = await client.post("/scored_data", content=bomb, headers=headers)
     assert answer.status_code == 413
     assert answer.json() == {"detail": "the body is larger than 1 MiB"}

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from tests.rig.atropos.server import TRAINER, scored_group, serve_atropos
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 KEY = "control-key-of-the-tests"
 CALLS = (
@@ -20,7 +20,7 @@ CALLS = (
 
 
 @pytest.mark.parametrize(("method", "path"), CALLS)
-async def test_with_keys_nothing_is_answered_without_one(pool: MemoryPool, method: str, path: str) -> None:
+async def test_with_keys_nothing_is_answered_without_one(pool: LocalPool, method: str, path: str) -> None:
     async with serve_atropos(pool, control_keys=[KEY]) as url, httpx.AsyncClient(base_url=url) as client:
         for headers in ({}, {"authorization": "Bearer no-such-key-at-all"}, {"authorization": "Basic Og=="}):
             answer = await client.request(method, path, headers=headers, content=b"{}" if method == "POST" else None)
@@ -28,13 +28,13 @@ async def test_with_keys_nothing_is_answered_without_one(pool: MemoryPool, metho
             assert "Authorization: Bearer KEY" in answer.json()["detail"]
 
 
-async def test_the_probes_stay_open(pool: MemoryPool) -> None:
+async def test_the_probes_stay_open(pool: LocalPool) -> None:
     async with serve_atropos(pool, control_keys=[KEY]) as url, httpx.AsyncClient(base_url=url) as client:
         assert {(await client.get(path)).status_code for path in ("/health", "/ready")} == {200}
 
 
 @pytest.mark.parametrize("style", ["bearer", "url"])
-async def test_a_client_sends_the_key_as_a_header_or_has_it_in_its_url(pool: MemoryPool, style: str) -> None:
+async def test_a_client_sends_the_key_as_a_header_or_has_it_in_its_url(pool: LocalPool, style: str) -> None:
     async with serve_atropos(pool, control_keys=[KEY]) as url:
         base = url.replace("http://", f"http://:{KEY}@") if style == "url" else url
         headers = {"authorization": f"Bearer {KEY}"} if style == "bearer" else {}

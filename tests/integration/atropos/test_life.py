@@ -17,7 +17,7 @@ from tests.rig.atropos.server import (
     start_training,
     status_of,
 )
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 
 async def test_before_anyone_registers_every_question_has_an_answer(client: httpx.AsyncClient) -> None:
@@ -97,20 +97,20 @@ async def test_data_may_come_before_the_trainer(client: httpx.AsyncClient) -> No
     assert firsts((await client.get("/batch")).json()["batch"]) == [0, 1]
 
 
-async def test_a_list_of_groups_is_taken_at_once(client: httpx.AsyncClient, pool: MemoryPool) -> None:
+async def test_a_list_of_groups_is_taken_at_once(client: httpx.AsyncClient, pool: LocalPool) -> None:
     groups = [scored_group(first) for first in range(3)]
     answer = await client.post("/scored_data_list", json=groups)
     assert answer.json() == {"status": "received", "groups_processed": 3}
-    assert pool.messages == [6]
+    assert pool.transport.messages == [6]
     assert (await client.post("/scored_data_list", json=[])).json() == {"status": "received", "groups_processed": 0}
     assert (await client.get("/latest_example")).json()["tokens"] == groups[-1]["tokens"]
 
 
-async def test_groups_that_come_together_travel_together(client: httpx.AsyncClient, pool: MemoryPool) -> None:
+async def test_groups_that_come_together_travel_together(client: httpx.AsyncClient, pool: LocalPool) -> None:
     posts = (client.post("/scored_data", json=scored_group(first)) for first in range(20))
     assert {answer.json()["status"] for answer in await asyncio.gather(*posts)} == {"received"}
-    assert sum(pool.messages) == 40
-    assert len(pool.messages) < 20
+    assert sum(pool.transport.messages) == 40
+    assert len(pool.transport.messages) < 20
 
 
 async def test_an_environment_sees_its_share_of_the_queue_and_its_weight(client: httpx.AsyncClient) -> None:
@@ -171,7 +171,7 @@ async def test_registering_again_changes_nothing_and_other_values_begin_anew(cli
 
 
 async def test_channels_have_trainers_environments_and_data_of_their_own(
-    client: httpx.AsyncClient, pool: MemoryPool
+    client: httpx.AsyncClient, pool: LocalPool
 ) -> None:
     other = httpx.AsyncClient(base_url=f"{client.base_url}/channel/judge")
     async with other:
@@ -201,9 +201,9 @@ async def test_reset_takes_everything_away_from_its_channel_alone(client: httpx.
 
 
 async def test_a_group_carries_the_policy_version_of_its_arrival_unless_it_tells_its_own(
-    client: httpx.AsyncClient, pool: MemoryPool
+    client: httpx.AsyncClient, pool: LocalPool
 ) -> None:
-    pool.rules.policy_version = 6
+    await pool.set_policy_version(6)
     await start_training(client)
     await client.post("/scored_data", json=scored_group(0))
     await client.post("/scored_data", json=scored_group(1, policy_versions=[3, None]))
@@ -228,7 +228,7 @@ async def test_metrics_count_groups_batches_and_environments(client: httpx.Async
         assert line in shown.splitlines()
 
 
-async def test_it_is_ready_while_the_pool_is_there(client: httpx.AsyncClient, pool: MemoryPool) -> None:
+async def test_it_is_ready_while_the_pool_is_there(client: httpx.AsyncClient, pool: LocalPool) -> None:
     assert (await client.get("/ready")).json() == {"ready": True, "missing": {}}
     pool.away = True
     answer = await client.get("/ready")
@@ -240,7 +240,7 @@ async def test_it_is_ready_while_the_pool_is_there(client: httpx.AsyncClient, po
 
 
 async def test_a_full_pool_is_a_503_for_then_environments_try_again() -> None:
-    pool = MemoryPool(max_queue_size=1, overflow=Overflow.REFUSE)
+    pool = LocalPool(max_queue_size=1, overflow=Overflow.REFUSE)
     async with serve_atropos(pool) as url, httpx.AsyncClient(base_url=url) as client:
         assert (await client.post("/scored_data", json=scored_group(0))).status_code == 200
         refused = await client.post("/scored_data", json=scored_group(1))

@@ -10,17 +10,17 @@ from stepwell.common.access_keys import AccessKeys
 from tests.rig.atropos.server import TRAINER, firsts, scored_group
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 KEY = "control-key-of-the-tests"
 
 
-def gateway_with_atropos(pool: MemoryPool, engine: FakeEngine, keys: list[str]) -> AbstractAsyncContextManager[str]:
+def gateway_with_atropos(pool: LocalPool, engine: FakeEngine, keys: list[str]) -> AbstractAsyncContextManager[str]:
     server = create_atropos(pool=pool, keys=AccessKeys(keys), state=None)
     return serve_gateway(pool, [engine.url], control_keys=keys, atropos=server)
 
 
-async def test_the_gateway_serves_the_atropos_server_below_atropos(pool: MemoryPool) -> None:
+async def test_the_gateway_serves_the_atropos_server_below_atropos(pool: LocalPool) -> None:
     async with (
         FakeEngine() as engine,
         gateway_with_atropos(pool, engine, []) as url,
@@ -41,7 +41,7 @@ async def test_the_gateway_serves_the_atropos_server_below_atropos(pool: MemoryP
 
 
 @pytest.mark.parametrize("path", ["/atropos", "/atropos/batch", "/atropos/t/p/v1/models"])
-async def test_the_gateways_control_keys_are_the_atropos_servers(pool: MemoryPool, path: str) -> None:
+async def test_the_gateways_control_keys_are_the_atropos_servers(pool: LocalPool, path: str) -> None:
     async with (
         FakeEngine() as engine,
         gateway_with_atropos(pool, engine, [KEY]) as url,
@@ -52,7 +52,7 @@ async def test_the_gateways_control_keys_are_the_atropos_servers(pool: MemoryPoo
         assert (await client.get("/atropos/info", auth=("", KEY))).status_code == 200
 
 
-async def test_without_the_flag_there_is_no_atropos(pool: MemoryPool) -> None:
+async def test_without_the_flag_there_is_no_atropos(pool: LocalPool) -> None:
     async with (
         FakeEngine() as engine,
         serve_gateway(pool, [engine.url]) as url,

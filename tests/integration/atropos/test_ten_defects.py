@@ -26,7 +26,7 @@ from stepwell.wire.atropos_calls import EnvRegistration
 from tests.rig.atropos.calling import AtroposClient, Group, calling, make_group
 from tests.rig.atropos.server import atropos_process, serve_atropos
 from tests.rig.fake_engine import FakeEngine
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.waiting import until
 
@@ -36,7 +36,7 @@ KEY = "a-key-of-sufficient-length"
 @pytest.fixture
 async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AtroposClient]:
     monkeypatch.chdir(tmp_path)
-    async with serve_atropos(MemoryPool()) as url, calling(url) as server:
+    async with serve_atropos(LocalPool()) as url, calling(url) as server:
         yield server
 
 
@@ -236,7 +236,7 @@ async def test_7_no_page_of_anyone_elses_may_read_the_server(server: AtroposClie
 
 
 async def test_7_with_a_key_nothing_is_destroyed_or_read_without_it() -> None:
-    async with serve_atropos(MemoryPool(), control_keys=[KEY]) as url, calling(url) as server:
+    async with serve_atropos(LocalPool(), control_keys=[KEY]) as url, calling(url) as server:
         for method, path in (("GET", "/reset_data"), ("GET", "/batch"), ("POST", "/scored_data"), ("GET", "/status")):
             assert (await server.client.request(method, path)).status_code == 401, path
         server.client.auth = ("", KEY)  # as in http://:KEY@host, which unmodified clients can be told

@@ -9,7 +9,7 @@ from stepwell.dashboard import gateway_monitor as gateways
 from tests.integration.dashboard.looking import BEARER, KEY, eventually, get
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port, serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.sight import MemorySight, serve_dashboard
 
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
@@ -24,7 +24,7 @@ async def test_calls_latencies_and_engines_are_seen() -> None:
     dashboard: dict[str, Any] = {"control_keys": [KEY]}
     async with (
         FakeEngine() as engine,
-        serve_gateway(MemoryPool(), [engine.url], control_keys=[KEY]) as gateway,
+        serve_gateway(LocalPool(), [engine.url], control_keys=[KEY]) as gateway,
         serve_dashboard(MemorySight(8), gateways=[gateway], **dashboard) as url,
         httpx.AsyncClient(base_url=url, headers=BEARER) as client,
         httpx.AsyncClient(base_url=gateway, headers=BEARER) as agent,
@@ -60,7 +60,7 @@ async def test_a_fresh_status_has_what_happened_a_moment_ago(monkeypatch: pytest
     monkeypatch.setattr(gateways, "INTERVAL", 3600.0)
     async with (
         FakeEngine() as engine,
-        serve_gateway(MemoryPool(), [engine.url]) as gateway,
+        serve_gateway(LocalPool(), [engine.url]) as gateway,
         serve_dashboard(MemorySight(8), gateways=[gateway]) as url,
         httpx.AsyncClient(base_url=url) as client,
         httpx.AsyncClient(base_url=gateway) as agent,
@@ -74,7 +74,7 @@ async def test_a_fresh_status_has_what_happened_a_moment_ago(monkeypatch: pytest
 async def test_a_gateway_that_is_down_or_refuses_the_key_is_told_and_holds_up_nothing() -> None:
     async with (
         FakeEngine() as engine,
-        serve_gateway(MemoryPool(), [engine.url], control_keys=["another-key-of-tests"]) as refusing,
+        serve_gateway(LocalPool(), [engine.url], control_keys=["another-key-of-tests"]) as refusing,
         serve_dashboard(MemorySight(8), gateways=[f"http://127.0.0.1:{free_port()}", refusing]) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.rig.fake_engine import FakeEngine
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 
 @pytest.fixture
@@ -19,5 +19,5 @@ async def two() -> AsyncIterator[tuple[FakeEngine, FakeEngine]]:
 
 
 @pytest.fixture
-def pool() -> MemoryPool:
-    return MemoryPool()
+def pool() -> LocalPool:
+    return LocalPool()

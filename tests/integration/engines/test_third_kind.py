@@ -32,7 +32,7 @@ from stepwell.wire.openai import (
 from tests.integration.engines.engine_calls import ASKED, CHAT, watched
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 PROMPT, ANSWER = [1, 2, 3], [7, 8]
 LOGPROBS = {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.0}]}
@@ -149,7 +149,7 @@ async def test_each_engine_of_a_mixed_fleet_is_probed_and_asked_as_its_kind_need
     assert [[name for name in wanted if name in body] for body in asked] == [["return_token_ids"], [], ["with_meta"]]
 
 
-async def test_calls_of_a_third_kind_are_recorded_with_its_ids(pool: MemoryPool) -> None:
+async def test_calls_of_a_third_kind_are_recorded_with_its_ids(pool: LocalPool) -> None:
     async with (
         echo_server() as echo,
         serve_gateway(pool, [echo.url], kinds=KINDS) as url,

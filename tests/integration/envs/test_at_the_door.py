@@ -16,7 +16,7 @@ from stepwell.envs.loop import lifecycle as life
 from stepwell.envs.rollout_server.bodies import pack
 from stepwell.errors import RolloutServerRefused
 from tests.integration.envs.counting import CountingEnv, counting
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until
 
 KEY = "a-control-key-for-tests"
@@ -28,7 +28,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def door(pool: MemoryPool) -> AsyncIterator[str]:
+async def door(pool: LocalPool) -> AsyncIterator[str]:
     app: Any = create_atropos(pool=pool, keys=AccessKeys([KEY]), state=None)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     serving = asyncio.create_task(server.serve())
@@ -83,7 +83,7 @@ async def training(url: str, **wanted: Any) -> AsyncIterator[Trainer]:
 
 @pytest.mark.parametrize("path", ["", "/channel/validation"])
 async def test_every_group_reaches_the_trainer_once_and_as_it_was_made(path: str, tmp_path: Path) -> None:
-    async with door(MemoryPool()) as url, training(url + path) as trainer:
+    async with door(LocalPool()) as url, training(url + path) as trainer:
         env = counting(url + path, rollout_server_key=KEY, total_steps=-1)
         serving = asyncio.create_task(life.serve(env))
         await trainer.train(5)
@@ -98,7 +98,7 @@ async def test_every_group_reaches_the_trainer_once_and_as_it_was_made(path: str
 
 
 async def test_a_trainer_that_pauses_finds_no_more_than_the_limit() -> None:
-    async with door(MemoryPool()) as url, training(url) as trainer:
+    async with door(LocalPool()) as url, training(url) as trainer:
         env = counting(url, rollout_server_key=KEY, total_steps=-1, max_batches_offpolicy=2)
         serving = asyncio.create_task(life.serve(env))
         for _ in range(5):
@@ -110,13 +110,13 @@ async def test_a_trainer_that_pauses_finds_no_more_than_the_limit() -> None:
 
 
 async def test_nothing_is_lost_or_doubled_while_the_pool_is_away_or_loses_answers(tmp_path: Path) -> None:
-    pool = MemoryPool()
+    pool = LocalPool()
     async with door(pool) as url, training(url) as trainer:
         env = counting(url, rollout_server_key=KEY, total_steps=-1)
         env.may_finish.clear()
         serving = asyncio.create_task(life.serve(env))
         await until(lambda: len(env.begun) == 2, "work under way")
-        pool.away, pool.loses_answers = True, 2
+        pool.away, pool.transport.loses_answers = True, 2
         env.may_finish.set()
         await asyncio.sleep(0.3)
         assert env.tally.delivered == 0
@@ -128,7 +128,7 @@ async def test_nothing_is_lost_or_doubled_while_the_pool_is_away_or_loses_answer
 
 
 async def test_a_wrong_key_is_an_end_in_words() -> None:
-    async with door(MemoryPool()) as url, training(url):
+    async with door(LocalPool()) as url, training(url):
         with pytest.raises(RolloutServerRefused, match="this needs a control key"):
             await life.serve(counting(url, rollout_server_key="another"))
 
@@ -137,7 +137,7 @@ async def test_json_and_arrow_bring_the_same_group() -> None:
     env = CountingEnv(counting().config)
     group, _ = await env.collect_trajectories(5)
     group |= {"messages": [[{"role": "user", "content": "?"}]] * 4, "group_overrides": {"x": 1}, "env_id": None}
-    async with door(MemoryPool()) as url, training(url) as trainer:
+    async with door(LocalPool()) as url, training(url) as trainer:
         for arrow in (False, True):
             packed = pack(group, arrow=arrow)
             headers = {**packed.headers, "Idempotency-Key": str(arrow)}

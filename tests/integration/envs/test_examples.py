@@ -17,7 +17,7 @@ from stepwell.envs.output.group_files import read_lines, read_table
 from stepwell.envs.scored_data import ScoredDataItem
 from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.threads import in_thread
 from tests.rig.vocabulary import pieces
 
@@ -38,7 +38,7 @@ def load(name: str) -> ModuleType:
 async def serving(*replies: str | Reply) -> AsyncIterator[str]:
     async with (
         FakeEngine(replies=replies) as engine,
-        serve_gateway(MemoryPool(), [engine.url], response_length=256) as url,
+        serve_gateway(LocalPool(), [engine.url], response_length=256) as url,
     ):
         yield url
 

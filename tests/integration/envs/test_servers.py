@@ -15,7 +15,7 @@ from stepwell.errors import BadRequest, EngineUnavailable
 from tests.rig.chatml import render_chat
 from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
 from tests.rig.gateways import free_port, serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.vocabulary import END_OF_TURN, encode, pieces
 from tests.rig.waiting import until
 
@@ -62,7 +62,7 @@ async def servers_behind(kind: str, engine: FakeEngine) -> AsyncIterator[ServerM
         async with servers_of(engine.url) as servers:
             yield servers
     else:
-        async with serve_gateway(MemoryPool(), [engine.url]) as url, servers_of(url) as servers:
+        async with serve_gateway(LocalPool(), [engine.url]) as url, servers_of(url) as servers:
             yield servers
 
 
@@ -146,8 +146,8 @@ async def test_completions_of_text_are_kept_too(kind: str, engine: FakeEngine) -
 
 
 async def test_the_gateway_tells_the_version_and_nothing_is_recorded(engine: FakeEngine) -> None:
-    pool = MemoryPool()
-    pool.rules.policy_version = 5
+    pool = LocalPool()
+    await pool.set_policy_version(5)
     gateway = serve_gateway(pool, [engine.url])
     async with gateway as url, servers_of(url) as servers, servers.managed_server() as managed:
         await managed.chat_completion(messages=[USER])
@@ -224,7 +224,7 @@ async def test_text_only_is_encoded_again_and_says_so(
 async def plain_url(behind: str, engine: FakeEngine) -> AsyncIterator[str]:
     """The gateway encodes what is text alone; for the tool call, the environment's own tokenizer must do."""
     if behind:
-        async with serve_gateway(MemoryPool(), [engine.url], load_tokenizer=lambda _: Letters()) as url:
+        async with serve_gateway(LocalPool(), [engine.url], load_tokenizer=lambda _: Letters()) as url:
             yield url
     else:
         yield engine.url

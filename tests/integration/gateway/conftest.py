@@ -9,7 +9,7 @@ from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import GatewayProcess, gateway_process
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.threads import in_thread
 
@@ -29,8 +29,8 @@ async def two() -> AsyncIterator[tuple[FakeEngine, FakeEngine]]:
 
 
 @pytest.fixture
-def pool() -> MemoryPool:
-    return MemoryPool()
+def pool() -> LocalPool:
+    return LocalPool()
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from stepwell.pool.api.plan import Overflow
 from stepwell.steps.step import Exactness
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until
 
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 
 
 @pytest.fixture
-async def http(pool: MemoryPool, engine: FakeEngine) -> AsyncIterator[aiohttp.ClientSession]:
+async def http(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[aiohttp.ClientSession]:
     async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as session:
         yield session
 
@@ -42,7 +42,7 @@ async def complete(http: aiohttp.ClientSession, path: str, **wanted: Any) -> str
 
 
 async def test_every_call_becomes_a_step_with_the_engines_own_tokens(
-    http: aiohttp.ClientSession, pool: MemoryPool, engine: FakeEngine
+    http: aiohttp.ClientSession, pool: LocalPool, engine: FakeEngine
 ) -> None:
     path = await init(http)
     asked = {**HELLO, "logprobs": True, "return_token_ids": True, "seed": 1, "temperature": 0.5}
@@ -70,7 +70,7 @@ async def test_the_agent_gets_only_what_it_asked_for(http: aiohttp.ClientSession
 
 
 @pytest.mark.parametrize("below", ["", "/v1", "/v1/v1"])
-async def test_every_spelling_of_the_base_url_works(http: aiohttp.ClientSession, pool: MemoryPool, below: str) -> None:
+async def test_every_spelling_of_the_base_url_works(http: aiohttp.ClientSession, pool: LocalPool, below: str) -> None:
     path = await init(http)
     for call in ("chat/completions", "register_trajectory", "complete_trajectory"):
         status, answer = await post(http, f"{path}{below}/{call}", HELLO if "chat" in call else {})
@@ -86,7 +86,7 @@ async def test_the_base_url_names_the_host_the_agent_used(http: aiohttp.ClientSe
 
 
 async def test_trajectories_without_a_prompt_uid_have_a_group_each(
-    http: aiohttp.ClientSession, pool: MemoryPool
+    http: aiohttp.ClientSession, pool: LocalPool
 ) -> None:
     for path in [await init(http), await init(http)]:
         await post(http, f"{path}/v1/chat/completions", HELLO)
@@ -94,7 +94,7 @@ async def test_trajectories_without_a_prompt_uid_have_a_group_each(
     assert pool.rules.stats().channels["train"].ready_groups == 2
 
 
-async def test_trajectories_of_one_prompt_uid_come_out_together(http: aiohttp.ClientSession, pool: MemoryPool) -> None:
+async def test_trajectories_of_one_prompt_uid_come_out_together(http: aiohttp.ClientSession, pool: LocalPool) -> None:
     paths = [await init(http, prompt_uid="task-1", group_size=4, metadata={"level": 3}) for _ in range(4)]
     for path in paths:
         assert pool.rules.take(1) is None
@@ -106,7 +106,7 @@ async def test_trajectories_of_one_prompt_uid_come_out_together(http: aiohttp.Cl
     assert all(step.metadata == {"level": 3} for step in steps)
 
 
-async def test_registering_sets_channel_and_metadata(http: aiohttp.ClientSession, pool: MemoryPool) -> None:
+async def test_registering_sets_channel_and_metadata(http: aiohttp.ClientSession, pool: LocalPool) -> None:
     path = await init(http)
     await post(http, f"{path}/v1/register_trajectory", {"channel": "validation", "metadata": {"source": "gsm"}})
     await post(http, f"{path}/v1/chat/completions", HELLO)
@@ -125,11 +125,11 @@ async def test_a_trajectory_completed_into_another_channel_is_a_conflict(http: a
 
 
 async def test_the_policy_version_is_that_of_the_moment_of_sampling(
-    http: aiohttp.ClientSession, pool: MemoryPool
+    http: aiohttp.ClientSession, pool: LocalPool
 ) -> None:
     path = await init(http)
     for version in (3, 4):
-        pool.rules.policy_version = version
+        await pool.set_policy_version(version)
         await post(http, f"{path}/v1/chat/completions", HELLO)
     await complete(http, path)
     assert [step.policy_version for step in pool.taken()] == [3, 4]
@@ -170,7 +170,7 @@ async def test_a_reward_that_is_not_a_number_is_refused(http: aiohttp.ClientSess
         assert answer.status == 400
 
 
-async def test_an_agent_never_waits_for_the_pool(http: aiohttp.ClientSession, pool: MemoryPool) -> None:
+async def test_an_agent_never_waits_for_the_pool(http: aiohttp.ClientSession, pool: LocalPool) -> None:
     path = await init(http)
     await post(http, f"{path}/v1/chat/completions", HELLO)
     pool.away = True
@@ -182,7 +182,7 @@ async def test_an_agent_never_waits_for_the_pool(http: aiohttp.ClientSession, po
     assert [step.step_index for step in pool.taken()] == [0, 1]
 
 
-async def test_without_a_pool_a_new_trajectory_gets_a_503(http: aiohttp.ClientSession, pool: MemoryPool) -> None:
+async def test_without_a_pool_a_new_trajectory_gets_a_503(http: aiohttp.ClientSession, pool: LocalPool) -> None:
     pool.away = True
     status, answer = await post(http, "/init_trajectory")
     assert (status, answer["error"]["code"], answer["error"]["message"]) == (
@@ -193,7 +193,7 @@ async def test_without_a_pool_a_new_trajectory_gets_a_503(http: aiohttp.ClientSe
 
 
 async def test_a_full_pool_sends_new_trajectories_away_for_a_while(engine: FakeEngine) -> None:
-    pool = MemoryPool(max_queue_size=1, overflow=Overflow.REFUSE)
+    pool = LocalPool(max_queue_size=1, overflow=Overflow.REFUSE)
     async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as http:
         running = await init(http)
         async with http.post("/init_trajectory") as answer:
@@ -204,7 +204,7 @@ async def test_a_full_pool_sends_new_trajectories_away_for_a_while(engine: FakeE
 
 
 async def test_producers_can_read_how_much_they_may_start(engine: FakeEngine) -> None:
-    pool = MemoryPool(batch_size=4, max_staleness=1)
+    pool = LocalPool(batch_size=4, max_staleness=1)
     async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as http:
         await init(http)
         async with http.get("/pacing") as answer:
@@ -212,7 +212,7 @@ async def test_producers_can_read_how_much_they_may_start(engine: FakeEngine) ->
 
 
 async def test_a_trajectory_the_pool_has_dropped_is_refused_at_the_second_call_at_the_latest(
-    http: aiohttp.ClientSession, pool: MemoryPool, engine: FakeEngine
+    http: aiohttp.ClientSession, pool: LocalPool, engine: FakeEngine
 ) -> None:
     path = await init(http)
     pool.rules.abort(*path.strip("/").split("/"))
@@ -235,7 +235,7 @@ async def test_a_trajectory_the_pool_has_dropped_is_refused_at_the_second_call_a
     ],
 )
 async def test_an_engine_that_fails_gives_the_agent_an_error_and_the_pool_nothing(
-    http: aiohttp.ClientSession, pool: MemoryPool, engine: FakeEngine, faults: Faults, status: int, why: str
+    http: aiohttp.ClientSession, pool: LocalPool, engine: FakeEngine, faults: Faults, status: int, why: str
 ) -> None:
     path = await init(http)
     engine.faults = faults
@@ -246,7 +246,7 @@ async def test_an_engine_that_fails_gives_the_agent_an_error_and_the_pool_nothin
 
 
 async def test_a_prompt_longer_than_a_trainer_takes_is_answered_and_quarantined(
-    pool: MemoryPool, engine: FakeEngine
+    pool: LocalPool, engine: FakeEngine
 ) -> None:
     async with (
         serve_gateway(pool, [engine.url], prompt_length=5, response_length=3) as url,
@@ -259,7 +259,7 @@ async def test_a_prompt_longer_than_a_trainer_takes_is_answered_and_quarantined(
     assert pool.rules.stats().quarantined == {"prompt_too_long": 1}
 
 
-async def test_calls_go_to_the_engines_in_turn_and_past_one_that_is_gone(pool: MemoryPool) -> None:
+async def test_calls_go_to_the_engines_in_turn_and_past_one_that_is_gone(pool: LocalPool) -> None:
     async with FakeEngine() as first, FakeEngine() as second:
         gone = FakeEngine()
         async with gone:
@@ -273,7 +273,7 @@ async def test_calls_go_to_the_engines_in_turn_and_past_one_that_is_gone(pool: M
         assert calls == [3, 3]
 
 
-async def test_when_no_engine_can_be_reached_the_agent_is_told_which(pool: MemoryPool) -> None:
+async def test_when_no_engine_can_be_reached_the_agent_is_told_which(pool: LocalPool) -> None:
     async with FakeEngine() as gone:
         pass
     async with serve_gateway(pool, [gone.url]) as url, aiohttp.ClientSession(url) as http:
@@ -284,7 +284,7 @@ async def test_when_no_engine_can_be_reached_the_agent_is_told_which(pool: Memor
 
 
 async def test_the_last_steps_reach_the_pool_when_the_gateway_is_told_to_end(
-    pool: MemoryPool, engine: FakeEngine
+    pool: LocalPool, engine: FakeEngine
 ) -> None:
     async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as http:
         path = await init(http)

@@ -17,7 +17,7 @@ from stepwell.gateway.routes.asgi import LARGEST_HEADERS
 from tests.integration.gateway.agent import HELLO, agent_of
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.threads import in_thread
 
 CONTROL = "control-key-of-the-tests"
@@ -38,7 +38,7 @@ class Door:
 
     url: str
     engine: FakeEngine
-    pool: MemoryPool
+    pool: LocalPool
     own: str
     """The path of the agent that asks."""
     own_key: str
@@ -69,7 +69,7 @@ class Door:
 
 @pytest.fixture(scope="module")
 def door() -> Iterator[Door]:
-    pool = MemoryPool()
+    pool = LocalPool()
     with ExitStack() as stack:
         engine = stack.enter_context(in_thread(FakeEngine()))
         url = stack.enter_context(in_thread(serve_gateway(pool, [engine.url], control_keys=[CONTROL])))
@@ -300,7 +300,7 @@ def test_of_an_agents_request_the_engine_sees_neither_dangerous_fields_nor_keys_
 
 
 async def test_a_key_works_as_long_as_the_control_key_it_was_made_with_is_listed(
-    pool: MemoryPool, engine: FakeEngine
+    pool: LocalPool, engine: FakeEngine
 ) -> None:
     before = serve_gateway(pool, [engine.url], control_keys=[OLDER])
     async with before as url, agent_of(url, control_key=OLDER) as agent:

@@ -11,7 +11,7 @@ from stepwell.steps.step import Step
 from tests.integration.gateway.agent import HELLO, Agent, Heard, agent_of
 from tests.rig.fake_engine import FakeEngine, Faults, Reply
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.vocabulary import END_OF_TURN, encode
 
 streamed_or_not = pytest.mark.parametrize("stream", [False, True])
@@ -21,12 +21,12 @@ TEXTS = "naïve ☕ 日本語 𝄞 e\u0301"
 
 
 @pytest.fixture
-async def agent(pool: MemoryPool, engine: FakeEngine) -> AsyncIterator[Agent]:
+async def agent(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[Agent]:
     async with serve_gateway(pool, [engine.url]) as url, agent_of(url) as agent:
         yield agent
 
 
-async def recorded(agent: Agent, pool: MemoryPool) -> Step:
+async def recorded(agent: Agent, pool: LocalPool) -> Step:
     """The one step of the agent's, sound and whole."""
     assert await agent.complete() == "completed"
     (step,) = pool.taken()
@@ -36,7 +36,7 @@ async def recorded(agent: Agent, pool: MemoryPool) -> Step:
     return step
 
 
-async def quarantined(agent: Agent, pool: MemoryPool) -> list[str]:
+async def quarantined(agent: Agent, pool: LocalPool) -> list[str]:
     """By kind, the agent's steps, none of which is sound."""
     assert await agent.complete(reward=1.0) == "empty"
     return list(pool.rules.stats().quarantined.elements())
@@ -55,7 +55,7 @@ async def quarantined(agent: Agent, pool: MemoryPool) -> list[str]:
     ],
 )
 async def test_an_answer_that_does_not_add_up_reaches_the_agent_and_is_quarantined(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, faults: Faults, kind: str, stream: bool
+    agent: Agent, pool: LocalPool, engine: FakeEngine, faults: Faults, kind: str, stream: bool
 ) -> None:
     engine.faults = faults
     engine.replies.append(Reply(SAID))
@@ -74,7 +74,7 @@ async def test_an_answer_that_does_not_add_up_reaches_the_agent_and_is_quarantin
     ],
 )
 async def test_an_answer_that_does_not_come_is_an_openai_error_and_no_step(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, faults: Faults, why: str
+    agent: Agent, pool: LocalPool, engine: FakeEngine, faults: Faults, why: str
 ) -> None:
     engine.faults = faults
     with pytest.raises(openai.InternalServerError, match=why):
@@ -83,7 +83,7 @@ async def test_an_answer_that_does_not_come_is_an_openai_error_and_no_step(
 
 
 async def test_an_error_at_a_token_of_an_unstreamed_answer_trains_nothing(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine
+    agent: Agent, pool: LocalPool, engine: FakeEngine
 ) -> None:
     engine.faults = Faults(error_at_token=5)
     assert (await agent.ask()).finish_reason == "error"
@@ -93,7 +93,7 @@ async def test_an_error_at_a_token_of_an_unstreamed_answer_trains_nothing(
 @streamed_or_not
 @pytest.mark.parametrize("at", [0, 1, 5])
 async def test_an_answer_aborted_at_a_token_is_carried_on(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool, at: int
+    agent: Agent, pool: LocalPool, engine: FakeEngine, stream: bool, at: int
 ) -> None:
     engine.faults = Faults(abort_at_token=at, times=1)
     engine.replies.extend([Reply(SAID), Reply(SAID[at:])])
@@ -103,7 +103,7 @@ async def test_an_answer_aborted_at_a_token_is_carried_on(
 
 @streamed_or_not
 async def test_an_answer_aborted_again_and_again_is_an_openai_error_and_trains_nothing(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool
+    agent: Agent, pool: LocalPool, engine: FakeEngine, stream: bool
 ) -> None:
     engine.faults = Faults(abort_at_token=1)
     with pytest.raises(openai.APIError, match="broke the answer off"):
@@ -113,7 +113,7 @@ async def test_an_answer_aborted_again_and_again_is_an_openai_error_and_trains_n
 
 @streamed_or_not
 async def test_an_answer_that_cannot_be_carried_on_is_an_openai_error_and_trains_nothing(
-    pool: MemoryPool, stream: bool
+    pool: LocalPool, stream: bool
 ) -> None:
     async with FakeEngine(scale_out=False) as engine, serve_gateway(pool, [engine.url]) as url, agent_of(url) as agent:
         engine.faults = Faults(abort_at_token=3, times=1)
@@ -124,7 +124,7 @@ async def test_an_answer_that_cannot_be_carried_on_is_an_openai_error_and_trains
 
 @streamed_or_not
 async def test_an_engine_that_hangs_up_before_its_answer_is_not_noticed_where_there_is_another(
-    pool: MemoryPool, engine: FakeEngine, stream: bool
+    pool: LocalPool, engine: FakeEngine, stream: bool
 ) -> None:
     async with FakeEngine(replies=[SAID]) as other, serve_gateway(pool, [engine.url, other.url]) as url:
         engine.faults = Faults(hang_up=True)
@@ -134,7 +134,7 @@ async def test_an_engine_that_hangs_up_before_its_answer_is_not_noticed_where_th
 
 
 @streamed_or_not
-async def test_slow_headers_are_waited_for(agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool) -> None:
+async def test_slow_headers_are_waited_for(agent: Agent, pool: LocalPool, engine: FakeEngine, stream: bool) -> None:
     engine.faults = Faults(delay_s=0.5)
     engine.replies.append(Reply(SAID))
     assert await agent.ask(stream=stream) == Heard(SAID, "stop")
@@ -143,7 +143,7 @@ async def test_slow_headers_are_waited_for(agent: Agent, pool: MemoryPool, engin
 
 @streamed_or_not
 async def test_bytes_that_are_no_utf8_are_replaced_and_the_ids_are_right(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool
+    agent: Agent, pool: LocalPool, engine: FakeEngine, stream: bool
 ) -> None:
     engine.faults = Faults(invalid_utf8=True)
     engine.replies.append(Reply(SAID))
@@ -154,7 +154,7 @@ async def test_bytes_that_are_no_utf8_are_replaced_and_the_ids_are_right(
 
 
 async def test_a_stream_cut_within_characters_and_line_ends_is_put_together_again(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine
+    agent: Agent, pool: LocalPool, engine: FakeEngine
 ) -> None:
     engine.faults = Faults(awkward_splits=True)
     engine.replies.append(Reply(TEXTS))
@@ -166,7 +166,7 @@ async def test_a_stream_cut_within_characters_and_line_ends_is_put_together_agai
 
 @streamed_or_not
 async def test_a_tool_result_of_five_megabytes_is_answered_and_recorded_to_the_last_token(
-    pool: MemoryPool, stream: bool
+    pool: LocalPool, stream: bool
 ) -> None:
     room = 6_000_000
     async with (
@@ -182,7 +182,7 @@ async def test_a_tool_result_of_five_megabytes_is_answered_and_recorded_to_the_l
 @streamed_or_not
 @pytest.mark.parametrize("arguments", ['{"a": 1, "b"', "[1, 2]", "not JSON at all", '{"a": "\\ud800"}'])
 async def test_malformed_tool_arguments_in_the_history_do_not_end_the_episode(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool, arguments: str
+    agent: Agent, pool: LocalPool, engine: FakeEngine, stream: bool, arguments: str
 ) -> None:
     engine.replies.append(Reply(SAID))
     heard = await agent.ask(stream=stream, messages=[*HELLO["messages"], *tool_turn(arguments, "no such tool")])

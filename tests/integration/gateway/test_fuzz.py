@@ -22,7 +22,7 @@ from schemathesis.core.result import Ok
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.threads import in_thread
 from tests.rig.vocabulary import pieces
 
@@ -107,7 +107,7 @@ def target() -> Iterator[Target]:
     with ExitStack() as stack:
         engine = stack.enter_context(in_thread(FakeEngine()))
         gateway = serve_gateway(
-            MemoryPool(), [engine.url], control_keys=[CONTROL], rewards=Scorer(), load_tokenizer=lambda _: Words()
+            LocalPool(), [engine.url], control_keys=[CONTROL], rewards=Scorer(), load_tokenizer=lambda _: Words()
         )
         url = stack.enter_context(in_thread(gateway))
         target = Target(url, engine.url, stack.enter_context(requests.Session()), {}, [])

@@ -19,7 +19,7 @@ from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.steps.step import Step
 from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 GOLDEN = Path(__file__).with_name("golden")
 HIDDEN_HEADERS = ("Date", "Server")
@@ -167,7 +167,7 @@ class Tokenizer:
         return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
 
-class NotingPool(MemoryPool):
+class NotingPool(LocalPool):
     """A pool that keeps what it is handed."""
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ async def test_a_call_is_answered_forwarded_and_recorded_as_ever(case: Case, mon
     compare(case.name, await transcript(case))
 
 
-async def test_the_openapi_document_is_as_ever(pool: MemoryPool) -> None:
+async def test_the_openapi_document_is_as_ever(pool: LocalPool) -> None:
     async with (
         FakeEngine() as engine,
         serve_gateway(pool, [engine.url]) as url,

@@ -16,7 +16,7 @@ from tests.integration.gateway.agent import HELLO, Agent, Heard, agent_of
 from tests.rig.chatml import render_chat
 from tests.rig.fake_engine import FakeEngine, Faults, Reply
 from tests.rig.gateways import free_port, serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.vocabulary import END_OF_TURN, encode
 from tests.rig.waiting import until
 
@@ -25,7 +25,7 @@ streamed_or_not = pytest.mark.parametrize("stream", [False, True])
 
 
 @pytest.fixture
-async def agent(pool: MemoryPool, engine: FakeEngine) -> AsyncIterator[Agent]:
+async def agent(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[Agent]:
     async with serve_gateway(pool, [engine.url]) as url, agent_of(url) as agent:
         yield agent
 
@@ -44,7 +44,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     [(Faults(delay_s=0.7), 0), (Faults(silent_s=0.7), 1), (Faults(silent_s=0.7, silent_at_token=3), 4)],
 )
 async def test_while_an_engine_is_silent_the_stream_is_kept_alive_by_comments(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, faults: Faults, data_before: int
+    agent: Agent, pool: LocalPool, engine: FakeEngine, faults: Faults, data_before: int
 ) -> None:
     engine.faults = faults
     engine.replies.extend([Reply("well"), Reply("well")])
@@ -76,7 +76,7 @@ async def test_an_unstreamed_answer_is_given_no_comments(agent: Agent, engine: F
 
 @streamed_or_not
 async def test_a_context_that_is_too_long_is_openais_error_and_the_trajectory_says_why_it_ended(
-    pool: MemoryPool, stream: bool
+    pool: LocalPool, stream: bool
 ) -> None:
     async with (
         FakeEngine(max_model_len=60) as engine,
@@ -114,7 +114,7 @@ async def test_beyond_the_most_calls_in_flight_an_agent_is_told_to_come_back(
 
 @streamed_or_not
 async def test_with_durability_sync_an_answer_ends_once_the_pool_has_its_step(
-    pool: MemoryPool, engine: FakeEngine, stream: bool
+    pool: LocalPool, engine: FakeEngine, stream: bool
 ) -> None:
     async with serve_gateway(pool, [engine.url], is_durable=True) as url, agent_of(url) as agent:
         pool.away = True
@@ -129,7 +129,7 @@ async def test_with_durability_sync_an_answer_ends_once_the_pool_has_its_step(
 
 @streamed_or_not
 async def test_with_durability_sync_an_answer_that_the_pool_does_not_confirm_is_an_error_and_is_kept(
-    pool: MemoryPool, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
+    pool: LocalPool, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Outbox, "record_durably", partialmethod(Outbox.record_durably, timeout=0.2))
     async with serve_gateway(pool, [engine.url], is_durable=True) as url, agent_of(url) as agent:
@@ -161,7 +161,7 @@ class Letters:
 
 @streamed_or_not
 async def test_the_answer_of_a_plain_openai_server_is_graded_retokenized_and_left_out_by_default(
-    pool: MemoryPool, stream: bool
+    pool: LocalPool, stream: bool
 ) -> None:
     async with (
         FakeEngine(plain=True, replies=["left out", "taken"]) as engine,
@@ -183,7 +183,7 @@ async def test_the_answer_of_a_plain_openai_server_is_graded_retokenized_and_lef
 
 @streamed_or_not
 async def test_a_call_marked_as_a_side_call_is_kept_and_not_trained(
-    agent: Agent, pool: MemoryPool, stream: bool
+    agent: Agent, pool: LocalPool, stream: bool
 ) -> None:
     await agent.ask(stream=stream, extra_headers={"x-stepwell-call": "side"})
     await agent.ask(stream=stream, extra_headers={"x-stepwell-call": "task"})
@@ -207,7 +207,7 @@ async def until_states(agent: Agent, *wanted: str) -> None:
 
 @streamed_or_not
 async def test_calls_are_held_while_all_engines_pause_and_go_elsewhere_while_one_does(
-    pool: MemoryPool, engine: FakeEngine, stream: bool
+    pool: LocalPool, engine: FakeEngine, stream: bool
 ) -> None:
     async with (
         FakeEngine() as other,
@@ -231,7 +231,7 @@ async def test_calls_are_held_while_all_engines_pause_and_go_elsewhere_while_one
         assert len(pool.taken()) == 8
 
 
-async def test_engines_come_and_go_under_load_without_an_agent_noticing(pool: MemoryPool, engine: FakeEngine) -> None:
+async def test_engines_come_and_go_under_load_without_an_agent_noticing(pool: LocalPool, engine: FakeEngine) -> None:
     async with (
         FakeEngine() as other,
         serve_gateway(pool, [engine.url]) as url,
@@ -288,7 +288,7 @@ async def test_an_engine_that_is_not_there_cannot_be_removed(agent: Agent) -> No
 
 
 async def test_metrics_show_calls_tokens_engines_quarantine_and_what_waits_for_the_pool(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine
+    agent: Agent, pool: LocalPool, engine: FakeEngine
 ) -> None:
     for stream in (False, True):
         await agent.ask(stream=stream)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 JSON = "application/json"
 OPENINGS = (
@@ -52,7 +52,7 @@ KINDS = (JSON, "APPLICATION/JSON; charset=utf-8", "application/jsonl", "text/pla
 
 @pytest.fixture
 async def http(engine: FakeEngine) -> AsyncIterator[aiohttp.ClientSession]:
-    async with serve_gateway(MemoryPool(), [engine.url]) as url, aiohttp.ClientSession(url) as session:
+    async with serve_gateway(LocalPool(), [engine.url]) as url, aiohttp.ClientSession(url) as session:
         yield session
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.gateway.agent import HELLO, Agent, Heard, agent_of
 from tests.rig.fake_engine import FakeEngine, Faults, Reply
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -21,14 +21,14 @@ streamed_or_not = pytest.mark.parametrize("stream", [False, True])
 
 
 @pytest.fixture
-async def agent(pool: MemoryPool, engine: FakeEngine) -> AsyncIterator[Agent]:
+async def agent(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[Agent]:
     async with serve_gateway(pool, [engine.url]) as url, agent_of(url) as agent:
         yield agent
 
 
 @streamed_or_not
 async def test_calls_with_one_idempotency_key_are_one_call_and_one_step(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool
+    agent: Agent, pool: LocalPool, engine: FakeEngine, stream: bool
 ) -> None:
     engine.faults = SLOWLY
     first, second = await asyncio.gather(*(agent.ask(stream=stream, **SAME_KEY) for _ in range(2)))
@@ -50,7 +50,7 @@ async def test_the_same_key_in_another_trajectory_is_another_call(agent: Agent, 
 
 @streamed_or_not
 async def test_the_same_body_joins_while_it_is_in_flight_and_not_afterwards(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool
+    agent: Agent, pool: LocalPool, engine: FakeEngine, stream: bool
 ) -> None:
     engine.faults = SLOWLY
     (status, first), (_, second) = await asyncio.gather(agent.say(stream=stream), agent.say(stream=stream))
@@ -83,7 +83,7 @@ async def test_a_client_that_counts_its_tries_is_believed(
 
 @streamed_or_not
 async def test_when_the_first_client_leaves_the_one_that_joined_gets_all_of_the_answer(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, stream: bool
+    agent: Agent, pool: LocalPool, engine: FakeEngine, stream: bool
 ) -> None:
     engine.faults = Faults(token_delay_s=0.02)
     engine.replies.append(Reply("two and twenty letters"))
@@ -124,7 +124,7 @@ async def test_when_all_who_wait_for_an_answer_have_left_the_engine_is_freed_wit
     ],
 )
 async def test_a_failed_answer_is_not_given_again(
-    agent: Agent, pool: MemoryPool, engine: FakeEngine, faults: Faults, stream: bool
+    agent: Agent, pool: LocalPool, engine: FakeEngine, faults: Faults, stream: bool
 ) -> None:
     engine.faults = faults
     engine.replies.extend([Reply("broken"), Reply("whole")])

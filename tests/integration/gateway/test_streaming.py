@@ -13,7 +13,7 @@ from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Step
 from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.vocabulary import pieces
 from tests.rig.waiting import until
 
@@ -27,7 +27,7 @@ class Agent:
 
     client: openai.AsyncOpenAI
     http: aiohttp.ClientSession
-    pool: MemoryPool
+    pool: LocalPool
     path: str
 
     async def stream(self, **wanted: Any) -> list[Any]:
@@ -53,7 +53,7 @@ class Agent:
 
 
 @pytest.fixture
-async def agent(pool: MemoryPool, engine: FakeEngine) -> AsyncIterator[Agent]:
+async def agent(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[Agent]:
     async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as http:
         async with http.post("/init_trajectory", json={}) as opened:
             given = await opened.json()

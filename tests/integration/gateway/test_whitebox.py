@@ -11,7 +11,7 @@ from stepwell.errors import NotReady, RewardFailed
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 STEP: dict[str, Any] = {
     "prompt_ids": [1, 2],
@@ -50,7 +50,7 @@ def rewards() -> LengthReward:
 
 
 @pytest.fixture
-async def http(pool: MemoryPool, engine: FakeEngine, rewards: LengthReward) -> AsyncIterator[aiohttp.ClientSession]:
+async def http(pool: LocalPool, engine: FakeEngine, rewards: LengthReward) -> AsyncIterator[aiohttp.ClientSession]:
     gateway = serve_gateway(pool, [engine.url], rewards=rewards, load_tokenizer=lambda _: SpellingTokenizer())
     async with gateway as url, aiohttp.ClientSession(url) as session:
         yield session
@@ -68,7 +68,7 @@ async def ready(http: aiohttp.ClientSession) -> None:
 
 
 async def test_generate_gives_ids_logprobs_and_who_wrote_them(
-    http: aiohttp.ClientSession, engine: FakeEngine, pool: MemoryPool
+    http: aiohttp.ClientSession, engine: FakeEngine, pool: LocalPool
 ) -> None:
     engine.weight_version = "6"
     engine.faults = Faults(version_change_at_token=3, new_version="7")
@@ -82,9 +82,9 @@ async def test_generate_gives_ids_logprobs_and_who_wrote_them(
 
 
 async def test_generate_names_the_pools_version_when_the_engine_names_none(
-    http: aiohttp.ClientSession, pool: MemoryPool
+    http: aiohttp.ClientSession, pool: LocalPool
 ) -> None:
-    pool.rules.policy_version = 4
+    await pool.set_policy_version(4)
     _, answer = await post(http, "/generate", {"prompt_ids": [5]})
     assert (answer["policy_version"], answer["version_spans"]) == (4, [])
 
@@ -113,7 +113,7 @@ async def test_an_engines_refusal_to_generate_is_passed_on(http: aiohttp.ClientS
     assert answer["error"]["message"]
 
 
-async def test_submitted_steps_come_out_as_they_went_in(http: aiohttp.ClientSession, pool: MemoryPool) -> None:
+async def test_submitted_steps_come_out_as_they_went_in(http: aiohttp.ClientSession, pool: LocalPool) -> None:
     given = {
         "reward": 0.5,
         "policy_version": 9,
@@ -140,7 +140,7 @@ async def test_submitted_steps_come_out_as_they_went_in(http: aiohttp.ClientSess
     assert got == given
 
 
-async def test_submitted_groups_fill_up_over_several_requests(http: aiohttp.ClientSession, pool: MemoryPool) -> None:
+async def test_submitted_groups_fill_up_over_several_requests(http: aiohttp.ClientSession, pool: LocalPool) -> None:
     for uid in ("a", "b"):
         assert pool.rules.take(1) is None
         step = STEP | {"trajectory_uid": uid, "is_last": True}
@@ -165,7 +165,7 @@ async def test_refused_steps_are_counted_by_cause(http: aiohttp.ClientSession) -
     ],
 )
 async def test_an_unsound_submitted_step_is_refused_with_the_reason(
-    http: aiohttp.ClientSession, pool: MemoryPool, change: dict[str, Any], why: str
+    http: aiohttp.ClientSession, pool: LocalPool, change: dict[str, Any], why: str
 ) -> None:
     status, answer = await post(http, "/submit_steps", {"steps": [STEP | change]})
     assert status == 400
@@ -196,7 +196,7 @@ async def test_a_failed_reward_is_an_error_never_a_zero(
     assert "reward_score" not in answer
 
 
-async def test_without_a_reward_worker_the_flag_is_named(pool: MemoryPool, engine: FakeEngine) -> None:
+async def test_without_a_reward_worker_the_flag_is_named(pool: LocalPool, engine: FakeEngine) -> None:
     async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as http:
         status, answer = await post(http, "/compute_reward", {"prompt_ids": [0], "response_ids": [1]})
     assert status == 503

@@ -14,7 +14,7 @@ from tests.integration.gateway.agent import HELLO
 from tests.rig.chatml import render_chat
 from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.vocabulary import END_OF_TURN, encode
 from tests.rig.waiting import until
 
@@ -26,7 +26,7 @@ Client = openai.AsyncOpenAI
 
 
 @pytest.fixture
-async def client(pool: MemoryPool, engine: FakeEngine) -> AsyncIterator[Client]:
+async def client(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[Client]:
     async with serve_gateway(pool, [engine.url]) as url, client_of(url) as client:
         yield client
 
@@ -45,7 +45,7 @@ def logprobs_of(choice: dict[str, Any]) -> list[float]:
 
 
 async def test_a_chat_is_answered_with_every_token_and_nothing_is_recorded(
-    client: Client, engine: FakeEngine, pool: MemoryPool
+    client: Client, engine: FakeEngine, pool: LocalPool
 ) -> None:
     engine.replies.append(Reply("Hi there"))
     answer = await ask(client)
@@ -55,7 +55,7 @@ async def test_a_chat_is_answered_with_every_token_and_nothing_is_recorded(
     assert choice["token_ids"] == [*encode("Hi there"), END_OF_TURN]
     assert len(logprobs_of(choice)) == len(choice["token_ids"])
     assert choice["exactness"] == "engine"
-    assert pool.messages == []
+    assert pool.transport.messages == []
     assert pool.rules.stats().submitted == 0
 
 
@@ -104,8 +104,8 @@ async def test_the_engines_version_is_told_and_certain_where_it_did_not_change(
     assert (choice["policy_version"], choice["version_spans"]) == (6, [])
 
 
-async def test_the_pools_version_is_told_where_the_engine_names_none(client: Client, pool: MemoryPool) -> None:
-    pool.rules.policy_version = 4
+async def test_the_pools_version_is_told_where_the_engine_names_none(client: Client, pool: LocalPool) -> None:
+    await pool.set_policy_version(4)
     (choice,) = (await ask(client))["choices"]
     assert (choice["policy_version"], choice["version_spans"]) == (4, [])
 
@@ -131,7 +131,7 @@ async def test_a_call_waits_while_the_engine_is_paused(client: Client, engine: F
     assert (await asking)["choices"][0]["token_ids"]
 
 
-async def test_another_engine_answers_where_one_hangs_up(pool: MemoryPool, engine: FakeEngine) -> None:
+async def test_another_engine_answers_where_one_hangs_up(pool: LocalPool, engine: FakeEngine) -> None:
     async with FakeEngine() as other, serve_gateway(pool, [engine.url, other.url]) as url, client_of(url) as client:
         engine.faults = Faults(hang_up=True)
         for _ in range(2):
@@ -169,7 +169,7 @@ async def test_a_client_that_leaves_frees_the_engine(client: Client, engine: Fak
 
 
 async def test_it_needs_the_control_key_and_a_trajectorys_own_is_not_enough(
-    pool: MemoryPool, engine: FakeEngine
+    pool: LocalPool, engine: FakeEngine
 ) -> None:
     async with serve_gateway(pool, [engine.url], control_keys=[CONTROL]) as url:
         headers = {"Authorization": f"Bearer {CONTROL}"}
@@ -184,7 +184,7 @@ async def test_it_needs_the_control_key_and_a_trajectorys_own_is_not_enough(
 
 
 @pytest.fixture
-async def plain(pool: MemoryPool, tiny_model: Path) -> AsyncIterator[tuple[Client, FakeEngine]]:
+async def plain(pool: LocalPool, tiny_model: Path) -> AsyncIterator[tuple[Client, FakeEngine]]:
     """A gateway before a plain OpenAI server, and a tokenizer."""
     async with FakeEngine(plain=True) as engine:
         gateway = serve_gateway(pool, [engine.url], load_tokenizer=lambda _: load_tokenizer(str(tiny_model)))

@@ -24,7 +24,7 @@ from tests.builders import make_step
 from tests.rig.chatml import render_chat
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.threads import in_thread
 from tests.rig.vocabulary import encode
@@ -100,7 +100,7 @@ async def test_the_second_function_gives_a_score(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def serving(pool: MemoryPool) -> AsyncIterator[str]:
+async def serving(pool: LocalPool) -> AsyncIterator[str]:
     async with FakeEngine() as engine, serve_gateway(pool, [engine.url]) as url:
         yield url
 
@@ -113,7 +113,7 @@ ASKING = """
 
 
 def test_feedback_is_given_as_described() -> None:
-    pool = MemoryPool()
+    pool = LocalPool()
     block = "from openai import OpenAI\n" + example("python", "run.feedback").replace("\n    ...\n", ASKING)
     with in_thread(serving(pool)) as url:
         program = block.replace("http://127.0.0.1:8100", url)

@@ -16,25 +16,25 @@ from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.threads import in_thread
 
 KEY = "a-control-key-of-the-tests"
 
 
 @asynccontextmanager
-async def serving(pool: MemoryPool | PoolClient, *keys: str) -> AsyncIterator[str]:
+async def serving(pool: LocalPool | PoolClient, *keys: str) -> AsyncIterator[str]:
     async with FakeEngine() as engine, serve_gateway(pool, [engine.url], control_keys=keys) as url:
         yield url
 
 
 @pytest.fixture
-def pool() -> MemoryPool:
-    return MemoryPool(require_reward=True)
+def pool() -> LocalPool:
+    return LocalPool(require_reward=True)
 
 
 @pytest.fixture
-def run(pool: MemoryPool) -> Iterator[stepwell.Run]:
+def run(pool: LocalPool) -> Iterator[stepwell.Run]:
     with in_thread(serving(pool)) as url:
         yield stepwell.connect(url)
 
@@ -46,7 +46,7 @@ def rollout(run: stepwell.Run, *, turns: int = 1) -> stepwell.TrajectoryContext:
     return t
 
 
-def test_a_thumb_up_is_the_reward_that_was_waited_for(pool: MemoryPool, run: stepwell.Run) -> None:
+def test_a_thumb_up_is_the_reward_that_was_waited_for(pool: LocalPool, run: stepwell.Run) -> None:
     t = rollout(run)
     assert run.feedback(t.trajectory_uid, t.prompt_uid, 1.0, source="thumbs", note="just what I needed") == "counted"
     (step,) = pool.taken()
@@ -54,7 +54,7 @@ def test_a_thumb_up_is_the_reward_that_was_waited_for(pool: MemoryPool, run: ste
     assert step.metadata["reward"] == {"notes": "just what I needed"}
 
 
-def test_a_second_thought_is_the_next_revision(pool: MemoryPool, run: stepwell.Run) -> None:
+def test_a_second_thought_is_the_next_revision(pool: LocalPool, run: stepwell.Run) -> None:
     t = rollout(run)
     run.feedback(t.trajectory_uid, t.prompt_uid, 1.0)
     assert run.feedback(t.trajectory_uid, t.prompt_uid, -1.0) == "counted"
@@ -62,7 +62,7 @@ def test_a_second_thought_is_the_next_revision(pool: MemoryPool, run: stepwell.R
     assert (step.reward, step.reward_source, step.reward_revision) == (-1.0, "feedback", 2)
 
 
-def test_feedback_can_be_for_one_step(pool: MemoryPool, run: stepwell.Run) -> None:
+def test_feedback_can_be_for_one_step(pool: LocalPool, run: stepwell.Run) -> None:
     t = rollout(run, turns=3)
     assert run.feedback(t.trajectory_uid, t.prompt_uid, 0.5, step_index=1) == "counted"
     assert [step.reward for step in pool.taken()] == [None, 0.5, None]
@@ -71,14 +71,14 @@ def test_feedback_can_be_for_one_step(pool: MemoryPool, run: stepwell.Run) -> No
         run.feedback(t.trajectory_uid, t.prompt_uid, 0.5, step_index=7)
 
 
-def test_feedback_may_come_while_the_agent_is_at_work(pool: MemoryPool, run: stepwell.Run) -> None:
+def test_feedback_may_come_while_the_agent_is_at_work(pool: LocalPool, run: stepwell.Run) -> None:
     with run.trajectory() as t, OpenAI(base_url=t.base_url, api_key=t.api_key) as client:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
         assert run.feedback(t.trajectory_uid, t.prompt_uid, 0.5, step_index=0) == "counted"
     assert [step.reward for step in pool.taken()] == [0.5]
 
 
-def test_feedback_after_the_training_is_late_where_nothing_keeps_it(pool: MemoryPool, run: stepwell.Run) -> None:
+def test_feedback_after_the_training_is_late_where_nothing_keeps_it(pool: LocalPool, run: stepwell.Run) -> None:
     t = rollout(run)
     run.feedback(t.trajectory_uid, t.prompt_uid, 1.0)
     pool.taken()
@@ -95,7 +95,7 @@ def test_feedback_that_names_nothing_or_says_nothing_is_refused(run: stepwell.Ru
         run.feedback(t.trajectory_uid, t.prompt_uid, 1.0, step_index=-1)
 
 
-def test_an_agent_cannot_praise_itself(pool: MemoryPool) -> None:
+def test_an_agent_cannot_praise_itself(pool: LocalPool) -> None:
     with in_thread(serving(pool, KEY)) as url:
         run = stepwell.connect(url, key=KEY)
         t = rollout(run)

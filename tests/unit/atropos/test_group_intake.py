@@ -12,11 +12,11 @@ from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import Columns
 from stepwell.wire.scored_groups import ScoredGroup, group_from_json
 from stepwell.wire.scored_groups_steps import columns_from_group
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until
 
 
-class SlowPool(MemoryPool):
+class SlowPool(LocalPool):
     """Answers when it is told to."""
 
     def __init__(self) -> None:
@@ -47,22 +47,22 @@ async def test_what_comes_while_a_message_is_under_way_goes_with_the_next() -> N
     assert await first == [SubmitVerdict.ACCEPTED]
     assert [await other for other in others] == [[SubmitVerdict.ACCEPTED] * 2, [SubmitVerdict.ACCEPTED] * 3]
     assert await again == [SubmitVerdict.DUPLICATE]
-    assert pool.messages == [1, 6]
+    assert pool.transport.messages == [1, 6]
 
 
 async def test_a_message_waits_for_a_group_that_is_being_read() -> None:
-    pool = MemoryPool()
+    pool = LocalPool()
     sender = GroupSender(pool)
     with sender.reading():
         early = asyncio.create_task(sender.submit(*packed_group("a", 1)))
         await asyncio.sleep(0)
     assert await sender.submit(*packed_group("b", 2)) == [SubmitVerdict.ACCEPTED] * 2
     assert await early == [SubmitVerdict.ACCEPTED]
-    assert pool.messages == [3]
+    assert pool.transport.messages == [3]
 
 
 async def test_a_message_does_not_wait_for_one_that_is_read_for_ever() -> None:
-    pool = MemoryPool()
+    pool = LocalPool()
     sender = GroupSender(pool)
     with sender.reading():
         assert await sender.submit(*packed_group("a", 1)) == [SubmitVerdict.ACCEPTED]
@@ -72,7 +72,7 @@ async def test_a_failure_is_told_to_all_of_its_message_and_to_no_one_else() -> N
     pool = SlowPool()
     sender = GroupSender(pool)
     waiting = [asyncio.create_task(sender.submit(*packed_group(name, 1))) for name in "ab"]
-    pool.loses_answers = 1
+    pool.transport.loses_answers = 1
     pool.go_on.set()
     for task in waiting:
         with pytest.raises(PoolUnavailable):

@@ -92,7 +92,7 @@ def test_a_batch_that_comes_back_is_not_given_again(caplog: pytest.LogCaptureFix
     batches = iter(pool_loader(pool, 1, lease=10))
 
     next(batches)
-    pool.rules.advance(11)
+    pool.advance_to(11)
     with pytest.raises(FetchTimeout):
         next(batches)
 

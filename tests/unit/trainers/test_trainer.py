@@ -232,7 +232,7 @@ def test_what_a_checkpoint_contains_is_not_trained_again_by_whoever_resumes(tmp_
     with pytest.raises(KeyboardInterrupt):
         trainer.step()
     pool.dies_at_ack = False
-    pool.rules.advance(seconds)
+    pool.advance_to(seconds)
     again = AsyncTrainer(pool, Recurrent(seed=5), settings=SETTINGS, checkpoints=tmp_path)
     seen = again.step()
     assert (again.update, seen.rollouts_trained) == (2, 8)
@@ -248,7 +248,7 @@ def test_what_no_checkpoint_contains_is_trained_again_from_the_weights_before_it
     trainer = AsyncTrainer(pool, Recurrent(), settings=rules, checkpoints=tmp_path)
     for _ in range(3):
         trainer.step()
-    pool.rules.advance(1000.0)
+    pool.advance_to(1000.0)
     again = AsyncTrainer(pool, Recurrent(), settings=rules, checkpoints=tmp_path)
     again.run(3)
     assert pool.held == 0
@@ -262,7 +262,7 @@ def test_a_lease_that_runs_out_while_training_costs_nothing_but_a_warning(
     rules = Settings(groups=2, updates=6, checkpoint_every=2, lease=5.0)
     trainer = AsyncTrainer(pool, Recurrent(), settings=rules, checkpoints=tmp_path)
     trainer.step()
-    pool.rules.advance(10.0)
+    pool.advance_to(10.0)
     with caplog.at_level(logging.WARNING):
         metrics = trainer.step()
     assert "comes back and is not trained again" in caplog.text

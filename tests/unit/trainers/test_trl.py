@@ -1,52 +1,18 @@
 """What TRL is given, and what the pool is told of it; with TRL itself it is tested in tests/e2e/test_trl.py."""
 
 import logging
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
 
-from stepwell.errors import FetchTimeout, PoolUnavailable
-from stepwell.pool.api.leasing import HasLeases
-from stepwell.pool.client.batch import Batch
+from stepwell.errors import PoolUnavailable
 from stepwell.steps.step import VersionSpan
 from stepwell.trainers.trl import RolloutSample, StepwellRolloutWorker, StepwellWeightTransfer
 from tests.rig.waiting import wait_until
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.training_pool import TrainingPool
-
-SHORT = 0.02
-"""Seconds that a fetch waits here, so that a worker notices soon that it is to stop."""
-
-
-class WaitingPool(TrainingPool):
-    """A pool for a thread: its fetch waits before it says that there is nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_away = False
-        self._alone = threading.RLock()
-
-    def fetch_batch(self, count: int, *, timeout: float, lease: float | None, channel: str) -> Batch:
-        if self.is_away:
-            raise PoolUnavailable("the pool is away")
-        try:
-            with self._alone:
-                return super().fetch_batch(count, timeout=timeout, lease=lease, channel=channel)
-        except FetchTimeout:
-            threading.Event().wait(SHORT)
-            raise
-
-    def ack(self, batch: HasLeases) -> None:
-        with self._alone:
-            super().ack(batch)
-
-    def expire(self) -> None:
-        """The leases of all that is out are over."""
-        with self._alone:
-            self.rules.advance(self.rules.state.now + 1000)
 
 
 def add_group(
@@ -72,7 +38,7 @@ def take(worker: StepwellRolloutWorker, count: int) -> list[RolloutSample]:
 
 
 def test_a_sample_is_a_row_with_its_rollouts_advantage() -> None:
-    pool = WaitingPool()
+    pool = TrainingPool()
     add_group(pool, "p")
 
     with working(pool) as worker:
@@ -87,7 +53,7 @@ def test_a_sample_is_a_row_with_its_rollouts_advantage() -> None:
 
 
 def test_a_rollout_in_two_rows_is_two_samples_with_one_advantage() -> None:
-    pool = WaitingPool()
+    pool = TrainingPool()
     forked = [one_turn("a", "p", [1, 2], [3]), one_turn("a", "p", [5, 6, 8], [7])]
     pool.add_group("p", [(forked, 1.0), ([one_turn("b", "p", [1], [2])], 0.0)])
 
@@ -100,7 +66,7 @@ def test_a_rollout_in_two_rows_is_two_samples_with_one_advantage() -> None:
 
 
 def test_a_group_is_acknowledged_once_its_last_sample_is_taken() -> None:
-    pool = WaitingPool()
+    pool = TrainingPool()
     add_group(pool, "p")
 
     with working(pool) as worker:
@@ -113,7 +79,7 @@ def test_a_group_is_acknowledged_once_its_last_sample_is_taken() -> None:
 
 
 def test_when_it_stops_what_trl_has_begun_is_acknowledged_and_the_rest_given_back() -> None:
-    pool = WaitingPool()
+    pool = TrainingPool()
     for prompt in "pqr":
         add_group(pool, prompt)
 
@@ -126,7 +92,7 @@ def test_when_it_stops_what_trl_has_begun_is_acknowledged_and_the_rest_given_bac
 
 
 def test_no_more_samples_wait_than_was_said_and_it_can_stop_then() -> None:
-    pool = WaitingPool()
+    pool = TrainingPool()
     for prompt in "pqr":
         add_group(pool, prompt)
 
@@ -139,7 +105,7 @@ def test_no_more_samples_wait_than_was_said_and_it_can_stop_then() -> None:
 
 
 def test_groups_in_which_all_earned_the_same_count_for_the_reward_and_are_not_trained() -> None:
-    pool = WaitingPool()
+    pool = TrainingPool()
     add_group(pool, "p", rewards=(1.0, 1.0))
 
     with working(pool) as worker:
@@ -150,13 +116,13 @@ def test_groups_in_which_all_earned_the_same_count_for_the_reward_and_are_not_tr
 
 
 def test_a_group_whose_lease_ran_out_is_not_given_again(caplog: pytest.LogCaptureFixture) -> None:
-    pool = WaitingPool()
+    pool = TrainingPool()
     add_group(pool, "p")
 
     with working(pool) as worker:
         wait_until(lambda: worker.rollout_buffer.qsize() == 2, "the samples")
-        pool.expire()
-        wait_until(lambda: worker.metrics_queue.qsize() == 1 and pool.rules.leases > 1, "the group to come back")
+        pool.advance_to(1000.0)
+        wait_until(lambda: worker.metrics_queue.qsize() == 1 and len(pool.leases) > 1, "the group to come back")
         take(worker, 2)
         wait_until(lambda: len(pool.acknowledged) == 2, "both leases to be settled")
 
@@ -166,7 +132,7 @@ def test_a_group_whose_lease_ran_out_is_not_given_again(caplog: pytest.LogCaptur
 
 
 def test_versions_are_trls_and_those_of_the_groups_oldest_token() -> None:
-    pool = WaitingPool()
+    pool = TrainingPool()
     pool.set_policy_version(41)
     spans = (VersionSpan(40, 0, 1), VersionSpan(41, 1, 2))
     mixed = one_turn("a", "p", [1, 2], [3, 4], policy_version=40, version_spans=spans)
@@ -182,7 +148,7 @@ def test_versions_are_trls_and_those_of_the_groups_oldest_token() -> None:
 
 
 def test_what_ended_the_worker_is_raised_where_trl_asks(caplog: pytest.LogCaptureFixture) -> None:
-    pool = WaitingPool()
+    pool = TrainingPool()
 
     def is_over() -> bool:
         worker.check_health(60)
@@ -190,7 +156,7 @@ def test_what_ended_the_worker_is_raised_where_trl_asks(caplog: pytest.LogCaptur
 
     with working(pool) as worker:
         worker.check_health(60)
-        pool.is_away = True
+        pool.local.away = True
         with pytest.raises(PoolUnavailable, match="the pool is away"):
             wait_until(is_over, "the worker to fail")
     assert "the pool is away" in caplog.text
@@ -203,7 +169,7 @@ def test_a_worker_that_waits_says_for_what(caplog: pytest.LogCaptureFixture) -> 
         worker.check_health(60)
         return "TRL waits: " in caplog.text
 
-    with working(WaitingPool()) as worker:
+    with working(TrainingPool()) as worker:
         wait_until(said, "a word of what is missing")
 
 

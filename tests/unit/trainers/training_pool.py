@@ -1,23 +1,25 @@
-"""A pool for a training loop in the test's own process: the real rules, plain calls, and time that stands still."""
+"""The real DataPool over a pool in the test's own process. Time stands still. Leases are named by their order."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from stepwell.errors import FetchTimeout, LeaseExpired
-from stepwell.pool.api.leasing import BatchRequest, HasLeases, Settlement
-from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.stats import PoolStats
-from stepwell.pool.client.batch import Batch, make_batch
+from stepwell.pool.client import DataPool
+from stepwell.pool.client.batch import Batch
 from stepwell.steps.step import Step
-from tests.builders import EasyPool
+from tests.rig.local_pool import LocalPool
 
-SHARD = "data_pool"
+FETCH_TIMEOUT = 0.02
+"""Seconds. Tests fill the pool before they fetch."""
 
 
-class TrainingPool:
+class TrainingPool(DataPool):
     def __init__(self, **limits: Any) -> None:
-        self.rules = EasyPool(Limits(**limits))
+        self.local = LocalPool(**limits)
+        super().__init__(self.local)
+        self.leases: list[str] = []
+        """All that were begun."""
         self.acknowledged: list[str] = []
         self.given_back: list[str] = []
         self.dies_at_ack = False
@@ -26,37 +28,35 @@ class TrainingPool:
     def add_group(self, prompt: str, rollouts: Sequence[tuple[Sequence[Step], float | None]]) -> None:
         for steps, reward in rollouts:
             uid = steps[0].trajectory_uid
-            self.rules.register(Registration(uid, prompt, group_size=len(rollouts)))
-            assert self.rules.submit(steps) == [SubmitVerdict.ACCEPTED] * len(steps)
-            assert self.rules.complete(uid, prompt, reward) is EndResult.COMPLETED
+            self._run(self.local.register_trajectory(Registration(uid, prompt, group_size=len(rollouts))))
+            assert self._run(self.local.submit_steps(steps)) == [SubmitVerdict.ACCEPTED] * len(steps)
+            assert self._run(self.local.complete_trajectory(uid, prompt, reward)) is EndResult.COMPLETED
 
-    def fetch_batch(self, count: int, *, timeout: float, lease: float | None, channel: str) -> Batch:
-        leased = self.rules.lease(count, channel, seconds=lease or 0.0)
-        if leased is None:
-            raise FetchTimeout(self.rules.waiting_for(BatchRequest(count=count, channel=channel)))
-        uid, taken = leased
-        return make_batch(taken.columns, taken.group_sizes, leases=((SHARD, uid),))
+    def fetch_batch(self, count: int, *, timeout: float = 0.0, lease: float | None = None, **terms: Any) -> Batch:
+        batch = super().fetch_batch(count, timeout=min(timeout, FETCH_TIMEOUT), lease=lease, **terms)
+        self.leases += [uid for _, uid in batch.leases]
+        return batch
 
-    def ack(self, batch: HasLeases) -> None:
+    def ack(self, leased: HasLeases) -> None:
         if self.dies_at_ack:
             raise KeyboardInterrupt
-        settled = [self.rules.leasing.ack(lease) for _, lease in batch.leases]
-        self.acknowledged += [lease for _, lease in batch.leases]
-        if Settlement.EXPIRED in settled:
-            raise LeaseExpired("too late")
+        self.acknowledged += self._names(leased)
+        super().ack(leased)
 
-    def nack(self, batch: HasLeases) -> None:
-        for _, lease in batch.leases:
-            self.rules.leasing.nack(lease)
-            self.given_back.append(lease)
+    def nack(self, leased: HasLeases) -> None:
+        self.given_back += self._names(leased)
+        super().nack(leased)
 
-    def set_policy_version(self, version: int) -> None:
-        self.rules.policy_version = version
+    def advance_to(self, now: float) -> None:
+        async def advance() -> None:
+            self.local.advance_to(now)
 
-    def stats(self) -> PoolStats:
-        return self.rules.stats()
+        self._run(advance())
 
     @property
     def held(self) -> int:
-        """Groups that no one has acknowledged."""
+        """Steps that no one has acknowledged."""
         return self.stats().channels["train"].held.steps
+
+    def _names(self, leased: HasLeases) -> list[str]:
+        return [f"lease-{self.leases.index(uid) + 1}" for _, uid in leased.leases]

@@ -15,7 +15,7 @@ from stepwell.pool.api.producing import Registration
 from stepwell.steps.columns import from_bytes, to_bytes
 from stepwell.steps.step import Exactness, Step, VersionSpan, mask_array
 from tests.builders import make_step, same_step
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import wait_until
 
 StepBuilder = Callable[[Spool], AbstractAsyncContextManager[Outbox]]
@@ -27,14 +27,14 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pool() -> MemoryPool:
-    pool = MemoryPool()
+def pool() -> LocalPool:
+    pool = LocalPool()
     pool.rules.register(Registration("t", "p"))
     return pool
 
 
 @pytest.fixture
-def recording(pool: MemoryPool, monkeypatch: pytest.MonkeyPatch) -> StepBuilder:
+def recording(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> StepBuilder:
     """A recorder that delivers, with that spool."""
     monkeypatch.setattr(recorder_module, "RETRY_PAUSE", 0.001)
 
@@ -168,9 +168,7 @@ def test_steps_that_cannot_be_packed_do_not_end_the_writing(path: Path) -> None:
     assert left_in(path) == ["b"]
 
 
-async def test_what_the_pool_has_is_no_longer_in_the_spool(
-    path: Path, pool: MemoryPool, recording: StepBuilder
-) -> None:
+async def test_what_the_pool_has_is_no_longer_in_the_spool(path: Path, pool: LocalPool, recording: StepBuilder) -> None:
     with Spool(path) as spool:
         async with recording(spool) as recorder:
             recorder.record([make_step(uid="a"), make_step("nobody", "p", uid="b")])
@@ -180,7 +178,7 @@ async def test_what_the_pool_has_is_no_longer_in_the_spool(
 
 
 async def test_what_an_earlier_process_left_is_delivered_first(
-    path: Path, pool: MemoryPool, recording: StepBuilder
+    path: Path, pool: LocalPool, recording: StepBuilder
 ) -> None:
     leave(path, make_step(uid="old"), make_step(uid="older twin"))
     pool.rules.submit([make_step(uid="older twin")])
@@ -195,7 +193,7 @@ async def test_what_an_earlier_process_left_is_delivered_first(
 
 
 async def test_what_the_pool_did_not_take_before_the_end_is_not_lost(
-    path: Path, pool: MemoryPool, recording: StepBuilder
+    path: Path, pool: LocalPool, recording: StepBuilder
 ) -> None:
     pool.away = True
     with Spool(path) as spool:
@@ -208,7 +206,7 @@ async def test_what_the_pool_did_not_take_before_the_end_is_not_lost(
     assert left_in(path) == ["a", "b"]
 
 
-async def test_what_is_given_up_leaves_the_file_too_so_that_it_stays_small(path: Path, pool: MemoryPool) -> None:
+async def test_what_is_given_up_leaves_the_file_too_so_that_it_stays_small(path: Path, pool: LocalPool) -> None:
     bound = 4 * 2**20
     with Spool(path) as spool:
         recorder = Outbox(pool, on_refused=lambda _: None, spool=spool, max_held_bytes=bound)

@@ -8,7 +8,7 @@ from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.rollouts import TrajectoryLifecycle
 from stepwell.gateway.routes.fast_routes import FastRoutes
 from stepwell.gateway.trajectories import KnownTrajectories
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 from tests.unit.gateway.asgi import exchange
 
 JSON = (b"content-type", b"application/json")
@@ -31,7 +31,7 @@ class Routed:
 
 async def ask(behind: Routed, path: str, *parts: bytes, method: str = "POST") -> int:
     """The status that was answered at once; 0 where the request went on."""
-    pool = MemoryPool()
+    pool = LocalPool()
     known = KnownTrajectories(pool)
     rollouts = TrajectoryLifecycle(pool, Outbox(pool, known.forget), known, AccessKeys([]))
     sent = await exchange(FastRoutes(cast("Any", behind), rollouts), method, path, [JSON], parts)

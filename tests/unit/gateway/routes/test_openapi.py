@@ -9,7 +9,7 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
 from stepwell.gateway.routes.access import ACCESS
 from stepwell.gateway.routes.openapi import documented
-from tests.rig.memory_pool import MemoryPool
+from tests.rig.local_pool import LocalPool
 
 METHODS = {"get", "post", "put", "delete", "patch"}
 
@@ -17,7 +17,7 @@ METHODS = {"get", "post", "put", "delete", "patch"}
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     front = create_app(
-        pool=MemoryPool(),
+        pool=LocalPool(),
         engines=EngineFleet(["http://nowhere"]),
         tokenizer=BackgroundTokenizer("nowhere", lambda _: None),
         rewards=None,
