@@ -3,7 +3,7 @@
 Time stands still: leases and deadlines end when a test calls `advance_to`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepwell.errors import PoolUnavailable
@@ -40,12 +40,12 @@ class LocalTransport:
 
 
 class LocalPool(PoolClient):
-    """A pool of one shard in memory."""
+    """A pool of one shard in memory. `clock` lets time pass."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, *, clock: Callable[[], float] | None = None, **limits: Any) -> None:
         self._now = 0.0
         plan = PoolPlan(limits=Limits(**limits))
-        service = ShardService(plan, plan.name, clock=lambda: self._now)
+        service = ShardService(plan, plan.name, clock=clock or (lambda: self._now), recheck_interval=0.01)
         self.transport = LocalTransport({plan.name: service})
         super().__init__(plan.name, transport=self.transport)
         self.rules = EasyPool.over(service.pool)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,15 @@ import pytest
 import ray
 
 from stepwell.errors import BadRequest, Conflict, NotReady, RewardFailed
-from stepwell.pool.api.scoring import Judgement, RewardRequest, RewardScore
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.scoring import RewardRequest, RewardScore
+from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.client import RewardClient
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.steps.step import Json, Step
-from tests.builders import make_step
-from tests.rig.scoring_port import MemoryScoringPort
+from tests.builders import make_group
 from tests.rig.waiting import wait_until
 
 FUNCTIONS = """
@@ -41,32 +42,11 @@ def matches(sample):
 """
 
 
-class PortActor(MemoryScoringPort):
-    def left(self) -> int:
-        return len(self.waiting)
-
-    def tally(self) -> dict[str, int]:
-        return dict(self.counted)
-
-
-class ActorPort:
-    """The way to a PortActor."""
-
-    def __init__(self, namespace: str) -> None:
-        self._actor: Any = ray.get_actor("port", namespace)
+class ShortLeases(PoolClient):
+    """What a killed worker held comes back soon."""
 
     async def take_unscored(self, count: int, *, lease: float, timeout: float) -> tuple[str, list[list[Step]]] | None:
-        taken: tuple[str, list[list[Step]]] | None = await self._actor.take_unscored.remote(
-            count, lease=lease, timeout=timeout
-        )
-        return taken
-
-    async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
-        counted: list[bool] = await self._actor.give_judgements.remote(judgements)
-        return counted
-
-    async def check(self) -> None:
-        await self._actor.check.remote()
+        return await super().take_unscored(count, lease=min(lease, 2.0), timeout=timeout)
 
 
 @pytest.fixture
@@ -79,14 +59,16 @@ def plan(function: str, workers: int = 1) -> RewardPlan:
     return RewardPlan(name="rewards", workers=workers, job=Job(function=function, timeout=5.0, children=1))
 
 
-def started(plan: RewardPlan, namespace: str, trajectories: int = 0, longest_lease: float = 60.0) -> Any:
-    """The pool's actor."""
-    held = [[make_step(f"t{n}", f"p{n}")] for n in range(trajectories)]
-    made: Any = ray.remote(PortActor).options(name="port", namespace=namespace, lifetime="detached", num_cpus=0)
-    actor = made.remote(held, longest_lease=longest_lease)
-    ray.get(actor.left.remote())
-    start_rewards(plan, partial(ActorPort, namespace), namespace)
-    return actor
+def started(plan: RewardPlan, namespace: str, trajectories: int = 0) -> DataPool:
+    """A pool with that many trajectories to score, and its reward workers."""
+    start_pool(PoolPlan(limits=Limits(require_reward=True, max_queue_size=10_000)), namespace)
+    groups = [make_group(f"p{n}", 1, reward=None) for n in range(trajectories)]
+    steps = [step for made, _ in groups for step in made]
+    registrations = [registration for _, made in groups for registration in made]
+    if steps:
+        asyncio.run(PoolClient("data_pool", namespace).submit_groups(steps, registrations))
+    start_rewards(plan, partial(ShortLeases, "data_pool", namespace), namespace)
+    return DataPool(PoolClient("data_pool", namespace))
 
 
 def pid_of(worker: str, namespace: str) -> int:
@@ -94,8 +76,8 @@ def pid_of(worker: str, namespace: str) -> int:
     return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())))
 
 
-def left(port: Any) -> int:
-    return int(ray.get(port.left.remote()))
+def scored(pool: DataPool) -> int:
+    return pool.stats().scoring.scored
 
 
 def request(response: str, **fields: Any) -> RewardRequest:
@@ -110,18 +92,20 @@ def request(response: str, **fields: Any) -> RewardRequest:
 
 
 def test_workers_score_all_that_the_pool_holds(functions: str, namespace: str) -> None:
-    port = started(plan(f"{functions}:quick", workers=2), namespace, 2_000)
-    wait_until(lambda: left(port) == 0, "every trajectory to be scored")
-    assert ray.get(port.tally.remote()) == {f"t{n}": 1 for n in range(2_000)}
+    pool = started(plan(f"{functions}:quick", workers=2), namespace, 2_000)
+    wait_until(lambda: scored(pool) == 2_000, "every trajectory to be scored")
+    assert pool.stats().channels["train"].ready_groups == 2_000
 
 
 def test_a_killed_worker_comes_back_and_everything_is_scored_once(functions: str, namespace: str) -> None:
-    port = started(plan(f"{functions}:slow"), namespace, 300, longest_lease=2.0)
-    wait_until(lambda: left(port) < 290, "the first scores")
+    pool = started(plan(f"{functions}:slow"), namespace, 300)
+    wait_until(lambda: scored(pool) > 10, "the first scores")
     victim = pid_of("rewards", namespace)
     os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: left(port) == 0, "every trajectory to be scored", timeout=60.0)
-    assert ray.get(port.tally.remote()) == {f"t{n}": 1 for n in range(300)}
+    wait_until(
+        lambda: pool.stats().channels["train"].ready_groups == 300, "every trajectory to be scored", timeout=60.0
+    )
+    assert scored(pool) == 300
     assert pid_of("rewards", namespace) != victim
 
 
@@ -153,7 +137,7 @@ async def test_a_function_that_cannot_be_had_is_told_to_who_starts_the_workers(f
 def test_workers_that_are_there_keep_to_their_plan(functions: str, namespace: str) -> None:
     first = plan(f"{functions}:quick")
     started(first, namespace)
-    again = start_rewards(plan(f"{functions}:slow"), partial(ActorPort, namespace), namespace)
+    again = start_rewards(plan(f"{functions}:slow"), partial(PoolClient, "data_pool", namespace), namespace)
     assert again == first
 
 
@@ -161,15 +145,15 @@ def test_no_worker_is_added_to_those_that_have_another_function(functions: str, 
     started(plan(f"{functions}:quick"), namespace)
     more = plan(f"{functions}:slow", workers=2)
     with pytest.raises(Conflict, match="'rewards' has .*:quick.* end each of these first"):
-        start_rewards(more, partial(ActorPort, namespace), namespace)
+        start_rewards(more, partial(PoolClient, "data_pool", namespace), namespace)
     with pytest.raises(ValueError, match="rewards-1"):
         ray.get_actor("rewards-1", namespace)
     ray.kill(ray.get_actor("rewards", namespace))
-    assert start_rewards(more, partial(ActorPort, namespace), namespace) == more
+    assert start_rewards(more, partial(PoolClient, "data_pool", namespace), namespace) == more
 
 
 def test_workers_of_the_same_function_can_be_added(functions: str, namespace: str) -> None:
     first, more = plan(f"{functions}:quick"), plan(f"{functions}:quick", workers=2)
     started(first, namespace)
-    assert start_rewards(more, partial(ActorPort, namespace), namespace) == first
+    assert start_rewards(more, partial(PoolClient, "data_pool", namespace), namespace) == first
     assert pid_of("rewards-1", namespace) != pid_of("rewards", namespace)
