@@ -1,8 +1,9 @@
-"""The keys: who may do everything, and who may act for one trajectory.
+"""Access keys: a control key allows everything, a trajectory key allows calls for one trajectory.
 
-There is a control key, and one key for each trajectory: an HMAC of its names under the control key, so that every
-process with the same control key can check it and none has to remember it. What always holds: comparisons take the same
-time wherever two keys differ; a header that cannot be read is refused like a wrong key, never an exception.
+- A trajectory key is an HMAC of the trajectory's names under the control key. Every process with the same control key
+  can check it, and none has to store it.
+- The time of a comparison does not depend on where two keys differ.
+- A header that cannot be parsed is refused like a wrong key; it never raises.
 """
 
 import hmac
@@ -13,24 +14,24 @@ from functools import lru_cache
 from stepwell.errors import BadRequest
 
 NOT_NEEDED = "not-needed"
-"""The key handed out where none is checked: OpenAI's SDKs insist on one."""
+"""The trajectory key if no keys are checked. OpenAI's SDKs require one."""
 MIN_LENGTH = 16
 PREFIX = b"sk-sw-"
 DOMAIN = b"stepwell trajectory key 1\0"
-"""Keeps these HMACs apart from any other use of the same secret."""
+"""Separates these HMACs from other uses of the same secret."""
 BEARER = b"bearer "
 BASIC = b"basic "
-SEALS_KEPT = 10_000
+CACHED_KEYS = 10_000
 """An agent calls many times with the same key."""
 
 
 class AccessKeys:
-    """The control keys, and the trajectories' keys made from them."""
+    """The control keys, and the trajectory keys made from them."""
 
     def __init__(self, control_keys: Sequence[str]) -> None:
-        """The first key is the current one; the others, older or about to become current, are accepted as well.
+        """The first key is the current one. The others, older or upcoming, are accepted too.
 
-        Without any, everything is open.
+        Without keys, everything is allowed.
         """
         for number, key in enumerate(control_keys, start=1):
             _require_strong(number, key)
@@ -38,29 +39,29 @@ class AccessKeys:
 
     @property
     def open(self) -> bool:
-        """Whether no key is ever asked for."""
+        """True if no key is required."""
         return not self._control
 
     def trajectory_key(self, trajectory_uid: str, prompt_uid: str) -> str:
         if not self._control:
             return NOT_NEEDED
-        return _sealed(self._control[0], _named(trajectory_uid, prompt_uid)).decode("ascii")
+        return _derived_key(self._control[0], _key_message(trajectory_uid, prompt_uid)).decode("ascii")
 
     def may_control(self, authorization: str | bytes | None) -> bool:
         if not self._control:
             return True
-        key = _sent(authorization)
+        key = _key_in(authorization)
         return key is not None and self._is_control(key)
 
     def may_call(self, authorization: str | bytes | None, trajectory_uid: str, prompt_uid: str) -> bool:
-        """Whether the agent with that header may act for that trajectory."""
+        """True if an agent with that header may make calls for that trajectory."""
         if not self._control:
             return True
-        key = _sent(authorization)
+        key = _key_in(authorization)
         if key is None:
             return False
-        named = _named(trajectory_uid, prompt_uid)
-        if any(hmac.compare_digest(key, _sealed(control, named)) for control in self._control):
+        message = _key_message(trajectory_uid, prompt_uid)
+        if any(hmac.compare_digest(key, _derived_key(control, message)) for control in self._control):
             return True
         return self._is_control(key)
 
@@ -78,8 +79,8 @@ def _require_strong(number: int, key: str) -> None:
         )
 
 
-def _sent(authorization: str | bytes | None) -> bytes | None:
-    """The key in an Authorization header: a bearer's, or a basic one's password, as a URL http://:KEY@host gives it."""
+def _key_in(authorization: str | bytes | None) -> bytes | None:
+    """The key in an Authorization header: a bearer token, or the password of basic credentials (http://:KEY@host)."""
     if authorization is None:
         return None
     if isinstance(authorization, str):
@@ -101,11 +102,11 @@ def _password(credentials: bytes) -> bytes | None:
     return password if colon else None
 
 
-def _named(trajectory_uid: str, prompt_uid: str) -> bytes:
-    """Both names in one text that no other two names give."""
+def _key_message(trajectory_uid: str, prompt_uid: str) -> bytes:
+    """Both names in one text that is different for every pair of names."""
     return f"{len(trajectory_uid)}:{trajectory_uid}{prompt_uid}".encode(errors="surrogatepass")
 
 
-@lru_cache(maxsize=SEALS_KEPT)
-def _sealed(control: bytes, named: bytes) -> bytes:
-    return PREFIX + urlsafe_b64encode(hmac.digest(control, DOMAIN + named, "sha256")).rstrip(b"=")
+@lru_cache(maxsize=CACHED_KEYS)
+def _derived_key(control: bytes, message: bytes) -> bytes:
+    return PREFIX + urlsafe_b64encode(hmac.digest(control, DOMAIN + message, "sha256")).rstrip(b"=")

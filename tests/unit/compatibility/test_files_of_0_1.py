@@ -17,7 +17,7 @@ from stepwell.steps.columns import unpack
 from stepwell.steps.json_lines import step_groups_from_lines
 from stepwell.steps.step import Step
 from tests.builders import EasyPool, make_step
-from tests.unit.pool.journals import open_pool, opened
+from tests.unit.pool.shard.journals import open_pool, opened
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "0.1"
 EXPECTED: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text())

@@ -32,7 +32,7 @@ from stepwell.steps.schema import (
 )
 from stepwell.steps.step import Exactness, Step, VersionSpan, ids_array, logprobs_array, mask_array
 from stepwell.wire.gateway_api import SubmittedStep
-from tests.unit.pool.journals import kill, open_pool, save
+from tests.unit.pool.shard.journals import kill, open_pool, save
 
 EXAMPLES: dict[ColumnKind, Callable[[str], Any]] = {
     ColumnKind.IDS: lambda name: ids_array([7, len(name)]),

@@ -1,14 +1,14 @@
-"""Trained groups, and rewards that came after them, leave for Parquet files, which every trainer and data tool reads.
-Needs the extra `arrow`.
+"""Writes trained groups and late rewards to Parquet files, which trainers and data tools read. Needs the extra `arrow`.
 
-What always holds: a group's rows stay in the journal until its file is whole, and a group is in one file, with the
-steps that its trainer left out; the same for a late reward. A file is written under a passing name; then, in one
-transaction, the rows go and the file's name is noted; then it gets its name.
+- The rows of a group or late reward stay in the journal until its file is complete.
+- A group is in exactly one file, with the steps that its trainer left out.
+- A file is written under a temporary name. One transaction then removes the rows and notes the file. Then the file gets
+  its final name.
 """
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepwell.pool")
 
-GROUPS_A_FILE, REWARDS_A_FILE = 256, 10_000
-SECONDS_A_FILE = 300.0
-"""A file is written once there are so many groups, or late rewards, or the oldest has waited so long."""
+GROUPS_PER_FILE, REWARDS_PER_FILE = 256, 10_000
+SECONDS_PER_FILE = 300.0
+"""A file is written when so many groups or late rewards wait, or when the oldest has waited so long."""
 
 
 class ParquetArchive:
-    def __init__(self, url: str, shard: str, journal: SqliteJournal) -> None:
+    def __init__(
+        self, url: str, shard: str, journal: SqliteJournal, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         try:
             import fsspec
             import pyarrow.parquet
@@ -42,30 +44,30 @@ class ParquetArchive:
         self._parquet = pyarrow.parquet
         self._shard = shard
         self._journal = journal
+        self._clock = clock
         self._late_rewards = len(journal.late_rewards())
         self._waiting_since: float | None = None
         self._fs: Any
         self._fs, self._folder = fsspec.core.url_to_fs(url)
         self._fs.makedirs(self._folder, exist_ok=True)
-        self._finish()
+        self._rename_noted_files()
 
     def add_late_reward(self, reward: LateReward) -> None:
         self._journal.add_late_reward(reward)
         self._late_rewards += 1
 
-    def keep_up(self) -> None:
-        """Write what waits if it is time to."""
+    def flush_if_due(self) -> None:
         groups, rewards = len(self._journal.retired), self._late_rewards
         if not groups and not rewards:
             self._waiting_since = None
             return
-        self._waiting_since = self._waiting_since or time.monotonic()
-        waited = time.monotonic() - self._waiting_since
-        if groups >= GROUPS_A_FILE or rewards >= REWARDS_A_FILE or waited >= SECONDS_A_FILE:
+        self._waiting_since = self._waiting_since or self._clock()
+        waited = self._clock() - self._waiting_since
+        if groups >= GROUPS_PER_FILE or rewards >= REWARDS_PER_FILE or waited >= SECONDS_PER_FILE:
             self.flush()
 
     def flush(self) -> None:
-        """Write all that waits."""
+        """Write everything that waits. If the disk fails, it is tried again later."""
         try:
             self._flush_groups(list(self._journal.retired))
             self._flush_late_rewards()
@@ -78,14 +80,14 @@ class ParquetArchive:
                 self._folder,
                 failure,
             )
-            self._waiting_since = time.monotonic()
+            self._waiting_since = self._clock()
 
     def _flush_groups(self, groups: Sequence[Group]) -> None:
         if groups:
-            parcels = [group_rows(group, StoredStep.is_held) for group in groups]
-            columns = ship([row for parcel in parcels for row in parcel])
+            rows = [group_rows(group, StoredStep.is_held) for group in groups]
+            columns = ship([row for rows_of_group in rows for row in rows_of_group])
             sources = [group.source for group in groups]
-            sizes = ids_array([len(parcel) for parcel in parcels])
+            sizes = ids_array([len(rows_of_group) for rows_of_group in rows])
             table = columns_to_arrow(columns, sizes, {"source": sources})
             self._write(table, self._folder, groups[0].seq)
             self._journal.forget_retired()
@@ -108,11 +110,11 @@ class ParquetArchive:
         self._journal.note_archived(file)
 
     def _commit(self) -> None:
-        self._journal.commit_again()
-        self._finish()
+        self._journal.commit_rows()
+        self._rename_noted_files()
 
-    def _finish(self) -> None:
-        """Give every noted file its name; one from before a crash, too."""
+    def _rename_noted_files(self) -> None:
+        """Give every noted file its final name, also files from before a crash."""
         for file in self._journal.archived():
             if self._fs.exists(temporary_name(file)):
                 self._fs.mv(temporary_name(file), file)

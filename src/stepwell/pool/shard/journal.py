@@ -1,7 +1,8 @@
-"""The journal of one shard: a SQLite file that always holds what the shard holds.
+"""The journal of one shard: a SQLite file that mirrors the state of the shard.
 
-One transaction a message, committed before the message is answered: what was acknowledged survives a kill -9, and
-what was not may be sent again. Rows mirror the pool's objects and go when these go: the file follows what is held.
+- Each call is one transaction, committed before the call is answered. What was acknowledged survives a kill -9; the
+  rest may be sent again.
+- A row exists as long as the object that it mirrors. The size of the file follows the size of the state.
 """
 
 import json
@@ -31,7 +32,7 @@ from stepwell.steps.step_filter import StepFilter
 log = logging.getLogger("stepwell.pool")
 
 SCHEMA_VERSION = max(5, *(column.journal_since for column in STEP_COLUMNS))
-"""Raised with every change to a table or to the names of fields below. What an older file lacks takes its default."""
+"""Raised with every change to a table or to the fields below. Fields that an older file lacks take their defaults."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS groups (seq INTEGER PRIMARY KEY, info BLOB);
@@ -51,7 +52,7 @@ CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
 CHECKPOINT_PAGES = 4_096
 GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
-    *("source", "given_up"),  # what is new comes last, here and below
+    *("source", "given_up"),  # new fields come last, here and below
 )
 TRAJECTORY_FIELDS = (
     *("uid", "metadata", "completed", "reward", "reward_source", "reward_revision", "step_count"),
@@ -70,44 +71,44 @@ FILTER_FIELDS = ("min_exactness", "untrainable")
 
 
 class SqliteJournal:
-    """Implements PoolJournal. Changes gather in one transaction until `commit`."""
+    """Implements StateJournal. Changes are collected until `commit` writes them in one transaction."""
 
     def __init__(self, path: Path, *, closed_kept: int) -> None:
         self.path = path
         self._closed_kept = closed_kept
         self.retired: list[Group] = []
-        """Trained groups that wait to leave for the archive; their rows are still here."""
+        """Trained groups that are not archived yet. They still have their rows."""
         self._groups: dict[int, Group | None] = {}
-        """What changed since the last commit, and None for what went; the same for the next three."""
+        """Changes since the last commit; None for a removed object. The next three are alike."""
         self._trajectories: dict[int, Trajectory | None] = {}
         self._added: dict[int, tuple[int, StoredStep, Placement | None]] = {}
         self._steps: dict[int, StoredStep | None] = {}
-        self._numbers = b""
-        """The pool's numbers, and the database's count of changes, as of the last commit."""
+        self._snapshot = b""
+        """As of the last commit. The next one is the database's count of changes at that time."""
         self._changes = 0
         self.torn_frames = 0
         """Frames at the end of the log that belong to no committed transaction. Nothing in them was acknowledged."""
         self.db = self._open()
 
     def commit(self, snapshot: Mapping[str, Any]) -> None:
-        """Make all changes since the last commit last. Costs nothing if there are none."""
-        numbers = _dump(snapshot)
-        if numbers != self._numbers:
-            self.db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshot', ?)", (numbers,))
-            self._numbers = numbers
+        """Commit all changes since the last commit. Costs nothing if there are none."""
+        dumped = _dump(snapshot)
+        if dumped != self._snapshot:
+            self.db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshot', ?)", (dumped,))
+            self._snapshot = dumped
         elif not self._is_changed():
             return
-        self.commit_again()
+        self.commit_rows()
 
-    def commit_again(self) -> None:
-        """Make changes last that leave the pool's numbers as they were."""
+    def commit_rows(self) -> None:
+        """Commit changes that leave the snapshot as it is."""
         self._write()
         self.db.execute("COMMIT")
         self.db.execute("BEGIN")
         self._changes = self.db.total_changes
 
     def close(self) -> None:
-        self.commit_again()
+        self.commit_rows()
         self.db.close()
 
     def save_group(self, group: Group) -> None:
@@ -148,7 +149,7 @@ class SqliteJournal:
         self.db.execute("INSERT INTO archived VALUES (?)", (file,))
 
     def archived(self) -> list[str]:
-        """Files that were written but may not have their name yet."""
+        """Files that are written, and may still have their temporary name."""
         return [file for (file,) in self.db.execute("SELECT file FROM archived")]
 
     def forget_archived(self, file: str) -> None:
@@ -158,12 +159,12 @@ class SqliteJournal:
         self.db.execute("INSERT INTO late_rewards (info) VALUES (?)", (_dump(late),))
 
     def late_rewards(self) -> list[tuple[int, LateReward]]:
-        """Those that wait to leave for the archive, each with its number."""
+        """Those that are not archived yet, each with its row number."""
         rows = self.db.execute("SELECT n, info FROM late_rewards ORDER BY n")
         return [(n, LateReward(**orjson.loads(info))) for n, info in rows]
 
     def forget_late_rewards(self, last: int) -> None:
-        """Up to the number of the last."""
+        """All up to that row number."""
         self.db.execute("DELETE FROM late_rewards WHERE n <= ?", (last,))
 
     def add_closed(self, trajectory_uid: str, revision: int) -> None:
@@ -204,11 +205,11 @@ class SqliteJournal:
         return bool(pending) or self.db.total_changes != self._changes
 
     def _write(self) -> None:
-        """Every row once, however often it changed since the last commit."""
+        """Write each changed row once, however often it changed since the last commit."""
         many = self.db.executemany
-        many("DELETE FROM groups WHERE seq = ?", _gone(self._groups))
-        many("DELETE FROM trajectories WHERE number = ?", _gone(self._trajectories))
-        many("DELETE FROM steps WHERE number = ?", _gone(self._steps))
+        many("DELETE FROM groups WHERE seq = ?", _removed(self._groups))
+        many("DELETE FROM trajectories WHERE number = ?", _removed(self._trajectories))
+        many("DELETE FROM steps WHERE number = ?", _removed(self._steps))
         groups = ((seq, _info(group, GROUP_FIELDS)) for seq, group in self._groups.items() if group)
         many("INSERT OR REPLACE INTO groups VALUES (?, ?)", groups)
         trajectories = ((n, t.group.seq, _info(t, TRAJECTORY_FIELDS)) for n, t in self._trajectories.items() if t)
@@ -262,7 +263,7 @@ class SqliteJournal:
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
-    """Give an older file what it lacks: with version 2 leases got their filter, with 3 the closed their revision."""
+    """Add columns that an older file lacks: the step filter of leases (version 2), the closed revision (version 3)."""
     if "gate" not in {name for _, name, *_ in db.execute("PRAGMA table_info(leases)")}:
         db.execute("""ALTER TABLE leases ADD COLUMN gate BLOB DEFAULT '["submitted", false]'""")
     if "revision" not in {name for _, name, *_ in db.execute("PRAGMA table_info(closed)")}:
@@ -270,7 +271,7 @@ def _upgrade(db: sqlite3.Connection) -> None:
 
 
 def checksum(*parts: bytes | memoryview | None) -> int:
-    """SQLite does not notice a flipped bit in a row; this does."""
+    """Detects a flipped bit in a row, which SQLite does not."""
     value = 0
     for part in parts:
         if part is not None:
@@ -278,7 +279,7 @@ def checksum(*parts: bytes | memoryview | None) -> int:
     return value
 
 
-def _gone(pending: Mapping[int, object]) -> list[tuple[int]]:
+def _removed(pending: Mapping[int, object]) -> list[tuple[int]]:
     return [(number,) for number, kept in pending.items() if kept is None]
 
 

@@ -327,7 +327,7 @@ class ShardService(ShardCalls):
                     self._journal.forget_retired()
                 self._journal.commit(self.pool.state.snapshot())
                 if self._archive is not None:
-                    self._archive.keep_up()
+                    self._archive.flush_if_due()
             if self.pool.rewards_due.has_work():
                 self._has_unscored.set()
             else:

@@ -13,7 +13,7 @@ from stepwell.pool.api.scoring import Score
 from stepwell.pool.shard.journal import SqliteJournal, checksum
 from stepwell.steps.step import Exactness
 from tests.builders import make_step
-from tests.unit.pool.journals import kill, mixed_rollout, open_pool, rows, save
+from tests.unit.pool.shard.journals import kill, mixed_rollout, open_pool, rows, save
 
 
 def test_what_was_committed_survives_and_what_was_not_does_not(path: Path) -> None:
@@ -179,7 +179,7 @@ def make_it_old(journal: SqliteJournal) -> None:
     journal.db.execute("ALTER TABLE leases DROP COLUMN gate")
     journal.db.execute("ALTER TABLE closed DROP COLUMN revision")
     journal.db.execute("DROP TABLE late_rewards")
-    journal.commit_again()
+    journal.commit_rows()
 
 
 def forget_sources(journal: SqliteJournal) -> None:
@@ -188,7 +188,7 @@ def forget_sources(journal: SqliteJournal) -> None:
     shorten(journal, "groups", "seq")
     shorten(journal, "trajectories", "number")
     journal.db.execute("UPDATE meta SET value = '3' WHERE key = 'schema_version'")
-    journal.commit_again()
+    journal.commit_rows()
 
 
 def forget_curation(journal: SqliteJournal) -> None:
@@ -197,7 +197,7 @@ def forget_curation(journal: SqliteJournal) -> None:
     shorten(journal, "trajectories", "number")
     journal.db.execute("DROP TABLE audit")
     journal.db.execute("UPDATE meta SET value = '4' WHERE key = 'schema_version'")
-    journal.commit_again()
+    journal.commit_rows()
 
 
 def shorten(journal: SqliteJournal, table: str, key: str) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.shard.archive import ParquetArchive
-from tests.unit.pool.journals import give_late, kill, mixed_rollout, open_pool, rows, save
+from tests.unit.pool.shard.journals import give_late, kill, mixed_rollout, open_pool, rows, save
 
 
 def test_trained_groups_leave_for_parquet_and_a_group_is_in_one_file(path: Path, tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_a_file_written_before_a_crash_gets_its_name_after_it(path: Path, tmp_pa
     folder.mkdir()
     (folder / "x.parquet.part").write_bytes(b"data")
     journal.note_archived(f"{folder}/x.parquet")
-    journal.commit_again()
+    journal.commit_rows()
     kill(journal)
     _, journal, _ = open_pool(path)
     ParquetArchive(str(folder), "data_pool", journal)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.pool.journals import opened
+from tests.unit.pool.shard.journals import opened
 
 
 @pytest.fixture

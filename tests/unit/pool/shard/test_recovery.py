@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.pool.shard.archive import ParquetArchive
-from tests.unit.pool.journals import give_late, kill, open_pool, save
+from tests.unit.pool.shard.journals import give_late, kill, open_pool, save
 
 
 def test_a_torn_tail_is_ignored_and_reported(path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_flipped_bit_costs_the_trajectory_it_is_in_and_nothing_else(
         pool.rollout(uid, f"p-{uid}")
     save(pool, journal)
     journal.db.execute("UPDATE steps SET added = zeroblob(length(added)) WHERE number = 2")
-    journal.commit_again()
+    journal.commit_rows()
     kill(journal)
     with caplog.at_level(logging.ERROR):
         pool, journal, restored = open_pool(path)
@@ -90,7 +90,7 @@ def test_a_row_that_cannot_be_read_is_damage_and_does_not_keep_the_shard_from_st
     save(pool, journal)
     spoil = "value = x'5b7b' WHERE key = 'snapshot'" if table == "meta" else "info = x'5b7b' WHERE rowid = 1"
     journal.db.execute(f"UPDATE {table} SET {spoil}")
-    journal.commit_again()
+    journal.commit_rows()
     kill(journal)
     pool, journal, restored = open_pool(path)
     assert restored.damaged
@@ -111,7 +111,7 @@ def test_late_rewards_survive_damage_to_the_journal(path: Path, tmp_path: Path) 
     pool.rollout("spoiled", "q")
     save(pool, journal)
     journal.db.execute("UPDATE groups SET info = x'5b7b'")
-    journal.commit_again()
+    journal.commit_rows()
     kill(journal)
     _, journal, restored = open_pool(path)
     assert restored.damaged

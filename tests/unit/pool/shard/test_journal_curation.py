@@ -8,7 +8,7 @@ from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.journal import SqliteJournal
 from tests.builders import EasyPool, make_step
-from tests.unit.pool.journals import kill, open_pool, rows, save
+from tests.unit.pool.shard.journals import kill, open_pool, rows, save
 
 
 def curate(pool: EasyPool, action: CurationAction, uid: str, prompt: str = "p", **fields: Any) -> CurationOutcome:
@@ -113,7 +113,7 @@ def test_a_damaged_journal_keeps_the_trail(path: Path) -> None:
     curate(pool, CurationAction.MARK, "t", mark="odd")
     save(pool, journal)
     journal.db.execute("UPDATE steps SET checksum = 0")
-    journal.commit_again()
+    journal.commit_rows()
     kill(journal)
     for _ in range(2):
         pool, journal, _ = open_pool(path)
