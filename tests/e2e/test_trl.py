@@ -11,7 +11,7 @@ from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.engine import start_engine
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import TASKS, shown, split
-from stepwell.pool.api.plan import Limits, OnStale, PoolPlan
+from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.ray_cluster import RayCluster
@@ -46,7 +46,7 @@ def warm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stage(warm_model: Path, ray_cluster: RayCluster, namespace: str, tmp_path: Path) -> Iterator[Stage]:
-    limits = Limits(batch_size=SAMPLES, max_staleness=4, on_stale=OnStale.DROP)
+    limits = Limits(batch_size=SAMPLES, max_staleness=4, on_stale="drop")
     start_pool(PoolPlan(name=POOL, limits=limits), namespace)
     with start_engine(warm_model, python=vllm_python(), log=tmp_path / "vllm.log") as engine:
         engine.wait()

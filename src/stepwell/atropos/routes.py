@@ -90,7 +90,7 @@ class AtroposRoutes:
         return json_response({"batch_size": batch_size, "max_token_len": longest})
 
     async def status(self, channel: str, _: AtroposRequest) -> AtroposResponse:
-        return json_response(self._registries.of(channel).status(await self._pool.backlog(channel)))
+        return json_response(self._registries.of(channel).status(await self._pool.ready_groups(channel)))
 
     async def status_env(self, channel: str, request: AtroposRequest) -> AtroposResponse:
         env_id = shapes.read_call(shapes.EnvIdentifier, await request.body()).env_id
@@ -98,7 +98,7 @@ class AtroposRoutes:
         environment = registry.heard_from(env_id, self._clock())
         if environment is None:
             return json_response({"detail": f"no environment has the number {env_id}; POST /register-env first"}, 404)
-        backlog = await self._pool.backlog(channel)
+        backlog = await self._pool.ready_groups(channel)
         return json_response(registry.env_status(environment, backlog, self._clock()))
 
     # -- environments send ---------------------------------------------------------------------------------------

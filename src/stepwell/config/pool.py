@@ -6,7 +6,8 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from stepwell.config.sections import RaySection
-from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
+from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, Overflow
+from stepwell.pool.api.staleness import STALENESS_RULES
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that Ray counts itself, on every node."""
@@ -43,7 +44,7 @@ class PoolSettings(RaySection):
     """The fewest trajectories with which a partial group is shipped."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Policy versions that the oldest token may be behind when it is shipped."""
-    on_stale: Literal["drop", "keep", "mask"] = "drop"
+    on_stale: Literal[*STALENESS_RULES] = "drop"  # type: ignore[valid-type]
     """What happens to older data: drop it, keep it, or mask its tokens."""
     require_reward: bool = False
     """Hold a group back until each of its trajectories has a reward; offer unscored ones to reward workers."""
@@ -58,12 +59,9 @@ class PoolSettings(RaySection):
 
     def limits(self) -> Limits:
         return Limits(
-            **self.model_dump(
-                include=set(Limits.__slots__) - {"overflow", "on_deadline", "on_stale", "on_reward_failure"}
-            ),
+            **self.model_dump(include=set(Limits.__slots__) - {"overflow", "on_deadline", "on_reward_failure"}),
             overflow=Overflow(self.overflow),
             on_deadline=OnDeadline(self.on_deadline),
-            on_stale=OnStale(self.on_stale),
             on_reward_failure=OnRewardFailure(self.on_reward_failure),
         )
 

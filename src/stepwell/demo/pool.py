@@ -33,10 +33,10 @@ def make_pool(name: str, *, batch: int, ahead: int) -> "DataPool":
 
     No step is dropped for its age: the trainer corrects for it.
     """
-    from stepwell.pool.api.plan import Limits, OnStale, PoolPlan
+    from stepwell.pool.api.plan import Limits, PoolPlan
     from stepwell.pool.client import DataPool, PoolClient
     from stepwell.pool.shard.actor import start_pool
 
-    limits = Limits(batch_size=batch, max_staleness=ahead, on_stale=OnStale.KEEP)
+    limits = Limits(batch_size=batch, max_staleness=ahead, on_stale="keep")
     start_pool(PoolPlan(name=name, limits=limits), NAMESPACE)
     return DataPool(PoolClient(name, NAMESPACE))

@@ -40,9 +40,9 @@ async def test_a_client_that_leaves_in_the_middle_of_its_answer_loses_nothing(
     reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
     writer.write(b"GET /batch HTTP/1.1\r\nhost: atropos\r\n\r\n")
     assert (await reader.read(1000)).startswith(b"HTTP/1.1 200")
-    assert pool.rules.backlog("train").total_groups == 0, "it is under lease"
+    assert pool.rules.ready_groups("train").total_groups == 0, "it is under lease"
     writer.transport.abort()
-    await until(lambda: pool.rules.backlog("train").total_groups == 1, "the batch to come back")
+    await until(lambda: pool.rules.ready_groups("train").total_groups == 1, "the batch to come back")
     assert await step(client) == 0
     (item,) = (await client.get("/batch", timeout=30)).json()["batch"]
     assert item["tokens"] == tokens

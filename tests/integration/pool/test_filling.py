@@ -55,7 +55,7 @@ async def test_groups_sent_together_reach_their_shards_and_are_counted_together(
     await send(client, 30, sizes=(2, 2, 4))
     held = [await actor(name, namespace).backlog.remote("train") for name in plan.shard_names()]
     assert all(backlog.total_groups for backlog in held)
-    backlog = await client.backlog("train")
+    backlog = await client.ready_groups("train")
     assert backlog.groups == {"maths": {2: 10, 4: 5}, "games": {2: 10, 4: 5}}
     steps, registrations = many_groups(31, sizes=(2, 2, 4))
     verdicts = await client.submit_columns(pack(steps), registrations)
@@ -95,7 +95,7 @@ async def test_many_who_fill_at_once_get_every_group_once(client: PoolClient) ->
                 assert filled.attempts == [0] * len(filled.sources), "what was taken in vain counts as never taken"
                 got.append(filled)
                 await client.ack(filled)
-            elif not (await client.backlog("train")).total_groups:
+            elif not (await client.ready_groups("train")).total_groups:
                 return
 
     await asyncio.gather(*(consume() for _ in range(6)))
@@ -119,7 +119,7 @@ async def test_shards_that_are_killed_meanwhile_lose_nothing(
     assert verdicts == [SubmitVerdict.DUPLICATE] * 96 + [SubmitVerdict.ACCEPTED] * 12
     await client.ack(first)
     got = [first]
-    while (await client.backlog("train")).total_groups:
+    while (await client.ready_groups("train")).total_groups:
         filled = await fill(client, 4)
         if filled is not None:
             got.append(filled)
@@ -175,7 +175,7 @@ async def test_a_single_shard_fills_a_batch_by_itself_also_when_it_is_killed_mea
     assert filled is not None
     assert (filled.sources, filled.attempts) == (["games"] * 3, [0] * 3)
     await client.ack(filled)
-    assert (await client.backlog("train")).total_trajectories == 12
+    assert (await client.ready_groups("train")).total_trajectories == 12
 
 
 async def test_a_shard_that_is_away_keeps_no_one_from_the_others(
@@ -196,7 +196,7 @@ async def test_a_lease_that_ran_out_is_told_and_a_clear_spares_what_is_under_lea
     assert short is not None
 
     async def is_back() -> bool:
-        return (await client.backlog("train")).total_groups == 6
+        return (await client.ready_groups("train")).total_groups == 6
 
     async with asyncio.timeout(30):
         while not await is_back():
@@ -206,9 +206,9 @@ async def test_a_lease_that_ran_out_is_told_and_a_clear_spares_what_is_under_lea
     kept = await fill(client, 8)
     assert kept is not None
     assert await client.clear("train") == 4
-    assert (await client.backlog("train")).groups == {}
+    assert (await client.ready_groups("train")).groups == {}
     await client.nack(kept)
-    assert (await client.backlog("train")).total_groups == 2
+    assert (await client.ready_groups("train")).total_groups == 2
     assert (await client.stats()).channels["train"].dropped["cleared"].steps == 16
 
 

@@ -88,7 +88,7 @@ async def test_one_that_no_longer_waits_takes_nothing_from_the_others() -> None:
     leaves.cancel()
     pool.go_on.set()
     assert await stays == [SubmitVerdict.ACCEPTED]
-    assert (await pool.backlog("train")).total_groups == 2
+    assert (await pool.ready_groups("train")).total_groups == 2
 
 
 def group(**changes: Any) -> ScoredGroup:

@@ -8,7 +8,7 @@ from stepwell.config.serving import AtroposSettings, GatewaySettings
 from stepwell.config.tools import DoctorSettings
 from stepwell.config.up import StatusSettings
 from stepwell.errors import BadRequest
-from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, OnStale, Overflow
+from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, Overflow
 
 SEED_FLAGS = (
     "--data-pool-name data_pool --vllm-addresses http://host1:8001,http://host2:8001 --tokenizer-path /path/to/model "
@@ -81,7 +81,7 @@ def test_the_pools_limits_are_set_by_flags_in_the_words_of_the_documentation() -
     assert limits == Limits(
         overflow=Overflow.REFUSE,
         on_deadline=OnDeadline.REFILL,
-        on_stale=OnStale.MASK,
+        on_stale="mask",
         max_staleness=4,
         require_reward=True,
         max_bytes=1000,

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stepwell.errors import Conflict, PoolFull
 from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import LeasedGroups, Order, Settlement, Unit
-from stepwell.pool.api.plan import Limits, OnDeadline, OnStale, Overflow
+from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.pool.shard.journal import SqliteJournal
@@ -267,7 +267,7 @@ class PoolMachine(RuleBasedStateMachine):
     def clear(self, channel: str) -> None:
         queued = len(self.pool.state.channels.get(channel, ()))
         assert self.pool.clear(channel) == queued
-        assert self.pool.backlog(channel).groups == {}
+        assert self.pool.ready_groups(channel).groups == {}
         self.commit()
 
     def check_taken(self, lease_uid: str, taken: LeasedGroups, channel: str, grade: Exactness, marked: bool) -> None:
@@ -316,9 +316,9 @@ class PoolMachine(RuleBasedStateMachine):
         if self.limits.max_staleness is None:
             return
         lag = self.pool.policy_version - step.policy_version
-        if self.limits.on_stale is OnStale.DROP:
+        if self.limits.on_stale == "drop":
             assert lag <= self.limits.max_staleness
-        elif self.limits.on_stale is OnStale.MASK and lag > self.limits.max_staleness:
+        elif self.limits.on_stale == "mask" and lag > self.limits.max_staleness:
             assert step.response_mask is not None
             assert not step.response_mask.any()
 
@@ -346,7 +346,7 @@ class PoolMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.clock += seconds
         self.pool.advance(self.clock)
-        self.leases = {uid: held for uid, held in self.leases.items() if uid in self.pool.leasing.leases}
+        self.leases = {uid: held for uid, held in self.leases.items() if uid in self.pool.state.leases}
         self.commit()
 
     @rule()
@@ -358,16 +358,16 @@ class PoolMachine(RuleBasedStateMachine):
     def killed_and_restarted(self) -> None:
         self.pool.advance(self.clock)  # a group past its deadline that lost a rollout waits for the next call only
         self.commit()
-        before, leases, held, trail = self.pool.stats(), self.pool.leases, self.held(), self.pool.curator.trail
-        backlogs = [self.pool.backlog(channel) for channel in CHANNELS]
+        before, leases, held, trail = self.pool.stats(), self.pool.leases, self.held(), self.pool.state.audit_trail
+        backlogs = [self.pool.ready_groups(channel) for channel in CHANNELS]
         self.journal.db.close()
         self.pool = self.open()
         self.pool.leases = leases
         self.pool.advance(self.clock)
         assert self.pool.stats() == before
-        assert [self.pool.backlog(channel) for channel in CHANNELS] == backlogs
+        assert [self.pool.ready_groups(channel) for channel in CHANNELS] == backlogs
         assert self.held() == held
-        assert self.pool.curator.trail == trail
+        assert self.pool.state.audit_trail == trail
         self.position, self.seen = 0, {}
 
     def held(self) -> dict[str, TrajectorySnapshot]:
@@ -386,7 +386,7 @@ class PoolMachine(RuleBasedStateMachine):
         """Every step in a queue or under a lease."""
         books = self.pool.state
         groups = [group for channel in books.channels.values() for group in channel.groups.values()]
-        leases = self.pool.leasing.leases.values()
+        leases = self.pool.state.leases.values()
         groups += [group for lease in leases for group in lease.groups]
         return {step.uid: step for group in groups for step in group.held_steps()}
 
@@ -416,7 +416,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert channel.nbytes == sum(group.nbytes for group in groups)
             assert channel.trajectories == sum(len(group.trajectories) for group in groups)
             assert channel.completed == sum(group.completed for group in groups)
-        leased = [group for lease in self.pool.leasing.leases.values() for group in lease.groups]
+        leased = [group for lease in self.pool.state.leases.values() for group in lease.groups]
         groups_held = [g for channel in books.channels.values() for g in channel.groups.values()] + leased
         held = {uid for group in groups_held for uid in group.trajectories}
         assert held == set(books.trajectories)
@@ -429,7 +429,7 @@ class PoolMachine(RuleBasedStateMachine):
         for name, channel in self.pool.state.channels.items():
             groups = [channel.groups[seq] for _, seq in channel.ready]
             counts = Counter((source_of(group.prompt_uid), group.size) for group in groups)
-            on_shelves = self.pool.backlog(name).groups
+            on_shelves = self.pool.ready_groups(name).groups
             assert counts == {(source, size): n for source, sizes in on_shelves.items() for size, n in sizes.items()}
 
 
@@ -438,7 +438,7 @@ class DropsOldest(PoolMachine):
 
 
 class Refuses(PoolMachine):
-    limits = Limits(max_queue_size=3, max_bytes=300, overflow=Overflow.REFUSE, max_staleness=1, on_stale=OnStale.MASK)
+    limits = Limits(max_queue_size=3, max_bytes=300, overflow=Overflow.REFUSE, max_staleness=1, on_stale="mask")
 
 
 class Strict(PoolMachine):

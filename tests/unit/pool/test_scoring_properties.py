@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stepwell.pool.api.plan import Limits, OnRewardFailure
 from stepwell.pool.api.producing import RewardGiven
 from stepwell.pool.api.scoring import JudgementOutcome
-from stepwell.pool.rules.rewards_due import GIVEN_UP
 from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.state.records import Trajectory
+from stepwell.pool.state.reward_queue import GIVEN_UP
 from tests.builders import EasyPool, in_groups, make_step
 
 ATTEMPTS = 2
@@ -42,7 +42,7 @@ class ScoringMachine(RuleBasedStateMachine):
         self.failures: dict[str, int] = {}
         """Since the last restart."""
         self.taken: list[tuple[str, str]] = []
-        """(uid, ticket) of all that workers ever got."""
+        """(uid, lease_uid) of all that workers ever got."""
         self.clock = 0.0
 
     def open(self) -> EasyPool:
@@ -53,7 +53,7 @@ class ScoringMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """In the end, had all workers died, everything would be offered that was not given up."""
-        left = [t.uid for t in self.unscored() if t.ticket != GIVEN_UP]
+        left = [t.uid for t in self.unscored() if t.reward_lease != GIVEN_UP]
         self.pool.advance(self.clock + 1000)
         assert [steps[0].trajectory_uid for steps in self.pool.take_unscored()] == left
         self.journal.db.close()
@@ -94,27 +94,27 @@ class ScoringMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3), seconds=st.integers(1, 20))
     def take(self, count: int, seconds: int) -> None:
-        offerable = [t.uid for t in self.unscored() if t.ticket is None]
-        ticket = f"ticket-{len(self.taken)}"
-        uids = [steps[0].trajectory_uid for steps in self.pool.take_unscored(count, ticket, seconds=seconds)]
+        offerable = [t.uid for t in self.unscored() if t.reward_lease is None]
+        lease_uid = f"lease-{len(self.taken)}"
+        uids = [steps[0].trajectory_uid for steps in self.pool.take_unscored(count, lease_uid, seconds=seconds)]
         assert uids == offerable[:count], "the oldest that no one has"
-        self.taken += [(uid, ticket) for uid in uids]
+        self.taken += [(uid, lease_uid) for uid in uids]
         self.commit()
 
     @precondition(lambda self: self.taken)
     @rule(pick=pick, score=values | st.sampled_from([JudgementOutcome.ERROR, JudgementOutcome.TIMEOUT]))
     def judge(self, pick: int, score: float | JudgementOutcome) -> None:
-        uid, ticket = self.taken[-1 - pick % len(self.taken)]
+        uid, lease_uid = self.taken[-1 - pick % len(self.taken)]
         known = self.pool.state.trajectories.get(uid)
-        is_open = known is not None and known.ticket == ticket
-        assert self.pool.judge(uid, self.trajectories[uid], score, ticket) == is_open
+        is_open = known is not None and known.reward_lease == lease_uid
+        assert self.pool.judge(uid, self.trajectories[uid], score, lease_uid) == is_open
         if is_open and isinstance(score, JudgementOutcome):
             self.failures[uid] = self.failures.get(uid, 0) + 1
             self.check_failed(uid)
         elif is_open:
             assert uid not in self.given, "scored a second time"
             self.given[uid] = float(score)
-        assert not self.pool.judge(uid, self.trajectories[uid], score, ticket), "a judgement counts once"
+        assert not self.pool.judge(uid, self.trajectories[uid], score, lease_uid), "a judgement counts once"
         self.commit()
 
     def check_failed(self, uid: str) -> None:
@@ -153,7 +153,7 @@ class ScoringMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_unscored_waits_is_with_a_worker_or_rests_and_nothing_else_does(self) -> None:
         stats = self.pool.stats().scoring
-        given_up = [t.uid for t in self.unscored() if t.ticket == GIVEN_UP]
+        given_up = [t.uid for t in self.unscored() if t.reward_lease == GIVEN_UP]
         assert stats.waiting + stats.under_way + stats.resting + len(given_up) == len(self.unscored())
         assert not given_up or self.policy is OnRewardFailure.KEEP
         assert all(self.failures[uid] >= ATTEMPTS for uid in given_up)

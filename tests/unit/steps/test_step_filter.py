@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stepwell.pool.api.leasing import BatchRequest, Order, Unit
-from stepwell.pool.api.plan import Limits, OnStale
+from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.steps.step import Exactness, Step
 from tests.builders import EasyPool, in_groups, make_step
@@ -179,7 +179,7 @@ def test_a_left_out_step_that_is_stale_does_not_cost_its_group() -> None:
 
 
 def test_a_fresh_step_that_is_left_out_does_not_save_a_group_that_is_masked_throughout() -> None:
-    pool = EasyPool(Limits(max_staleness=1, on_stale=OnStale.MASK))
+    pool = EasyPool(Limits(max_staleness=1, on_stale="mask"))
     pool.policy_version = 5
     pool.register(Registration("t", "p"))
     pool.submit([make_step(uid="task", policy_version=0)])

@@ -22,15 +22,6 @@ class OnDeadline(StrEnum):
     """Incomplete trajectories are dropped, and producers are asked for as many new rollouts."""
 
 
-class OnStale(StrEnum):
-    """What happens to data whose oldest token is older than max_staleness allows when it would be shipped."""
-
-    DROP = "drop"
-    KEEP = "keep"
-    MASK = "mask"
-    """It is shipped. Tokens that are too old are masked out of training."""
-
-
 class OnRewardFailure(StrEnum):
     """What happens to a trajectory after the last attempt to score it has failed."""
 
@@ -57,7 +48,8 @@ class Limits:
     """The fewest complete trajectories that are shipped as a partial group."""
     max_staleness: int | None = None
     """How many policy versions the oldest token may be behind when it is shipped."""
-    on_stale: OnStale = OnStale.DROP
+    on_stale: str = "drop"
+    """What happens to older data: a name in STALENESS_RULES."""
     require_reward: bool = False
     """True: a group is ready only when each of its trajectories has a reward, and reward workers are offered those
     without one."""

@@ -102,7 +102,7 @@ class GroupExchange(Protocol):
     async def nack(self, leased: HasLeases) -> None:
         """It is not delivered: it goes back to the head of the queue."""
 
-    async def backlog(self, channel: str) -> ReadyGroups: ...
+    async def ready_groups(self, channel: str) -> ReadyGroups: ...
 
     async def clear(self, channel: str) -> int:
         """Drop every group that is not under lease. Returns their number."""

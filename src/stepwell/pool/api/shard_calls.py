@@ -125,7 +125,7 @@ class ShardCalls(Protocol):
     ) -> LeasedGroups | None:
         """A batch of exactly so many trajectories from this shard alone; None if there is none now."""
 
-    async def backlog(self, channel: str) -> ReadyGroups: ...
+    async def ready_groups(self, channel: str) -> ReadyGroups: ...
 
     async def clear(self, channel: str) -> int:
         """Drop all groups that are not leased. Returns their number."""
@@ -135,7 +135,7 @@ class ShardCalls(Protocol):
     async def wait_unscored(self, timeout: float) -> bool:
         """True as soon as a trajectory lacks a reward; False after `timeout`."""
 
-    async def take_unscored(self, count: int, lease: float, ticket: str) -> Columns | None:
+    async def take_unscored(self, count: int, lease: float, lease_uid: str) -> Columns | None:
         """All steps of up to `count` trajectories that lack a reward. Those not judged in `lease` seconds come back."""
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:

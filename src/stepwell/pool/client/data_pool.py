@@ -172,9 +172,9 @@ class PoolClient:
         )
         return await fill_exactly(self.shards, request)
 
-    async def backlog(self, channel: str) -> ReadyGroups:
+    async def ready_groups(self, channel: str) -> ReadyGroups:
         """The ready groups, by source and size."""
-        return merge_ready_groups(await self.shards.call_all(lambda shard: shard.backlog(channel)))
+        return merge_ready_groups(await self.shards.call_all(lambda shard: shard.ready_groups(channel)))
 
     async def clear(self, channel: str) -> int:
         """Drop every group that is not leased. Returns their number."""

@@ -1,8 +1,8 @@
 """How a reward worker reaches the shards.
 
 - Shards are served in turn. A shard that is away does not keep a worker from the others.
-- Judgements do not wait for a shard that is away, because the tickets it gave are lost with it.
-- A ticket begins with the name of the shard that gave it.
+- Judgements do not wait for a shard that is away, because the reward leases it gave are lost with it.
+- A reward lease begins with the name of the shard that gave it.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class ScoringClient:
         self._turn = 0
 
     async def take(self, count: int, lease: float, timeout: float) -> tuple[str, list[list[Step]]] | None:
-        """A ticket and its trajectories, from one shard; None if no shard had work for `timeout`."""
+        """A reward lease and its trajectories, from one shard; None if no shard had work for `timeout`."""
         names = await self._shards.names()
         self._turn = (self._turn + 1) % len(names)
         taken = await self._take(names[self._turn], count, lease)
@@ -100,12 +100,12 @@ class ScoringClient:
                 return failure
 
     async def _take(self, name: str, count: int, lease: float) -> tuple[str, list[list[Step]]] | None:
-        ticket = f"{name}/{uuid4().hex}"
+        lease_uid = f"{name}/{uuid4().hex}"
         try:
-            columns = await self._shards.at(name, await_restart=False).take_unscored(count, lease, ticket)
+            columns = await self._shards.at(name, await_restart=False).take_unscored(count, lease, lease_uid)
         except PoolUnavailable:
             return None
         if columns is None:
             return None
         steps = unpack(columns, copy=False)
-        return ticket, [list(group) for _, group in groupby(steps, key=lambda step: step.trajectory_uid)]
+        return lease_uid, [list(group) for _, group in groupby(steps, key=lambda step: step.trajectory_uid)]

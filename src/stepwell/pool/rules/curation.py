@@ -1,41 +1,36 @@
 """What people decide about single trajectories: marks, rewards, and what must not be trained.
 
-What always holds: a rejected trajectory is in no later batch, and the reward a person gave is the one in every later
-batch; what a trainer has already got cannot be taken back. Every attempt is on the audit trail, with who, when, what
-was before and what became of it. A decision that is sent again changes nothing.
+- A rejected trajectory is in no later batch. A reward that a person gave is in every later batch. Data that a trainer
+  already has cannot be taken back.
+- Every decision is in the audit trail: who, when, the value before, the outcome.
+- The same decision again changes nothing.
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.curation import BY_A_PERSON, MARKS, AuditEntry, Curation, CurationAction, CurationOutcome
-from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.pool_state import REJECTED, PoolState
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.snapshots import marks_of, total_reward
 
-TRAIL_KEPT = 10_000
-"""Entries at hand; a journal keeps all."""
 MOST_MARKS = 20
 BY_LENGTH, WHY_LENGTH, MARK_LENGTH = 80, 500, 40
 
-Decided = tuple[CurationOutcome, str, str]
-"""What became of it; what was before, and after, in words."""
+Decision = tuple[CurationOutcome, str, str]
+"""The outcome, and the values before and after in words."""
 
 
 class Curator:
-    def __init__(self, books: PoolState) -> None:
-        self.trail: deque[AuditEntry] = deque(maxlen=TRAIL_KEPT)
-        """Oldest first."""
-        self._books = books
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
 
     def curate(self, curation: Curation) -> CurationOutcome:
         _check(curation)
         outcome, before, after = self._decide(curation)
         entry = AuditEntry(
-            at=self._books.now,
+            at=self._state.now,
             by=curation.by,
             action=curation.action,
             trajectory_uid=curation.trajectory_uid,
@@ -45,59 +40,55 @@ class Curator:
             after=after,
             why=curation.why,
         )
-        self.trail.append(entry)
-        self._books.journal.add_audit(entry)
+        self._state.record_audit(entry)
         return outcome
 
     def audit(self, limit: int, trajectory_uid: str | None = None) -> list[AuditEntry]:
         """The last decisions, newest first."""
-        found = self._of(trajectory_uid) if trajectory_uid is not None else reversed(self.trail)
-        return [entry for entry, _ in zip(found, range(limit), strict=False)]
+        trail = reversed(self._state.audit_trail) if trajectory_uid is None else self._entries_of(trajectory_uid)
+        return [entry for entry, _ in zip(trail, range(limit), strict=False)]
 
     def repeats(self, curation: Curation) -> bool:
-        """Is it the reward that this person gave it last?"""
-        last = next(
-            (entry for entry in self._of(curation.trajectory_uid) if entry.action is CurationAction.RELABEL), None
-        )
+        """Did this person give the same reward last?"""
+        entries = self._entries_of(curation.trajectory_uid)
+        last = next((entry for entry in entries if entry.action is CurationAction.RELABEL), None)
         return last is not None and (last.by, last.after) == (curation.by, _words(curation.reward))
 
     def holds_reward_of(self, trajectory_uid: str) -> bool:
-        """Has a person given the reward of one that is held? Then no one else may."""
-        known = self._books.trajectories.get(trajectory_uid)
+        """Did a person give the reward of this held trajectory? Then no one else may."""
+        known = self._state.trajectories.get(trajectory_uid)
         return known is not None and known.is_relabelled
 
-    # -- how -----------------------------------------------------------------------------------------------------------
-
-    def _decide(self, curation: Curation) -> Decided:
+    def _decide(self, curation: Curation) -> Decision:
         uid = curation.trajectory_uid
-        trajectory = self._books.trajectories.get(uid) or self._books.history.get(uid)
+        trajectory = self._state.trajectories.get(uid) or self._state.history.get(uid)
         if trajectory is None:
-            return self._too_late(curation) if uid in self._books.closed else (CurationOutcome.UNKNOWN, "", "")
+            return self._decide_late(curation) if uid in self._state.closed else (CurationOutcome.UNKNOWN, "", "")
         if trajectory.group.prompt_uid != curation.prompt_uid:
             return CurationOutcome.UNKNOWN, "", ""
-        acts: dict[CurationAction, Callable[[Trajectory, Curation], Decided]] = {
+        actions: dict[CurationAction, Callable[[Trajectory, Curation], Decision]] = {
             CurationAction.MARK: self._mark,
             CurationAction.UNMARK: self._mark,
             CurationAction.REJECT: self._reject,
             CurationAction.RELABEL: self._relabel,
         }
-        return acts[curation.action](trajectory, curation)
+        return actions[curation.action](trajectory, curation)
 
-    def _too_late(self, curation: Curation) -> Decided:
-        """It is gone. If it went because someone rejected it, then it is as it should be."""
-        sketch = self._books.chronicle.last_of(curation.trajectory_uid)
-        before = "" if sketch is None else f"{sketch.state}: {sketch.cause}" if sketch.cause else sketch.state.value
+    def _decide_late(self, curation: Curation) -> Decision:
+        """The trajectory is gone. If it was rejected before, a rejection finds it as it should be."""
+        last = self._state.view.last_snapshot(curation.trajectory_uid)
+        before = "" if last is None else f"{last.state}: {last.cause}" if last.cause else last.state.value
         if curation.action is CurationAction.REJECT:
-            rejected = sketch is not None and sketch.cause == REJECTED
-            done = rejected or any(
+            is_rejected = last is not None and last.cause == REJECTED
+            was_rejected = is_rejected or any(
                 entry.action is CurationAction.REJECT and entry.outcome is CurationOutcome.DONE
-                for entry in self._of(curation.trajectory_uid)
+                for entry in self._entries_of(curation.trajectory_uid)
             )
-            return (CurationOutcome.UNCHANGED if done else CurationOutcome.LATE), before, before
+            return (CurationOutcome.UNCHANGED if was_rejected else CurationOutcome.LATE), before, before
         after = _words(curation.reward) if curation.action is CurationAction.RELABEL else ""
         return CurationOutcome.LATE, before, after
 
-    def _mark(self, trajectory: Trajectory, curation: Curation) -> Decided:
+    def _mark(self, trajectory: Trajectory, curation: Curation) -> Decision:
         before = marks_of(trajectory)
         after = tuple(mark for mark in before if mark != curation.mark)
         if curation.action is CurationAction.MARK:
@@ -105,64 +96,42 @@ class Curator:
         if len(after) > MOST_MARKS:
             raise BadRequest(f"trajectory {trajectory.uid} has {MOST_MARKS} marks already; take one away first")
         if after != before:
-            trajectory.metadata = {**trajectory.metadata, MARKS: list(after)}
-            self._save(trajectory)
-        return (
-            CurationOutcome.UNCHANGED if after == before else CurationOutcome.DONE,
-            ", ".join(before),
-            ", ".join(after),
-        )
+            self._state.update_metadata(trajectory, {**trajectory.metadata, MARKS: list(after)})
+        outcome = CurationOutcome.UNCHANGED if after == before else CurationOutcome.DONE
+        return outcome, ", ".join(before), ", ".join(after)
 
-    def _reject(self, trajectory: Trajectory, curation: Curation) -> Decided:
-        """At once, or, while a trainer has it, when it comes back; if it does not, it was trained, and that once."""
+    def _reject(self, trajectory: Trajectory, curation: Curation) -> Decision:
+        """At once, or, while a trainer has it, when it returns. If it does not return, it was trained once."""
         note = f"by {curation.by}" + (f": {curation.why}" if curation.why else "")
         if trajectory.group.trained:
-            self._books.forget(trajectory)
-            self._books.chronicle.end(trajectory, TrajectoryState.TRAINED, note=f"rejected {note}")
+            self._state.forget_history(trajectory, f"rejected {note}")
             return CurationOutcome.DONE, "trained, in the history", "out of the history"
         if trajectory.group.lease is None:
             before = "complete" if trajectory.completed else "open"
-            self._books.reject(trajectory, note)
+            self._state.drop_trajectory(trajectory, REJECTED, note, frees_place=False)
             return CurationOutcome.DONE, before, f"dropped: {REJECTED}"
         if trajectory.rejected is not None:
             return CurationOutcome.UNCHANGED, "under lease", "dropped if it comes back"
-        trajectory.rejected = note
-        self._save(trajectory)
+        self._state.reject_when_returned(trajectory, note)
         return CurationOutcome.DONE, "under lease", "dropped if it comes back"
 
-    def _relabel(self, trajectory: Trajectory, curation: Curation) -> Decided:
+    def _relabel(self, trajectory: Trajectory, curation: Curation) -> Decision:
         value, source = curation.reward, BY_A_PERSON + curation.by
         assert value is not None, "checked before"
         before = _words(total_reward(trajectory), trajectory.reward_source)
         if trajectory.reward == value and trajectory.reward_source == source:
             return CurationOutcome.UNCHANGED, before, _words(value)
-        self._books.relabel(trajectory, value, source)
-        if curation.why:
-            self._books.explain_reward(trajectory, notes=curation.why)
-        self._save(trajectory)
-        if trajectory.group.lease is None and not trajectory.group.trained:
-            channel = self._books.channels[trajectory.group.channel]
-            channel.place(trajectory.group)
-            channel.queue_unscored(trajectory)
+        self._state.relabel(trajectory, value, source, curation.why)
         return CurationOutcome.DONE, before, _words(value)
 
-    def _save(self, trajectory: Trajectory) -> None:
-        self._books.journal.save_trajectory(trajectory)
-        chronicle = self._books.chronicle
-        if trajectory.group.trained:
-            known = chronicle.last_of(trajectory.uid)
-            chronicle.end(trajectory, TrajectoryState.TRAINED, known.cause if known else "")
-        else:
-            chronicle.touch(trajectory)
-
-    def _of(self, trajectory_uid: str) -> Iterator[AuditEntry]:
+    def _entries_of(self, trajectory_uid: str) -> Iterator[AuditEntry]:
         """Newest first."""
-        return (entry for entry in reversed(self.trail) if entry.trajectory_uid == trajectory_uid)
+        return (entry for entry in reversed(self._state.audit_trail) if entry.trajectory_uid == trajectory_uid)
 
 
 def _check(curation: Curation) -> None:
     if not 1 <= len(curation.by) <= BY_LENGTH:
-        raise BadRequest(f"a decision names who takes it, in 1 to {BY_LENGTH} characters")
+        raise BadRequest(f"a decision names its author, in 1 to {BY_LENGTH} characters")
     if len(curation.why) > WHY_LENGTH:
         raise BadRequest(f"the reason has {len(curation.why)} characters; {WHY_LENGTH} is the most")
     if curation.action in (CurationAction.MARK, CurationAction.UNMARK) and not 1 <= len(curation.mark) <= MARK_LENGTH:

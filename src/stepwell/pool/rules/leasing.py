@@ -1,23 +1,22 @@
-"""What consumers do: take what is ready under a lease, acknowledge it, or let it come back.
+"""What consumers do: take ready data under a lease, acknowledge it, or let it return.
 
-What always holds: what was handed out is handed out again only if its lease expired or was given back; then it is the
-oldest there is and goes first. A consumer gets only what passes its filter: the rest of a group goes where the group
-goes, and a group (trajectory, step) of which nothing passes goes as if it had been acknowledged, when it is come upon.
-Where rewards are required, no rollout goes whose only rewards are on steps that do not pass: it waits for another.
+- Handed-out data is handed out again only if its lease expired or was given back. Then it is the oldest and goes first.
+- A consumer gets only the steps that its filter accepts. The rest of a group goes where the group goes. A group,
+  trajectory or step of which the filter accepts nothing leaves the queue as if it were acknowledged, at the fetch that
+  meets it.
+- Where rewards are required, a trajectory whose only rewards are on steps that the filter refuses is held back.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 from stepwell.errors import BadRequest, Conflict
-from stepwell.pool.api.leasing import BatchRequest, GroupOffer, LeasedGroups, Order, Settlement, Unit
+from stepwell.pool.api.leasing import BatchRequest, GroupOffer, LeasedGroups, Settlement, Unit
 from stepwell.pool.api.plan import Overflow
-from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.api.staleness import oldest_version, staleness_rule
+from stepwell.pool.rules.eviction import evict_oldest
 from stepwell.pool.rules.exact_batch import choose_groups
-from stepwell.pool.rules.staleness import is_stale, oldest_trained, oldest_version, trained_mask
-from stepwell.pool.state.channel_index import ChannelIndex
+from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.pool_state import PoolState
-from stepwell.pool.state.priority_set import PrioritySet
 from stepwell.pool.state.ready_by_size import SizeBucket
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.shipment import group_rows, ship, trajectory_rows
@@ -25,57 +24,55 @@ from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step import BoolArray
 from stepwell.steps.step_filter import StepFilter
 
-ENDED_KEPT = 10_000
-"""How many ended leases are remembered, to tell an expired one from one that was acknowledged before."""
+STALE = "stale"
 
 
 class Leasing:
-    def __init__(self, books: PoolState) -> None:
-        self.leases: dict[str, Lease] = {}
-        self._books = books
-        self._expiry: PrioritySet[tuple[float, str]] = PrioritySet()
-        self.ended: OrderedDict[str, Settlement] = OrderedDict()
-        """The last leases that are over, and how they ended."""
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
+        self._staleness = staleness_rule(state.limits.max_staleness, state.limits.on_stale)
 
-    def take(self, wanted: BatchRequest, lease_uid: str, expires_at: float) -> LeasedGroups | None:
-        """What is wanted, under a lease of that name; None while there is not enough.
+    def take(self, request: BatchRequest, lease_uid: str, expires_at: float) -> LeasedGroups | None:
+        """The requested data under a lease of that name; None while there is not enough.
 
-        Asking again under the same name gives the same again: an answer may be lost on its way.
+        The same call again gives the same data: an answer may be lost on its way.
         """
-        if lease_uid in self.leases:
-            return self._shipment(self.leases[lease_uid], [])
-        channel = self._books.channels.get(wanted.channel)
+        if lease_uid in self._state.leases:
+            return self._shipment(self._state.leases[lease_uid], [])
+        channel = self._state.channels.get(request.channel)
         if channel is None:
             return None
-        if wanted.history and wanted.unit is not Unit.GROUPS:
-            raise BadRequest(f"history is kept by groups; a batch of {wanted.unit} cannot mix it in")
-        self._claim(channel, wanted.unit)
-        lease = Lease(lease_uid, channel.name, expires_at, wanted.step_filter)
-        drawn = channel.draw_history(round(wanted.count * wanted.history))
-        old = [group for group in drawn if _has_any(group.held_steps(), lease.step_filter)]
-        if wanted.unit is Unit.STEPS:
-            lease.steps = self._choose_steps(channel, wanted)
-            enough = len(lease.steps) == wanted.count
+        if request.history and request.unit is not Unit.GROUPS:
+            raise BadRequest(f"history is kept by groups; a batch of {request.unit} cannot mix it in")
+        self._claim(channel, request.unit)
+        lease = Lease(lease_uid, channel.name, expires_at, request.step_filter)
+        drawn = channel.draw_history(round(request.count * request.history))
+        history = [group for group in drawn if _accepts_any(group.held_steps(), lease.step_filter)]
+        if request.unit is Unit.STEPS:
+            steps = self._choose_steps(channel, request)
+            if len(steps) < request.count:
+                return None
+            lease.steps.extend(steps)
         else:
-            fresh = wanted.count - len(old)
-            choose_groups = self._choose_groups if wanted.unit is Unit.GROUPS else self._choose_trajectories
-            lease.groups = choose_groups(channel, wanted, fresh)
-            enough = len(lease.groups) == fresh
-        if not enough:
-            return None
-        self._begin(lease, channel)
-        return self._shipment(lease, old)
+            fresh = request.count - len(history)
+            choose = self._choose_groups if request.unit is Unit.GROUPS else self._choose_trajectories
+            groups = choose(channel, request, fresh)
+            if len(groups) < fresh:
+                return None
+            lease.groups.extend(groups)
+        self._state.lease_out(lease)
+        return self._shipment(lease, history)
 
     def offers(self, name: str, trajectories: int, step_filter: StepFilter, shard: str = "") -> list[GroupOffer]:
-        """The groups among which are the oldest that fill a batch of so many trajectories, whatever is queued."""
-        channel = self._books.channels.get(name)
+        """The groups that could be part of the oldest batch of that many trajectories, whatever is queued."""
+        channel = self._state.channels.get(name)
         if channel is None:
             return []
         self._claim(channel, Unit.GROUPS)
         groups = [
-            group for shelf in channel.shelves for group in self._oldest_of(channel, shelf, trajectories, step_filter)
+            group for bucket in channel.by_size for group in self._oldest_of(channel, bucket, trajectories, step_filter)
         ]
-        sized = ((group, _wanted_trajectories(group, step_filter)) for group in groups)
+        sized = ((group, _accepted_trajectories(group, step_filter)) for group in groups)
         return [
             GroupOffer(shard, group.seq, group.age, group.opened_at, size, group.source)
             for group, size in sized
@@ -85,23 +82,23 @@ class Leasing:
     def take_offers(
         self, name: str, offers: Sequence[GroupOffer], step_filter: StepFilter, lease_uid: str, expires_at: float
     ) -> LeasedGroups | None:
-        """These groups, under a lease of that name; None if one of them is not to be had any more as it was offered.
+        """These groups under a lease of that name; None if one of them is no longer as it was offered.
 
-        Asking again under the same name gives the same again, as in `take`.
+        The same call again gives the same data, as in `take`.
         """
-        if lease_uid in self.leases:
-            return self._shipment(self.leases[lease_uid], [])
-        channel = self._books.channels.get(name)
+        if lease_uid in self._state.leases:
+            return self._shipment(self._state.leases[lease_uid], [])
+        channel = self._state.channels.get(name)
         groups = [] if channel is None else [channel.groups[o.seq] for o in offers if o.seq in channel.groups]
         if channel is None or len(groups) < len(offers):
             return None
         for offer, group in zip(offers, groups, strict=True):
-            if group.key not in channel.ready or self._passes_over(channel, group, step_filter):
+            if not channel.is_ready(group) or self._drop_if_ineligible(channel, group, step_filter):
                 return None
-            if _wanted_trajectories(group, step_filter) != offer.size:
+            if _accepted_trajectories(group, step_filter) != offer.size:
                 return None
         lease = Lease(lease_uid, channel.name, expires_at, step_filter, groups)
-        self._begin(lease, channel)
+        self._state.lease_out(lease)
         return self._shipment(lease, [])
 
     def fill(
@@ -113,316 +110,195 @@ class Leasing:
         lease_uid: str,
         expires_at: float,
     ) -> LeasedGroups | None:
-        """The groups that `choose` chooses of what is on offer, under a lease of that name; None if there are none.
+        """An exact batch of this pool's groups under a lease of that name; None if there is none.
 
-        Asking again under the same name gives the same again, as in `take`.
+        The same call again gives the same data, as in `take`.
         """
-        if lease_uid in self.leases:
-            return self._shipment(self.leases[lease_uid], [])
+        if lease_uid in self._state.leases:
+            return self._shipment(self._state.leases[lease_uid], [])
         chosen = choose_groups(self.offers(name, trajectories, step_filter), trajectories, shares)
         return None if chosen is None else self.take_offers(name, chosen, step_filter, lease_uid, expires_at)
 
     def ack(self, lease_uid: str) -> Settlement:
-        """The data was trained: it is the pool's no more."""
-        lease = self._end(lease_uid, Settlement.DONE)
+        """The data is trained: it leaves the pool."""
+        lease = self._state.leases.get(lease_uid)
         if lease is None:
-            return self.ended.get(lease_uid, Settlement.UNKNOWN)
-        channel = self._books.channels[lease.channel]
-        for group in lease.groups:
-            channel.take_back(group)
-            self._to_history(channel, group, lease.step_filter, lease.version)
-        for trajectory, step in lease.steps:
-            self._settle_step(channel, trajectory, step, lease.step_filter)
+            return self._state.ended_leases.get(lease_uid, Settlement.UNKNOWN)
+        self._state.mark_trained(lease)
         return Settlement.DONE
 
     def nack(self, lease_uid: str, *, attempted: bool = True) -> Settlement:
-        """The data was not trained: it goes back to the head of its queue. It need not count as an attempt."""
-        lease = self._end(lease_uid, Settlement.DONE)
+        """The data is not trained: it goes back to the head of its queue. It may count as an attempt or not."""
+        lease = self._state.leases.get(lease_uid)
         if lease is None:
-            return self.ended.get(lease_uid, Settlement.UNKNOWN)
-        self._give_back(lease, attempted=attempted)
+            return self._state.ended_leases.get(lease_uid, Settlement.UNKNOWN)
+        self._return(lease, Settlement.DONE, attempted=attempted)
         return Settlement.DONE
 
     def expire(self) -> None:
-        """Give back what is under leases whose time is up."""
-        while (first := self._expiry.first()) is not None and first[0] <= self._books.now:
-            lease = self._end(first[1], Settlement.EXPIRED)
-            if lease is not None:
-                self._give_back(lease)
+        """Return the data of expired leases."""
+        while (lease := self._state.expired_lease()) is not None:
+            self._return(lease, Settlement.EXPIRED, attempted=True)
 
-    def restore(self, lease: Lease) -> None:
-        """A lease from before a restart."""
-        self.leases[lease.uid] = lease
-        self._expiry.add((lease.expires_at, lease.uid))
+    def claim(self, request: BatchRequest) -> None:
+        """The first request decides what its channel is consumed by."""
+        channel = self._state.channels.get(request.channel)
+        if channel is not None and channel.unit is None:
+            self._state.claim_unit(channel, request.unit)
 
-    # -- choosing ------------------------------------------------------------------------------------------------------
-
-    def _claim(self, channel: ChannelIndex, unit: Unit) -> None:
+    def _claim(self, channel: Channel, unit: Unit) -> None:
         if channel.unit is None:
-            channel.consume_by(unit)
+            self._state.claim_unit(channel, unit)
         elif channel.unit is not unit:
             raise Conflict(f"channel {channel.name!r} is consumed by {channel.unit}, not by {unit}")
 
-    def _choose_groups(self, channel: ChannelIndex, wanted: BatchRequest, count: int) -> list[Group]:
-        """Fewer than `count` if there are fewer. What is stale or left out altogether goes when it is come upon."""
-        step_filter = wanted.step_filter
+    def _return(self, lease: Lease, how: Settlement, *, attempted: bool) -> None:
+        self._state.return_leased(lease, how, attempted=attempted)
+        if self._state.limits.overflow is Overflow.DROP_OLDEST:
+            evict_oldest(self._state, self._state.channels[lease.channel])
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    def _choose_groups(self, channel: Channel, request: BatchRequest, count: int) -> list[Group]:
+        """Fewer than `count` if there are fewer. Ineligible groups that come up are dropped or held back."""
         while True:
-            keys = (channel.by_age if wanted.order is Order.STRICT else channel.ready).smallest(count)
-            groups = [channel.groups[seq] for _, seq in keys]
-            gone = [group for group in groups if self._passes_over(channel, group, step_filter)]
+            groups = channel.oldest_groups(count, request.order)
+            gone = [group for group in groups if self._drop_if_ineligible(channel, group, request.step_filter)]
             if not gone:
-                return [group for group in groups if group.key in channel.ready]
+                return [group for group in groups if channel.is_ready(group)]
 
     def _oldest_of(
-        self, channel: ChannelIndex, shelf: SizeBucket, trajectories: int, step_filter: StepFilter
+        self, channel: Channel, bucket: SizeBucket, trajectories: int, step_filter: StepFilter
     ) -> list[Group]:
-        """As many of a shelf as could be used; more where the filter takes something out of them, for then they are
-        smaller than their shelf says."""
-        count = trajectories // shelf.size
+        """As many groups of a bucket as a batch could use. More if the filter makes some smaller than their size."""
+        count = trajectories // bucket.size
         while True:
-            groups = [channel.groups[seq] for _, seq in shelf.smallest(count)]
-            gone = [group for group in groups if self._passes_over(channel, group, step_filter)]
+            groups = [channel.groups[seq] for _, seq in bucket.smallest(count)]
+            gone = [group for group in groups if self._drop_if_ineligible(channel, group, step_filter)]
             if gone:
                 continue
-            if all(_wanted_trajectories(group, step_filter) == shelf.size for group in groups) or count == trajectories:
+            sizes = [_accepted_trajectories(group, step_filter) for group in groups]
+            if all(size == bucket.size for size in sizes) or count == trajectories:
                 return groups
             count = trajectories
 
-    def _passes_over(self, channel: ChannelIndex, group: Group, step_filter: StepFilter) -> bool:
-        if group.key in channel.ready and not _has_any(group.held_steps(), step_filter):
-            self._leave_out(channel, group, step_filter)
+    def _drop_if_ineligible(self, channel: Channel, group: Group, step_filter: StepFilter) -> bool:
+        """Must the group not be handed out? Then it is left out, dropped as stale, or held back."""
+        if channel.is_ready(group) and not _accepts_any(group.held_steps(), step_filter):
+            self._state.leave_out(group, step_filter)
             return True
         if self._is_stale(filter(step_filter.accepts, group.held_steps())):
-            self._books.drop_group(group, "stale", self._how_stale(group.held_steps()))
+            self._state.drop_group(group, STALE, self._staleness_note(group.held_steps()))
             return True
-        if not self._books.limits.require_reward or group.key not in channel.ready:
+        if not self._state.limits.require_reward or not channel.is_ready(group):
             return False
-        unscored = [t for t in group.trajectories.values() if self._would_go_unscored(t, step_filter)]
+        unscored = [found for found in group.trajectories.values() if self._would_be_unscored(found, step_filter)]
         for trajectory in unscored:
-            self._books.hold_back(trajectory)
+            self._state.hold_back(trajectory)
         return bool(unscored)
 
-    def _choose_trajectories(self, channel: ChannelIndex, wanted: BatchRequest, count: int) -> list[Group]:
-        """Each as a group of its own; none if there are fewer than `count`."""
-        step_filter = wanted.step_filter
-        while True:
-            chosen = [self._books.trajectories[key[3]] for key in channel.ready_trajectories.smallest(count)]
-            gone = [
-                trajectory for trajectory in chosen if self._passes_over_trajectory(channel, trajectory, step_filter)
-            ]
-            if not gone:
-                return [self._alone(channel, trajectory) for trajectory in chosen] if len(chosen) == count else []
+    # -- trajectories --------------------------------------------------------------------------------------------------
 
-    def _passes_over_trajectory(self, channel: ChannelIndex, trajectory: Trajectory, step_filter: StepFilter) -> bool:
-        if not _has_any(trajectory.held_steps(), step_filter):
-            self._leave_out(channel, self._alone(channel, trajectory), step_filter)
+    def _choose_trajectories(self, channel: Channel, request: BatchRequest, count: int) -> list[Group]:
+        """Each as a group of its own; none if there are fewer than `count`."""
+        step_filter = request.step_filter
+        while True:
+            chosen = [self._state.trajectories[uid] for *_, uid in channel.ready_trajectories.smallest(count)]
+            gone = [found for found in chosen if self._drop_trajectory_if_ineligible(found, step_filter)]
+            if not gone:
+                return [self._state.split_off(found) for found in chosen] if len(chosen) == count else []
+
+    def _drop_trajectory_if_ineligible(self, trajectory: Trajectory, step_filter: StepFilter) -> bool:
+        if not _accepts_any(trajectory.held_steps(), step_filter):
+            self._state.leave_out(self._state.split_off(trajectory), step_filter)
             return True
         if self._is_stale(filter(step_filter.accepts, trajectory.held_steps())):
-            self._books.shrink(trajectory.group)
-            self._books.drop_trajectory(trajectory, "stale", self._how_stale(trajectory.held_steps()))
+            note = self._staleness_note(trajectory.held_steps())
+            self._state.drop_trajectory(trajectory, STALE, note, frees_place=False)
             return True
-        if self._would_go_unscored(trajectory, step_filter):
-            self._books.hold_back(trajectory)
+        if self._would_be_unscored(trajectory, step_filter):
+            self._state.hold_back(trajectory)
             return True
         return False
 
-    def _choose_steps(self, channel: ChannelIndex, wanted: BatchRequest) -> list[tuple[Trajectory, StoredStep]]:
-        step_filter = wanted.step_filter
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _choose_steps(self, channel: Channel, request: BatchRequest) -> list[tuple[Trajectory, StoredStep]]:
+        """Fewer than requested if there are fewer."""
+        step_filter = request.step_filter
         while True:
-            chosen = [channel.step(number) for (number,) in channel.ready_steps.smallest(wanted.count)]
-            gone = [
-                step for trajectory, step in chosen if self._passes_over_step(channel, trajectory, step, step_filter)
-            ]
+            chosen = channel.oldest_steps(request.count)
+            gone = [step for found, step in chosen if self._drop_step_if_ineligible(found, step, step_filter)]
             if not gone:
                 return chosen
 
-    def _passes_over_step(
-        self, channel: ChannelIndex, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter
-    ) -> bool:
+    def _drop_step_if_ineligible(self, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter) -> bool:
         if not step_filter.accepts(step):
-            self._settle_step(channel, trajectory, step, step_filter)
+            self._state.leave_out_step(trajectory, step, step_filter)
             return True
         if self._is_stale((step,)):
-            channel.ledger.drop("stale", (step,))
-            self._lay_down(channel, trajectory, step)
+            self._state.drop_step(trajectory, step, STALE)
             return True
-        if step.reward is None and self._would_go_unscored(trajectory, step_filter):
-            self._books.hold_back(trajectory)
+        if step.reward is None and self._would_be_unscored(trajectory, step_filter):
+            self._state.hold_back(trajectory)
             return True
         return False
 
-    def _would_go_unscored(self, trajectory: Trajectory, step_filter: StepFilter) -> bool:
-        """Are the rewards it has, if it must have any, all on steps that this consumer leaves out?"""
-        if trajectory.reward is not None or not self._books.limits.require_reward:
+    # -- what a consumer gets ------------------------------------------------------------------------------------------
+
+    def _would_be_unscored(self, trajectory: Trajectory, step_filter: StepFilter) -> bool:
+        """Must it have a reward, and are all its rewards on steps that this consumer leaves out?"""
+        if trajectory.reward is not None or not self._state.limits.require_reward:
             return False
         counts = (step for step in trajectory.scored_steps() if step_filter.rejection_kind(step) is None)
-        return _has_any(trajectory.held_steps(), step_filter) and not any(counts)
-
-    def _leave_out(self, channel: ChannelIndex, group: Group, step_filter: StepFilter) -> None:
-        channel.leave(group)
-        self._to_history(channel, group, step_filter, self._books.policy_version)
+        return _accepts_any(trajectory.held_steps(), step_filter) and not any(counts)
 
     def _is_stale(self, steps: Iterable[StoredStep]) -> bool:
-        return is_stale(steps, self._books.limits, self._books.policy_version)
+        return self._staleness.is_stale(steps, self._state.policy_version)
 
-    def _how_stale(self, steps: Iterable[StoredStep]) -> str:
-        behind = self._books.policy_version - (oldest_version(steps) or 0)
+    def _staleness_note(self, steps: Iterable[StoredStep]) -> str:
+        behind = self._state.policy_version - (oldest_version(steps) or 0)
         return f"the oldest token was {behind} versions behind"
 
     def _token_mask(self, step: StoredStep) -> BoolArray | None:
-        return trained_mask(step, oldest_trained(self._books.limits, self._books.policy_version))
+        return self._staleness.token_mask(step, self._state.policy_version)
 
-    def _alone(self, channel: ChannelIndex, trajectory: Trajectory) -> Group:
-        """A complete trajectory as a group of its own, so that it can go while its group waits for the others."""
-        group = trajectory.group
-        if group.size == 1:
-            return group
-        self._books.shrink(group)
-        self._books.take_out(trajectory)
-        self._books.counters.opened += 1
-        seq = self._books.counters.opened
-        alone = Group(seq, group.age, group.prompt_uid, channel.name, 1, group.opened_at, source=group.source)
-        alone.nbytes = sum(step.nbytes for step in trajectory.steps.values())
-        channel.enter(alone)
-        self._books.join(alone, trajectory)
-        channel.completed += 1
-        return alone
-
-    # -- handing out and back ------------------------------------------------------------------------------------------
-
-    def _begin(self, lease: Lease, channel: ChannelIndex) -> None:
-        for group in lease.groups:
-            channel.leave(group)
-            channel.lend(group)
-            group.lease = lease.uid
-            self._books.chronicle.touch_all(group.trajectories.values())
-            self._books.journal.save_group(group)
-        for trajectory, step in lease.steps:
-            channel.hide_step(step)
-            step.lease = lease.uid
-            self._books.chronicle.touch(trajectory)
-            self._books.journal.save_step(step)
-        lease.version = self._books.policy_version
-        channel.last_taken = sum(len(group.trajectories) for group in lease.groups) or len(lease.steps)
-        self._books.journal.save_lease(lease)
-        self.restore(lease)
-
-    def _shipment(self, lease: Lease, old: list[Group]) -> LeasedGroups:
+    def _shipment(self, lease: Lease, history: Sequence[Group]) -> LeasedGroups:
         if lease.steps:
-            rows = [
-                row
-                for trajectory, step in lease.steps
-                for row in trajectory_rows(trajectory, lease.step_filter.accepts)
-                if row.step is step
-            ]
-            return LeasedGroups(
-                columns=ship(rows, self._token_mask, separate=True),
-                group_sizes=[1] * len(rows),
-                opened_at=[row.step.started_at for row in rows],
-                attempts=[0] * len(rows),
-                from_history=[False] * len(rows),
-                sources=[row.trajectory.group.source for row in rows],
-            )
-        groups = [*lease.groups, *old]
-        parcels = [group_rows(group, lease.step_filter.accepts) for group in groups]
+            return self._shipped_steps(lease)
+        groups = [*lease.groups, *history]
+        rows_by_group = [group_rows(group, lease.step_filter.accepts) for group in groups]
         return LeasedGroups(
-            columns=ship([row for parcel in parcels for row in parcel], self._token_mask),
-            group_sizes=[len(parcel) for parcel in parcels],
+            columns=ship([row for rows in rows_by_group for row in rows], self._token_mask),
+            group_sizes=[len(rows) for rows in rows_by_group],
             opened_at=[group.opened_at for group in groups],
             attempts=[group.attempts for group in groups],
             from_history=[group.trained for group in groups],
             sources=[group.source for group in groups],
         )
 
-    def _end(self, lease_uid: str, how: Settlement) -> Lease | None:
-        lease = self.leases.pop(lease_uid, None)
-        if lease is not None:
-            self._expiry.discard((lease.expires_at, lease.uid))
-            self._books.journal.end_lease(lease, how)
-            self.ended[lease_uid] = how
-            if len(self.ended) > ENDED_KEPT:
-                self.ended.popitem(last=False)
-        return lease
-
-    def _give_back(self, lease: Lease, *, attempted: bool = True) -> None:
-        channel = self._books.channels[lease.channel]
-        for group in lease.groups:
-            group.lease = None
-            group.attempts += attempted
-            channel.take_back(group)
-            channel.enter(group)
-            self._books.journal.save_group(group)
-            self.carry_out(group)
-        for trajectory, step in lease.steps:
-            step.lease = None
-            if self._has(trajectory):
-                self._books.chronicle.touch(trajectory)
-                self._books.journal.save_step(step)
-                channel.show_step(trajectory, step)
-        if self._books.limits.overflow is Overflow.DROP_OLDEST:
-            self._books.make_room(channel)
-
-    def carry_out(self, group: Group) -> None:
-        """What was rejected while a trainer had it goes, now that it is back."""
-        for trajectory in [found for found in group.trajectories.values() if found.rejected is not None]:
-            self._books.reject(trajectory, trajectory.rejected or "")
-
-    def _to_history(self, channel: ChannelIndex, group: Group, step_filter: StepFilter, version: int) -> None:
-        books, seen = self._books, self._books.timeline.seen(channel.name)
-        rejected = []
-        for trajectory in group.trajectories.values():
-            sketch = books.close(trajectory, TrajectoryState.TRAINED, note=trajectory.rejected or "")
-            left_out = self._settle(channel, trajectory, sketch, step_filter)
-            if left_out:
-                books.chronicle.end(trajectory, TrajectoryState.TRAINED, left_out)
-            else:
-                seen.add(sketch, version)
-            if trajectory.rejected is not None:
-                rejected.append(trajectory)
-        group.lease, group.trained = None, True
-        for trajectory in rejected:
-            books.forget(trajectory)
-        if group.trajectories:
-            books.remember(channel, group)
-        else:
-            books.journal.remove_group(group)
-
-    def _settle(
-        self, channel: ChannelIndex, trajectory: Trajectory, sketch: TrajectorySnapshot, step_filter: StepFilter
-    ) -> str:
-        """Count what was trained. If all of it was left out, gives the kind. What passes as a whole counts as one."""
-        worst = sketch.exactness
-        if worst and sketch.untrainable == 0 and worst.at_least(step_filter.min_exactness):
-            channel.ledger.shipped.add(sketch.steps - sketch.quarantined, sketch.tokens)
-            return ""
-        return channel.ledger.ship(trajectory.held_steps(), step_filter)
-
-    def _settle_step(
-        self, channel: ChannelIndex, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter
-    ) -> None:
-        step.lease = None
-        if self._has(trajectory):
-            channel.ledger.ship((step,), step_filter)
-            self._lay_down(channel, trajectory, step)
-
-    def _has(self, trajectory: Trajectory) -> bool:
-        """It may have been dropped, and counted so, while steps of it were under lease."""
-        return self._books.trajectories.get(trajectory.uid) is trajectory
-
-    def _lay_down(self, channel: ChannelIndex, trajectory: Trajectory, step: StoredStep) -> None:
-        """Nothing of a step is needed any more but its identity; with the last one its group goes too."""
-        step.shipped = True
-        channel.hide_step(step)
-        self._books.chronicle.touch(trajectory)
-        self._books.journal.save_step(step)
-        self._books.close_if_spent(trajectory.group)
+    def _shipped_steps(self, lease: Lease) -> LeasedGroups:
+        rows = [
+            row
+            for trajectory, step in lease.steps
+            for row in trajectory_rows(trajectory, lease.step_filter.accepts)
+            if row.step is step
+        ]
+        return LeasedGroups(
+            columns=ship(rows, self._token_mask, separate=True),
+            group_sizes=[1] * len(rows),
+            opened_at=[row.step.started_at for row in rows],
+            attempts=[0] * len(rows),
+            from_history=[False] * len(rows),
+            sources=[row.trajectory.group.source for row in rows],
+        )
 
 
-def _has_any(steps: Iterable[StoredStep], step_filter: StepFilter) -> bool:
+def _accepts_any(steps: Iterable[StoredStep], step_filter: StepFilter) -> bool:
     """Is there anything for this consumer?"""
     return any(map(step_filter.accepts, steps))
 
 
-def _wanted_trajectories(group: Group, step_filter: StepFilter) -> int:
+def _accepted_trajectories(group: Group, step_filter: StepFilter) -> int:
     """How many of its trajectories have something for this consumer."""
-    return sum([_has_any(trajectory.held_steps(), step_filter) for trajectory in group.trajectories.values()])
+    return sum([_accepts_any(found.held_steps(), step_filter) for found in group.trajectories.values()])

@@ -21,8 +21,8 @@ from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_da
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement
-from stepwell.pool.rules.leasing import ENDED_KEPT
 from stepwell.pool.shard.late_rewards import LateReward
+from stepwell.pool.state.pool_state import ENDED_KEPT
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import Placement

@@ -11,8 +11,6 @@ import orjson
 
 from stepwell.pool.api.curation import AuditEntry, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import Settlement
-from stepwell.pool.api.stats import StepCount
-from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.journal import (
     CARRIED_NAMES,
@@ -25,10 +23,9 @@ from stepwell.pool.shard.journal import (
     checksum,
 )
 from stepwell.pool.shard.late_rewards import LateReward
-from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.prefix_tree import PrefixTree
+from stepwell.steps.prefix_tree import Placement, PrefixTree
 from stepwell.steps.schema import STEP_COLUMNS
 from stepwell.steps.step import Exactness, VersionSpan
 from stepwell.steps.step_filter import StepFilter
@@ -62,27 +59,18 @@ def restore_pool(pool: Pool, journal: SqliteJournal) -> RecoveryReport:
     for trajectory in reader.fill(trajectories):
         del trajectories[trajectory.number], trajectory.group.trajectories[trajectory.uid]
         log.error("trajectory %s could not be read back from the journal and is lost", trajectory.uid)
+    leases = {lease.uid: lease for lease in reader.leases()}
+    closed, ended, audit = list(reader.closed()), list(reader.ended()), list(reader.audit())
+    placements: dict[int, Placement] = {}
     if reader.damaged:
         groups = {seq: group for seq, group in groups.items() if group.trajectories}
-        _count_on(pool, groups, trajectories)
-    leases = {lease.uid: lease for lease in reader.leases()}
-    pool.state.closed.update(reader.closed())
-    pool.leasing.ended.update(reader.ended())
-    audit = list(reader.audit())
-    pool.curator.trail.extend(audit)
-    for group in groups.values():
-        _put(pool, group, leases)
-    for trajectory in trajectories.values():
-        for step in trajectory.steps.values():
-            if step.lease is not None and step.lease in leases:
-                leases[step.lease].steps.append((trajectory, step))
-    for lease in leases.values():
-        lease.version = pool.policy_version
-        pool.leasing.restore(lease)
+        for trajectory in trajectories.values():
+            placements |= _rebuild_tree(trajectory)
+    records = list(groups.values())
+    pool.state.load(records, leases, closed=closed, ended=ended, audit=audit, damaged=reader.damaged)
     if reader.damaged:
-        _count_lost(pool)
         late_rewards = list(reader.late_rewards())
-        _write_anew(pool, journal, list(groups.values()), list(leases.values()), late_rewards, audit)
+        _write_again(pool, journal, groups.values(), leases.values(), placements, late_rewards, audit)
     return RecoveryReport(
         groups=len(groups),
         trajectories=len(trajectories),
@@ -92,85 +80,46 @@ def restore_pool(pool: Pool, journal: SqliteJournal) -> RecoveryReport:
     )
 
 
-def _count_on(pool: Pool, groups: Mapping[int, Group], trajectories: Mapping[int, Trajectory]) -> None:
-    """No number is given twice, even if the snapshot that held them is lost."""
-    counters = pool.state.counters
-    arrived = (step.number for trajectory in trajectories.values() for step in trajectory.steps.values())
-    counters.opened = max([counters.opened, *groups])
-    counters.registered = max([counters.registered, *trajectories])
-    counters.arrived = max([counters.arrived, *arrived])
+def _rebuild_tree(trajectory: Trajectory) -> dict[int, Placement]:
+    """A prefix tree of the steps that were read. Returns each step's placement in it, by the step's number."""
+    old, trajectory.tokens = trajectory.tokens, PrefixTree()
+    placements: dict[int, Placement] = {}
+    for step in sorted(trajectory.steps.values(), key=lambda step: step.number):
+        if step.quarantine is None:
+            placement = placements[step.number] = trajectory.tokens.place(old.read(step.branch, step.tokens))
+            step.branch = placement.branch
+    return placements
 
 
-def _count_lost(pool: Pool) -> None:
-    """What the ledgers say is held and cannot be found is lost to the damage."""
-    for name, channel in pool.state.channels.items():
-        leases = [lease for lease in pool.leasing.leases.values() if lease.channel == name]
-        groups = [*channel.groups.values(), *(group for lease in leases for group in lease.groups)]
-        found = count_steps(step for group in groups for step in group.held_steps())
-        lost = channel.ledger.held() - found
-        if lost.steps < 0:  # the ledger itself is lost
-            channel.ledger.accepted -= lost
-        elif lost.steps:
-            channel.ledger.dropped["corrupt"] = channel.ledger.dropped.get("corrupt", StepCount()) + lost
-
-
-def _put(pool: Pool, group: Group, leases: Mapping[str, Lease]) -> None:
-    channel = pool.state.channel(group.channel)
-    group.nbytes = sum(step.nbytes for trajectory in group.trajectories.values() for step in trajectory.steps.values())
-    if group.trained:
-        for trajectory in group.trajectories.values():
-            pool.state.chronicle.end(trajectory, TrajectoryState.TRAINED)
-        pool.state.remember(channel, group)
-        return
-    for trajectory in group.trajectories.values():
-        pool.state.trajectories[trajectory.uid] = trajectory
-    lease = leases.get(group.lease) if group.lease is not None else None
-    if lease is None:
-        group.lease = None
-        channel.enter(group)
-        pool.leasing.carry_out(group)
-    else:
-        lease.groups.append(group)
-        channel.lend(group)
-        pool.state.chronicle.touch_all(group.trajectories.values())
-
-
-def _write_anew(
+def _write_again(
     pool: Pool,
     journal: SqliteJournal,
     groups: Iterable[Group],
     leases: Iterable[Lease],
+    placements: Mapping[int, Placement],
     late_rewards: Iterable[LateReward],
     audit: Iterable[AuditEntry],
 ) -> None:
+    """All that could be read, into a new file."""
     aside = journal.start_anew()
     log.error("journal %s was damaged; what could be read is kept, the old file is %s", journal.path, aside)
     for group in groups:
         journal.save_group(group)
         for trajectory in group.trajectories.values():
             journal.save_trajectory(trajectory)
-            _write_steps(journal, trajectory)
+            for step in trajectory.steps.values():
+                journal.add_step(trajectory, step, placements.get(step.number))
     for lease in leases:
         journal.save_lease(lease)
     for uid, revision in pool.state.closed.items():
         journal.add_closed(uid, revision)
-    for uid, how in pool.leasing.ended.items():
+    for uid, how in pool.state.ended_leases.items():
         journal.add_ended(uid, how)
     for late in late_rewards:
         journal.add_late_reward(late)
     for entry in audit:
         journal.add_audit(entry)
     journal.commit(pool.state.snapshot())
-
-
-def _write_steps(journal: SqliteJournal, trajectory: Trajectory) -> None:
-    old, trajectory.tokens = trajectory.tokens, PrefixTree()
-    for step in sorted(trajectory.steps.values(), key=lambda step: step.number):
-        placement = None
-        if step.quarantine is None:
-            placement = trajectory.tokens.place(old.read(step.branch, step.tokens))
-            step.branch = placement.branch
-        journal.add_step(trajectory, step, placement)
 
 
 class JournalReader:

@@ -183,9 +183,9 @@ class ShardService(ShardCalls):
         await self._notify()
         return settlement
 
-    async def backlog(self, channel: str) -> ReadyGroups:
+    async def ready_groups(self, channel: str) -> ReadyGroups:
         with self._transaction():
-            return self.pool.backlog(channel)
+            return self.pool.ready_groups(channel)
 
     async def clear(self, channel: str) -> int:
         with self._transaction():
@@ -205,9 +205,9 @@ class ShardService(ShardCalls):
                 async with asyncio.timeout(left):
                     await self._has_unscored.wait()
 
-    async def take_unscored(self, count: int, lease: float, ticket: str) -> Columns | None:
+    async def take_unscored(self, count: int, lease: float, lease_uid: str) -> Columns | None:
         with self._transaction():
-            return self.pool.rewards_due.take(count, ticket, self._clock() + lease)
+            return self.pool.rewards_due.take(count, lease_uid, self._clock() + lease)
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
         with self._transaction():
@@ -254,7 +254,7 @@ class ShardService(ShardCalls):
             return self.pool.stats()
 
     async def quarantined(self) -> list[Step]:
-        return list(self.pool.ingest.quarantine)
+        return list(self.pool.state.quarantine)
 
     # -- policy version ------------------------------------------------------------------------------------------------
 

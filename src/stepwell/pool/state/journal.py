@@ -1,4 +1,4 @@
-"""What a pool writes down as it changes, so that another process can take over where it was killed."""
+"""What PoolState writes down with every change, so that another process can continue after a kill."""
 
 from typing import Protocol
 
@@ -10,40 +10,40 @@ from stepwell.steps.prefix_tree import Placement
 
 
 class StateJournal(Protocol):
-    """Told of every change in the order it happens. Whoever drives the pool commits once a message."""
+    """PoolState calls it with every change, in order. The shard commits once per message."""
 
     def save_group(self, group: Group) -> None: ...
 
     def save_trajectory(self, trajectory: Trajectory) -> None: ...
 
     def add_step(self, trajectory: Trajectory, step: StoredStep, placement: Placement | None) -> None:
-        """A quarantined step has no placement: only that it was there is kept."""
+        """A quarantined step has no placement: its tokens are not kept."""
 
     def save_step(self, step: StoredStep) -> None:
-        """Its reward, its lease, or whether it was shipped has changed."""
+        """Its reward, its lease or its `shipped` flag has changed."""
 
     def remove_trajectory(self, trajectory: Trajectory) -> None: ...
 
     def remove_group(self, group: Group) -> None:
-        """With all that is in it."""
+        """With all its trajectories and steps."""
 
     def retire_group(self, group: Group) -> None:
-        """It was trained and is needed no more: it may leave for the archive, and is then dissolved."""
+        """It is trained and no longer needed: it may move to the archive. After that it is dissolved."""
 
     def add_closed(self, trajectory_uid: str, revision: int) -> None:
-        """It is gone, and so many rewards were given to it; told again when one more is."""
+        """The trajectory is gone. Called again with a higher revision for each later reward."""
 
     def save_lease(self, lease: Lease) -> None: ...
 
     def end_lease(self, lease: Lease, how: Settlement) -> None:
-        """It is over. How is kept for a while: whoever ended it may not have got the answer, and asks again."""
+        """The lease is over. How it ended is kept for a while: a consumer that lost the answer asks again."""
 
     def add_audit(self, entry: AuditEntry) -> None:
-        """A person's decision. These are kept for good."""
+        """A person's decision. Entries are kept forever."""
 
 
 class NoJournal:
-    """For a pool that may be lost with its process."""
+    """For a pool that is lost with its process."""
 
     def save_group(self, group: Group) -> None:
         pass

@@ -1,279 +1,720 @@
-"""The pool's books: everything it holds, and the few ways in which that changes. Every change goes to the journal.
+"""The pool's state and the only object that changes it.
 
-What always holds: a trajectory is in one group, a group in one channel or under one lease; what goes is counted under
-its cause and its trajectories are remembered as closed.
+- Each public method that changes something is one operation. When it returns, journal, change log, indexes, ledgers and
+  reward queue agree with the records.
+- A trajectory is in one group. A group is in one channel or under one lease.
+- Data that leaves is counted under a cause, and its trajectories are remembered as closed.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.leasing import Unit
+from stepwell.pool.api.curation import AuditEntry
+from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.stats import StepCount
+from stepwell.pool.api.scoring import JudgementOutcome
+from stepwell.pool.api.stats import PoolStats, ScoringStats
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.state.change_log import ChangeLog
-from stepwell.pool.state.channel_index import ChannelIndex
+from stepwell.pool.state.channel_index import Channel, ChannelIndex
+from stepwell.pool.state.counters import Counters, dump_numbers, load_ledger, load_unit
 from stepwell.pool.state.journal import StateJournal
-from stepwell.pool.state.ledger import Ledger
-from stepwell.pool.state.records import Group, Trajectory
+from stepwell.pool.state.ledger import Ledger, count_steps
+from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.records import Group, Lease, Trajectory
+from stepwell.pool.state.reward_queue import RewardQueue
 from stepwell.pool.state.series import SeriesRecorder
-from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.step import Json
+from stepwell.pool.state.stored_step import PackedSteps, StoredStep
+from stepwell.pool.state.view import PoolView
+from stepwell.steps.soundness import fault_kind
+from stepwell.steps.step import Json, JsonObject, Step
+from stepwell.steps.step_filter import StepFilter
 
 REJECTED = "rejected"
-"""The cause under which is dropped what a person does not want."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """Numbers that only grow."""
-
-    opened: int = 0
-    registered: int = 0
-    arrived: int = 0
-    submitted: int = 0
-    forks: int = 0
-    scored: int = 0
-    late_judgements: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    quarantined: Counter[str] = field(default_factory=Counter)
-    failed_judgements: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        """A snapshot has them as plain mappings."""
-        for name in ("refused", "quarantined", "failed_judgements"):
-            setattr(self, name, Counter(getattr(self, name)))
+"""The cause of what a person rejected."""
+ENDED_KEPT = 10_000
+"""How many ended leases are remembered, to tell an expired lease from an acknowledged one."""
+AUDIT_KEPT = 10_000
+"""How many audit entries are held in memory. A journal keeps all."""
 
 
 class PoolState:
     def __init__(self, limits: Limits, journal: StateJournal) -> None:
         self.limits = limits
-        self.journal = journal
         self.now = 0.0
         self.policy_version = 0
-        self.counters = Counters()
-        self.channels: dict[str, ChannelIndex] = {}
         self.trajectories: dict[str, Trajectory] = {}
         """Open, complete or under lease."""
         self.history: dict[str, Trajectory] = {}
         """Trained, and kept for batches that mix new and old."""
-        self.chronicle = ChangeLog(self.trajectories, limits.gone_kept)
-        self.timeline = SeriesRecorder(self.channels)
         self.closed: OrderedDict[str, int] = OrderedDict()
-        """The last that are gone, each with the number of the last reward given to it."""
+        """The last trajectories that are gone, each with the number of the last reward given to it."""
+        self.leases: dict[str, Lease] = {}
+        self.ended_leases: OrderedDict[str, Settlement] = OrderedDict()
+        self.quarantine: deque[Step] = deque(maxlen=limits.quarantine_kept)
+        self.audit_trail: deque[AuditEntry] = deque(maxlen=AUDIT_KEPT)
+        """Oldest first."""
+        self._journal = journal
+        self._counters = Counters()
+        self._channels: dict[str, ChannelIndex] = {}
+        self._expiry: PrioritySet[tuple[float, str]] = PrioritySet()
+        self._rewards = RewardQueue(self.trajectories)
+        self._log = ChangeLog(self.trajectories, limits.gone_kept)
+        self._series = SeriesRecorder(self._channels)
+        self.view = PoolView(
+            limits, self._channels, self.trajectories, self.history, self.quarantine, self._log, self._series
+        )
 
-    def channel(self, name: str) -> ChannelIndex:
-        if name not in self.channels:
-            if len(self.channels) >= self.limits.max_channels:
-                raise BadRequest(f"channel {name!r} would be one too many: the pool has {len(self.channels)} already")
-            self.channels[name] = ChannelIndex(name, self.limits, self.chronicle)
-        return self.channels[name]
+    # -- reading -------------------------------------------------------------------------------------------------------
 
-    def open_group(self, prompt_uid: str, channel: ChannelIndex, size: int, source: str = "") -> Group:
-        self.counters.opened += 1
-        seq = self.counters.opened
+    @property
+    def channels(self) -> Mapping[str, Channel]:
+        return self._channels
+
+    def channel_of(self, group: Group) -> Channel:
+        return self._channels[group.channel]
+
+    def holds(self, trajectory: Trajectory) -> bool:
+        """A trajectory can be dropped while single steps of it are under lease."""
+        return self.trajectories.get(trajectory.uid) is trajectory
+
+    def expired_lease(self) -> Lease | None:
+        """The lease that expired first, if any has."""
+        first = self._expiry.first()
+        return self.leases[first[1]] if first is not None and first[0] <= self.now else None
+
+    def has_unscored(self) -> bool:
+        return len(self._rewards) > 0
+
+    def oldest_unscored(self, count: int) -> list[Trajectory]:
+        return self._rewards.oldest(count)
+
+    def has_reward_lease(self, lease_uid: str) -> bool:
+        return self._rewards.has_lease(lease_uid)
+
+    def under_reward_lease(self, lease_uid: str) -> list[Trajectory]:
+        return self._rewards.under(lease_uid)
+
+    def being_scored(self, lease_uid: str, trajectory_uid: str) -> Trajectory | None:
+        """The trajectory, if it is still under that reward lease."""
+        return self._rewards.find(lease_uid, trajectory_uid)
+
+    def stats(self) -> PoolStats:
+        counters = self._counters
+        return PoolStats(
+            policy_version=self.policy_version,
+            channels={name: channel.stats() for name, channel in self._channels.items()},
+            submitted=counters.submitted,
+            refused=counters.refused.copy(),
+            quarantined=counters.quarantined.copy(),
+            leases=len(self.leases),
+            forks=counters.forks,
+            scoring=ScoringStats(
+                waiting=len(self._rewards),
+                under_way=self._rewards.leased(),
+                resting=self._rewards.resting(),
+                scored=counters.scored,
+                failed=counters.failed_judgements.copy(),
+                late=counters.late_judgements,
+            ),
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """The numbers, in plain values; `recall` takes them back."""
+        return dump_numbers(self.policy_version, self._counters, self._channels)
+
+    # -- the pool ------------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> None:
+        """Set the clock, and offer again what reward workers did not judge in time."""
+        self.now = self._log.now = now
+        self._series.tick(now)
+        self._rewards.release(now)
+
+    def set_policy_version(self, version: int) -> None:
+        self.policy_version = version
+
+    def open_channel(self, name: str) -> Channel:
+        """The channel of that name, a new one if there is none."""
+        return self._index(name)
+
+    def claim_unit(self, channel: Channel, unit: Unit) -> None:
+        """The channel is consumed by that unit from now on."""
+        index = self._channels[channel.name]
+        index.claim(unit)
+        if unit is not Unit.GROUPS:
+            for group in index.groups.values():
+                self._log.record_all(group.trajectories.values())
+
+    # -- groups and trajectories ---------------------------------------------------------------------------------------
+
+    def open_group(self, prompt_uid: str, channel: Channel, size: int, source: str = "") -> Group:
+        self._counters.opened += 1
+        seq = self._counters.opened
         wait = self.limits.group_deadline
         deadline = None if wait is None else self.now + wait
         group = Group(seq, seq, prompt_uid, channel.name, size, self.now, deadline, source=source)
-        channel.enter(group)
+        self._channels[channel.name].add(group)
+        self._journal.save_group(group)
         return group
 
-    def join(self, group: Group, trajectory: Trajectory) -> None:
-        channel = self.channels[group.channel]
-        trajectory.group = group
-        self.trajectories[trajectory.uid] = group.trajectories[trajectory.uid] = trajectory
-        channel.trajectories += 1
-        channel.place(group)
-        self.chronicle.touch(trajectory)
-        self.journal.save_group(group)
-        self.journal.save_trajectory(trajectory)
+    def add_trajectory(self, group: Group, uid: str, metadata: JsonObject) -> Trajectory:
+        self._counters.registered += 1
+        trajectory = Trajectory(uid, group, metadata, self._counters.registered)
+        self._join(group, trajectory)
+        return trajectory
 
-    def take_out(self, trajectory: Trajectory) -> None:
-        """Out of its group, which stays, with a free place, unless it was the last."""
+    def move_trajectory(self, trajectory: Trajectory, group: Group) -> None:
+        """To another group. It has no steps yet."""
+        self._take_out(trajectory)
+        self._join(group, trajectory)
+
+    def update_metadata(self, trajectory: Trajectory, metadata: JsonObject) -> None:
+        trajectory.metadata = metadata
+        self._changed(trajectory)
+
+    def complete(self, trajectory: Trajectory, reward: float | None = None, source: str = "") -> None:
+        """The rollout is over. Doing it again is harmless, and may bring another reward."""
         group = trajectory.group
-        channel = self.channels[group.channel]
-        channel.leave(group)
-        del group.trajectories[trajectory.uid]
-        group.nbytes -= sum(step.nbytes for step in trajectory.steps.values())
-        if group.trajectories:
-            channel.enter(group)
-        else:
-            self.journal.remove_group(group)
+        if reward is not None:
+            self._set_reward(trajectory, reward, source)
+            self._changed(trajectory)
+        if not trajectory.completed:
+            trajectory.completed = True
+            self._channels[group.channel].complete(trajectory)
+            self._changed(trajectory)
+            if self.limits.require_reward:  # the others of its group may wait for something else from now on
+                self._log.record_all(group.trajectories.values())
+        self._regrouped(group)
+        self._close_if_spent(group)
 
-    def drop_trajectory(self, trajectory: Trajectory, cause: str, note: str = "") -> None:
-        """It failed: its data is lost, its place in the group is free."""
-        self.channels[trajectory.group.channel].ledger.drop(cause, trajectory.held_steps())
-        self.take_out(trajectory)
-        self.journal.remove_trajectory(trajectory)
-        self.close(trajectory, TrajectoryState.DROPPED, cause, note)
+    def drop_trajectory(self, trajectory: Trajectory, cause: str, note: str = "", *, frees_place: bool = True) -> None:
+        """If its place is free, another rollout can join the group. Otherwise the group becomes smaller."""
+        group = trajectory.group
+        self._channels[group.channel].ledger.drop(cause, trajectory.held_steps())
+        if not frees_place:
+            group.give_up(1)
+            self._journal.save_group(group)
+        self._take_out(trajectory)
+        self._journal.remove_trajectory(trajectory)
+        self._close(trajectory, TrajectoryState.DROPPED, cause, note)
+        if group.trajectories and not frees_place:
+            self._close_if_spent(group)
 
     def drop_group(self, group: Group, cause: str, note: str = "") -> None:
-        channel = self.channels[group.channel]
-        channel.leave(group)
-        channel.ledger.drop(cause, group.held_steps())
-        self.journal.remove_group(group)
+        self._leave(group)
+        self._channels[group.channel].ledger.drop(cause, group.held_steps())
+        self._journal.remove_group(group)
         for trajectory in group.trajectories.values():
-            self.close(trajectory, TrajectoryState.DROPPED, cause, note)
+            self._close(trajectory, TrajectoryState.DROPPED, cause, note)
         group.dissolve()
 
-    def reject(self, trajectory: Trajectory, note: str) -> None:
-        """A person does not want it: it goes, and its place with it, so that the others wait for no other."""
+    def trim_group(self, group: Group, keep: Collection[Trajectory], cause: str, *, wait_until: float | None) -> None:
+        """Drop the other trajectories. With a new deadline, producers are asked for as many; else the group shrinks."""
+        index = self._channels[group.channel]
+        self._leave(group)
+        for trajectory in [found for found in group.trajectories.values() if found not in keep]:
+            index.ledger.drop(cause, trajectory.held_steps())
+            del group.trajectories[trajectory.uid]
+            group.nbytes -= trajectory.nbytes
+            self._journal.remove_trajectory(trajectory)
+            self._close(trajectory, TrajectoryState.DROPPED, cause)
+        group.deadline = wait_until
+        if wait_until is None:
+            group.give_up(group.size - len(group.trajectories))
+        self._enter(group)
+        if wait_until is not None:
+            self._regrouped(group)
+            index.ask_for_refill(group)
+        self._journal.save_group(group)
+
+    def split_off(self, trajectory: Trajectory) -> Group:
+        """A complete trajectory as a group of its own: it can be handed out before the others are complete."""
         group = trajectory.group
-        self.shrink(group)
-        self.drop_trajectory(trajectory, REJECTED, note)
-        if group.trajectories:
-            self.close_if_spent(group)
-
-    def shrink(self, group: Group) -> None:
-        """One of its rollouts goes and is not to be replaced."""
+        if group.size == 1:
+            return group
         group.give_up(1)
-        self.journal.save_group(group)
+        self._journal.save_group(group)
+        self._take_out(trajectory)
+        self._counters.opened += 1
+        seq = self._counters.opened
+        alone = Group(seq, group.age, group.prompt_uid, group.channel, 1, group.opened_at, source=group.source)
+        alone.nbytes = trajectory.nbytes
+        self._channels[group.channel].add(alone)
+        self._journal.save_group(alone)
+        self._join(alone, trajectory)
+        return alone
 
-    def clear(self, channel: ChannelIndex) -> int:
-        """Drop every group that is not under lease; gives how many there were."""
-        groups = list(channel.groups.values())
-        for group in groups:
-            self.drop_group(group, "cleared")
-        return len(groups)
+    # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def close_if_spent(self, group: Group) -> None:
-        """A group whose steps were all taken one by one has nothing more to give."""
-        channel = self.channels[group.channel]
-        if channel.unit is Unit.STEPS and group.completed == group.size and not any(True for _ in group.held_steps()):
-            channel.leave(group)
-            self.journal.remove_group(group)
-            for trajectory in group.trajectories.values():
-                sketch = self.close(trajectory, TrajectoryState.TRAINED)
-                self.timeline.seen(channel.name).add(sketch, self.policy_version)
-            group.dissolve()
+    def count_refusal(self, verdict: str) -> None:
+        self._counters.submitted += 1
+        self._counters.refused[verdict] += 1
 
-    def remember(self, channel: ChannelIndex, group: Group) -> None:
-        """A trained group stays as history, if any is kept. What has to make room for it may leave for the archive."""
-        leaving = channel.remember(group)
-        if leaving is not group:
-            self.history |= group.trajectories
-            self.journal.save_group(group)
-        if leaving is not None:
-            if leaving is not group:
-                for uid in leaving.trajectories:
-                    self.history.pop(uid, None)
-            self.journal.retire_group(leaving)
+    def add_step(self, trajectory: Trajectory, packed: PackedSteps, i: int) -> StoredStep:
+        """Accept a step. A reward that comes with it does not count if a person gave the trajectory its reward."""
+        counters, group = self._counters, trajectory.group
+        counters.submitted += 1
+        counters.arrived += 1
+        step = packed.stored(i, counters.arrived)
+        if step.reward is not None and trajectory.is_relabelled:
+            step.reward, step.reward_source = None, ""
+        placement = trajectory.tokens.place(packed.tokens(i))
+        counters.forks += placement.is_fork
+        step.branch = placement.branch
+        step.nbytes = placement.added.nbytes + _array_bytes(step)
+        trajectory.steps[step.identity] = step
+        group.nbytes += step.nbytes
+        self._channels[group.channel].add_step(trajectory, step)
+        self._journal.add_step(trajectory, step, placement)
+        self._count_rewards_again(trajectory)
+        self._log.record(trajectory)
+        if trajectory.completed:
+            self._update_rewards(trajectory)
+            self._regrouped(group)
+        return step
 
-    def forget(self, trajectory: Trajectory) -> None:
-        """Out of the history."""
-        group, channel = trajectory.group, self.channels[trajectory.group.channel]
-        self.history.pop(trajectory.uid, None)
-        del group.trajectories[trajectory.uid]
-        self.journal.remove_trajectory(trajectory)
-        if not group.trajectories and group in channel.history:
-            channel.history.remove(group)
-            self.journal.remove_group(group)
+    def quarantine_step(self, trajectory: Trajectory, packed: PackedSteps, i: int) -> None:
+        """Keep the step for inspection only. Its place in the trajectory stays taken."""
+        self._counters.submitted += 1
+        self._counters.arrived += 1
+        step = packed.stored(i, self._counters.arrived)
+        self._counters.quarantined[fault_kind(step.quarantine or "")] += 1
+        self.quarantine.append(packed.copy_step(i))
+        step.prompt_length = step.response_length = 0
+        step.logprobs = step.mask = None
+        trajectory.steps[step.identity] = step
+        self._log.record(trajectory)
+        self._journal.add_step(trajectory, step, None)
 
-    def make_room(self, channel: ChannelIndex, more_groups: int = 0) -> None:
-        """Drop the oldest until the channel keeps to its bounds, with room for so many more groups."""
-        while self._is_over(channel, more_groups) and (oldest := channel.oldest()) is not None:
-            self.drop_group(oldest, "evicted")
+    def drop_step(self, trajectory: Trajectory, step: StoredStep, cause: str) -> None:
+        self._channels[trajectory.group.channel].ledger.drop(cause, (step,))
+        self._retire_step(trajectory, step)
 
-    def reward(self, trajectory: Trajectory, value: float, source: str) -> None:
-        """Whoever was about to score it is too late. Its group has to be placed anew."""
-        trajectory.reward, trajectory.reward_source = value, source
-        trajectory.reward_revision += 1
-        trajectory.ticket = None
-        self.chronicle.touch(trajectory)
-        self.journal.save_trajectory(trajectory)
+    def leave_out_step(self, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter) -> None:
+        """A consumer of single steps does not want it."""
+        self._ship_step(trajectory, step, step_filter)
 
-    def relabel(self, trajectory: Trajectory, value: float, source: str) -> None:
-        """The one reward it has from now on, in place of its own and its steps'."""
+    # -- rewards -------------------------------------------------------------------------------------------------------
+
+    def set_reward(
+        self,
+        trajectory: Trajectory,
+        value: float,
+        source: str,
+        *,
+        parts: Mapping[str, float] | None = None,
+        notes: str = "",
+    ) -> None:
+        """A judgement that a reward worker still owes comes too late from now on."""
+        self._set_reward(trajectory, value, source)
+        self._explain_reward(trajectory, parts, notes)
+        self._changed(trajectory)
+        self._rewarded(trajectory.group)
+
+    def set_step_reward(
+        self, trajectory: Trajectory, step: StoredStep, value: float, source: str, *, notes: str = ""
+    ) -> None:
+        step.reward, step.reward_source = value, source
+        step.reward_revision += 1
+        self._journal.save_step(step)
+        self._count_rewards_again(trajectory)
+        if notes:
+            self._explain_reward(trajectory, None, notes)
+            self._journal.save_trajectory(trajectory)
+        self._log.record(trajectory)
+        self._update_rewards(trajectory)
+        self._rewarded(trajectory.group)
+
+    def relabel(self, trajectory: Trajectory, value: float, source: str, notes: str = "") -> None:
+        """A person's reward replaces the trajectory's and its steps'. The trajectory may be under lease or trained."""
         trajectory.reward_revision = trajectory.revision
         for step in trajectory.scored_steps():
             step.reward, step.reward_source = None, ""
-            self.journal.save_step(step)
-        self.reward(trajectory, value, source)
-
-    def reward_step(self, trajectory: Trajectory, step: StoredStep, value: float, source: str) -> None:
-        step.reward, step.reward_source = value, source
-        step.reward_revision += 1
-        self.chronicle.touch(trajectory)
-        self.count_rewards_again(trajectory)
-        self.journal.save_step(step)
+            self._journal.save_step(step)
+        self._set_reward(trajectory, value, source)
+        self._explain_reward(trajectory, None, notes)
+        self._changed(trajectory)
+        if trajectory.is_at_home:
+            self._rewarded(trajectory.group)
 
     def hold_back(self, trajectory: Trajectory) -> None:
-        """The rewards it has are all on steps that its consumer leaves out."""
-        self.channels[trajectory.group.channel].hold_back(trajectory)
-        self.journal.save_trajectory(trajectory)
-
-    def count_rewards_again(self, trajectory: Trajectory) -> None:
-        """It has changed: whoever was about to score it has not seen all of it, nor whoever held it back."""
-        trajectory.ticket = None
-        if trajectory.reward_left_out:
-            trajectory.reward_left_out = False
-            self.journal.save_trajectory(trajectory)
-
-    def explain_reward(self, trajectory: Trajectory, **words: Json) -> None:
-        """What is said of a reward beside its value goes where the trainer finds it."""
-        said: dict[str, Json] = {name: value for name, value in words.items() if value}
-        if said:
-            trajectory.metadata = {**trajectory.metadata, "reward": said}
-            self.journal.save_trajectory(trajectory)
+        """It is not ready after all: its consumer takes none of the steps that have a reward."""
+        trajectory.reward_left_out = True
+        self._channels[trajectory.group.channel].hide(trajectory)
+        self._changed(trajectory)
+        self._regrouped(trajectory.group)
 
     def count_late_reward(self, trajectory_uid: str) -> int:
-        """The number of a reward for a trajectory that was handed out or is gone."""
+        """The number of a reward for a trajectory that is handed out or gone."""
         known = self.trajectories.get(trajectory_uid)
         if known is not None:
             known.late_rewards += 1
             return known.revision
         self.closed[trajectory_uid] += 1
-        self.journal.add_closed(trajectory_uid, self.closed[trajectory_uid])
+        self._journal.add_closed(trajectory_uid, self.closed[trajectory_uid])
         return self.closed[trajectory_uid]
 
-    def close(
-        self, trajectory: Trajectory, state: TrajectoryState, cause: str = "", note: str = ""
-    ) -> TrajectorySnapshot:
-        """It is gone; what is left of it is its sketch."""
-        uid = trajectory.uid
-        self.trajectories.pop(uid, None)
-        sketch = self.chronicle.end(trajectory, state, cause, note)
-        self.closed[uid] = sketch.revision
-        self.journal.add_closed(uid, sketch.revision)
-        if len(self.closed) > self.limits.closed_kept:
-            self.closed.popitem(last=False)
-        return sketch
+    def lease_for_scoring(self, lease_uid: str, expires_at: float, trajectories: list[Trajectory]) -> None:
+        self._rewards.lease_out(lease_uid, expires_at, trajectories)
 
-    def snapshot(self) -> dict[str, Any]:
-        """The numbers, in plain values; `recall` takes them back."""
-        counters = {name: getattr(self.counters, name) for name in Counters.__slots__}
-        ledgers = {name: channel.ledger for name, channel in self.channels.items()}
-        return {
-            "policy_version": self.policy_version,
-            "counters": counters,
-            "units": {name: channel.unit for name, channel in self.channels.items()},
-            "ledgers": {
-                name: [
-                    _plain(ledger.accepted),
-                    _plain(ledger.shipped),
-                    {c: _plain(t) for c, t in ledger.dropped.items()},
-                    {k: _plain(t) for k, t in ledger.left_out.items()},
-                ]
-                for name, ledger in ledgers.items()
-            },
-        }
+    def settle_scoring(self, trajectory: Trajectory, outcome: JudgementOutcome) -> None:
+        """A worker has judged it. It is offered to the next one unless it gets a reward, rests or is given up."""
+        self._rewards.settle(trajectory)
+        if outcome is JudgementOutcome.SCORE:
+            self._counters.scored += 1
+        else:
+            self._counters.failed_judgements[outcome] += 1
+            trajectory.failures += 1
+
+    def rest_scoring(self, trajectory: Trajectory, until: float) -> None:
+        self._rewards.rest(trajectory, until)
+
+    def give_up_scoring(self, trajectory: Trajectory) -> None:
+        """It stays without a reward and is not offered again."""
+        self._rewards.give_up(trajectory)
+
+    def count_late_judgement(self) -> None:
+        self._counters.late_judgements += 1
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    def lease_out(self, lease: Lease) -> None:
+        """Hand out the groups and steps of a new lease."""
+        index = self._channels[lease.channel]
+        for group in lease.groups:
+            self._withdraw_rewards(group)
+            index.lease_out(group)
+            group.lease = lease.uid
+            self._log.record_all(group.trajectories.values())
+            self._journal.save_group(group)
+        for trajectory, step in lease.steps:
+            index.hide_step(step)
+            step.lease = lease.uid
+            self._log.record(trajectory)
+            self._journal.save_step(step)
+        lease.version = self.policy_version
+        index.set_last_taken(sum(len(group.trajectories) for group in lease.groups) or len(lease.steps))
+        self._journal.save_lease(lease)
+        self._add_lease(lease)
+
+    def return_leased(self, lease: Lease, how: Settlement, *, attempted: bool = True) -> None:
+        """Not trained: it goes back to the queue. What a person rejected meanwhile is dropped."""
+        self._end_lease(lease, how)
+        index = self._channels[lease.channel]
+        for group in lease.groups:
+            group.lease = None
+            group.attempts += attempted
+            index.end_lease(group)
+            self._enter(group)
+            self._journal.save_group(group)
+            self._apply_pending_rejections(group)
+        for trajectory, step in lease.steps:
+            step.lease = None
+            if self.holds(trajectory):
+                self._log.record(trajectory)
+                self._journal.save_step(step)
+                index.show_step(trajectory, step)
+
+    def mark_trained(self, lease: Lease) -> None:
+        """Acknowledged: groups become history, steps are shipped."""
+        self._end_lease(lease, Settlement.DONE)
+        index = self._channels[lease.channel]
+        for group in lease.groups:
+            index.end_lease(group)
+            self._train(group, lease.step_filter, lease.version)
+        for trajectory, step in lease.steps:
+            step.lease = None
+            if self.holds(trajectory):
+                self._ship_step(trajectory, step, lease.step_filter)
+
+    def leave_out(self, group: Group, step_filter: StepFilter) -> None:
+        """A consumer wants nothing of the group: it goes as if it were acknowledged."""
+        self._leave(group)
+        self._train(group, step_filter, self.policy_version)
+
+    # -- people --------------------------------------------------------------------------------------------------------
+
+    def reject_when_returned(self, trajectory: Trajectory, note: str) -> None:
+        """A trainer has it. If it comes back, it is dropped."""
+        trajectory.rejected = note
+        self._changed(trajectory)
+
+    def forget_history(self, trajectory: Trajectory, note: str) -> None:
+        """A trained trajectory leaves the history."""
+        self._remove_history(trajectory)
+        self._log.end(trajectory, TrajectoryState.TRAINED, note=note)
+
+    def record_audit(self, entry: AuditEntry) -> None:
+        self.audit_trail.append(entry)
+        self._journal.add_audit(entry)
+
+    # -- recovery ------------------------------------------------------------------------------------------------------
 
     def recall(self, snapshot: Mapping[str, Any]) -> None:
         self.policy_version = snapshot["policy_version"]
-        self.counters = Counters(**snapshot["counters"])
+        self._counters = Counters(**snapshot["counters"])
         for name, unit in snapshot["units"].items():
-            self.channel(name).unit = None if unit is None else Unit(unit)
-        for name, (accepted, shipped, *named) in snapshot["ledgers"].items():
-            tallies = ({key: StepCount(*tally) for key, tally in part.items()} for part in named)
-            self.channel(name).ledger = Ledger(StepCount(*accepted), StepCount(*shipped), *tallies)
+            self._index(name).claim(load_unit(unit))
+        for name, ledger in snapshot["ledgers"].items():
+            self._index(name).ledger = load_ledger(ledger)
 
-    def _is_over(self, channel: ChannelIndex, more_groups: int) -> bool:
-        over_bytes = self.limits.max_bytes is not None and channel.nbytes > self.limits.max_bytes
-        return over_bytes or len(channel) + more_groups > self.limits.max_queue_size
+    def load(
+        self,
+        groups: Sequence[Group],
+        leases: Mapping[str, Lease],
+        *,
+        closed: Iterable[tuple[str, int]],
+        ended: Iterable[tuple[str, Settlement]],
+        audit: Iterable[AuditEntry],
+        damaged: bool,
+    ) -> None:
+        """Take over the records of a journal. The state is empty before.
+
+        After damage no number is given twice, and held steps that were not found are counted as lost.
+        """
+        if damaged:
+            self._counters.continue_after(groups)
+        self.closed.update(closed)
+        self.ended_leases.update(ended)
+        self.audit_trail.extend(audit)
+        for group in groups:
+            self._load_group(group, leases)
+        for lease in leases.values():
+            lease.steps.sort(key=lambda leased: leased[1].number)
+            lease.version = self.policy_version
+            self._add_lease(lease)
+        if damaged:
+            for index in self._channels.values():
+                index.ledger.repair(
+                    count_steps(step for group in self._groups_of(index) for step in group.held_steps())
+                )
+
+    # -- private -------------------------------------------------------------------------------------------------------
+
+    def _index(self, name: str) -> ChannelIndex:
+        if name not in self._channels:
+            if len(self._channels) >= self.limits.max_channels:
+                raise BadRequest(f"channel {name!r} would be one too many: the pool has {len(self._channels)} already")
+            self._channels[name] = ChannelIndex(name, self.limits)
+        return self._channels[name]
+
+    def _groups_of(self, index: ChannelIndex) -> list[Group]:
+        """All groups of a channel, in its queue and under leases."""
+        leased = [group for lease in self.leases.values() if lease.channel == index.name for group in lease.groups]
+        return [*index.groups.values(), *leased]
+
+    def _changed(self, trajectory: Trajectory) -> None:
+        """The end of every operation on a trajectory's own fields."""
+        self._journal.save_trajectory(trajectory)
+        if trajectory.group.trained:
+            last = self._log.last_snapshot(trajectory.uid)
+            self._log.end(trajectory, TrajectoryState.TRAINED, last.cause if last else "")
+        else:
+            self._log.record(trajectory)
+            self._update_rewards(trajectory)
+
+    def _regrouped(self, group: Group) -> None:
+        """The end of every operation that may make a queued group ready, or no longer ready."""
+        if self._channels[group.channel].reindex(group):
+            self._log.record_all(group.trajectories.values())
+
+    def _rewarded(self, group: Group) -> None:
+        """A reward makes a group ready only where rewards are required."""
+        if self.limits.require_reward:
+            self._regrouped(group)
+
+    def _update_rewards(self, trajectory: Trajectory) -> None:
+        if self.limits.require_reward:
+            self._rewards.update(trajectory)
+
+    def _withdraw_rewards(self, group: Group) -> None:
+        if self.limits.require_reward:
+            for uid in group.trajectories:
+                self._rewards.withdraw(uid)
+
+    def _enter(self, group: Group) -> None:
+        """Into its channel's queue."""
+        self._channels[group.channel].add(group)
+        self._log.record_all(group.trajectories.values())
+        if self.limits.require_reward:
+            for trajectory in group.trajectories.values():
+                self._rewards.update(trajectory)
+
+    def _leave(self, group: Group) -> None:
+        """Out of its channel's queue."""
+        self._channels[group.channel].remove(group)
+        self._withdraw_rewards(group)
+
+    def _join(self, group: Group, trajectory: Trajectory) -> None:
+        trajectory.group = group
+        self.trajectories[trajectory.uid] = group.trajectories[trajectory.uid] = trajectory
+        if self._channels[group.channel].add_trajectory(trajectory):
+            self._log.record_all(group.trajectories.values())
+        self._changed(trajectory)
+
+    def _take_out(self, trajectory: Trajectory) -> None:
+        """Out of its group. The group stays in the queue unless it is empty now."""
+        group = trajectory.group
+        self._leave(group)
+        del group.trajectories[trajectory.uid]
+        group.nbytes -= trajectory.nbytes
+        if group.trajectories:
+            self._enter(group)
+        else:
+            self._journal.remove_group(group)
+
+    def _close(
+        self, trajectory: Trajectory, state: TrajectoryState, cause: str = "", note: str = ""
+    ) -> TrajectorySnapshot:
+        """It is gone. Only its last snapshot is left."""
+        uid = trajectory.uid
+        self.trajectories.pop(uid, None)
+        snapshot = self._log.end(trajectory, state, cause, note)
+        self.closed[uid] = snapshot.revision
+        self._journal.add_closed(uid, snapshot.revision)
+        if len(self.closed) > self.limits.closed_kept:
+            self.closed.popitem(last=False)
+        return snapshot
+
+    def _close_if_spent(self, group: Group) -> None:
+        """A group is gone when all its steps have been taken one by one."""
+        index = self._channels[group.channel]
+        if index.unit is not Unit.STEPS or group.completed != group.size or any(True for _ in group.held_steps()):
+            return
+        self._leave(group)
+        self._journal.remove_group(group)
+        for trajectory in group.trajectories.values():
+            snapshot = self._close(trajectory, TrajectoryState.TRAINED)
+            self._series.trained(index.name).add(snapshot, self.policy_version)
+        group.dissolve()
+
+    def _ship_step(self, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter) -> None:
+        self._channels[trajectory.group.channel].ledger.ship((step,), step_filter)
+        self._retire_step(trajectory, step)
+
+    def _retire_step(self, trajectory: Trajectory, step: StoredStep) -> None:
+        """Only the identity of a shipped step is still needed. The last one takes its group along."""
+        step.shipped = True
+        self._channels[trajectory.group.channel].hide_step(step)
+        self._log.record(trajectory)
+        self._journal.save_step(step)
+        self._close_if_spent(trajectory.group)
+
+    def _set_reward(self, trajectory: Trajectory, value: float, source: str) -> None:
+        trajectory.reward, trajectory.reward_source = value, source
+        trajectory.reward_revision += 1
+        trajectory.reward_lease = None
+
+    def _explain_reward(self, trajectory: Trajectory, parts: Mapping[str, float] | None, notes: str) -> None:
+        """Trainers find the explanation of a reward in the metadata."""
+        explanation: dict[str, Json] = {}
+        if parts:
+            explanation["parts"] = dict(parts)
+        if notes:
+            explanation["notes"] = notes
+        if explanation:
+            trajectory.metadata = {**trajectory.metadata, "reward": explanation}
+
+    def _count_rewards_again(self, trajectory: Trajectory) -> None:
+        """It has changed: a reward worker that has it did not see all of it, and neither did who held it back."""
+        trajectory.reward_lease = None
+        if trajectory.reward_left_out:
+            trajectory.reward_left_out = False
+            self._journal.save_trajectory(trajectory)
+
+    def _add_lease(self, lease: Lease) -> None:
+        self.leases[lease.uid] = lease
+        self._expiry.add((lease.expires_at, lease.uid))
+
+    def _end_lease(self, lease: Lease, how: Settlement) -> None:
+        del self.leases[lease.uid]
+        self._expiry.discard((lease.expires_at, lease.uid))
+        self._journal.end_lease(lease, how)
+        self.ended_leases[lease.uid] = how
+        if len(self.ended_leases) > ENDED_KEPT:
+            self.ended_leases.popitem(last=False)
+
+    def _apply_pending_rejections(self, group: Group) -> None:
+        for trajectory in [found for found in group.trajectories.values() if found.rejected is not None]:
+            self.drop_trajectory(trajectory, REJECTED, trajectory.rejected or "", frees_place=False)
+
+    def _train(self, group: Group, step_filter: StepFilter, version: int) -> None:
+        index = self._channels[group.channel]
+        accumulator = self._series.trained(index.name)
+        for trajectory in group.trajectories.values():
+            snapshot = self._close(trajectory, TrajectoryState.TRAINED, note=trajectory.rejected or "")
+            refusal = _count_shipped(index.ledger, trajectory, snapshot, step_filter)
+            if refusal:
+                self._log.end(trajectory, TrajectoryState.TRAINED, refusal)
+            else:
+                accumulator.add(snapshot, version)
+        group.lease, group.trained = None, True
+        for trajectory in [found for found in group.trajectories.values() if found.rejected is not None]:
+            self._remove_history(trajectory)
+        if group.trajectories:
+            self._keep_history(group)
+        else:
+            self._journal.remove_group(group)
+
+    def _keep_history(self, group: Group) -> None:
+        """A group that leaves the history, or does not enter it, may move to the archive."""
+        leaving = self._channels[group.channel].keep_history(group)
+        if leaving is not group:
+            self.history |= group.trajectories
+            self._journal.save_group(group)
+        if leaving is not None:
+            if leaving is not group:
+                for uid in leaving.trajectories:
+                    self.history.pop(uid, None)
+            self._journal.retire_group(leaving)
+
+    def _remove_history(self, trajectory: Trajectory) -> None:
+        group, index = trajectory.group, self._channels[trajectory.group.channel]
+        self.history.pop(trajectory.uid, None)
+        del group.trajectories[trajectory.uid]
+        self._journal.remove_trajectory(trajectory)
+        if not group.trajectories and group in index.history:
+            index.history.remove(group)
+            self._journal.remove_group(group)
+
+    def _load_group(self, group: Group, leases: Mapping[str, Lease]) -> None:
+        index = self._index(group.channel)
+        group.nbytes = sum(trajectory.nbytes for trajectory in group.trajectories.values())
+        if group.trained:
+            for trajectory in group.trajectories.values():
+                self._log.end(trajectory, TrajectoryState.TRAINED)
+            self._keep_history(group)
+            return
+        for trajectory in group.trajectories.values():
+            self.trajectories[trajectory.uid] = trajectory
+            for step in trajectory.steps.values():
+                if step.lease is not None and step.lease in leases:
+                    leases[step.lease].steps.append((trajectory, step))
+        lease = leases.get(group.lease) if group.lease is not None else None
+        if lease is None:
+            group.lease = None
+            self._enter(group)
+            self._apply_pending_rejections(group)
+        else:
+            lease.groups.append(group)
+            index.load_leased(group)
+            self._log.record_all(group.trajectories.values())
 
 
-def _plain(tally: StepCount) -> list[int]:
-    return [tally.steps, tally.tokens]
+def _count_shipped(
+    ledger: Ledger, trajectory: Trajectory, snapshot: TrajectorySnapshot, step_filter: StepFilter
+) -> str:
+    """As `Ledger.ship`. A trajectory that the filter accepts whole is counted at once."""
+    worst = snapshot.exactness
+    if worst and snapshot.untrainable == 0 and worst.at_least(step_filter.min_exactness):
+        ledger.ship_all(snapshot.steps - snapshot.quarantined, snapshot.tokens)
+        return ""
+    return ledger.ship(trajectory.held_steps(), step_filter)
+
+
+def _array_bytes(step: StoredStep) -> int:
+    nbytes = 0 if step.logprobs is None else step.logprobs.nbytes
+    return nbytes if step.mask is None else nbytes + step.mask.nbytes

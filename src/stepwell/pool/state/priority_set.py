@@ -1,4 +1,4 @@
-"""A set whose smallest member is at hand."""
+"""A set that gives its smallest members quickly."""
 
 import heapq
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ SLACK = 64
 
 
 class PrioritySet(Generic[K]):
-    """Members come out smallest first and may leave from anywhere. Its memory follows what is in it.
+    """Members come out smallest first. Any member can be discarded. Memory follows the number of members.
 
-    A heap beside a set: what leaves from the middle stays in the heap until it comes up, or until more than half of
-    the heap is such chaff and it is built anew. Every operation costs O(log n), spread over many.
+    It is a heap beside a set. A discarded member stays in the heap until it comes up, or until more than half of the
+    heap is discarded members and the heap is rebuilt. Every operation costs O(log n), amortized.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class PrioritySet(Generic[K]):
         found: list[K] = []
         while len(found) < count and self.first() is not None:
             key = heapq.heappop(self._heap)
-            if not found or key != found[-1]:  # one that left and came back may stand in the heap twice
+            if not found or key != found[-1]:  # a member that was discarded and added again is in the heap twice
                 found.append(key)
         for key in found:
             heapq.heappush(self._heap, key)

@@ -1,6 +1,6 @@
-"""The ready groups of a channel, on one shelf for each source and size.
+"""The ready groups of a channel, in one bucket for each source and size.
 
-Why: to fill a batch exactly, it is enough to look at the oldest few of each shelf, however long the queue is.
+An exact batch is filled from the oldest few groups of each bucket, however long the queue is.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from stepwell.pool.state.records import Group
 
 
 class SizeBucket(PrioritySet[tuple[int, int]]):
-    """Keys of groups of one source and size, the oldest at hand."""
+    """Keys of the ready groups of one source and size."""
 
     def __init__(self, source: str, size: int) -> None:
         super().__init__()
@@ -19,41 +19,41 @@ class SizeBucket(PrioritySet[tuple[int, int]]):
 
 
 class ReadyBySize:
-    """A shelf is there while something is on it."""
+    """An empty bucket is deleted."""
 
     def __init__(self) -> None:
-        self._shelves: dict[tuple[str, int], SizeBucket] = {}
-        self._shelf_of: dict[int, SizeBucket] = {}
-        """By the group's seq: its size may have changed since it was put there."""
+        self._buckets: dict[tuple[str, int], SizeBucket] = {}
+        self._bucket_of: dict[int, SizeBucket] = {}
+        """By the group's seq. The group's size may have changed since it was added."""
 
     def __iter__(self) -> Iterator[SizeBucket]:
-        """As of now, whatever is put or removed meanwhile."""
-        return iter(list(self._shelves.values()))
+        """The buckets of this moment. Groups may be added or removed during the iteration."""
+        return iter(list(self._buckets.values()))
 
-    def put(self, group: Group) -> None:
-        shelf = self._shelf_of.get(group.seq)
-        if shelf is not None:
-            if shelf.size == group.size:
+    def add(self, group: Group) -> None:
+        bucket = self._bucket_of.get(group.seq)
+        if bucket is not None:
+            if bucket.size == group.size:
                 return
             self.remove(group)
         label = (group.source, group.size)
-        shelf = self._shelves.get(label)
-        if shelf is None:
-            shelf = self._shelves[label] = SizeBucket(*label)
-        shelf.add(group.key)
-        self._shelf_of[group.seq] = shelf
+        bucket = self._buckets.get(label)
+        if bucket is None:
+            bucket = self._buckets[label] = SizeBucket(*label)
+        bucket.add(group.key)
+        self._bucket_of[group.seq] = bucket
 
     def remove(self, group: Group) -> None:
-        shelf = self._shelf_of.pop(group.seq, None)
-        if shelf is None:
+        bucket = self._bucket_of.pop(group.seq, None)
+        if bucket is None:
             return
-        shelf.discard(group.key)
-        if not shelf:
-            del self._shelves[shelf.source, shelf.size]
+        bucket.discard(group.key)
+        if not bucket:
+            del self._buckets[bucket.source, bucket.size]
 
     def counts(self) -> dict[str, dict[int, int]]:
-        """How many groups there are of each source, by size."""
+        """Number of groups, by source and by size."""
         counts: dict[str, dict[int, int]] = {}
-        for shelf in self._shelves.values():
-            counts.setdefault(shelf.source, {})[shelf.size] = len(shelf)
+        for bucket in self._buckets.values():
+            counts.setdefault(bucket.source, {})[bucket.size] = len(bucket)
         return counts

@@ -1,4 +1,4 @@
-"""Trajectories and the groups they gather in: what the pool holds until a trainer takes it."""
+"""Trajectories, the groups they form, and the leases under which consumers have them. Only PoolState changes them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,8 +10,7 @@ from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import INDEX_BY_POOL, JsonObject
 from stepwell.steps.step_filter import StepFilter
 
-PLACE = attrgetter("step_index", "started_at", "number")
-"""What the steps of a trajectory are ordered by."""
+STEP_ORDER = attrgetter("step_index", "started_at", "number")
 
 
 @dataclass(slots=True, eq=False)
@@ -22,30 +21,44 @@ class Trajectory:
     number: int
     """Order of registration in the pool."""
     steps: dict[str, StoredStep] = field(default_factory=dict)
-    """By identity. Quarantined ones stand here too, without tokens, so that they keep their place."""
+    """By identity. Quarantined steps are included, without tokens, so that they keep their place in the order."""
     tokens: PrefixTree = field(default_factory=PrefixTree)
     completed: bool = False
     reward: float | None = None
-    """The reward of the whole rollout, if someone gave one; its revision counts how often."""
+    """The reward of the whole trajectory, if someone gave one. Its revision counts how often."""
     reward_source: str = ""
     reward_revision: int = 0
     reward_left_out: bool = False
-    """Only steps were rewarded, and a consumer takes none of these: it waits for a reward as if it had none."""
+    """Only steps have rewards, and a consumer takes none of these: the trajectory waits as if it had no reward."""
     late_rewards: int = 0
-    """How many came when it was already handed out."""
-    ticket: str | None = None
-    """Why it is not offered to reward workers though it lacks a reward: the lease under which one has it, say."""
+    """Number of rewards that came after it was handed out."""
+    reward_lease: str | None = None
+    """Why it is not offered to reward workers though it lacks a reward: a reward lease, `resting` or `given up`."""
     failures: int = 0
-    """How many attempts at scoring it have failed."""
+    """Number of failed attempts to score it."""
     rejected: str | None = None
-    """By whom and why, if a person rejected it while a trainer had it: it goes when it comes back."""
+    """Who rejected it while a trainer had it, and why. It is dropped when it returns."""
     position: int = 0
-    """Of its last change in the chronicle, and when that was."""
+    """The position of its last change in the change log."""
     changed_at: float = 0.0
+
+    @property
+    def key(self) -> tuple[int, int, int, str]:
+        """Its place in queues: the group's age first."""
+        return self.group.age, self.group.seq, self.number, self.uid
+
+    @property
+    def is_at_home(self) -> bool:
+        """Is it neither under lease nor trained? Then it can still change."""
+        return self.group.lease is None and not self.group.trained
 
     @property
     def step_count(self) -> int:
         return len(self.steps)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(step.nbytes for step in self.steps.values())
 
     @property
     def revision(self) -> int:
@@ -57,7 +70,7 @@ class Trajectory:
         return last + self.late_rewards
 
     def can_follow(self, step_index: int) -> bool:
-        """All steps of a trajectory are indexed by their producer, or all by the pool."""
+        """Either the producer sets the index of all steps of a trajectory, or the pool does."""
         for first in self.steps.values():
             return (first.step_index == INDEX_BY_POOL) == (step_index == INDEX_BY_POOL)
         return True
@@ -69,34 +82,34 @@ class Trajectory:
         return self.reward is not None or (not self.reward_left_out and any(self.scored_steps()))
 
     def scored_steps(self) -> Iterator[StoredStep]:
-        """Those with a reward of their own, shipped ones too."""
+        """The steps with a reward of their own, shipped ones included."""
         return (step for step in self.steps.values() if step.reward is not None and step.quarantine is None)
 
     @property
     def is_relabelled(self) -> bool:
-        """Did a person give it its reward? Then only a person may change it."""
+        """Did a person give its reward? Then only a person may change it."""
         return self.reward_source.startswith(BY_A_PERSON)
 
     def lacks_reward(self) -> bool:
-        """Is it complete, with something to score, and no one has?"""
+        """Is it complete and unscored, with at least one step to score?"""
         return self.completed and not self.is_scored() and any(step.is_held() for step in self.steps.values())
 
     def in_order(self) -> list[tuple[int, StoredStep]]:
-        """All steps with their step_index, those that are not shipped included in the counting."""
+        """All steps with their step_index. Steps that are not shipped count too."""
         ordered = list(self.steps.values())
         if len(ordered) > 1:
-            ordered.sort(key=PLACE)
+            ordered.sort(key=STEP_ORDER)
         return [(n if step.step_index == INDEX_BY_POOL else step.step_index, step) for n, step in enumerate(ordered)]
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Rollouts of one prompt that are trained together. Ready once `size` of them are complete."""
+    """Rollouts of one prompt that are trained together. It is ready when `size` of them are complete."""
 
     seq: int
-    """Its name: no two groups of a pool have the same."""
+    """Its unique number in the pool."""
     age: int
-    """Order of opening; smaller is older. A trajectory taken by itself keeps the age of its group."""
+    """Order of opening; smaller is older. A trajectory that is split off keeps the age of its group."""
     prompt_uid: str
     channel: str
     size: int
@@ -112,7 +125,7 @@ class Group:
     source: str = ""
     """Where its rollouts come from: an environment's name; empty for agents."""
     given_up: int = 0
-    """Places it had once and waits for no more: their rollouts were rejected, say, or taken by themselves."""
+    """Places it once had and no longer waits for: their rollouts were rejected or split off, for example."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -123,11 +136,11 @@ class Group:
         return sum([trajectory.completed for trajectory in self.trajectories.values()])
 
     def is_of(self, size: int | None) -> bool:
-        """Is it what someone means who says how many rollouts it has, or does not say?"""
+        """Does it fit a producer that names this size, or none?"""
         return size is None or size == self.size or size == self.size + self.given_up
 
     def give_up(self, places: int) -> None:
-        """Wait for so many rollouts less."""
+        """Wait for that many rollouts less."""
         self.size -= places
         self.given_up += places
 
@@ -143,7 +156,7 @@ class Group:
         return True
 
     def dissolve(self) -> None:
-        """Let go of everything, so that its memory is free at once and not when the garbage collector finds it."""
+        """Break the reference cycle with the trajectories, so that the memory is freed at once."""
         self.trajectories.clear()
 
     def held_steps(self) -> Iterator[StoredStep]:

@@ -1,9 +1,10 @@
-"""The pool's own time series, in two ring buffers: an hour in steps of 5 seconds, a day in steps of a minute.
+"""The pool's time series in two ring buffers: an hour in steps of 5 seconds, a day in steps of a minute.
 
-Steps and tokens are differences of the ledgers, taken when an interval ends, so that a step costs nothing here; rewards
-and staleness are noted once a rollout, when it is acknowledged. What always holds: intervals end at multiples of their
-length, so that those of several shards fit together; what happened between two messages belongs to the first's time.
-They are kept in memory: a shard that restarts begins new ones.
+- Steps and tokens are differences of the ledgers, taken when an interval ends: a step costs nothing here. Rewards and
+  staleness are added once per trajectory, when it is acknowledged.
+- Intervals end at multiples of their length, so that those of several shards fit together. What happened between two
+  messages belongs to the time of the first.
+- The series are kept in memory: a shard that restarts begins new ones.
 """
 
 import math
@@ -13,12 +14,12 @@ from typing import NamedTuple
 
 from stepwell.pool.api.series import COARSE, EMPTY, FINE, Bucket, Interval, SeriesChunk, merge_consecutive
 from stepwell.pool.api.watching import TrajectorySnapshot
-from stepwell.pool.state.channel_index import ChannelIndex
+from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.ledger import Ledger
 
 FINE_KEPT, COARSE_KEPT = 720, 1_440
 SAMPLES = 4_096
-"""Rewards of one interval among which percentiles are looked for: the last so many."""
+"""Percentiles of an interval are computed from its last rewards, at most this many."""
 
 
 class LedgerTotals(NamedTuple):
@@ -29,11 +30,11 @@ class LedgerTotals(NamedTuple):
     trained_steps: int = 0
     trained_tokens: int = 0
     lost: Mapping[str, int] = {}
-    """Tokens dropped and left out, by what the series calls it."""
+    """Tokens dropped and left out, by their name in the series."""
 
 
 class Accumulator:
-    """The rollouts of one channel that were acknowledged in the interval that is going."""
+    """The trajectories of one channel that are acknowledged in the running interval."""
 
     __slots__ = ("count", "rewards", "staleness", "total")
 
@@ -44,7 +45,7 @@ class Accumulator:
         self.staleness: dict[int, int] = {}
 
     def add(self, trained: TrajectorySnapshot, version: int) -> None:
-        """One that was handed out when the policy was of that version."""
+        """A trajectory that was handed out when the policy had that version."""
         oldest, reward = trained.oldest_version, trained.reward
         if oldest is not None:
             self.staleness[version - oldest] = self.staleness.get(version - oldest, 0) + 1
@@ -59,20 +60,20 @@ class Accumulator:
 
 
 class SeriesRecorder:
-    def __init__(self, channels: Mapping[str, ChannelIndex]) -> None:
+    def __init__(self, channels: Mapping[str, Channel]) -> None:
         self._channels = channels
         self._fine: deque[Interval] = deque(maxlen=FINE_KEPT)
         self._coarse: deque[Interval] = deque(maxlen=COARSE_KEPT)
         self._minute: list[Interval] = []
-        """The fine intervals of the coarse one that is going."""
+        """The fine intervals of the running coarse one."""
         self._end = 0.0
-        """Of the fine interval that is going; 0 before the first."""
+        """The end of the running fine interval; 0 before the first."""
         self._before: dict[str, LedgerTotals] = {}
         """The ledgers when it began."""
-        self._seen: dict[str, Accumulator] = {}
+        self._trained: dict[str, Accumulator] = {}
 
     def tick(self, now: float) -> None:
-        """Let time pass; nearly always a single comparison."""
+        """Let time pass. Nearly always this is a single comparison."""
         if now < self._end:
             return
         if self._end == 0.0:
@@ -81,88 +82,86 @@ class SeriesRecorder:
             return
         self._close()
         kept = COARSE * COARSE_KEPT
-        if now - self._end > kept:  # no one has called for a day
+        if now - self._end > kept:  # there was no call for a day
             self._end = _end_of(now - kept, FINE)
         while now >= self._end:
             self._close()
 
-    def seen(self, channel: str) -> Accumulator:
-        """Where to note what is acknowledged now."""
-        if channel not in self._seen:
-            self._seen[channel] = Accumulator()
-        return self._seen[channel]
+    def trained(self, channel: str) -> Accumulator:
+        """Collects what is acknowledged in the running interval."""
+        if channel not in self._trained:
+            self._trained[channel] = Accumulator()
+        return self._trained[channel]
 
-    def strip(self, seconds: float) -> SeriesChunk:
-        """The last so many seconds, in the finest steps that reach so far back."""
+    def chunk(self, seconds: float) -> SeriesChunk:
+        """The last `seconds`, in the finest intervals that reach so far back."""
         if self._end == 0.0:
             return SeriesChunk(FINE, [])
-        going: Interval = (self._end, self._moments())
+        running: Interval = (self._end, self._buckets())
         if seconds <= FINE * FINE_KEPT:
-            return SeriesChunk(FINE, _last([*self._fine, going], seconds / FINE))
-        minute: Interval = (_end_of(self._end - FINE, COARSE), _folded([*self._minute, going]))
+            return SeriesChunk(FINE, _last([*self._fine, running], seconds / FINE))
+        minute: Interval = (_end_of(self._end - FINE, COARSE), _merge([*self._minute, running]))
         return SeriesChunk(COARSE, _last([*self._coarse, minute], seconds / COARSE))
 
-    # -- how -----------------------------------------------------------------------------------------------------------
-
     def _close(self) -> None:
-        """The interval that is going is over."""
-        ended: Interval = (self._end, self._moments())
+        """End the running interval."""
+        ended: Interval = (self._end, self._buckets())
         self._fine.append(ended)
         self._minute.append(ended)
         if self._end % COARSE == 0.0:
-            self._coarse.append((self._end, _folded(self._minute)))
+            self._coarse.append((self._end, _merge(self._minute)))
             self._minute = []
         self._before = {name: ledger_totals(channel.ledger) for name, channel in self._channels.items()}
-        self._seen.clear()
+        self._trained.clear()
         self._end += FINE
 
-    def _moments(self) -> dict[str, Bucket]:
-        found = ((name, self._moment(name, channel)) for name, channel in self._channels.items())
-        return {name: moment for name, moment in found if moment != EMPTY}
+    def _buckets(self) -> dict[str, Bucket]:
+        buckets = ((name, self._bucket(name, channel)) for name, channel in self._channels.items())
+        return {name: bucket for name, bucket in buckets if bucket != EMPTY}
 
-    def _moment(self, name: str, channel: ChannelIndex) -> Bucket:
-        then, now, seen = self._before.get(name, LedgerTotals()), ledger_totals(channel.ledger), self._seen.get(name)
-        oldest = channel.oldest()
-        low, high = (None, None) if seen is None else _percentiles(seen.rewards)
+    def _bucket(self, name: str, channel: Channel) -> Bucket:
+        before, now = self._before.get(name, LedgerTotals()), ledger_totals(channel.ledger)
+        trained, oldest = self._trained.get(name, Accumulator()), channel.oldest()
+        low, high = _percentiles(trained.rewards)
         return Bucket(
-            steps=now.steps - then.steps,
-            tokens=now.tokens - then.tokens,
-            trained_steps=now.trained_steps - then.trained_steps,
-            trained_tokens=now.trained_tokens - then.trained_tokens,
-            rewards=seen.count if seen else 0,
-            reward_mean=seen.total / seen.count if seen and seen.count else None,
+            steps=now.steps - before.steps,
+            tokens=now.tokens - before.tokens,
+            trained_steps=now.trained_steps - before.trained_steps,
+            trained_tokens=now.trained_tokens - before.trained_tokens,
+            rewards=trained.count,
+            reward_mean=trained.total / trained.count if trained.count else None,
             reward_low=low,
             reward_high=high,
-            staleness=dict(seen.staleness) if seen else {},
+            staleness=dict(trained.staleness),
             groups=len(channel),
             ready_groups=len(channel.ready),
             oldest_age=0.0 if oldest is None else max(0.0, self._end - oldest.opened_at),
             dropped_tokens={
-                cause: tokens for cause in now.lost if (tokens := now.lost[cause] - then.lost.get(cause, 0))
+                cause: tokens for cause in now.lost if (tokens := now.lost[cause] - before.lost.get(cause, 0))
             },
         )
 
 
 def ledger_totals(ledger: Ledger) -> LedgerTotals:
-    lost = {cause: tally.tokens for cause, tally in ledger.dropped.items()}
-    lost |= {f"left out: {kind}": tally.tokens for kind, tally in ledger.left_out.items()}
+    lost = {cause: count.tokens for cause, count in ledger.dropped.items()}
+    lost |= {f"left out: {kind}": count.tokens for kind, count in ledger.left_out.items()}
     accepted, shipped = ledger.accepted, ledger.shipped
     return LedgerTotals(accepted.steps, accepted.tokens, shipped.steps, shipped.tokens, lost)
 
 
 def _end_of(now: float, length: float) -> float:
-    """When the interval ends that `now` is in."""
+    """The end of the interval that contains `now`."""
     return (math.floor(now / length) + 1) * length
 
 
-def _last(intervals: Sequence[Interval], many: float) -> Sequence[Interval]:
-    return intervals[-max(1, math.ceil(many)) :]
+def _last(intervals: Sequence[Interval], count: float) -> Sequence[Interval]:
+    return intervals[-max(1, math.ceil(count)) :]
 
 
-def _folded(intervals: Sequence[Interval]) -> dict[str, Bucket]:
-    """Intervals that follow one another, as one."""
-    names = {name: None for _, moments in intervals for name in moments}
-    return {name: merge_consecutive([moments.get(name, EMPTY) for _, moments in intervals]) for name in names}
+def _merge(intervals: Sequence[Interval]) -> dict[str, Bucket]:
+    """Consecutive intervals as one."""
+    names = {name: None for _, buckets in intervals for name in buckets}
+    return {name: merge_consecutive([buckets.get(name, EMPTY) for _, buckets in intervals]) for name in names}
 
 
 def _percentiles(rewards: Sequence[float]) -> tuple[float | None, float | None]:

@@ -1,12 +1,11 @@
-"""A trajectory in a few plain values: what is left of one that is gone, and what a Summary is made of.
-
-Why not Summaries at once: every trajectory that goes leaves a sketch, watched or not, and a tuple is made in a moment.
-"""
+"""Snapshots of trajectories: what watchers see, and what is left of a trajectory that is gone."""
 
 from typing import Literal
 
 from stepwell.pool.api.curation import MARKS
-from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.api.leasing import Unit
+from stepwell.pool.api.watching import REWARD, ROLLOUTS, TrajectorySnapshot, TrajectoryState
+from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.shipment import trajectory_rows
 from stepwell.pool.state.stored_step import StoredStep
@@ -72,7 +71,7 @@ def snapshot_of(trajectory: Trajectory, state: TrajectoryState, cause: str = "",
 
 
 def total_reward(trajectory: Trajectory) -> float | None:
-    """The rollout's reward and its steps' own together, as a trainer that takes all of them gets them."""
+    """The sum of the trajectory's reward and its steps' own, as a trainer that takes all steps gets it."""
     rows = trajectory_rows(trajectory, lambda step: step.quarantine is None)
     own = [row.step.reward for row in rows if row.step.reward is not None]
     if trajectory.reward is not None and not any(row.carries_reward and row.step.reward is not None for row in rows):
@@ -83,3 +82,23 @@ def total_reward(trajectory: Trajectory) -> float | None:
 def marks_of(trajectory: Trajectory) -> tuple[str, ...]:
     marks = trajectory.metadata.get(MARKS)
     return tuple(mark for mark in marks if isinstance(mark, str)) if isinstance(marks, list) else ()
+
+
+def standing_of(trajectory: Trajectory, channel: Channel, *, require_reward: bool) -> tuple[TrajectoryState, str]:
+    """The state of a held trajectory, and its cause."""
+    group = trajectory.group
+    if group.lease is not None or (channel.unit is Unit.STEPS and _has_leased_steps(trajectory)):
+        return TrajectoryState.LEASED, ""
+    if not trajectory.completed:
+        return TrajectoryState.OPEN, ""
+    if channel.is_ready(group):
+        return TrajectoryState.READY, ""
+    if require_reward and not trajectory.is_scored():
+        return TrajectoryState.WAITING, REWARD
+    if channel.unit in (Unit.TRAJECTORIES, Unit.STEPS):
+        return TrajectoryState.READY, ""
+    return TrajectoryState.WAITING, ROLLOUTS if group.completed < group.size else REWARD
+
+
+def _has_leased_steps(trajectory: Trajectory) -> bool:
+    return any(step.lease is not None for step in trajectory.steps.values())

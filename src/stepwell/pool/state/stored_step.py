@@ -1,13 +1,13 @@
-"""Steps as the pool holds them: their tokens in their trajectory's store, the rest in one small row each."""
+"""Steps as the pool stores them: the tokens in their trajectory's prefix tree, the rest in one small record each."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from stepwell.steps.columns import Columns
+from stepwell.steps.columns import Columns, pack, unpack
 from stepwell.steps.schema import CARRIED
-from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, VersionSpan
+from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, Step, VersionSpan
 
 NO_PLACE = -1
 
@@ -15,7 +15,7 @@ NO_PLACE = -1
 @dataclass(slots=True, eq=False)
 class StoredStep:
     number: int
-    """Order of arrival in the pool; no two steps have the same."""
+    """Order of arrival in the pool, unique."""
     identity: str
     uid: str
     step_index: int
@@ -37,11 +37,11 @@ class StoredStep:
     untrainable: str | None = None
     branch: int = NO_PLACE
     nbytes: int = 0
-    """What it added to what is stored."""
+    """The bytes that it added to what is stored."""
     lease: str | None = None
     """The lease under which a consumer of single steps has it."""
     shipped: bool = False
-    """A consumer of single steps has acknowledged it; only its identity is still of use."""
+    """A consumer of single steps has acknowledged it. Only its identity is still needed."""
 
     @property
     def tokens(self) -> int:
@@ -52,12 +52,12 @@ class StoredStep:
         return min((span.version for span in self.version_spans), default=self.policy_version)
 
     def is_held(self) -> bool:
-        """Counts as data: neither quarantined nor gone."""
+        """Neither quarantined nor shipped."""
         return self.quarantine is None and not self.shipped
 
 
 class PackedSteps:
-    """Packed steps as they arrive: columns turned into plain values once, not once a step."""
+    """Packed steps as they arrive. Each column is converted to plain values once, not once per step."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
@@ -74,6 +74,7 @@ class PackedSteps:
         self.is_last = columns.is_last_S.tolist()
         self._carried = list(zip(*(columns.carried[column.packed] for column in CARRIED), strict=True))
         self._all_trained = bool(columns.mask.all())
+        self._unpacked: list[Step] | None = None
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -91,12 +92,18 @@ class PackedSteps:
         return self._tokens[end - self._prompts[i] - self._responses[i] : end]
 
     def nbytes(self, i: int) -> int:
-        """The most that keeping it can take."""
+        """The most bytes that storing it can take."""
         nbytes: int = 4 * self._prompts[i] + 9 * self._responses[i]
         return nbytes
 
-    def held(self, i: int, number: int) -> StoredStep:
-        """The step without its tokens; its other arrays are copies, so that the message can go."""
+    def copy_step(self, i: int) -> Step:
+        """A whole step with arrays of its own. The message is unpacked once, for all its steps."""
+        if self._unpacked is None:
+            self._unpacked = unpack(self.columns, copy=False)
+        return unpack(pack([self._unpacked[i]]), copy=True)[0]
+
+    def stored(self, i: int, number: int) -> StoredStep:
+        """The step without its tokens. Its other arrays are copies, so that the message can be freed."""
         columns = self.columns
         reward = self._rewards[i]
         response = slice(self._response_at[i] - self._responses[i], self._response_at[i])

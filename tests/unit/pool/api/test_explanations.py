@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stepwell.pool.api.explanations import DROPPED, why_not_trained
-from stepwell.pool.api.plan import Limits, OnStale
+from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 
 
@@ -35,9 +35,9 @@ def test_nothing_is_said_of_what_was_trained() -> None:
 @pytest.mark.parametrize(
     ("said", "state", "cause", "fields"),
     [
-        ("Its rollout still goes on: it waits to be completed.", TrajectoryState.OPEN, "", {}),
-        ("goes on and has no step yet", TrajectoryState.OPEN, "", {"steps": 0}),
-        ("its group of 8 still waits for other rollouts.", TrajectoryState.WAITING, "rollouts", {}),
+        ("Its rollout is still running: it waits to be completed.", TrajectoryState.OPEN, "", {}),
+        ("running and has no step yet", TrajectoryState.OPEN, "", {"steps": 0}),
+        ("Its group of 8 still waits for other rollouts.", TrajectoryState.WAITING, "rollouts", {}),
         (
             "rollouts, 600 s after the first",
             TrajectoryState.WAITING,
@@ -46,10 +46,10 @@ def test_nothing_is_said_of_what_was_trained() -> None:
         ),
         ("It waits for a reward: with require_reward", TrajectoryState.WAITING, "reward", {}),
         ("Its group waits for rewards: with require_reward", TrajectoryState.WAITING, "reward", {"reward": 1.0}),
-        ("It is ready, and waits for a trainer to take it.", TrajectoryState.READY, "", {}),
+        ("It is ready and waits for a trainer.", TrajectoryState.READY, "", {}),
         ("A trainer has it and has not acknowledged it yet", TrajectoryState.LEASED, "", {}),
         (
-            "rejected by ana: wrong; so if it comes back, it is dropped",
+            "rejected by ana: wrong. If it comes back, it is dropped",
             TrajectoryState.LEASED,
             "",
             {"note": "by ana: wrong"},
@@ -57,8 +57,8 @@ def test_nothing_is_said_of_what_was_trained() -> None:
         ("its exactness, retokenized, is lower", TrajectoryState.TRAINED, "exactness", {"exactness": "retokenized"}),
         ("its steps are marked untrainable, as greedy", TrajectoryState.TRAINED, "greedy", {}),
         ("rejected by ana: wrong.", TrajectoryState.DROPPED, "rejected", {"note": "by ana: wrong"}),
-        ("was aborted", TrajectoryState.DROPPED, "aborted", {}),
-        ("without a single sound step", TrajectoryState.DROPPED, "empty", {}),
+        ("aborted the rollout", TrajectoryState.DROPPED, "aborted", {}),
+        ("without any sound step", TrajectoryState.DROPPED, "empty", {}),
         ("'train' was cleared", TrajectoryState.DROPPED, "cleared", {}),
         ("'train' was full (10000 groups a shard)", TrajectoryState.DROPPED, "evicted", {}),
         (
@@ -85,15 +85,13 @@ def test_what_was_dropped_as_stale_says_how_far_behind_it_was() -> None:
     assert told == "It was dropped as stale: the oldest token was 5 versions behind, max_staleness is 2."
 
 
-@pytest.mark.parametrize(
-    ("on_stale", "fate"), [(OnStale.DROP, "it is dropped when its turn comes"), (OnStale.MASK, "are masked")]
-)
-def test_what_is_held_and_too_old_by_now_is_told_so(on_stale: OnStale, fate: str) -> None:
+@pytest.mark.parametrize(("on_stale", "fate"), [("drop", "it is dropped when its turn comes"), ("mask", "are masked")])
+def test_what_is_held_and_too_old_by_now_is_told_so(on_stale: str, fate: str) -> None:
     limits = Limits(max_staleness=2, on_stale=on_stale)
-    assert "5 versions behind by now, and max_staleness is 2" in why(TrajectoryState.READY, limits=limits)
+    assert "5 versions behind, and max_staleness is 2" in why(TrajectoryState.READY, limits=limits)
     assert fate in why(TrajectoryState.READY, limits=limits)
     assert "behind" not in why(TrajectoryState.READY, limits=limits, version=4)
-    assert "behind" not in why(TrajectoryState.READY, limits=Limits(max_staleness=2, on_stale=OnStale.KEEP))
+    assert "behind" not in why(TrajectoryState.READY, limits=Limits(max_staleness=2, on_stale="keep"))
 
 
 def test_every_cause_there_is_has_its_sentence() -> None:

@@ -88,7 +88,7 @@ def test_a_group_keeps_the_source_it_was_opened_with() -> None:
     pool.register(Registration("b", "p", "validation"))
     pool.register(Registration("b", "p", "train"))
     pool.submit([make_step(uid, "p", step_index=0, is_last=True) for uid in ("a", "b")])
-    assert pool.backlog("train").groups == {"first": {2: 1}}
+    assert pool.ready_groups("train").groups == {"first": {2: 1}}
 
 
 # -- filling -----------------------------------------------------------------------------------------------------------
@@ -205,14 +205,14 @@ def test_an_unknown_grade_is_told() -> None:
 def test_the_backlog_counts_what_is_ready_by_source_and_size() -> None:
     pool = pool_of(("a", 2, "maths"), ("b", 2, "maths"), ("c", 4, "maths"), ("d", 1, ""))
     pool.register(Registration("open", "e"))
-    backlog = pool.backlog("train")
+    backlog = pool.ready_groups("train")
     assert backlog.groups == {"maths": {2: 2, 4: 1}, "": {1: 1}}
     assert (backlog.total_groups, backlog.total_trajectories, backlog.largest) == (4, 9, 4)
     assert (backlog.groups_of("maths"), backlog.trajectories_of("maths")) == (3, 8)
     assert (backlog.groups_of("silent"), backlog.trajectories_of("silent")) == (0, 0)
     pool.fill(2)
-    assert pool.backlog("train").groups == {"maths": {2: 1, 4: 1}, "": {1: 1}}
-    assert pool.backlog("elsewhere").largest == 0
+    assert pool.ready_groups("train").groups == {"maths": {2: 1, 4: 1}, "": {1: 1}}
+    assert pool.ready_groups("elsewhere").largest == 0
 
 
 def test_backlogs_of_shards_add_up() -> None:

@@ -9,7 +9,7 @@ import pytest
 from stepwell.errors import Conflict, PoolFull
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.pacing import Refill, merge_pacing
-from stepwell.pool.api.plan import Limits, OnDeadline, OnStale, Overflow
+from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.stats import merge_stats
 from stepwell.steps.step import VersionSpan
@@ -94,14 +94,14 @@ def test_staleness_counts_from_the_oldest_token_when_it_is_shipped() -> None:
 
 
 def test_stale_data_can_be_kept() -> None:
-    p = pool(max_staleness=0, on_stale=OnStale.KEEP)
+    p = pool(max_staleness=0, on_stale="keep")
     p.rollout("old", "p")
     p.policy_version = 9
     assert p.take(1) is not None
 
 
 def test_stale_tokens_can_be_masked_and_the_rest_trained() -> None:
-    p = pool(max_staleness=1, on_stale=OnStale.MASK)
+    p = pool(max_staleness=1, on_stale="mask")
     p.rollout("mixed", "p", response_ids=[5, 6, 7], version_spans=(VersionSpan(1, 0, 2), VersionSpan(4, 2, 3)))
     p.rollout("old", "q")
     p.policy_version = 5

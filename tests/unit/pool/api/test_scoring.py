@@ -69,7 +69,7 @@ def test_where_no_reward_is_required_nothing_is_offered_or_kept_for_it() -> None
     p = EasyPool(Limits())
     p.rollout("t", "p", None)
     assert p.take_unscored() == []
-    assert len(p.state.channels["train"].unscored) == 0
+    assert not p.rewards_due.has_work()
 
 
 def test_a_score_becomes_the_rollouts_reward_with_its_source_revision_and_reasons() -> None:
@@ -126,7 +126,7 @@ def test_what_a_worker_does_not_answer_for_in_time_goes_to_the_next_before_all_t
     assert p.judge("a", "p", 2.0, "next")
 
 
-def test_asking_again_under_the_same_ticket_gives_the_same_again() -> None:
+def test_asking_again_under_the_same_lease_gives_the_same_again() -> None:
     p = pool()
     p.rollout("a", "p", None)
     p.rollout("b", "q", None)

@@ -286,8 +286,8 @@ def test_a_trajectory_of_another_prompt_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"by": ""}, "names who takes it"),
-        ({"by": "x" * 81}, "names who takes it"),
+        ({"by": ""}, "names its author"),
+        ({"by": "x" * 81}, "names its author"),
         ({"why": "x" * 501}, "500 is the most"),
         ({"action": CurationAction.MARK}, "1 to 40 characters"),
         ({"action": CurationAction.MARK, "mark": "x" * 41}, "1 to 40 characters"),
@@ -307,4 +307,4 @@ def test_a_decision_that_makes_no_sense_is_refused_and_leaves_no_trace(fields: d
     }
     with pytest.raises(BadRequest, match=said):
         pool.curator.curate(Curation(**whole))
-    assert not pool.curator.trail
+    assert not pool.state.audit_trail

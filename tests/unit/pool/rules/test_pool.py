@@ -244,7 +244,7 @@ def test_a_quarantined_step_is_not_trained_but_keeps_its_place_and_is_counted() 
     p.complete("t", "p")
     assert [step.step_index for step in take(p)[0]] == [0, 2]
     assert p.stats().quarantined == {"bad_logprob": 1}
-    assert [step.quarantine for step in p.ingest.quarantine] == ["bad_logprob: NaN"]
+    assert [step.quarantine for step in p.state.quarantine] == ["bad_logprob: NaN"]
 
 
 def test_a_step_still_on_its_way_at_completion_is_taken_until_the_group_ships() -> None:

@@ -216,7 +216,7 @@ def test_where_groups_come_from_survives_and_so_do_the_shelves(path: Path) -> No
     save(pool, journal)
     kill(journal)
     pool, journal, _ = open_pool(path)
-    assert pool.backlog("train").groups == {"maths": {2: 2}, "": {1: 1}}
+    assert pool.ready_groups("train").groups == {"maths": {2: 2}, "": {1: 1}}
     pool.leasing.nack(leased[0])
     filled = pool.fill(8)
     assert filled is not None
@@ -245,7 +245,7 @@ def test_a_journal_from_before_there_were_sources_is_read(path: Path) -> None:
     kill(journal)
     pool, journal, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (3, False)
-    assert pool.backlog("train").groups == {"": {2: 1, 1: 1}}
+    assert pool.ready_groups("train").groups == {"": {2: 1, 1: 1}}
     assert journal.meta("schema_version") == 5
 
 
@@ -258,7 +258,7 @@ def test_a_journal_from_before_there_was_curation_is_read(path: Path) -> None:
     pool, journal, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (2, False)
     assert pool.curator.audit(10) == []
-    assert pool.backlog("train").groups == {"maths": {2: 1}}
+    assert pool.ready_groups("train").groups == {"maths": {2: 1}}
 
 
 def test_what_was_unscored_at_the_kill_is_offered_again_and_judgements_from_before_it_do_not_count(path: Path) -> None:

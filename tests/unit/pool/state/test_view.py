@@ -119,8 +119,8 @@ def test_memory_follows_what_is_held_and_a_watcher_that_fell_behind_is_told_to_b
         watcher.look()
         pool.rollout(f"t{n}", f"p{n}")
         pool.abort(f"t{n}", f"p{n}")
-    chronicle = pool.state.chronicle
-    assert len(chronicle._uids) == len(chronicle._positions) < 1100
+    log = pool.state._log
+    assert len(log._uids) == len(log._positions) < 1100
     assert not pool.view.misses(watcher.position)
     fresh = Watcher(pool)
     assert fresh.changed() == ["held", *(f"t{n}" for n in range(2990, 3000))]
@@ -135,7 +135,7 @@ def test_a_pool_no_one_watches_keeps_one_position_a_trajectory() -> None:
     pool.register(Registration("t", "p"))
     for n in range(100):
         pool.submit([make_step(uid=str(n), started_at=n)])
-    assert len(pool.state.chronicle._uids) == 1
+    assert len(pool.state._log._uids) == 1
 
 
 def summary(pool: EasyPool) -> Any:
