@@ -1,4 +1,4 @@
-# What CI runs, piece by piece. `just` without arguments lists it.
+# The parts of CI. `just` without arguments lists them.
 
 python := env("PYTHON", ".venv/bin/python")
 bin := parent_directory(python)
@@ -11,7 +11,7 @@ setup:
     python3 -m venv .venv
     .venv/bin/pip install -e '.[dev]'
 
-# style, types, import arrows
+# style, types, import contracts
 check:
     {{bin}}/ruff check
     {{bin}}/ruff format --check

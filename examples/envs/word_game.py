@@ -1,9 +1,9 @@
-"""A game of several agents: each says a word that begins with the last letter of the one before.
+"""A game of several agents: each says a word that begins with the last letter of the previous word.
 
     python examples/envs/word_game.py process --groups 4 --openai.model-name MODEL
 
-One model plays all of them, each in a conversation of its own, which becomes a sequence with a score of its own. The
-sequences of one seat, over the games that began with the same word, make a group.
+One model plays all of them. Each has its own conversation, which becomes a sequence with its own score. The
+sequences of one seat, over all games with the same first word, form a group.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ of the word before and was not said yet. Answer with the word alone."""
 
 class WordGameConfig(BaseEnvConfig):
     players: int = 2
-    """Players at the table."""
+    """Number of players."""
     rounds: int = 3
-    """Words each of them has to find."""
+    """Words that each of them has to find."""
 
 
 class WordGame(BaseEnv):
