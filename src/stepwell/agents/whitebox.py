@@ -43,6 +43,8 @@ class Generation:
     """Of the oldest token."""
     version_spans: tuple[VersionSpan, ...]
     sampling: Mapping[str, Any]
+    model: str = ""
+    """The name of the model or adapter that answered; empty if the engine does not report it."""
 
 
 class AgentFlowBase(AgentFlow):
@@ -60,6 +62,7 @@ class AgentFlowBase(AgentFlow):
             policy_version=done.policy_version,
             version_spans=tuple(done.version_spans),
             sampling=wanted.sampling_params,
+            model=done.model,
         )
 
     def step(

@@ -63,13 +63,13 @@ class Step:
     """Shared by all rollouts of one prompt: the group, and the key by which a shard is found."""
     step_index: int = INDEX_BY_POOL
     """Place within the trajectory."""
-    policy_version: int = 0
-    """The version of the weights that wrote the oldest response token."""
     reward: float | None = None
     reward_source: str = ""
     """Who gave the reward."""
     reward_revision: int = 0
     """How often it was given; 0 means never."""
+    policy_version: int = 0
+    """The version of the weights that wrote the oldest response token."""
     is_last: bool = False
     metadata: JsonObject = field(default_factory=dict)
     """Dataset fields, data source and the like."""

@@ -171,6 +171,8 @@ class GenerationDone(GatewayBody):
     policy_version: int
     """Of the oldest token."""
     version_spans: list[VersionSpan]
+    model: str = ""
+    """The name of the model or adapter that answered; empty if the engine does not report it."""
 
 
 class ComputeReward(GatewayBody):

@@ -94,4 +94,5 @@ def _generation(context: CallContext, generated: Generated) -> shapes.Generation
         stop_reason=step.finish_reason,
         policy_version=min(versions, default=context.policy_version),
         version_spans=list(generated.version_spans),
+        model=generated.sampled.model,
     )
