@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from stepwell import errors
+from stepwell.common.optional import require
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -156,10 +157,7 @@ def _gunzip(body: bytes, max_body: int) -> Iterator[bytes]:
 
 
 def _unzstd(body: bytes) -> Iterator[bytes]:
-    try:
-        import zstandard
-    except ImportError:
-        raise Unreadable("zstd needs zstandard; pip install 'stepwell[envs]'") from None
+    zstandard = require("zstandard", "envs", purpose="zstd", error=Unreadable)
     stream = zstandard.ZstdDecompressor().decompressobj()
     try:
         for start in range(0, len(body), ZSTD_PIECE):

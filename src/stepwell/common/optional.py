@@ -3,12 +3,13 @@
 from importlib import import_module
 from types import ModuleType
 
-from stepwell.errors import BadRequest
+from stepwell.errors import BadRequest, StepwellError
 
 
-def require(package: str, extra: str) -> ModuleType:
-    """BadRequest says which extra to install."""
+def require(package: str, extra: str, *, purpose: str = "", error: type[StepwellError] = BadRequest) -> ModuleType:
+    """`error` says which extra to install, and what needs it (`purpose`)."""
     try:
         return import_module(package)
     except ModuleNotFoundError as missing:
-        raise BadRequest(f"{package} is not installed: pip install 'stepwell[{extra}]'") from missing
+        what = f"{purpose} needs {missing.name}" if purpose else f"{missing.name} is not installed"
+        raise error(f"{what}: pip install 'stepwell[{extra}]'") from None

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
+from stepwell.common.optional import require
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
 from stepwell.errors import BadRequest
 
@@ -136,12 +137,9 @@ def _without_keys(model: M) -> M:
 def _read_yaml(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
+    yaml = require("yaml", "envs", purpose="--config")
     try:
-        import yaml
-
         read = yaml.safe_load(Path(path).read_text()) or {}
-    except ModuleNotFoundError as missing:
-        raise BadRequest(f"--config needs {missing.name}: pip install 'stepwell[envs]'") from None
     except OSError as failure:
         raise BadRequest(f"--config: {path} cannot be read: {failure.strerror}") from None
     except yaml.YAMLError as failure:

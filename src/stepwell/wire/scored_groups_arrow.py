@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from stepwell.common.optional import require
 from stepwell.errors import BadRequest
 from stepwell.steps.layout import IndexArray, offsets
 from stepwell.steps.step import Exactness, Json
@@ -256,9 +257,5 @@ def _schema() -> "pyarrow.Schema":
 
 
 def _pyarrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.ipc
-    except ImportError:
-        raise BadRequest("Arrow needs pyarrow; pip install 'stepwell[envs]'") from None
-    return pyarrow
+    require("pyarrow.ipc", "envs", purpose="Arrow")
+    return require("pyarrow", "envs", purpose="Arrow")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stepwell.common.atomic_files import temporary_name
+from stepwell.common.optional import require
 from stepwell.common.tokenizers import Decode
 from stepwell.envs.output.html_page import Page
 from stepwell.errors import BadRequest
@@ -191,9 +192,5 @@ def _schema(pa: Any) -> "pyarrow.Schema":
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as missing:
-        raise BadRequest(f"writing Parquet needs {missing.name}: pip install 'stepwell[envs]'") from None
-    return pyarrow, pyarrow.parquet
+    what = "writing Parquet"
+    return require("pyarrow", "envs", purpose=what), require("pyarrow.parquet", "envs", purpose=what)

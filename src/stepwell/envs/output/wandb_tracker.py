@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from stepwell.common.optional import require
 from stepwell.common.tokenizers import Decode
 from stepwell.envs.scored_data import ScoredDataGroup
-from stepwell.errors import BadRequest
 
 log = logging.getLogger("stepwell.envs")
 
@@ -145,8 +145,4 @@ class _Writer:
 
 
 def _wandb() -> Any:
-    try:
-        import wandb
-    except ModuleNotFoundError as missing:
-        raise BadRequest(f"use_wandb needs {missing.name}: pip install 'stepwell[wandb]'") from None
-    return wandb
+    return require("wandb", "wandb", purpose="use_wandb")

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from stepwell.common.optional import require
 from stepwell.envs.config import APIServerConfig
 from stepwell.envs.servers.slots import Slots
-from stepwell.errors import BadRequest
 from stepwell.wire.openai import Upstream
 
 log = logging.getLogger("stepwell.envs")
@@ -121,13 +121,7 @@ class Server:
 
 
 def openai_package() -> Any:
-    try:
-        import openai
-    except ImportError:
-        raise BadRequest(
-            "environments call their servers with the openai package: pip install 'stepwell[envs]'"
-        ) from None
-    return openai
+    return require("openai", "envs", purpose="an environment's sampling server")
 
 
 def _ways(upstream: Upstream, wanted: dict[str, Any]) -> list[dict[str, Any]]:

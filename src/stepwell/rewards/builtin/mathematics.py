@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from stepwell.common.optional import require
 from stepwell.errors import NotReady, RewardFailed
 from stepwell.rewards.builtin.answers import ANSWER, answer_of, compiled, expected_texts
 from stepwell.rewards.sample import Sample
@@ -29,10 +30,7 @@ def math_equal(*, answer_key: str = ANSWER, extract: str | None = None) -> Calla
 
 
 def _engine() -> Any:
-    try:
-        import math_verify
-    except ImportError:
-        raise NotReady("math_equal needs math-verify: pip install 'stepwell[rewards]'") from None
+    math_verify = require("math_verify", "rewards", purpose="math_equal", error=NotReady)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
     return math_verify
 
