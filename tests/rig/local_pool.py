@@ -1,6 +1,6 @@
 """The real client and the real shards of a pool in the test's own process, without Ray.
 
-Time stands still: leases and deadlines end when a test calls `advance_to`.
+Unless a clock is given, time stands still: leases and deadlines end when a test calls `advance_to`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +10,7 @@ from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import PoolClient
+from stepwell.pool.client.shards import ShardAway
 from stepwell.pool.shard.service import ShardService
 from stepwell.steps.step import Exactness, Step
 from tests.builders import EasyPool
@@ -19,18 +20,22 @@ class LocalTransport:
     """Calls shards of this process, with switches for failures."""
 
     def __init__(self, services: Mapping[str, ShardService]) -> None:
+        self.services = services
         self.away = False
-        """No call reaches a shard."""
+        """No call reaches a shard, as if there were no pool."""
+        self.shards_away: set[str] = set()
+        """These do not run now, as after a kill."""
         self.loses_answers = 0
         """How many submissions are still taken without an answer, as by an actor that dies too early."""
         self.messages: list[int] = []
         """How many steps each submission had."""
-        self._services = services
 
     async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self.away:
             raise PoolUnavailable("the pool is away")
-        answer = await getattr(self._services[shard], method)(*args, **kwargs)
+        if shard in self.shards_away:
+            raise ShardAway("killed")
+        answer = await getattr(self.services[shard], method)(*args, **kwargs)
         if method in ("submit_steps", "submit_groups"):
             self.messages.append(len(args[0]))
             if self.loses_answers:
@@ -40,19 +45,32 @@ class LocalTransport:
 
 
 class LocalPool(PoolClient):
-    """A pool of one shard in memory. `clock` lets time pass."""
+    """A pool in memory, of one shard unless told otherwise."""
 
-    def __init__(self, *, clock: Callable[[], float] | None = None, **limits: Any) -> None:
+    def __init__(
+        self,
+        *,
+        shards: int = 1,
+        transport: type[LocalTransport] = LocalTransport,
+        clock: Callable[[], float] | None = None,
+        timeout: float = 30.0,
+        **limits: Any,
+    ) -> None:
         self._now = 0.0
-        plan = PoolPlan(limits=Limits(**limits))
-        service = ShardService(plan, plan.name, clock=clock or (lambda: self._now), recheck_interval=0.01)
-        self.transport = LocalTransport({plan.name: service})
-        super().__init__(plan.name, transport=self.transport)
-        self.rules = EasyPool.over(service.pool)
+        self.plan = PoolPlan(shards=shards, limits=Limits(**limits))
+        services = {
+            name: ShardService(self.plan, name, clock=clock or (lambda: self._now), recheck_interval=0.01)
+            for name in self.plan.shard_names()
+        }
+        self.transport: Any = transport(services)
+        """A LocalTransport, or the given subclass of it."""
+        super().__init__(self.plan.name, transport=self.transport, timeout=timeout)
+        self.rules = EasyPool.over(services[self.plan.name].pool)
+        """Of the first shard."""
 
     @property
     def away(self) -> bool:
-        return self.transport.away
+        return bool(self.transport.away)
 
     @away.setter
     def away(self, away: bool) -> None:
@@ -60,7 +78,8 @@ class LocalPool(PoolClient):
 
     def advance_to(self, now: float) -> None:
         self._now = now
-        self.rules.advance(now)
+        for service in self.transport.services.values():
+            service.pool.advance(now)
 
     def taken(self, channel: str = "train") -> list[Step]:
         """The steps of the oldest ready group, also those that a trainer would leave out."""

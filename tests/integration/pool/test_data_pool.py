@@ -3,16 +3,15 @@
 import asyncio
 import os
 import signal
-import threading
 
 import pytest
 import ray
 
-from stepwell.errors import BadRequest, Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
+from stepwell.errors import BadRequest, Conflict, PoolUnavailable, UnknownTrajectory
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import batch_of
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.columns import pack
@@ -49,33 +48,6 @@ def test_starting_a_pool_that_exists_finds_it_with_what_it_holds(namespace: str,
     assert asyncio.run(client.stats()).channels["train"].ready_groups == 1
 
 
-async def test_steps_come_out_as_they_went_in(client: PoolClient) -> None:
-    await client.register_trajectory(Registration("t", "p"))
-    steps = [make_step(uid=str(i), started_at=i, prompt_ids=range(i + 1)) for i in range(40)]
-    assert await client.submit_steps(steps) == [SubmitVerdict.ACCEPTED] * 40
-    await client.complete_trajectory("t", "p", 0.25)
-    (((*trajectory,),),) = (await client.fetch_batch(1, timeout=5.0)).groups()
-    assert [step.uid for step in trajectory] == [step.uid for step in steps]
-    assert all((a.prompt_ids == b.prompt_ids).all() for a, b in zip(steps, trajectory, strict=True))
-    assert [step.reward for step in trajectory] == [None] * 39 + [0.25]
-
-
-def test_a_waiting_fetch_returns_as_soon_as_a_group_is_ready(client: PoolClient) -> None:
-    pool = DataPool(client)
-    timer = threading.Timer(0.3, lambda: asyncio.run(rollout(client, "t", "p", 1.0)))
-    timer.start()
-    assert len(pool.fetch_batch(1, timeout=20.0)) == 1
-    timer.join()
-
-
-def test_a_fetch_that_times_out_says_what_it_waited_for(client: PoolClient) -> None:
-    pool = DataPool(client)
-    asyncio.run(client.register_trajectory(Registration("t", "p", group_size=4)))
-    with pytest.raises(FetchTimeout, match=r"^waited 0.1 s for 1 ready groups .* 0 of 4 trajectories complete") as info:
-        pool.fetch_batch(1, timeout=0.1)
-    assert "\n" not in str(info.value)
-
-
 async def test_refusals_reach_the_caller_as_our_own_errors_in_one_line(client: PoolClient) -> None:
     await client.register_trajectory(Registration("t", "p"))
     with pytest.raises(Conflict, match=r"^trajectory t belongs to prompt_uid 'p'$"):
@@ -84,14 +56,6 @@ async def test_refusals_reach_the_caller_as_our_own_errors_in_one_line(client: P
         await client.complete_trajectory("nobody", "p", None)
     with pytest.raises(BadRequest, match="at least one of its groups, not 0"):
         await client.fetch_batch(0, timeout=1.0)
-
-
-async def test_every_consumer_gets_its_own_groups(client: PoolClient) -> None:
-    fetches = [asyncio.create_task(client.fetch_batch(1, timeout=20.0)) for _ in range(20)]
-    for i in range(20):
-        await rollout(client, f"t{i}", f"p{i}", 1.0)
-    taken = [batch.columns.trajectory_uids[0] for batch in await asyncio.gather(*fetches)]
-    assert sorted(taken) == sorted(f"t{i}" for i in range(20))
 
 
 async def test_a_new_policy_version_reaches_every_gateway_at_once(client: PoolClient, namespace: str) -> None:

@@ -3,22 +3,16 @@
 import asyncio
 import os
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
-import pytest
-import ray
-
-from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome, Score
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.shards import shard_of
 from stepwell.steps.step import Step
 from tests.builders import make_step
-from tests.integration.pool.conftest import actor, pid_of, started
+from tests.integration.pool.conftest import pid_of, started
 
 LIMITS = Limits(require_reward=True)
 
@@ -85,55 +79,6 @@ async def test_while_shards_are_killed_two_workers_score_everything_and_nothing_
     assert max(counted.values()) == 1
     stats = (await client.stats()).scoring
     assert (stats.scored, stats.waiting, stats.under_way, stats.resting) == (total, 0, 0, 0)
-
-
-async def test_a_worker_waits_for_whichever_shard_has_something_first(namespace: str) -> None:
-    client = started(PoolPlan(shards=3, limits=LIMITS), namespace)
-    assert await client.take_unscored(1, lease=60.0, timeout=0.2) is None
-    for n in range(6):
-        waiting = asyncio.create_task(client.take_unscored(4, lease=60.0, timeout=30.0))
-        await asyncio.sleep(0)
-        await rollout(client, f"t{n}")
-        taken = await waiting
-        assert taken is not None
-        lease_uid, trajectories = taken
-        assert [[step.trajectory_uid for step in steps] for steps in trajectories] == [[f"t{n}"]]
-        assert lease_uid.split("/")[0] == await client.shards.owner(f"p-t{n}")
-
-
-async def test_what_is_not_judged_in_time_is_taken_again_from_a_pool_where_nothing_else_happens(namespace: str) -> None:
-    client = started(PoolPlan(limits=LIMITS), namespace)
-    await rollout(client, "t1")
-    first = await client.take_unscored(1, lease=0.5, timeout=10.0)
-    second = await client.take_unscored(1, lease=60.0, timeout=10.0)
-    assert first is not None
-    assert second is not None
-    made = [judgement(lease_uid, steps[0]) for lease_uid, (steps,) in (first, second, second)]
-    assert [(await client.give_judgements([one]))[0] for one in made] == [False, True, False]
-
-
-async def test_a_dead_shard_stops_neither_the_others_nor_the_judgements_for_them(namespace: str) -> None:
-    plan = PoolPlan(shards=2, limits=LIMITS)
-    client = started(plan, namespace)
-    uids = [f"t{n}" for n in range(8)]
-    for uid in uids:
-        await rollout(client, uid)
-    taken = [await client.take_unscored(3, lease=60.0, timeout=10.0) for _ in range(2)]
-    made = [judgement(found[0], steps[0]) for found in taken if found is not None for steps in found[1]]
-    assert {one.lease_uid.split("/")[0] for one in made} == set(plan.shard_names()), "shards are served in turn"
-    ray.kill(actor(plan.shard_names()[1], namespace), no_restart=True)
-    alive = [shard_of(one.prompt_uid, 2) == 0 for one in made]
-    began = time.monotonic()
-    assert await client.give_judgements(made) == alive
-    left = {uid for uid in uids if shard_of(f"p-{uid}", 2) == 0} - {one.trajectory_uid for one in made}
-    while left:
-        found = await client.take_unscored(1, lease=60.0, timeout=10.0)
-        assert found is not None
-        left.remove(found[1][0][0].trajectory_uid)
-    assert time.monotonic() - began < 10.0
-    ray.kill(actor(plan.name, namespace), no_restart=True)
-    with pytest.raises(PoolUnavailable):
-        await client.take_unscored(1, lease=60.0, timeout=0.5)
 
 
 async def test_a_reward_after_shipping_is_kept_if_there_is_an_archive_and_else_answered_as_late(

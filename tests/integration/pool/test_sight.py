@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.errors import FetchTimeout, PoolUnavailable
+from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.ports import PoolReader
-from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.watching import Cursor, TrajectorySnapshot
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.client.shards import shard_of
-from stepwell.steps.columns import unpack
 from tests.builders import make_step
 from tests.integration.pool.conftest import pid_of, started
 from tests.rig.ray_cluster import RayCluster
@@ -71,43 +70,6 @@ async def all_of_it(client: PoolReader, limit: int = 4) -> dict[str, TrajectoryS
     return found
 
 
-async def test_a_rejected_trajectory_is_in_no_later_batch_and_a_relabelled_reward_is(client: PoolClient) -> None:
-    await fill(client)
-    assert await reject(client, "a-p0") is CurationOutcome.DONE
-    assert await relabel(client, "b-p1", -0.5) is CurationOutcome.DONE
-    leased = await client.fetch_batch(6, lease=60.0)
-    assert "a-p0" not in leased.columns.trajectory_uids
-    assert await reject(client, "a-p2") is CurationOutcome.DONE
-    assert await relabel(client, "b-p3", -0.25) is CurationOutcome.DONE
-    await client.nack(leased)
-    again = await client.fetch_batch(6)
-    rewards = {step.trajectory_uid: step.reward for step in unpack(again.columns, copy=False)}
-    assert rewards.keys() == {f"{side}-{prompt}" for side in "ab" for prompt in GROUPS} - {"a-p0", "a-p2"}
-    assert (rewards["b-p1"], rewards["b-p3"]) == (-0.5, -0.25)
-    assert await reject(client, "a-p4") is CurationOutcome.DONE
-    assert await relabel(client, "b-p5", 0.125) is CurationOutcome.DONE
-    await fill(client, [f"q{n}" for n in range(12)])
-    mixed = await client.fetch_batch(12, history=0.9)
-    assert mixed.from_history_G.sum() == 6
-    rewards = {step.trajectory_uid: step.reward for step in unpack(mixed.columns, copy=False)}
-    assert not rewards.keys() & {"a-p0", "a-p2", "a-p4"}
-    assert rewards["b-p5"] == 0.125
-    assert (await client.stats()).channels["train"].dropped["rejected"].steps == 2
-
-
-@pytest.mark.parametrize("unit", ["trajectories", "steps"])
-async def test_it_holds_for_trajectories_and_for_steps(client: PoolClient, unit: str) -> None:
-    await fill(client)
-    await reject(client, "a-p0")
-    leased = await client.fetch_batch(11, unit=unit, lease=60.0)
-    await reject(client, "b-p1")
-    await client.nack(leased)
-    batch = await client.fetch_batch(10, unit=unit)
-    assert not {"a-p0", "b-p1"} & set(batch.columns.trajectory_uids)
-    with pytest.raises(FetchTimeout):
-        await client.fetch_batch(1, unit=unit, timeout=0.2)
-
-
 async def test_what_was_decided_survives_the_shards_being_killed(
     client: PoolClient, plan: PoolPlan, namespace: str
 ) -> None:
@@ -133,34 +95,6 @@ async def test_what_was_decided_survives_the_shards_being_killed(
     ] * 2
     assert all(began <= entry.at <= time.time() for entry in trail)
     assert [entry.outcome for entry in await client.audit(1, queued)] == [CurationOutcome.UNCHANGED]
-
-
-async def test_a_watcher_follows_all_shards_and_reads_what_it_wants(client: PoolClient) -> None:
-    await fill(client)
-    found = await all_of_it(client)
-    assert {summary.state.value for summary in found.values()} == {"ready"}
-    assert {summary.shard for summary in found.values()} == {"data_pool", "data_pool-1"}
-    first = await client.changes({})
-    assert (sorted(first.reset_shards), len(first.snapshots)) == (["data_pool", "data_pool-1"], 12)
-    quiet = await client.changes(first.cursors)
-    assert (quiet.snapshots, quiet.reset_shards, quiet.more) == ([], [], False)
-    await client.give_reward(RewardGiven(trajectory_uid="a-p3", prompt_uid="p3", value=0.5))
-    changed = await client.changes(quiet.cursors)
-    assert [(summary.trajectory_uid, summary.reward) for summary in changed.snapshots] == [("a-p3", 0.5)]
-    uids = [("b-p4", "p4"), ("a-p0", "p0"), ("nobody", "p0"), ("a-p5", "p5"), ("b-p0", "p0")]
-    assert (await client.read(uids)).trajectory_uids == ["b-p4", "a-p0", "a-p5", "b-p0"]
-    assert len(await client.read([])) == 0
-
-
-async def test_the_series_of_all_shards_come_as_one(client: PoolClient) -> None:
-    await fill(client)
-    await client.fetch_batch(6)
-    series = await client.series(seconds=900)
-    train = series.channels["train"]
-    assert series.interval == 5.0
-    assert abs(series.ends[-1] - time.time()) <= 10
-    assert (sum(train.steps), sum(train.trained_steps), sum(train.rewards)) == (12, 12, 12)
-    assert sum(sum(interval.values()) for interval in train.staleness) == 12
 
 
 async def test_a_reward_for_what_was_trained_long_ago_goes_to_the_archive_once(namespace: str, tmp_path: Path) -> None:

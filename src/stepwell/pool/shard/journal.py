@@ -193,7 +193,7 @@ class SqliteJournal:
         row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else orjson.loads(row[0])
 
-    def start_anew(self) -> Path:
+    def replace_file(self) -> Path:
         """Set the damaged file aside and open an empty one. Returns the path of the old file."""
         self.db.close()
         aside = set_aside_damaged(self.path)

@@ -1,4 +1,7 @@
-"""A shard that comes back: its journal read into an empty pool."""
+"""Recovery of a shard: its journal is read into an empty pool.
+
+Damage costs only what cannot be read. The rest goes into a new journal, and the damaged file is set aside.
+"""
 
 import logging
 import sqlite3
@@ -33,30 +36,30 @@ from stepwell.steps.step_filter import StepFilter
 log = logging.getLogger("stepwell.pool")
 
 STEP_DEFAULTS: dict[str, Any] = {column.name: column.default for column in STEP_COLUMNS}
-"""What a step has where the journal of an older version lacks a column."""
+"""The values of columns that the journal of an older version lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What was found."""
+    """What the journal had."""
 
     groups: int
     trajectories: int
     steps: int
     torn_frames: int
     damaged: bool
-    """Something could not be read; what could was written to a new journal."""
+    """Something could not be read. The rest was written to a new journal."""
 
 
 def restore_pool(pool: Pool, journal: SqliteJournal) -> RecoveryReport:
-    """Fill `pool` from `journal`. Damage is survived: what can be read is kept, and the old file put aside."""
+    """Fill an empty pool from its journal."""
     reader = JournalReader(journal)
     snapshot = reader.snapshot()
     if snapshot is not None:
         pool.state.recall(snapshot)
     groups = {group.seq: group for group in reader.groups()}
     trajectories = {trajectory.number: trajectory for trajectory in reader.trajectories(groups)}
-    for trajectory in reader.fill(trajectories):
+    for trajectory in reader.read_steps(trajectories):
         del trajectories[trajectory.number], trajectory.group.trajectories[trajectory.uid]
         log.error("trajectory %s could not be read back from the journal and is lost", trajectory.uid)
     leases = {lease.uid: lease for lease in reader.leases()}
@@ -100,9 +103,9 @@ def _write_again(
     late_rewards: Iterable[LateReward],
     audit: Iterable[AuditEntry],
 ) -> None:
-    """All that could be read, into a new file."""
-    aside = journal.start_anew()
-    log.error("journal %s was damaged; what could be read is kept, the old file is %s", journal.path, aside)
+    """Write everything that could be read to a new file."""
+    aside = journal.replace_file()
+    log.error("journal %s is damaged; what could be read is kept, the old file is %s", journal.path, aside)
     for group in groups:
         journal.save_group(group)
         for trajectory in group.trajectories.values():
@@ -123,13 +126,14 @@ def _write_again(
 
 
 class JournalReader:
-    """Reads rows as far as they can be read. `damaged` says whether something could not."""
+    """Reads all rows that can be read."""
 
     def __init__(self, journal: SqliteJournal) -> None:
         self.damaged = False
+        """True if something could not be read."""
         self._db = journal.db
-        self._counted: dict[int, int] = {}
-        """How many steps each trajectory had when it was last saved; of a complete one, that is nearly always all."""
+        self._step_counts: dict[int, int] = {}
+        """Steps of each trajectory when it was last saved. For a complete trajectory, these are nearly always all."""
 
     def snapshot(self) -> Any:
         for (value,) in self._rows("SELECT value FROM meta WHERE key = 'snapshot'"):
@@ -147,27 +151,27 @@ class JournalReader:
             if seq not in groups or fields is None:
                 self.damaged = True
                 continue
-            self._counted[number] = fields.pop("step_count")
+            self._step_counts[number] = fields.pop("step_count")
             trajectory = Trajectory(group=groups[seq], number=number, **fields)
             trajectory.group.trajectories[trajectory.uid] = trajectory
             yield trajectory
 
-    def fill(self, trajectories: Mapping[int, Trajectory]) -> list[Trajectory]:
-        """Put the steps into their trajectories; gives those that are not whole, or after damage might not be."""
-        spoiled: dict[int, Trajectory] = {}
+    def read_steps(self, trajectories: Mapping[int, Trajectory]) -> list[Trajectory]:
+        """Put the steps into their trajectories. Returns those that lack steps, or may lack some after damage."""
+        incomplete: dict[int, Trajectory] = {}
         for row in self._rows("SELECT * FROM steps ORDER BY number"):
             trajectory = trajectories.get(row[1])
             if trajectory is None:
                 self.damaged = True
             elif not _read_step(trajectory, row):
                 self.damaged = True
-                spoiled[trajectory.number] = trajectory
+                incomplete[trajectory.number] = trajectory
         if self.damaged:
-            spoiled |= {number: t for number, t in trajectories.items() if not self._is_surely_whole(t)}
-        return list(spoiled.values())
+            incomplete |= {number: t for number, t in trajectories.items() if not self._is_surely_complete(t)}
+        return list(incomplete.values())
 
-    def _is_surely_whole(self, trajectory: Trajectory) -> bool:
-        return trajectory.completed and 0 < self._counted[trajectory.number] <= len(trajectory.steps)
+    def _is_surely_complete(self, trajectory: Trajectory) -> bool:
+        return trajectory.completed and 0 < self._step_counts[trajectory.number] <= len(trajectory.steps)
 
     def leases(self) -> Iterator[Lease]:
         for uid, channel, expires_at, step_filter in self._rows("SELECT uid, channel, expires_at, gate FROM leases"):
@@ -196,7 +200,7 @@ class JournalReader:
                 yield AuditEntry(**fields | known)
 
     def _named(self, names: Sequence[str], info: bytes, *, new: int = 0) -> dict[str, Any] | None:
-        """The values under their names. An older file may lack the last, `new` ones."""
+        """The values by name. An older file may lack the last `new` ones."""
         values = self._parsed(info)
         if not isinstance(values, list) or not len(names) - new <= len(values) <= len(names):
             self.damaged = True
@@ -204,7 +208,7 @@ class JournalReader:
         return dict(zip(names, values, strict=False))
 
     def _parsed(self, value: bytes) -> Any:
-        """None if it is no JSON: these rows have no checksum."""
+        """None if the value is not JSON. These rows have no checksum."""
         try:
             return orjson.loads(value)
         except orjson.JSONDecodeError as failure:
@@ -217,11 +221,11 @@ class JournalReader:
             yield from self._db.execute(query)
         except sqlite3.DatabaseError as failure:
             self.damaged = True
-            log.error("the journal cannot be read on: %s (%s)", failure, query)
+            log.error("the rest of a table of the journal cannot be read: %s (%s)", failure, query)
 
 
 def _read_step(trajectory: Trajectory, row: tuple[Any, ...]) -> bool:
-    """Put one step back; False if it is not what was written, or what it builds upon is missing."""
+    """Restore one step. False if it is not what was written, or if the step that it extends is missing."""
     number, _, base, shared, info, reward, source, revision, lease, shipped, added, logprobs, mask, check = row
     if checksum(info, added, logprobs, mask) != check:
         return False
@@ -242,7 +246,7 @@ def _read_step(trajectory: Trajectory, row: tuple[Any, ...]) -> bool:
     trajectory.steps[step.identity] = step
     if base is None:
         return True
-    store = trajectory.tokens
-    if not store.can_restore(base, shared):
+    tree = trajectory.tokens
+    if not tree.can_restore(base, shared):
         return False
-    return store.restore(base, shared, np.frombuffer(added, np.int32)) == step.branch
+    return tree.restore(base, shared, np.frombuffer(added, np.int32)) == step.branch

@@ -1,0 +1,158 @@
+"""Batches from several shards. tests/integration/pool has shards that are killed."""
+
+import asyncio
+from itertools import count
+from typing import Any
+
+import pytest
+
+from stepwell.errors import FetchTimeout, LeaseExpired
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
+from stepwell.pool.client.shards import shard_of
+from stepwell.steps.step import Exactness
+from tests.builders import make_step
+from tests.rig.local_pool import LocalPool
+
+SHARDS = 4
+seconds = count(1)
+
+
+@pytest.fixture
+def client() -> LocalPool:
+    return LocalPool(shards=SHARDS, history_size=8)
+
+
+async def rollouts(client: LocalPool, *prompts: str) -> None:
+    """One after the other, a second apart."""
+    for prompt in prompts:
+        uid = f"t-{prompt}"
+        client.advance_to(float(next(seconds)))
+        await client.register_trajectory(Registration(uid, prompt))
+        assert await client.submit_steps([make_step(uid, prompt, uid=uid)]) == [SubmitVerdict.ACCEPTED]
+        assert await client.complete_trajectory(uid, prompt, 1.0) is EndResult.COMPLETED
+
+
+async def test_steps_of_many_prompts_are_spread_over_the_shards_and_counted_together(client: LocalPool) -> None:
+    prompts = [f"p{n}" for n in range(20)]
+    steps = [make_step(f"t-{p}", p, step_index=0, is_last=True, prompt_ids=[n + 1]) for n, p in enumerate(prompts)]
+    verdicts = await client.submit_steps([*steps, steps[3]], channel="train")
+    assert verdicts == [SubmitVerdict.ACCEPTED] * 20 + [SubmitVerdict.DUPLICATE]
+    for index, name in enumerate(client.plan.shard_names()):
+        stats = await client.transport.services[name].stats()
+        assert stats.channels["train"].groups == sum(shard_of(p, SHARDS) == index for p in prompts) > 0
+    assert (await client.stats()).channels["train"].ready_groups == 20
+    assert sorted((await client.fetch_batch(20)).columns.prompt_uids) == sorted(prompts)
+
+
+async def test_the_oldest_groups_of_all_shards_go_first(client: LocalPool) -> None:
+    prompts = [f"p{n}" for n in range(12)]
+    await rollouts(client, *prompts)
+    assert (await client.fetch_batch(6)).columns.prompt_uids == prompts[:6]
+    assert (await client.fetch_batch(6)).columns.prompt_uids == prompts[6:]
+
+
+async def test_a_fetch_waits_for_the_last_group_on_whichever_shard(client: LocalPool) -> None:
+    await rollouts(client, "p0", "p1", "p2")
+    fetching = asyncio.create_task(client.fetch_batch(4, timeout=20))
+    await asyncio.sleep(0)
+    await rollouts(client, "p3")
+    assert len(await fetching) == 4
+
+
+async def test_a_fetch_that_times_out_takes_nothing_and_names_every_shard(client: LocalPool) -> None:
+    await rollouts(client, "p0", "p1")
+    with pytest.raises(FetchTimeout, match=r"waited 0.05 s over 4 shards. data_pool: .*; data_pool-3: "):
+        await client.fetch_batch(3, timeout=0.05)
+    assert len(await client.fetch_batch(2)) == 2
+
+
+async def test_in_strict_order_an_unfinished_group_on_one_shard_holds_all_shards(client: LocalPool) -> None:
+    await rollouts(client, "p0", "p1")
+    client.advance_to(float(next(seconds)))
+    await client.register_trajectory(Registration("slow", "p2"))
+    await rollouts(client, "p3", "p4", "p5")
+    assert (await client.fetch_batch(2, order="strict")).columns.prompt_uids == ["p0", "p1"]
+    with pytest.raises(FetchTimeout, match="'p2', has 0 of 1 trajectories complete"):
+        await client.fetch_batch(1, order="strict", timeout=0.05)
+    await client.submit_steps([make_step("slow", "p2")])
+    await client.complete_trajectory("slow", "p2", None)
+    assert (await client.fetch_batch(4, order="strict")).columns.prompt_uids == ["p2", "p3", "p4", "p5"]
+
+
+async def test_a_shard_that_is_away_is_passed_over_except_in_strict_order(client: LocalPool) -> None:
+    prompts = [f"p{n}" for n in range(12)]
+    await rollouts(client, *prompts)
+    client.transport.shards_away.add("data_pool-1")
+    there = [prompt for prompt in prompts if shard_of(prompt, SHARDS) != 1]
+    with pytest.raises(FetchTimeout):
+        await asyncio.gather(client.fetch_batch(1, order="strict", timeout=0.05), _come_back(client, 0.3))
+    client.transport.shards_away.add("data_pool-1")
+    assert (await client.fetch_batch(len(there))).columns.prompt_uids == there
+
+
+async def _come_back(client: LocalPool, after: float) -> None:
+    """In time for the fetch to name what each shard waits for."""
+    await asyncio.sleep(after)
+    client.transport.shards_away.clear()
+
+
+async def test_a_lease_that_ran_out_is_told_at_acknowledgement(client: LocalPool) -> None:
+    await rollouts(client, "p0")
+    late = await client.fetch_batch(1, lease=10)
+    client.advance_to(float(next(seconds)) + 10)
+    again = await client.fetch_batch(1, lease=60)
+    with pytest.raises(LeaseExpired, match="ask for a longer one"):
+        await client.ack(late)
+    await client.ack(again)
+    assert (await client.stats()).channels["train"].shipped.steps == 1
+
+
+async def test_a_lease_that_ran_out_is_over_for_whoever_only_looks(client: LocalPool) -> None:
+    await rollouts(client, "p0")
+    await client.fetch_batch(1, lease=10)
+    assert (await client.stats()).leases == 1
+    client.advance_to(float(next(seconds)) + 10)
+    stats = await client.stats()
+    assert (stats.leases, stats.channels["train"].ready_groups) == (0, 1)
+
+
+async def test_trained_groups_can_be_mixed_into_later_batches(client: LocalPool) -> None:
+    await rollouts(client, *(f"p{n}" for n in range(24)))
+    await client.fetch_batch(16)
+    batch = await client.fetch_batch(8, history=0.5)
+    assert 0 < batch.from_history_G.sum() <= 4
+
+
+async def test_the_step_filter_holds_on_every_shard_and_what_it_left_out_is_counted_together(client: LocalPool) -> None:
+    async def send(prompt: str, **second: Any) -> None:
+        """One step that is always wanted, and one more."""
+        await client.register_trajectory(Registration(f"t-{prompt}", prompt))
+        steps = [make_step(f"t-{prompt}", prompt, uid=str(n), started_at=n, **(second if n else {})) for n in range(2)]
+        assert await client.submit_steps(steps) == [SubmitVerdict.ACCEPTED] * 2
+        await client.complete_trajectory(f"t-{prompt}", prompt, 1.0)
+
+    async def send_all(names: str) -> None:
+        for n in range(8):
+            await send(f"{names}-greedy-{n}", untrainable="greedy: temperature is 0")
+            await send(f"{names}-again-{n}", exactness=Exactness.RETOKENIZED)
+
+    await send_all("first")
+    batch = await client.fetch_batch(16)
+    assert batch.columns.uids == ["0"] * 16
+    assert batch.rewards_T.tolist() == [1.0] * 16
+    left_out = (await client.stats()).channels["train"].left_out
+    assert {kind: count.steps for kind, count in left_out.items()} == {"exactness": 8, "greedy": 8}
+    await send_all("second")
+    assert len((await client.fetch_batch(16, min_exactness="retokenized", untrainable=True)).columns) == 32
+    await send_all("third")
+    with pytest.raises(FetchTimeout, match="left out so far: .* exactness"):
+        await client.fetch_batch(1, min_exactness="engine", timeout=0.1)
+    assert (await client.stats()).channels["train"].held.steps == 0
+
+
+async def test_every_consumer_gets_its_own_groups() -> None:
+    client = LocalPool()
+    fetches = [asyncio.create_task(client.fetch_batch(1, timeout=20.0)) for _ in range(20)]
+    await rollouts(client, *(f"p{i}" for i in range(20)))
+    taken = [batch.columns.prompt_uids[0] for batch in await asyncio.gather(*fetches)]
+    assert sorted(taken) == sorted(f"p{i}" for i in range(20))
