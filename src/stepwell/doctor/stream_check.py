@@ -13,8 +13,8 @@ import aiohttp
 
 from stepwell.doctor.findings import Finding, Grade
 from stepwell.engines.engine import BROKEN, failure_text
+from stepwell.wire.openai import Upstream
 
-CHAT = "/v1/chat/completions"
 TOKENS = 32
 END = b"\n\n"
 DONE = b"data: [DONE]"
@@ -73,7 +73,7 @@ async def check_stream(
     }
     stream = ReceivedStream(time.monotonic())
     try:
-        async with http.post(engine + CHAT, json=body) as answer:
+        async with http.post(engine + Upstream.CHAT, json=body) as answer:
             while piece := await answer.content.readany():
                 stream.pieces.append((time.monotonic(), piece))
     except (TimeoutError, *BROKEN) as failure:

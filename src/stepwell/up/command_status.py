@@ -28,14 +28,12 @@ class ShownScoring(BaseModel):
     resting: int = 0
     scored: int = 0
     failed: dict[str, int] = {}
-    late: int = 0
 
 
 class ShownPool(BaseModel):
     name: str | None = None
     shards: int | None = None
     journal: str | None = None
-    archive: str | None = None
     policy_version: int | None = None
     submitted: int | None = None
     leases: int | None = None
@@ -50,7 +48,6 @@ class ShownChannel(BaseModel):
     ready_groups: int = 0
     trajectories: int = 0
     held: ShownAmount = ShownAmount()
-    accepted: ShownAmount = ShownAmount()
     shipped: ShownAmount = ShownAmount()
     dropped: dict[str, ShownAmount] = {}
     left_out: dict[str, ShownAmount] = {}
@@ -74,7 +71,6 @@ class ShownEngine(BaseModel):
     address: str
     state: str = ""
     why: str | None = None
-    in_flight: int | None = None
     weight_version: str | int | None = None
     server: str | None = None
 
@@ -82,7 +78,6 @@ class ShownEngine(BaseModel):
 class ShownStatus(BaseModel):
     """The part of the dashboard's /api/status that is printed; other fields are ignored."""
 
-    now: float = 0.0
     version: str = ""
     pool: ShownPool | None = None
     channels: list[ShownChannel] = []

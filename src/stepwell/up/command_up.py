@@ -12,8 +12,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import Any, TypeAlias
@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 from stepwell.config.serving import DashboardSettings, GatewaySettings
 from stepwell.config.up import UpSettings
 from stepwell.errors import BadRequest
+from stepwell.pool.client.ray_cluster import join_ray, local_ray
 from stepwell.up.background import detach, redirect_output
-from stepwell.up.cluster import Cluster, joined_cluster, own_cluster
 from stepwell.up.engine_model import ServedModel, wait_for_model
 from stepwell.up.launch_plan import LaunchPlan, make_plan, url_of
 from stepwell.up.processes import END_SIGNALS, StartupScreen, programs, serve
@@ -31,6 +31,8 @@ from stepwell.up.state_folder import RunRecord, StateFolder, started, this_folde
 Handler: TypeAlias = Callable[[int, FrameType | None], Any] | signal.Handlers
 
 ENGINE_KEY = "STEPWELL_GATEWAY_ENGINE_KEY"
+STORE = 512 * 2**20
+"""Bytes of Ray's object store, which large batches pass through."""
 SNIPPET = """\
 import stepwell
 from openai import OpenAI
@@ -73,10 +75,10 @@ class Up:
         plan = make_plan(self._settings, model, self._folder, key)
         _require_free(plan.gateway, "--port")
         _require_free(plan.dashboard, "--dashboard-port")
-        with self._cluster() as cluster:
+        with self._ray() as (ray_address, joining):
             _handle_signals(signal.default_int_handler)  # Ray has replaced our handlers
-            plan = plan.on(cluster.address)
-            self._folder.write_environment({"STEPWELL_KEY": key, **cluster.joining})
+            plan = plan.on(ray_address)
+            self._folder.write_environment({"STEPWELL_KEY": key, **joining})
             self._start_actors(plan)
             was_ready = asyncio.run(self._serve(plan, model, key))
             _handle_signals(signal.SIG_IGN)  # ending Ray takes a moment and must not be interrupted
@@ -92,10 +94,18 @@ class Up:
         self._screen.say(f"{what} serves {model.name!r}", instead_of=what)
         return model
 
-    def _cluster(self) -> AbstractContextManager[Cluster]:
+    @contextmanager
+    def _ray(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        """Joins a cluster, or starts one that ends with the block. Yields its address, and the variables to join it."""
         address, namespace = self._settings.ray_address, self._settings.ray_namespace
-        self._screen.say(f"joining Ray at {address}" if address else "starting Ray")
-        return joined_cluster(address, namespace) if address else own_cluster(namespace, self._folder.ray_token())
+        if address:
+            self._screen.say(f"joining Ray at {address}")
+            join_ray(address, namespace)
+            yield address, {}
+            return
+        self._screen.say("starting Ray")
+        with local_ray(namespace, token=self._folder.ray_token(), store=STORE) as joining:
+            yield joining["RAY_ADDRESS"], joining
 
     def _start_actors(self, plan: LaunchPlan) -> None:
         from stepwell import wiring  # it imports Ray, which reads its settings from the environment
