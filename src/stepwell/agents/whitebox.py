@@ -91,6 +91,7 @@ class AgentFlowBase(AgentFlow):
             finish_reason=generation.stop_reason,
             sampling=dict(generation.sampling),
             extras=dict(extras or {}),
+            model=generation.model,
         )
 
     async def submit(self, steps: Sequence[shapes.SubmittedStep]) -> None:

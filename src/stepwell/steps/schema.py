@@ -128,6 +128,17 @@ STEP_COLUMNS = (
     Column(name="metadata", kind=K.OBJECT, default={}, submitted=True),
     Column(name="sampling", kind=K.OBJECT, default={}, stored=S.CARRIED, submitted=True, shown=True),
     Column(name="extras", kind=K.OBJECT, default={}, stored=S.CARRIED, submitted=True),
+    Column(
+        name="model",
+        kind=K.TEXT,
+        default="",
+        stored=S.CARRIED,
+        packed="models",
+        submitted=True,
+        shown=True,
+        since=4,
+        journal_since=6,
+    ),
 )
 GROUP_COLUMNS = (
     Column(name="group", kind=K.INT32, per=P.GROUP, stored=S.RECORD),

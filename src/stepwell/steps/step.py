@@ -84,6 +84,8 @@ class Step:
     """The sampling parameters sent to the engine."""
     extras: JsonObject = field(default_factory=dict)
     """Fields that only the producer and the consumer understand; they round-trip."""
+    model: str = ""
+    """The name of the model or adapter that the engine reported; empty if it is not known."""
     uid: str = ""
     """Identity within the trajectory: a step sent twice is kept once. Empty means: identified by its step_index."""
     started_at: float = 0.0

@@ -59,6 +59,7 @@ async def test_its_steps_are_what_was_generated_and_have_the_reward_of_the_run(g
         assert step.response_logprobs is not None
         assert step.response_logprobs.tolist() == pytest.approx(made.log_probs)
         assert step.finish_reason == made.stop_reason
+        assert step.model == made.model != ""
         assert step.exactness is Exactness.SUBMITTED
         assert step.metadata == {"task": 7}
     assert steps[0].sampling == {"temperature": 0.7, "max_tokens": 4}

@@ -112,9 +112,9 @@ def test_leases_stay_behind() -> None:
 
 def test_a_table_of_a_newer_schema_is_refused() -> None:
     table = make_batch(pack([make_step()]), [1]).to_arrow()
-    assert table.schema.metadata == {b"stepwell.schema": b"3"}
-    newer = table.replace_schema_metadata({b"stepwell.schema": b"4"})
-    with pytest.raises(BadRequest, match="schema version 4, this Stepwell reads up to 3"):
+    assert table.schema.metadata == {b"stepwell.schema": b"4"}
+    newer = table.replace_schema_metadata({b"stepwell.schema": b"5"})
+    with pytest.raises(BadRequest, match="schema version 5, this Stepwell reads up to 4"):
         columns_from_arrow(newer)
 
 

@@ -48,6 +48,7 @@ def _recorded(context: CallContext, choice: Sampled, miscount: str | None) -> St
         exactness=context.exactness,
         untrainable=context.untrainable,
         finish_reason=choice.finish_reason,
+        model=choice.model,
         version_spans=choice.version_spans,
         sampling=context.sampling,
         extras=context.extras,

@@ -22,6 +22,9 @@ def test_a_step_holds_what_the_engine_sampled_and_what_was_known_of_the_call() -
     assert step.response_logprobs.tolist() == [-0.5, -1.5]
     assert (step.exactness, step.finish_reason, step.sampling) == (Exactness.ENGINE, "stop", {"temperature": 1.0})
     assert step.reward is None
+    assert step.model == ""
+    (step,) = build_steps(CONTEXT, [replace(SAMPLED, model="lora-7")], USAGE)
+    assert step.model == "lora-7"
 
 
 def test_each_choice_is_a_step_of_its_own_and_usage_counts_them_together() -> None:
