@@ -23,7 +23,7 @@ SHORT = {
     "calculator": "--env.turns 2 --env.turn-tokens 24",
     "word_game": "--env.rounds 2",
 }
-"""Flags that keep conversations within the tiny model's window."""
+"""EnvFlags that keep conversations within the tiny model's window."""
 
 
 def command(name: str, gateway: GatewayProcess, words: str) -> list[str]:

@@ -1,7 +1,7 @@
-"""Environments: what makes rollouts, scores them, and sends them where trainers find them.
+"""Environments: make rollouts, score them, and send them to a rollout server, from which trainers take them.
 
-An environment knows servers to sample from and a rollout server to send to, both by HTTP; it knows neither Ray nor
-the pool.
+An environment reaches the servers that it samples from and the rollout server over HTTP. It does not know Ray or the
+pool.
 """
 
 from stepwell.envs.base import BaseEnv

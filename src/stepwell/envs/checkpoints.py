@@ -1,8 +1,9 @@
 """An environment's checkpoints: JSON files in a folder of its own, `CHECKPOINT_DIR/env_checkpoints/NAME/step-N.json`.
 
-What always holds: a file is there whole or not at all. A living environment holds its folder by a lock, which the
-system takes back however the process ends; so one that comes back after a crash, under a new name because the rollout
-server still knows the old one, finds the folder that nobody holds and goes on with it.
+- A file is written completely or not at all.
+- A running environment locks its folder; the system releases the lock when the process ends, in any way. After a crash
+  the rollout server still knows the old name, so the environment gets a new one; it then finds the folder of its old
+  name unlocked and continues with it.
 """
 
 import fcntl
@@ -17,7 +18,7 @@ FILE = re.compile(r"step-(\d+)\.json")
 
 
 class Checkpoints:
-    """The folder of one environment, held from the first thing written there until it is closed."""
+    """The folder of one environment, locked from the first write until it is closed."""
 
     def __init__(self, folder: Path, lock: IO[str] | None = None) -> None:
         self.folder = folder
@@ -26,14 +27,14 @@ class Checkpoints:
     def write(self, step: int, data: dict[str, Any]) -> Path:
         text = json.dumps(data)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = self._lock or _hold(self.folder)
+        self._lock = self._lock or _lock_folder(self.folder)
         path = self.folder / f"step-{step}.json"
         with replacing_file(path) as file:
             file.write(text.encode())
         return path
 
     def newest(self, step: int) -> Path | None:
-        """The last one at or before this step."""
+        """The last checkpoint at or before this step."""
         return newest(self.folder, step)
 
     def close(self) -> None:
@@ -42,29 +43,29 @@ class Checkpoints:
 
 
 def newest(folder: Path, step: int) -> Path | None:
-    steps = [int(found[1]) for path in folder.glob("step-*.json") if (found := FILE.fullmatch(path.name))]
-    reached = [each for each in steps if each <= step]
-    return folder / f"step-{max(reached)}.json" if reached else None
+    steps = [int(match[1]) for path in folder.glob("step-*.json") if (match := FILE.fullmatch(path.name))]
+    earlier = [each for each in steps if each <= step]
+    return folder / f"step-{max(earlier)}.json" if earlier else None
 
 
 def claim(checkpoint_dir: str, name: str, desired_name: str, step: int) -> Checkpoints:
-    """The environment's folder. At a step above 0: its own, or one of the same desired name that nobody holds,
-    whichever has a checkpoint; the first that has one is it."""
+    """The environment's folder. At a step above 0 it is the first that has a checkpoint: its own, or an unlocked one
+    of the same desired name."""
     root = Path(checkpoint_dir) / "env_checkpoints"
     for folder in [root / name, *_siblings(root, desired_name)] if step > 0 else []:
-        if newest(folder, step) is not None and (lock := _hold(folder)) is not None:
+        if newest(folder, step) is not None and (lock := _lock_folder(folder)) is not None:
             return Checkpoints(folder, lock)
     return Checkpoints(root / name)
 
 
 def _siblings(root: Path, desired_name: str) -> list[Path]:
     numbered = re.compile(re.escape(desired_name) + r"_(\d+)")
-    found = [(int(match[1]), path) for path in root.glob("*") if (match := numbered.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    matches = [(int(match[1]), path) for path in root.glob("*") if (match := numbered.fullmatch(path.name))]
+    return [path for _, path in sorted(matches)]
 
 
-def _hold(folder: Path) -> IO[str] | None:
-    """The lock on the folder, to be kept open; None if another process has it."""
+def _lock_folder(folder: Path) -> IO[str] | None:
+    """The open lock file; None if another process holds the lock."""
     lock = (folder / ".lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A group made of rollouts at the same time. What is missing is tried again once; the others are kept for it."""
+"""A group made of concurrent rollouts. Rollouts that are missing are tried once more; the others are kept."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,35 +17,35 @@ class Collected:
     rollouts: list[ScoredDataItem] = field(default_factory=list)
     backlog: list[Item] = field(default_factory=list)
     failure: BaseException | None = None
-    """The last thing that went wrong."""
+    """The last failure."""
 
 
 async def collect(collect_one: CollectOne, item: Item, count: int) -> Collected:
-    """As many rollouts of the item as were wanted, or fewer, where some failed or gave None in every try."""
+    """Up to `count` rollouts of the item; fewer if some failed or were None in every try."""
     collected = Collected()
     for _ in range(TRIES):
         missing = count - len(collected.rollouts)
-        answers = await asyncio.gather(*(collect_one(item) for _ in range(missing)), return_exceptions=True)
-        for answer in answers:
-            _add(collected, answer)
+        results = await asyncio.gather(*(collect_one(item) for _ in range(missing)), return_exceptions=True)
+        for result in results:
+            _add(collected, result)
     return collected
 
 
-def _add(collected: Collected, answer: object) -> None:
-    if isinstance(answer, BaseException):
-        collected.failure = answer
+def _add(collected: Collected, result: object) -> None:
+    if isinstance(result, BaseException):
+        collected.failure = result
         return
-    rollout, backlog = _read(answer)
+    rollout, backlog = _read(result)
     collected.backlog += backlog
     if rollout is not None:
         collected.rollouts.append(rollout)
 
 
-def _read(answer: object) -> tuple[ScoredDataItem | None, list[Item]]:
-    match answer:
+def _read(result: object) -> tuple[ScoredDataItem | None, list[Item]]:
+    match result:
         case (None | dict() as rollout, list() as backlog):
             return rollout, backlog  # type: ignore[return-value]
     raise BadRequest(
         "collect_trajectory returns a rollout (a dictionary with tokens, masks and scores, or None) and a list of items"
-        f" for the backlog, not {str(answer)[:200]}; to return anything else, write collect_trajectories instead"
+        f" for the backlog, not {str(result)[:200]}; to return anything else, write collect_trajectories instead"
     )

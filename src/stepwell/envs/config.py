@@ -1,7 +1,7 @@
-"""What an environment and its servers are told: defaults < YAML < flags. An unknown key is an error.
+"""Settings of an environment and its servers: defaults < YAML < flags. An unknown key is an error.
 
-A field's docstring is its line in --help. An environment's own settings are fields of a subclass of BaseEnvConfig,
-named by its class attribute `env_config_cls`.
+A field's docstring is its line in --help. An environment's own settings are fields of a subclass of BaseEnvConfig; its
+class attribute `env_config_cls` names that subclass.
 """
 
 from enum import StrEnum
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class EvalHandling(StrEnum):
-    """What becomes of training while an evaluation runs. What was begun before is finished in any case."""
+    """How an evaluation affects training. Groups that have begun are always finished."""
 
     STOP_TRAIN = "STOP_TRAIN"
     LIMIT_TRAIN = "LIMIT_TRAIN"
@@ -23,53 +23,53 @@ class EnvSection(BaseModel):
 
 class BaseEnvConfig(EnvSection):
     group_size: int = Field(default=4, ge=1)
-    """Rollouts of one item, which are trained together."""
+    """Rollouts of one item; they are trained together."""
     max_num_workers: int = Field(default=-1, ge=-1)
-    """Groups under way at once; -1 is max_num_workers_per_node for each server."""
+    """Concurrent groups; -1 means max_num_workers_per_node for each server."""
     max_num_workers_per_node: int = Field(default=8, ge=1)
-    """Groups under way at once for each server, where max_num_workers is -1."""
+    """Concurrent groups for each server, if max_num_workers is -1."""
     max_eval_workers: int = Field(default=16, ge=1)
-    """Rollouts of an evaluation under way at once."""
+    """Concurrent rollouts of an evaluation."""
     steps_per_eval: int = Field(default=100, ge=0)
-    """Training steps between two evaluations; 0 never evaluates."""
+    """Training steps between two evaluations; 0 means never."""
     eval_handling: EvalHandling = EvalHandling.STOP_TRAIN
-    """While an evaluation runs: STOP_TRAIN starts no new groups, LIMIT_TRAIN fewer of them, NONE as many as ever."""
+    """While an evaluation runs: STOP_TRAIN starts no groups, LIMIT_TRAIN fewer than usual, NONE as many as usual."""
     eval_limit_ratio: float = Field(default=0.5, ge=0, le=1)
-    """Share of the workers that LIMIT_TRAIN leaves to training."""
+    """Share of the concurrent groups that LIMIT_TRAIN leaves to training."""
     max_token_length: int = Field(default=2048, ge=1)
-    """Tokens a rollout may have; also this environment's part in dividing the servers between environments."""
+    """Most tokens of a rollout; also used to divide the servers between environments."""
     inference_weight: float = 1.0
-    """This environment's weight when the servers are divided between environments; below 0 it takes no part."""
+    """Weight of this environment when the servers are divided between environments; below 0 it is left out."""
     batch_size: int = Field(default=-1, ge=-1)
-    """Sequences in a batch of the trainer's; -1 asks the rollout server, which overrules any other value."""
+    """Sequences in a trainer's batch; -1 asks the rollout server, whose value overrides any other."""
     max_batches_offpolicy: int = Field(default=3, ge=0)
-    """Batches that may wait for the trainer before no more groups are started; 0 sets no limit."""
+    """No groups are started while so many batches wait for the trainer; 0 means no limit."""
     min_batch_allocation: float | None = Field(default=None, ge=0, le=1)
-    """Share of every batch that is kept for this environment."""
+    """Share of every batch that is reserved for this environment."""
     total_steps: int = Field(default=1000, ge=-1)
     """Training step at which the environment ends; -1 asks the rollout server."""
     worker_timeout: float = 600.0
-    """Seconds a group may take before it is given up; 0 or less sets no limit."""
+    """Seconds after which a group is given up; 0 or less means no limit."""
     ensure_scores_are_not_same: bool = True
-    """Drop groups whose scores are all the same: they teach nothing."""
+    """Drop groups whose scores are all equal: they have no advantage to train on."""
     tokenizer_name: str | None = None
-    """Name or folder of the Hugging Face tokenizer; without one, that of the first server."""
+    """Name or folder of the Hugging Face tokenizer; by default that of the first server."""
     rollout_server_url: str = "http://localhost:8000"
     """Address of the rollout server: stepwell atropos."""
     rollout_server_key: str | None = None
-    """Key that the rollout server asks for."""
+    """Key for the rollout server."""
     include_messages: bool = False
-    """Send the messages along, to be read; where a rollout has none, its decoded tokens."""
+    """Also send the messages; for a rollout without messages, its decoded tokens."""
     data_path_to_save_groups: str | None = None
-    """JSON lines file to which every group is appended that is sent."""
+    """JSON lines file to which every sent group is appended."""
     use_wandb: bool = False
     """Log to Weights & Biases."""
     wandb_name: str | None = None
-    """Name of this environment in logs, in checkpoints and at the rollout server; without one, that of its class."""
+    """Name of this environment in logs, in checkpoints and at the rollout server; by default that of its class."""
     num_rollouts_to_keep: int = Field(default=32, ge=0)
-    """Rollouts in the table that is logged."""
+    """Rollouts in the logged table."""
     min_items_sent_before_logging: int = 2
-    """Groups sent before a new training step is a reason to log; 0 or less logs at every step."""
+    """A new training step is logged after so many sent groups; 0 or less logs every step."""
 
     @field_validator("rollout_server_url")
     @classmethod
@@ -85,16 +85,16 @@ class APIServerConfig(EnvSection):
     base_url: str = "http://localhost:8100/v1"
     """Address of the server, with its /v1."""
     api_key: str | None = None
-    """Key that the server asks for; the gateway's control key."""
+    """Key for the server; for a gateway, its control key."""
     model_name: str = "default"
-    """Model to ask for."""
+    """Name of the model in requests."""
     tokenizer_name: str | None = None
-    """Name or folder of the model's Hugging Face tokenizer; without one, the model's name."""
+    """Name or folder of the model's Hugging Face tokenizer; by default the model's name."""
     timeout: float = Field(default=1200.0, gt=0)
-    """Seconds a request may take."""
+    """Timeout of a request in seconds."""
     num_max_requests_at_once: int = Field(default=512, ge=1)
-    """Requests under way at once."""
+    """Concurrent requests."""
     num_requests_for_eval: int = Field(default=64, ge=1)
-    """Requests of evaluations under way at once."""
+    """Concurrent requests of evaluations."""
     health_check: bool = True
-    """Ask the server now and then whether it is well, and prefer those that are."""
+    """Avoid the server while it cannot be reached, and check when it is back."""

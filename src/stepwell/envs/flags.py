@@ -1,8 +1,9 @@
-"""What an environment is told on its command line: defaults (its config_init) < YAML file < flags.
+"""The settings of an environment on its command line: defaults (its config_init) < YAML file < flags.
 
-What always holds: an unknown key or flag is an error, wherever it stands; BadRequest says in one line for each thing
-what is wrong; --help shows no secret. Flags are made from the fields of the configurations, their help from the fields'
-docstrings; `--env.group_size` and `--env.group-size` are one flag. Flags of --openai are for all servers.
+- An unknown key or flag is an error. BadRequest has one line for each error.
+- --help shows no secrets.
+- Flags and their help come from the fields of the configurations and their docstrings. `--env.group_size` and
+  `--env.group-size` are the same flag. Flags of --openai apply to all servers.
 """
 
 import argparse
@@ -26,16 +27,16 @@ KEYS = ("api_key", "rollout_server_key")
 """Fields whose value --help must not show."""
 
 
-class Flags(BaseSettings):
-    """The flags that every command has; `env` and `openai` are added for each environment."""
+class EnvFlags(BaseSettings):
+    """The flags of every command; `env` and `openai` are added for each environment."""
 
     model_config = SettingsConfigDict(extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True)
 
     config: str | None = None
-    """YAML file with `env:` and `openai:`, the latter one server or a list of them."""
+    """YAML file with `env:` and `openai:`; `openai:` is one server or a list of servers."""
 
 
-class ProcessFlags(Flags):
+class ProcessFlags(EnvFlags):
     groups: int = Field(default=10, ge=1)
     """Groups to make."""
     out: str = "groups"
@@ -45,42 +46,42 @@ class ProcessFlags(Flags):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What was said, all of it checked."""
+class EnvSettings:
+    """All settings, validated."""
 
     env: BaseEnvConfig
     servers: tuple[APIServerConfig, ...]
-    flags: Flags
+    flags: EnvFlags
 
 
 @dataclass(frozen=True, slots=True)
-class Defaults:
-    """What an environment's config_init gives."""
+class EnvDefaults:
+    """What an environment's config_init returns."""
 
     env: BaseEnvConfig
     servers: Sequence[APIServerConfig]
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong as a BadRequest, and what may have been meant."""
+class FlagParser(argparse.ArgumentParser):
+    """Its errors are BadRequest, with a suggestion for an unknown flag."""
 
     def __init__(self, program: str, about: str | None = None) -> None:
         super().__init__(prog=program, usage=f"{program} [FLAGS]", description=about, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        wrong = next((word for word in message.split() if word.startswith("--")), "")
-        near = get_close_matches(wrong, self._option_string_actions, n=1)
+        flag = next((word for word in message.split() if word.startswith("--")), "")
+        near = get_close_matches(flag, self._option_string_actions, n=1)
         raise BadRequest(message + (f"; did you mean {near[0]}?" if "unrecognized" in message and near else ""))
 
 
-def read_flags(flags: type[Flags], defaults: Defaults, argv: Sequence[str], parser: Parser) -> Told:
+def read_flags(flags: type[EnvFlags], defaults: EnvDefaults, argv: Sequence[str], parser: FlagParser) -> EnvSettings:
     given = _parse(flags, defaults, argv, parser)
     file = _read_yaml(given.get("config"))
     own = {key: value for key, value in given.items() if key not in ("env", "openai")}
-    read = _checked(flags, own, "")
+    read = _validated(flags, own, "")
     short = {"group_size": own["group_size"]} if own.get("group_size") is not None else {}
-    return Told(
-        env=_checked(
+    return EnvSettings(
+        env=_validated(
             type(defaults.env), merged(defaults.env.model_dump(), file.get("env"), given.get("env"), short), "env."
         ),
         servers=_servers(defaults.servers, file.get("openai"), given.get("openai")),
@@ -89,14 +90,14 @@ def read_flags(flags: type[Flags], defaults: Defaults, argv: Sequence[str], pars
 
 
 def _servers(defaults: Sequence[APIServerConfig], file: Any, flags: Any) -> tuple[APIServerConfig, ...]:
-    """A list in the file takes the defaults' place; a mapping, as the flags, is laid over each of them."""
+    """A list in the file replaces the defaults; a mapping, like the flags, overrides values of each default."""
     bases = file if isinstance(file, list) else [merged(server.model_dump(), file) for server in defaults]
     kind = type(defaults[0]) if defaults else APIServerConfig
-    return tuple(_checked(kind, merged(base, flags), "openai.") for base in bases)
+    return tuple(_validated(kind, merged(base, flags), "openai.") for base in bases)
 
 
 def merged(*layers: Any) -> dict[str, Any]:
-    """Later layers over earlier ones, mapping by mapping. A layer that is None says nothing."""
+    """Later layers override earlier ones, mapping by mapping. None is an empty layer."""
     result: dict[str, Any] = {}
     for layer in layers:
         if layer is not None and not isinstance(layer, Mapping):
@@ -109,14 +110,14 @@ def merged(*layers: Any) -> dict[str, Any]:
     return result
 
 
-def _parse(flags: type[Flags], defaults: Defaults, argv: Sequence[str], parser: Parser) -> dict[str, Any]:
-    """What the flags say, by field, not yet checked."""
+def _parse(flags: type[EnvFlags], defaults: EnvDefaults, argv: Sequence[str], parser: FlagParser) -> dict[str, Any]:
+    """The values of the flags by field, not validated yet."""
     env, server = defaults.env, next(iter(defaults.servers), APIServerConfig())
     settings = create_model(
         "Settings",
         __base__=flags,
         env=(type(env), Field(_without_keys(env), description="The environment.")),
-        openai=(type(server), Field(_without_keys(server), description="The servers it samples from.")),
+        openai=(type(server), Field(_without_keys(server), description="The servers that it samples from.")),
     )
     words = [_with_dashes(word) for word in argv]
     source: CliSettingsSource[Any] = CliSettingsSource(
@@ -149,14 +150,14 @@ def _read_yaml(path: str | None) -> dict[str, Any]:
     return read
 
 
-def _checked(model: type[M], values: Any, prefix: str) -> M:
+def _validated(model: type[M], values: Any, prefix: str) -> M:
     try:
         return model.model_validate(values)
-    except ValidationError as wrong:
-        raise BadRequest("\n".join(_explained(model, prefix, error) for error in wrong.errors())) from None
+    except ValidationError as invalid:
+        raise BadRequest("\n".join(_error_text(model, prefix, error) for error in invalid.errors())) from None
 
 
-def _explained(model: type[BaseModel], prefix: str, error: Any) -> str:
+def _error_text(model: type[BaseModel], prefix: str, error: Any) -> str:
     name = prefix + ".".join(map(str, error["loc"]))
     if error["type"] != "extra_forbidden":
         return f"{name}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")

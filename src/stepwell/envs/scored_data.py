@@ -1,43 +1,50 @@
-"""What environments make: items to roll out, rollouts, and groups of rollouts, under their names on the wire.
+"""What environments make: items to roll out, rollouts, and groups of rollouts, with the key names of the wire.
 
-These are the user's own dictionaries, which travel as they are. What always holds: a group made by `gather` has one
-entry a rollout in every list it has, and leaves no key of its rollouts out.
+- Rollouts and groups are the author's own dictionaries; they travel unchanged.
+- Every list of a group made by `gather` has one entry per rollout, and the group has every key of its rollouts.
+- A group that is not worth sending is dropped for exactly one cause, under which it is counted.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from stepwell.errors import BadRequest
 
 Item = Any
-"""Whatever get_next_item gives: a prompt, a row of a dataset, a state. None says that there are no more."""
+"""What get_next_item returns: a prompt, a row of a dataset, a state. None means that there are no more."""
 
 Messages = list[dict[str, Any]]
 
 UNTRAINED = -100
-"""In masks: not trained here. Elsewhere a mask has the token itself."""
+"""In masks: the token is not trained. A trained token stands in the mask itself."""
+
+MALFORMED = "malformed"
+WRONG_SIZE = "wrong size"
+EQUAL_SCORES = "equal scores"
+TOO_LONG = "too long"
 
 
 class ScoredDataItem(TypedDict, total=False):
-    """One rollout. tokens, masks and scores must be there."""
+    """One rollout. tokens, masks and scores are required."""
 
     tokens: list[int]
     masks: list[int]
-    """Of the length of tokens: the token where it is trained, -100 where it is not."""
+    """As long as tokens: the token if it is trained, -100 if it is not."""
     scores: float
     inference_logprobs: list[float] | None
-    """Of the length of tokens: 1.0 where nothing was sampled."""
+    """As long as tokens: 1.0 for tokens that were not sampled."""
     policy_version: int | None
-    """The number of the weights that wrote it, the oldest of them."""
+    """The version of the weights that wrote it; if there are several, the oldest."""
     exactness: str
-    """engine, submitted or retokenized: how far the tokens can be trusted to be those that were sampled."""
+    """engine, submitted or retokenized: how certain it is that these tokens were sampled."""
     messages: Messages | None
     advantages: list[float] | None
     ref_logprobs: list[float] | None
     overrides: dict[str, Any] | None
-    """For the trainer, of this rollout."""
+    """For the trainer, about this rollout."""
     group_overrides: dict[str, Any] | None
-    """For the trainer, of the whole group."""
+    """For the trainer, about the whole group."""
     generation_params: dict[str, Any] | None
     images: Any
     distill_token_ids: list[list[int]] | None
@@ -45,7 +52,7 @@ class ScoredDataItem(TypedDict, total=False):
 
 
 class ScoredDataGroup(TypedDict, total=False):
-    """Rollouts of one item: each list has one entry a rollout."""
+    """Rollouts of one item: each list has one entry per rollout."""
 
     tokens: list[list[int]]
     masks: list[list[int]]
@@ -64,11 +71,13 @@ class ScoredDataGroup(TypedDict, total=False):
     distill_logprobs: list[list[list[float]]] | None
 
 
-OF_GROUPS = ("group_overrides", "generation_params")
-"""Keys whose value is one for the whole group: the rollouts' are laid over one another."""
+Groups: TypeAlias = ScoredDataGroup | list[ScoredDataGroup | None] | None
+
+GROUP_KEYS = ("group_overrides", "generation_params")
+"""Keys with one value for the whole group: the dictionaries of the rollouts are merged."""
 PLURALS = {"policy_version": "policy_versions"}
 FILLERS: dict[str, Callable[[], Any]] = {"exactness": lambda: "submitted", "overrides": dict, "messages": list}
-"""What stands for a rollout that lacks what others of its group have."""
+"""The value of a rollout that lacks a key which others of its group have."""
 ALL_OR_NONE = (
     "tokens",
     "masks",
@@ -79,23 +88,41 @@ ALL_OR_NONE = (
     "distill_token_ids",
     "distill_logprobs",
 )
-"""Keys for which nothing could stand: a trainer would compute with it."""
+"""Keys without a filler: a trainer would compute with it."""
 
 
 def gather(rollouts: Sequence[ScoredDataItem]) -> ScoredDataGroup:
     """The rollouts of one item, as a group."""
-    keys = dict.fromkeys(key for rollout in rollouts for key in rollout if _has(rollout, key))
+    keys = dict.fromkeys(key for rollout in rollouts for key in rollout if _get(rollout, key) is not None)
     group: dict[str, Any] = {}
     for key in keys:
-        if key in OF_GROUPS:
+        if key in GROUP_KEYS:
             group[key] = {name: value for each in rollouts for name, value in (_get(each, key) or {}).items()}
         else:
             group[PLURALS.get(key, key)] = [_get(rollout, key) for rollout in rollouts]
     return _with_fillers(group)  # type: ignore[return-value]
 
 
+def group_fault(
+    group: ScoredDataGroup, *, group_size: int, max_length: int | None, may_be_equal: bool
+) -> tuple[str, str] | None:
+    """The cause for which the group is dropped, and its details; None if the group is fine."""
+    fault = _malformed(group)
+    if fault:
+        return MALFORMED, fault
+    expected = (group.get("group_overrides") or {}).get("group_size", group_size)
+    if len(group["tokens"]) != expected:
+        return WRONG_SIZE, f"{len(group['tokens'])} rollouts instead of {expected}"
+    if len(set(group["scores"])) == 1 and not may_be_equal:
+        return EQUAL_SCORES, f"every score is {group['scores'][0]}"
+    longest = max(map(len, group["tokens"]))
+    if max_length is not None and longest > max_length:
+        return TOO_LONG, f"a rollout has {longest} tokens; the trainer accepts {max_length}"
+    return None
+
+
 def _with_fillers(group: dict[str, Any]) -> dict[str, Any]:
-    """With something harmless for rollouts that lack what others have; BadRequest where nothing is harmless."""
+    """Fills in harmless values; BadRequest for a key without a filler."""
     for key, values in group.items():
         if key in FILLERS:
             group[key] = [FILLERS[key]() if value is None else value for value in values]
@@ -104,10 +131,33 @@ def _with_fillers(group: dict[str, Any]) -> dict[str, Any]:
     return group
 
 
-def _has(rollout: ScoredDataItem, key: str) -> bool:
-    return _get(rollout, key) is not None
-
-
 def _get(rollout: ScoredDataItem, key: str) -> Any:
-    read: Mapping[str, Any] = rollout
-    return read.get(key)
+    mapping: Mapping[str, Any] = rollout
+    return mapping.get(key)
+
+
+def _malformed(group: ScoredDataGroup) -> str:
+    for key in ("tokens", "masks", "scores"):
+        if group.get(key) is None:
+            return f"it has no {key}"
+    if not len(group["tokens"]):
+        return "it has no rollouts"
+    if not len(group["tokens"]) == len(group["masks"]) == len(group["scores"]):
+        return "the numbers of tokens, masks and scores differ"
+    if not all(map(_is_number, group["scores"])):
+        return f"its scores are {list(group['scores'])}"
+    for key in ("masks", "inference_logprobs", "advantages", "ref_logprobs"):
+        if not _fits(group.get(key), group["tokens"]):
+            return f"its {key} are not as long as its tokens"
+    return ""
+
+
+def _fits(values: Any, tokens: Sequence[Sequence[int]]) -> bool:
+    return values is None or list(map(len, values)) == list(map(len, tokens))
+
+
+def _is_number(score: object) -> bool:
+    try:
+        return math.isfinite(score)  # type: ignore[arg-type]
+    except TypeError:
+        return False

@@ -85,7 +85,7 @@ class PrefixTree:
 
     def place(self, tokens: IntArray) -> Placement:
         """Store a sequence. Only what is new is copied."""
-        base, shared = self._longest_prefix(tokens)
+        base, shared = self.longest_prefix(tokens)
         added = tokens[shared:].copy()
         branch = self.restore(base, shared, added)
         return Placement(branch, base, shared, added, branch not in (base, 0))
@@ -123,6 +123,21 @@ class PrefixTree:
             node = node.parent
         return parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
 
+    def longest_prefix(self, tokens: IntArray) -> tuple[int, int]:
+        """A branch that shares as much with `tokens` as any, and how much."""
+        base, shared = ROOT, 0
+        node = next(
+            (root for root in self._roots if len(tokens) and len(root.tail) and root.tail[0] == tokens[0]), None
+        )
+        while node is not None:
+            base, shared = node.branch, shared + common_prefix(node.tail, tokens[shared:])
+            node = node.child(shared, int(tokens[shared])) if shared < len(tokens) else None
+        return base, shared
+
+    def agree(self, first: int, second: int, length: int) -> bool:
+        """Do two branches begin with the same `length` tokens?"""
+        return self._node(first, length) is self._node(second, length)
+
     def bases(self, sequences: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """For each sequence (branch, length): which one before it shares most with it, by its place, and how much.
 
@@ -159,17 +174,6 @@ class PrefixTree:
         while node is not None and shared <= node.start:
             node = node.parent
         return node
-
-    def _longest_prefix(self, tokens: IntArray) -> tuple[int, int]:
-        """A branch that shares as much with `tokens` as any, and how much."""
-        base, shared = ROOT, 0
-        node = next(
-            (root for root in self._roots if len(tokens) and len(root.tail) and root.tail[0] == tokens[0]), None
-        )
-        while node is not None:
-            base, shared = node.branch, shared + common_prefix(node.tail, tokens[shared:])
-            node = node.child(shared, int(tokens[shared])) if shared < len(tokens) else None
-        return base, shared
 
 
 def common_prefix(a: IntArray, b: IntArray) -> int:

@@ -16,8 +16,8 @@ import pytest
 from stepwell.atropos.http import MAX_BODY
 from stepwell.atropos.registry import SILENCE, Registry
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataItem
-from stepwell.envs.loop import lifecycle as life
-from stepwell.envs.loop.progress import Progress
+from stepwell.envs.loop import lifecycle
+from stepwell.envs.loop.progress import EnvProgress
 from stepwell.envs.output.html_page import group_html
 from stepwell.envs.servers import ServerManager
 from stepwell.pool.api.plan import PoolPlan
@@ -283,14 +283,14 @@ class Watch:
     def __init__(self) -> None:
         self.idle = ""
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: EnvProgress) -> None:
         self.idle = progress.idle
 
 
 async def test_8_what_is_under_way_when_an_environment_pauses_is_finished_and_sent(server: AtroposClient) -> None:
     env, watch = SlowEnv(server.url, items=1), Watch()
     await server.register(batch_size=2)
-    serving = asyncio.create_task(life.serve(env, watch))
+    serving = asyncio.create_task(lifecycle.serve(env, watch))
     await env.has_begun.wait()
     await server.send(make_group(100), make_group(101))
     await until(lambda: bool(watch.idle), "the environment to pause")
@@ -308,7 +308,7 @@ async def test_8_a_checkpoint_holds_the_environments_state(server: AtroposClient
     env = SlowEnv(server.url, items=2)
     env.may_go_on.set()
     await server.register(batch_size=2, checkpoint_dir=str(tmp_path), save_checkpoint_interval=1)
-    await asyncio.gather(life.serve(env), take(server, 2))
+    await asyncio.gather(lifecycle.serve(env), take(server, 2))
     assert newest_checkpoint(tmp_path)["given"] >= 2
 
 
@@ -334,7 +334,7 @@ async def test_9_log_probabilities_arrive_by_the_default_way_of_making_groups(se
     env = SlowEnv(server.url, items=1)
     env.may_go_on.set()
     await server.register(batch_size=2)
-    _, ((group,),) = await asyncio.gather(life.serve(env), take(server, 1))
+    _, ((group,),) = await asyncio.gather(lifecycle.serve(env), take(server, 1))
     assert group["inference_logprobs"] == [[1.0, -0.5, -0.25]] * 2
 
 

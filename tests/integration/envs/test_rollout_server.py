@@ -29,7 +29,7 @@ async def test_a_group_is_sent_again_while_the_server_fails_and_taken_once(tmp_p
 async def test_what_cannot_be_sent_in_time_is_counted_and_written_down(tmp_path: Path) -> None:
     async with FakeRolloutServer().opened() as rollouts:
         rollouts.fails = 1_000
-        async with RolloutServer(rollouts.url, unsent=tmp_path / "folder" / "unsent.jsonl", tried=0.3) as server:
+        async with RolloutServer(rollouts.url, unsent=tmp_path / "folder" / "unsent.jsonl", send_timeout=0.3) as server:
             assert "answered 500" in await server.send(GROUP, env_id=3)
             assert server.unsent == 1
     assert orjson.loads((tmp_path / "folder" / "unsent.jsonl").read_bytes()) == {**GROUP, "env_id": 3}

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from stepwell.envs.config import EvalHandling
-from stepwell.envs.loop import lifecycle as life
-from stepwell.envs.loop.failure_count import Patience, Tally
-from stepwell.envs.loop.progress import Progress
+from stepwell.envs.failure_count import FailureCount, FailureLimits
+from stepwell.envs.loop import lifecycle
+from stepwell.envs.loop.progress import EnvProgress
 from stepwell.errors import BadRequest, EnvironmentFailed, RolloutServerRefused
 from tests.integration.envs.counting import CountingEnv, counting, rollout
 from tests.rig.rollout_server import FakeRolloutServer
@@ -23,13 +23,13 @@ from tests.rig.waiting import until
 
 class Shown:
     def __init__(self) -> None:
-        self.progress: list[Progress] = []
+        self.progress: list[EnvProgress] = []
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: EnvProgress) -> None:
         self.progress.append(progress)
 
     @property
-    def last(self) -> Progress:
+    def last(self) -> EnvProgress:
         return self.progress[-1]
 
 
@@ -42,7 +42,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def serving(env: CountingEnv) -> AsyncIterator[tuple["asyncio.Task[None]", Shown]]:
     """The environment at work, stopped well in the end."""
     shown = Shown()
-    task = asyncio.create_task(life.serve(env, shown))
+    task = asyncio.create_task(lifecycle.serve(env, shown))
     try:
         yield task, shown
         if not task.done():
@@ -303,7 +303,7 @@ async def test_an_environment_that_fails_again_and_again_says_why_it_stops() -> 
 
     async with server() as rollouts:
         env = Broken(counting(rollouts.url).config)
-        env.tally = Tally(Patience(failures=3, first=0.01))
+        env.failure_count = FailureCount(FailureLimits(failures=3, first_pause=0.01))
         async with serving(env) as (task, shown):
             with pytest.raises(EnvironmentFailed, match="3 failures in a row.*ValueError: no such dataset"):
                 await task
@@ -334,11 +334,11 @@ async def test_checkpoints_are_written_at_the_servers_interval_and_keep_what_is_
     async with server(batch_size=4, save_checkpoint_interval=2, checkpoint_dir=tmp_path) as rollouts:
         env = counting(rollouts.url, wandb_name="counting", max_num_workers=1)
         async with serving(env):
-            await until(lambda: len(rollouts.queue) == 3 and not env.under_way, "the queue to be full")
+            await until(lambda: len(rollouts.queue) == 3 and not env.items_in_progress, "the queue to be full")
             env.may_finish.clear()
             rollouts.train(1)
-            await until(lambda: len(env.under_way) == 1, "work under way")
-            [item] = env.under_way.values()
+            await until(lambda: len(env.items_in_progress) == 1, "work under way")
+            [item] = env.items_in_progress.values()
             rollouts.train(1)
             folder = tmp_path / "env_checkpoints" / "counting_0"
             await until((folder / "step-2.json").exists, "the checkpoint")
@@ -360,14 +360,15 @@ async def test_registration_waits_for_the_trainer_and_can_be_given_up() -> None:
         assert rollouts.envs == []
 
 
-async def test_a_second_signal_does_not_wait_for_work_under_way() -> None:
+async def test_a_second_signal_does_not_wait_for_work_under_way(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stepwell.envs")
     async with server() as rollouts:
         env = counting(rollouts.url)
         env.may_finish.clear()
         async with serving(env) as (task, _):
             await until(lambda: len(env.begun) == 2, "work under way")
             os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(0.05)
+            await until(lambda: "a second signal stops at once" in caplog.text, "the first signal to be seen")
             assert not task.done()
             os.kill(os.getpid(), signal.SIGINT)
             await task
@@ -378,7 +379,7 @@ async def test_a_second_signal_does_not_wait_for_work_under_way() -> None:
 async def test_a_group_that_fits_into_no_batch_is_refused_before_any_work() -> None:
     async with server(batch_size=2) as rollouts:
         with pytest.raises(BadRequest, match="a group of 4 does not fit into the trainer's batch of 2"):
-            await life.serve(counting(rollouts.url))
+            await lifecycle.serve(counting(rollouts.url))
 
 
 async def test_the_share_kept_for_an_environment_is_filled_though_others_fill_the_queue() -> None:
@@ -395,4 +396,4 @@ async def test_the_share_kept_for_an_environment_is_filled_though_others_fill_th
 async def test_a_server_that_is_none_is_told_apart(tmp_path: Path) -> None:
     async with server() as rollouts:
         with pytest.raises(RolloutServerRefused, match="404"):
-            await life.serve(counting(rollouts.url + "/elsewhere"))
+            await lifecycle.serve(counting(rollouts.url + "/elsewhere"))

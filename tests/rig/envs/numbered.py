@@ -3,7 +3,7 @@
 from uuid import uuid4
 
 from stepwell.envs import BaseEnv, Item, ScoredDataGroup, ScoredDataItem
-from stepwell.envs.base import Groups
+from stepwell.envs.scored_data import Groups
 
 
 class Numbered(BaseEnv):

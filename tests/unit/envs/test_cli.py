@@ -103,7 +103,7 @@ def test_process_fails_where_nothing_was_made(program: Path, capsys: pytest.Capt
     assert ended.value.code == 1
     shown = capsys.readouterr().err
     assert "dropped 10 (equal scores)" in shown
-    assert shown.endswith("counting.py process: no group was made; what is said above tells why\n")
+    assert shown.endswith("counting.py process: no group was made; the messages above say why\n")
     assert list(program.iterdir()) == []
 
 

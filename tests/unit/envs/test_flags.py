@@ -1,4 +1,4 @@
-"""Defaults < YAML < flags, and a line for each thing that is wrong."""
+"""EnvDefaults < YAML < flags, and a line for each thing that is wrong."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig, EvalHandling
-from stepwell.envs.flags import Defaults, Flags, Parser, ProcessFlags, Told, read_flags
+from stepwell.envs.flags import EnvDefaults, EnvFlags, EnvSettings, FlagParser, ProcessFlags, read_flags
 from stepwell.errors import BadRequest
 
 
@@ -17,14 +17,14 @@ class SumConfig(BaseEnvConfig):
     """Topics to ask about."""
 
 
-DEFAULTS = Defaults(
+DEFAULTS = EnvDefaults(
     SumConfig(group_size=8, rollout_server_key="secret-1"),
     [APIServerConfig(model_name="a", api_key="secret-2"), APIServerConfig(model_name="b", api_key="secret-2")],
 )
 
 
-def read(*argv: str, flags: type[Flags] = Flags, defaults: Defaults = DEFAULTS) -> Told:
-    return read_flags(flags, defaults, argv, Parser("my_env.py serve", "About it."))
+def read(*argv: str, flags: type[EnvFlags] = EnvFlags, defaults: EnvDefaults = DEFAULTS) -> EnvSettings:
+    return read_flags(flags, defaults, argv, FlagParser("my_env.py serve", "About it."))
 
 
 def env_of(*argv: str, **more: Any) -> SumConfig:
@@ -137,7 +137,7 @@ def test_help_has_every_field_with_its_docstring_and_its_default(capsys: pytest.
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.startswith("usage: my_env.py serve [FLAGS] About it.")
     assert "--env.digits int Digits of the numbers. (default: 2)" in shown
-    assert "--env.group-size int Rollouts of one item, which are trained together. (default: 8)" in shown
+    assert "--env.group-size int Rollouts of one item; they are trained together. (default: 8)" in shown
     for kind, prefix in ((SumConfig, "env"), (APIServerConfig, "openai")):
         for name, field in kind.model_fields.items():
             assert f"--{prefix}.{name.replace('_', '-')} " in shown

@@ -1,1 +1,1 @@
-"""How an environment runs: a pure pace and thin shells."""
+"""How an environment runs: pure decisions in `pace`, thin shells around them."""

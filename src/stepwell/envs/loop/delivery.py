@@ -1,6 +1,6 @@
-"""The last station of a group: checked, kept where the configuration says, and handed on.
+"""GroupDelivery: checks a finished group, saves it if configured, and sends it.
 
-What always holds: a group is delivered, or it is dropped and counted under its cause.
+A group is delivered, or it is dropped and counted under its cause.
 """
 
 import asyncio
@@ -9,45 +9,44 @@ from pathlib import Path
 
 import orjson
 
-from stepwell.envs.base import BaseEnv
-from stepwell.envs.checks import fault_of
-from stepwell.envs.scored_data import ScoredDataGroup
+from stepwell.envs.environment import RunnableEnv
+from stepwell.envs.scored_data import ScoredDataGroup, group_fault
 
 NOT_SENT = "not sent"
 
 Send = Callable[[ScoredDataGroup], Awaitable[str]]
-"""Empty once the group has arrived; else why it has not."""
+"""Returns an empty text if the group has arrived, else the reason why not."""
 
 
-class Delivery:
-    def __init__(self, env: BaseEnv, send: Send, *, max_length: int | None = None) -> None:
+class GroupDelivery:
+    def __init__(self, env: RunnableEnv, send: Send, *, max_length: int | None = None) -> None:
         self._env = env
         self._send = send
         self._max_length = max_length
-        self._writing = asyncio.Lock()
+        self._file_lock = asyncio.Lock()
 
     async def deliver(self, group: ScoredDataGroup) -> None:
-        fault = fault_of(
+        fault = group_fault(
             group,
             group_size=self._env.config.group_size,
             max_length=self._max_length,
             may_be_equal=not self._env.config.ensure_scores_are_not_same,
         )
         if fault is not None:
-            self._env.tally.drop(*fault)
+            self._env.failure_count.drop(*fault)
             return
         if self._env.config.include_messages and not group.get("messages"):
             group["messages"] = [[{"role": "user", "content": self._text(tokens)}] for tokens in group["tokens"]]
-        await self._keep(group)
+        await self._save(group)
         if await self._send(group):
-            self._env.tally.drop(NOT_SENT)
+            self._env.failure_count.drop(NOT_SENT)
         else:
-            self._env.tally.delivered += 1
+            self._env.groups_delivered += 1
 
-    async def _keep(self, group: ScoredDataGroup) -> None:
+    async def _save(self, group: ScoredDataGroup) -> None:
         self._env.wandb.keep(group)
         if self._env.config.data_path_to_save_groups is not None:
-            async with self._writing:
+            async with self._file_lock:
                 await asyncio.to_thread(_append, Path(self._env.config.data_path_to_save_groups), group)
 
     def _text(self, tokens: list[int]) -> str:

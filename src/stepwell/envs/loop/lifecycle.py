@@ -1,85 +1,87 @@
-"""An environment's life, from setup to its end: in the service of a trainer, to write groups, or to evaluate once."""
+"""An environment's lifecycle, from setup to close: serve a trainer, write groups, or evaluate once."""
 
 import asyncio
 import logging
 from collections.abc import Mapping
 
-from stepwell.envs.base import BaseEnv
 from stepwell.envs.checkpoints import claim
-from stepwell.envs.loop.delivery import Delivery
-from stepwell.envs.loop.group_tasks import Work
+from stepwell.envs.environment import RunnableEnv
+from stepwell.envs.loop.delivery import GroupDelivery
+from stepwell.envs.loop.group_tasks import GroupTasks
 from stepwell.envs.loop.membership import Membership, agree, join
-from stepwell.envs.loop.process_loop import Processing
-from stepwell.envs.loop.progress import Show, Silence, Sink
-from stepwell.envs.loop.serve_loop import Serving
-from stepwell.envs.loop.stop_signal import Stop, stop_by_signal, unless
-from stepwell.envs.output.wandb_tracker import Run
+from stepwell.envs.loop.process_loop import ProcessLoop
+from stepwell.envs.loop.progress import GroupSink, NoView, ProgressView
+from stepwell.envs.loop.serve_loop import ServeLoop
+from stepwell.envs.loop.stop_signal import StopSignal, stop_by_signal, unless
+from stepwell.envs.output.wandb_tracker import WandbRun
 from stepwell.envs.rollout_server.client import RolloutServer
 
 log = logging.getLogger("stepwell.envs")
 
 
-async def serve(env: BaseEnv, show: Show | None = None) -> None:
-    """Until the training is over, there are no more items, or a signal says so."""
+async def serve(env: RunnableEnv, view: ProgressView | None = None) -> None:
+    """Until the training is over, there are no more items, or a signal arrives."""
     with stop_by_signal() as stop:
         try:
             await env.setup()
             async with RolloutServer(env.config.rollout_server_url, env.config.rollout_server_key) as server:
-                membership = await unless(stop.asked, join(env, server))
+                membership = await unless(stop.requested, join(env, server))
                 if membership is not None:
-                    await _serve(env, server, membership, show or Silence(), stop)
+                    await _serve(env, server, membership, view or NoView(), stop)
         finally:
             await _close(env)
 
 
-async def process(env: BaseEnv, groups: int, sink: Sink, show: Show | None = None) -> int:
-    """Write so many groups to `sink`, with no rollout server; gives how many were written."""
+async def process(env: RunnableEnv, groups: int, sink: GroupSink, view: ProgressView | None = None) -> int:
+    """Writes so many groups to `sink`, without a rollout server; returns how many were written."""
     with stop_by_signal() as stop:
         try:
             await env.setup()
-            return await Processing(env, groups, sink, show or Silence(), stop).run()
+            return await ProcessLoop(env, groups, sink, view or NoView(), stop).run()
         finally:
             await _close(env)
 
 
-async def evaluate(env: BaseEnv, show: Show | None = None) -> Mapping[str, float]:
-    """Evaluate once, with no rollout server; gives what env.evaluate() gave."""
+async def evaluate(env: RunnableEnv, view: ProgressView | None = None) -> Mapping[str, float]:
+    """Evaluates once, without a rollout server; returns the result of env.evaluate()."""
     with stop_by_signal() as stop:
         try:
             await env.setup()
-            return await unless(stop.asked, env.evaluate()) or {}
+            return await unless(stop.requested, env.evaluate()) or {}
         finally:
             await _close(env)
 
 
-async def _serve(env: BaseEnv, server: RolloutServer, membership: Membership, show: Show, stop: Stop) -> None:
-    known = membership.known
-    terms, max_length = await agree(env, server, known)
-    env.curr_step = known.starting_step
-    env.checkpoints = claim(known.checkpoint_dir, known.wandb_name, env.name, known.starting_step)
-    if known.starting_step > 0:
+async def _serve(
+    env: RunnableEnv, server: RolloutServer, membership: Membership, view: ProgressView, stop: StopSignal
+) -> None:
+    joined = membership.joined
+    terms, max_length = await agree(env, server, joined)
+    env.curr_step = joined.starting_step
+    env.checkpoints = claim(joined.checkpoint_dir, joined.wandb_name, env.name, joined.starting_step)
+    if joined.starting_step > 0:
         env.load_checkpoint()
-    await _start_tracking(env, server, known.wandb_name)
-    work = Work(env, Delivery(env, membership.send, max_length=max_length).deliver)
-    serving = Serving(env, membership, terms, work, show, stop)
+    await _start_tracking(env, server, joined.wandb_name)
+    tasks = GroupTasks(env, GroupDelivery(env, membership.send, max_length=max_length).deliver)
+    loop = ServeLoop(env, membership, terms, tasks, view, stop)
     try:
-        log.info("the work is over: %s", await serving.run())
+        log.info("the run has ended: %s", await loop.run())
     except asyncio.CancelledError:
-        stop.hurry()
+        stop.stop_now()
         raise
     finally:
-        await serving.end()
+        await loop.end()
         await membership.leave()
 
 
-async def _start_tracking(env: BaseEnv, server: RolloutServer, name: str) -> None:
+async def _start_tracking(env: RunnableEnv, server: RolloutServer, name: str) -> None:
     if env.config.use_wandb:
         project, group = await server.wandb_info()
         config = env.config.model_dump(mode="json", exclude={"rollout_server_key"})
-        env.wandb.start(Run(name, project, group, config), lambda ids: str(env.tokenizer.decode(ids)))
+        env.wandb.start(WandbRun(name, project, group, config), lambda ids: str(env.tokenizer.decode(ids)))
 
 
-async def _close(env: BaseEnv) -> None:
+async def _close(env: RunnableEnv) -> None:
     await env.wandb.close()
     await env.server.close()
     if env.checkpoints is not None:

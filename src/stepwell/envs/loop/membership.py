@@ -1,14 +1,14 @@
-"""An environment's place at the rollout server.
+"""An environment's registration at the rollout server.
 
-What always holds: the server may go away and come back, and may have forgotten the environment when it does; then it is
-registered again, under another number, and goes on. What the environment has, it keeps.
+The server may become unreachable, and may have forgotten the environment when it returns. Then the environment
+registers again, gets another number, and continues; it keeps its own state.
 """
 
 import logging
 
-from stepwell.envs.base import BaseEnv
-from stepwell.envs.loop.pace import Terms, max_workers
-from stepwell.envs.rollout_server.client import Registration, RolloutServer, Status
+from stepwell.envs.environment import RunnableEnv
+from stepwell.envs.loop.pace import PaceTerms, max_workers
+from stepwell.envs.rollout_server.client import EnvJoined, RolloutServer, ServerStatus
 from stepwell.envs.scored_data import ScoredDataGroup
 from stepwell.errors import BadRequest, RolloutServerAway, RolloutServerRefused, StepwellError
 
@@ -18,46 +18,47 @@ log = logging.getLogger("stepwell.envs")
 class Membership:
     """Made by `join`."""
 
-    def __init__(self, env: BaseEnv, server: RolloutServer, known: Registration) -> None:
-        self.known = known
+    def __init__(self, env: RunnableEnv, server: RolloutServer, joined: EnvJoined) -> None:
+        self.joined = joined
         self._env, self._server = env, server
-        self._is_away = False
+        self._is_unreachable = False
 
-    async def look(self) -> Status | None:
-        """How things are at the server; None while it does not answer."""
+    async def status(self) -> ServerStatus | None:
+        """The server's status; None while it does not answer."""
         try:
-            status = await self._server.status(self.known.env_id)
+            status = await self._server.status(self.joined.env_id)
         except RolloutServerRefused as refused:
             log.warning("registering again: %s", refused)
-            self.known = await _register(self._env, self._server)
+            self.joined = await _register(self._env, self._server)
             return None
         except RolloutServerAway as away:
-            if not self._is_away:
+            if not self._is_unreachable:
                 log.warning("no groups are started for now: %s", away)
-            self._is_away = True
+            self._is_unreachable = True
             return None
-        self._is_away = False
+        self._is_unreachable = False
         return status
 
     async def send(self, group: ScoredDataGroup) -> str:
-        return await self._server.send(group, self.known.env_id)
+        return await self._server.send(group, self.joined.env_id)
 
     async def leave(self) -> None:
         try:
-            await self._server.disconnect(self.known.env_id)
+            await self._server.disconnect(self.joined.env_id)
         except StepwellError as failure:
-            log.warning("left without a word: %s", failure)
+            log.warning("the rollout server was not told that the environment leaves: %s", failure)
 
 
-async def join(env: BaseEnv, server: RolloutServer) -> Membership:
+async def join(env: RunnableEnv, server: RolloutServer) -> Membership:
     """Waits for the server and its trainer."""
-    known = await _register(env, server)
-    log.info("registered as %s, at step %d", known.wandb_name, known.starting_step)
-    return Membership(env, server, known)
+    joined = await _register(env, server)
+    log.info("registered as %s, at step %d", joined.wandb_name, joined.starting_step)
+    return Membership(env, server, joined)
 
 
-async def agree(env: BaseEnv, server: RolloutServer, known: Registration) -> tuple[Terms, int | None]:
-    """The terms of the work, and the longest sequence the trainer takes. BadRequest if they make no sense."""
+async def agree(env: RunnableEnv, server: RolloutServer, joined: EnvJoined) -> tuple[PaceTerms, int | None]:
+    """The terms of the run, and the longest sequence that the trainer accepts. BadRequest if they contradict the
+    settings or are missing."""
     batch_size, max_token_len = await server.info()
     if batch_size == -1:
         batch_size = env.config.batch_size
@@ -67,29 +68,29 @@ async def agree(env: BaseEnv, server: RolloutServer, known: Registration) -> tup
             if batch_size > 0
             else "neither the rollout server nor --env.batch-size says how many sequences a batch has"
         )
-    terms = terms_of(env, known, batch_size)
+    terms = terms_of(env, joined, batch_size)
     if terms.total_steps == -1:
-        raise BadRequest("neither the rollout server nor --env.total-steps says how many steps there are to be")
+        raise BadRequest("neither the rollout server nor --env.total-steps says how many steps there are")
     return terms, max_token_len if max_token_len > 0 else None
 
 
-def terms_of(env: BaseEnv, known: Registration, batch_size: int) -> Terms:
+def terms_of(env: RunnableEnv, joined: EnvJoined, batch_size: int) -> PaceTerms:
     config = env.config
-    return Terms(
+    return PaceTerms(
         group_size=config.group_size,
         batch_size=batch_size,
         max_workers=max_workers(config, len(env.server_configs)),
         max_batches_offpolicy=config.max_batches_offpolicy,
         min_batch_allocation=config.min_batch_allocation,
-        total_steps=known.num_steps if config.total_steps == -1 else config.total_steps,
+        total_steps=joined.num_steps if config.total_steps == -1 else config.total_steps,
         steps_per_eval=config.steps_per_eval,
         eval_handling=config.eval_handling,
         eval_limit_ratio=config.eval_limit_ratio,
-        checkpoint_interval=known.checkpoint_interval,
+        checkpoint_interval=joined.checkpoint_interval,
     )
 
 
-async def _register(env: BaseEnv, server: RolloutServer) -> Registration:
+async def _register(env: RunnableEnv, server: RolloutServer) -> EnvJoined:
     return await server.register_env(
         {
             "max_token_length": env.config.max_token_length,

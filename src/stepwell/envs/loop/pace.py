@@ -1,7 +1,8 @@
-"""When to start work, to evaluate, to checkpoint and to end: the rules, without clock, network or tasks.
+"""When to start groups, evaluate, write a checkpoint and end: pure rules without clock, network or tasks.
 
-What always holds: nothing here ends work that is under way. Pausing only starts no more of it, so groups that wait for
-the trainer and groups under way together stay within the off-policy limit, wherever nobody else fills the queue.
+- Nothing here ends a group that is in progress. To pause means to start no more.
+- Waiting groups and groups in progress together stay within the off-policy limit, if no other environment fills the
+  queue.
 """
 
 import math
@@ -11,8 +12,8 @@ from stepwell.envs.config import BaseEnvConfig, EvalHandling
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What stays the same while an environment serves."""
+class PaceTerms:
+    """What does not change during a run."""
 
     group_size: int
     batch_size: int
@@ -28,7 +29,7 @@ class Terms:
 
 
 def max_workers(config: BaseEnvConfig, servers: int) -> int:
-    """Groups under way at once."""
+    """Concurrent groups."""
     if config.max_num_workers == -1:
         return config.max_num_workers_per_node * max(1, servers)
     return config.max_num_workers
@@ -37,15 +38,15 @@ def max_workers(config: BaseEnvConfig, servers: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Situation:
     step: int
-    """Batches that the trainer has taken."""
+    """Batches that the trainer has received."""
     queue_size: int
-    """Groups of this environment's size that wait for the trainer, whoever made them."""
+    """Groups of this environment's group size that wait for the trainer, of any environment."""
     self_queue_size: int
-    """Those of them that are this environment's own."""
+    """Those of them that this environment made."""
     unallocated_fraction: float
-    """Share of each batch that is not kept for some environment."""
+    """Share of each batch that is not reserved for an environment."""
     running: int
-    """Groups under way; one that is being sent is still under way."""
+    """Groups in progress, also those that are being sent."""
     evaluated_at: int
     """Step of the last evaluation, or of the start."""
     checkpointed_at: int
@@ -53,9 +54,9 @@ class Situation:
     is_evaluating: bool = False
     is_stopping: bool = False
     is_out_of_items: bool = False
-    """get_next_item had none when it was last asked, and none wait in the backlog."""
-    is_holding: bool = False
-    """Work failed a moment ago: what comes next waits a little."""
+    """get_next_item returned None the last time, and the backlog is empty."""
+    is_pausing: bool = False
+    """A group failed a moment ago, so the next one must wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +64,15 @@ class Decision:
     start: int = 0
     """Groups to start now."""
     idle: str = ""
-    """Why there are no more than are running, in words; empty while work is started or every worker works."""
+    """Why no more groups are started; empty while some are started or the most are running."""
     evaluate: bool = False
     checkpoint: int | None = None
     """The step to write a checkpoint for."""
     finished: str = ""
-    """Why the work is over, in words; empty while it is not. What is under way may still finish."""
+    """Why the run is over; empty while it is not. Groups in progress may still finish."""
 
 
-def decide(terms: Terms, now: Situation) -> Decision:
+def decide(terms: PaceTerms, now: Situation) -> Decision:
     checkpoint = _checkpoint(terms, now)
     finished = _finished(terms, now)
     if finished:
@@ -82,8 +83,8 @@ def decide(terms: Terms, now: Situation) -> Decision:
     return Decision(start=start, idle="" if start else why, evaluate=evaluate, checkpoint=checkpoint)
 
 
-def offpolicy_room(terms: Terms, now: Situation) -> int | None:
-    """Groups that may be under way without too many waiting for the trainer; None where there is no limit."""
+def offpolicy_room(terms: PaceTerms, now: Situation) -> int | None:
+    """How many groups may be in progress within the off-policy limit; None if there is no limit."""
     if terms.max_batches_offpolicy == 0:
         return None
     own_share = terms.min_batch_allocation or 0.0
@@ -94,10 +95,10 @@ def offpolicy_room(terms: Terms, now: Situation) -> int | None:
     return max(0, room, own_room)
 
 
-def _most_running(terms: Terms, now: Situation, *, is_evaluating: bool) -> tuple[int, str]:
-    """Groups that may be under way now, and what keeps them from being more."""
-    if now.is_holding:
-        return 0, "work failed a moment ago"
+def _most_running(terms: PaceTerms, now: Situation, *, is_evaluating: bool) -> tuple[int, str]:
+    """How many groups may be in progress now, and what limits them."""
+    if now.is_pausing:
+        return 0, "a group failed a moment ago"
     most, why = terms.max_workers, ""
     if is_evaluating and terms.eval_handling is EvalHandling.STOP_TRAIN:
         return 0, "evaluating"
@@ -109,7 +110,7 @@ def _most_running(terms: Terms, now: Situation, *, is_evaluating: bool) -> tuple
     return most, why
 
 
-def _finished(terms: Terms, now: Situation) -> str:
+def _finished(terms: PaceTerms, now: Situation) -> str:
     if now.is_stopping:
         return "told to stop"
     if now.step >= terms.total_steps:
@@ -119,13 +120,13 @@ def _finished(terms: Terms, now: Situation) -> str:
     return ""
 
 
-def _must_evaluate(terms: Terms, now: Situation) -> bool:
+def _must_evaluate(terms: PaceTerms, now: Situation) -> bool:
     if now.is_evaluating or terms.steps_per_eval == 0:
         return False
     return now.step // terms.steps_per_eval > now.evaluated_at // terms.steps_per_eval
 
 
-def _checkpoint(terms: Terms, now: Situation) -> int | None:
+def _checkpoint(terms: PaceTerms, now: Situation) -> int | None:
     if terms.checkpoint_interval <= 0:
         return None
     due = now.step // terms.checkpoint_interval * terms.checkpoint_interval

@@ -1,72 +1,72 @@
-"""Groups without a trainer: so many, written as they come."""
+"""ProcessLoop: makes a number of groups and writes them, without a trainer."""
 
 import logging
 
-from stepwell.envs.base import BaseEnv
-from stepwell.envs.loop.delivery import Delivery
-from stepwell.envs.loop.group_tasks import Work
+from stepwell.envs.environment import RunnableEnv
+from stepwell.envs.loop.delivery import GroupDelivery
+from stepwell.envs.loop.group_tasks import GroupTasks
 from stepwell.envs.loop.pace import max_workers
-from stepwell.envs.loop.progress import Progress, Show, Sink
-from stepwell.envs.loop.stop_signal import Stop, unless
+from stepwell.envs.loop.progress import EnvProgress, GroupSink, ProgressView
+from stepwell.envs.loop.stop_signal import StopSignal, unless
 from stepwell.envs.scored_data import ScoredDataGroup
 
 log = logging.getLogger("stepwell.envs")
 
 TRIES = 10
-"""Groups that are begun for each one wanted, at most: where all are dropped, going on makes no sense."""
-HELD = 0.1
-"""Seconds between two looks."""
+"""Most groups that are begun for each wanted one; if all are dropped, the run ends."""
+POLL = 0.1
+"""Seconds between two checks."""
 
 
-class Processing:
-    def __init__(self, env: BaseEnv, groups: int, sink: Sink, show: Show, stop: Stop) -> None:
-        self._env, self._wanted, self._sink, self._show, self._stop = env, groups, sink, show, stop
-        self._work = Work(env, Delivery(env, self._write).deliver)
+class ProcessLoop:
+    def __init__(self, env: RunnableEnv, groups: int, sink: GroupSink, view: ProgressView, stop: StopSignal) -> None:
+        self._env, self._wanted, self._sink, self._view, self._stop = env, groups, sink, view, stop
+        self._tasks = GroupTasks(env, GroupDelivery(env, self._write).deliver)
         self._most = max_workers(env.config, len(env.server_configs))
         self._begun = 0
 
     async def run(self) -> int:
-        """How many were written."""
+        """Returns how many were written."""
         while not self._is_over():
             self._start()
-            self._show.update(self._progress())
-            await unless(self._stop.asked, self._work.change(HELD))
-        await unless(self._stop.hurried, self._work.finish())
-        await self._work.cancel()
-        self._show.update(self._progress())
-        return self._env.tally.delivered
+            self._view.update(self._progress())
+            await unless(self._stop.requested, self._tasks.wait_for_change(POLL))
+        await unless(self._stop.immediate, self._tasks.finish())
+        await self._tasks.cancel()
+        self._view.update(self._progress())
+        return self._env.groups_delivered
 
     def _is_over(self) -> bool:
-        tally = self._env.tally
-        tally.check()
-        if self._stop.asked.is_set():
+        failures, written = self._env.failure_count, self._env.groups_delivered
+        failures.check()
+        if self._stop.requested.is_set():
             return True
-        if self._work.running:
+        if self._tasks.running:
             return False
-        if tally.delivered < self._wanted and self._begun >= TRIES * self._wanted:
-            log.warning("%d groups were begun for %d; dropped: %s", self._begun, self._wanted, dict(tally.dropped))
+        if written < self._wanted and self._begun >= TRIES * self._wanted:
+            log.warning("%d groups were begun for %d; dropped: %s", self._begun, self._wanted, dict(failures.dropped))
             return True
-        return tally.delivered >= self._wanted or self._work.is_out_of_items
+        return written >= self._wanted or self._tasks.is_out_of_items
 
     def _start(self) -> None:
-        missing = self._wanted - self._env.tally.delivered - self._work.running
-        room = min(missing, self._most - self._work.running, TRIES * self._wanted - self._begun)
-        if room > 0 and not self._env.tally.is_holding:
+        missing = self._wanted - self._env.groups_delivered - self._tasks.running
+        room = min(missing, self._most - self._tasks.running, TRIES * self._wanted - self._begun)
+        if room > 0 and not self._env.failure_count.is_pausing:
             self._begun += room
-            self._work.start(room)
+            self._tasks.start(room)
 
     async def _write(self, group: ScoredDataGroup) -> str:
-        if self._env.tally.delivered >= self._wanted:
+        if self._env.groups_delivered >= self._wanted:
             return "there are enough"
         self._sink.write(group)
         return ""
 
-    def _progress(self) -> Progress:
-        return Progress(
+    def _progress(self) -> EnvProgress:
+        return EnvProgress(
             name=self._env.name,
-            done=self._env.tally.delivered,
+            done=self._env.groups_delivered,
             total=self._wanted,
-            delivered=self._env.tally.delivered,
-            running=self._work.running,
-            dropped=dict(self._env.tally.dropped),
+            delivered=self._env.groups_delivered,
+            running=self._tasks.running,
+            dropped=dict(self._env.failure_count.dropped),
         )

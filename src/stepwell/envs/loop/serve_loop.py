@@ -1,72 +1,80 @@
-"""The shell around the pace: looks how things are, does what was decided, waits a little; again and again.
+"""ServeLoop: the shell around the pace. It reads the status, carries out the decision, and waits; again and again.
 
-What always holds: whatever becomes of the rollout server, work under way goes on; while it does not answer, none is
-started. At the end what is under way is delivered, a checkpoint written and the environment disconnected.
+- Groups in progress continue whatever happens to the rollout server. While it does not answer, none is started.
+- At the end, the groups in progress are delivered and a checkpoint is written.
 """
 
 import asyncio
 import logging
 
-from stepwell.envs.base import BaseEnv
-from stepwell.envs.loop.group_tasks import Work
+from stepwell.envs.environment import RunnableEnv
+from stepwell.envs.loop.group_tasks import GroupTasks
 from stepwell.envs.loop.membership import Membership
-from stepwell.envs.loop.pace import Decision, Situation, Terms, decide
-from stepwell.envs.loop.progress import Progress, Show
-from stepwell.envs.loop.stop_signal import Stop, unless
-from stepwell.envs.rollout_server.client import Status
+from stepwell.envs.loop.pace import Decision, PaceTerms, Situation, decide
+from stepwell.envs.loop.progress import EnvProgress, ProgressView
+from stepwell.envs.loop.stop_signal import StopSignal, unless
+from stepwell.envs.rollout_server.client import ServerStatus
 
 log = logging.getLogger("stepwell.envs")
 
-LOOKED = 0.5
-"""Seconds between two looks, where nothing happens here."""
-SETTLED = 0.05
-"""Seconds between two looks, whatever happens here."""
-AWAY = "the rollout server is away"
+LONGEST_PAUSE = 0.5
+"""Seconds between two rounds if no group ends."""
+SHORTEST_PAUSE = 0.05
+"""Seconds between two rounds even if groups end."""
+UNREACHABLE = "the rollout server is away"
 STOPPED = "told to stop"
 
 
-class Serving:
-    def __init__(self, env: BaseEnv, membership: Membership, terms: Terms, work: Work, show: Show, stop: Stop) -> None:
+class ServeLoop:
+    def __init__(
+        self,
+        env: RunnableEnv,
+        membership: Membership,
+        terms: PaceTerms,
+        tasks: GroupTasks,
+        view: ProgressView,
+        stop: StopSignal,
+    ) -> None:
         self._env, self._membership, self._terms = env, membership, terms
-        self._work, self._show, self._stop = work, show, stop
+        self._tasks, self._view, self._stop = tasks, view, stop
         self._evaluated_at = self._checkpointed_at = env.curr_step
         self._evaluation: asyncio.Task[None] | None = None
         self._queue: int | None = None
         self._delivered_at_log = 0
 
     async def run(self) -> str:
-        """Until it is over; says why it is. EnvironmentFailed if the environment's code fails again and again."""
+        """Until the run is over; returns why. EnvironmentFailed if the environment's code fails too often."""
         try:
             while True:
-                decision = await self._step()
+                decision = await self._round()
                 if decision.finished:
                     return decision.finished
-                await self._settle()
+                await self._pause()
         finally:
-            self._show.update(self._progress(""))
+            self._view.update(self._progress(""))
 
     async def end(self) -> None:
-        """Let what is under way finish, unless there is a hurry; keep what must be kept."""
-        if self._stop.asked.is_set():
-            self._save_checkpoint(self._env.curr_step)  # in case there is no time for more
-        await unless(self._stop.hurried, self._work.finish())
-        await self._work.cancel()
+        """Lets the groups in progress finish, unless the stop is immediate; then saves a checkpoint."""
+        if self._stop.requested.is_set():
+            self._save_checkpoint(self._env.curr_step)  # in case that there is no time for the last one
+        await unless(self._stop.immediate, self._tasks.finish())
+        await self._tasks.cancel()
         await self._end_evaluation()
         self._save_checkpoint(self._env.curr_step)
-        self._show.update(self._progress(""))
+        self._view.update(self._progress(""))
 
-    async def _step(self) -> Decision:
-        status = await unless(self._stop.asked, self._membership.look())
-        self._env.tally.check()
+    async def _round(self) -> Decision:
+        status = await unless(self._stop.requested, self._membership.status())
+        self._env.failure_count.check()
         if status is None:
-            decision = Decision(idle=AWAY, finished=STOPPED if self._stop.asked.is_set() else "")
+            decision = Decision(idle=UNREACHABLE, finished=STOPPED if self._stop.requested.is_set() else "")
         else:
             decision = decide(self._terms, self._situation(status))
             await self._act(status, decision)
-        self._show.update(self._progress(decision.idle))
+        self._view.update(self._progress(decision.idle))
         return decision
 
-    def _situation(self, status: Status) -> Situation:
+    def _situation(self, status: ServerStatus) -> Situation:
         self._evaluated_at = min(self._evaluated_at, status.current_step)
         self._checkpointed_at = min(self._checkpointed_at, status.current_step)
         return Situation(
@@ -74,16 +82,16 @@ class Serving:
             queue_size=status.queue_size,
             self_queue_size=status.self_queue_size,
             unallocated_fraction=status.unallocated_fraction,
-            running=self._work.running,
+            running=self._tasks.running,
             evaluated_at=self._evaluated_at,
             checkpointed_at=self._checkpointed_at,
             is_evaluating=self._is_evaluating,
-            is_stopping=self._stop.asked.is_set(),
-            is_out_of_items=self._work.is_out_of_items,
-            is_holding=self._env.tally.is_holding,
+            is_stopping=self._stop.requested.is_set(),
+            is_out_of_items=self._tasks.is_out_of_items,
+            is_pausing=self._env.failure_count.is_pausing,
         )
 
-    async def _act(self, status: Status, decision: Decision) -> None:
+    async def _act(self, status: ServerStatus, decision: Decision) -> None:
         is_new_step = status.current_step != self._env.curr_step
         self._env.curr_step, self._queue = status.current_step, status.queue_size
         self._env.server.update_weight(status.env_weight)
@@ -93,14 +101,14 @@ class Serving:
         if decision.evaluate:
             self._evaluated_at = status.current_step
             self._evaluation = asyncio.create_task(self._evaluate(), name="evaluation")
-        self._work.start(decision.start)
+        self._tasks.start(decision.start)
         if is_new_step:
             await self._log()
 
-    async def _settle(self) -> None:
-        """Until a worker has ended, or for a while."""
-        await unless(self._stop.asked, asyncio.sleep(SETTLED))
-        await unless(self._stop.asked, self._work.change(LOOKED))
+    async def _pause(self) -> None:
+        """Until a group has ended, within the two limits."""
+        await unless(self._stop.requested, asyncio.sleep(SHORTEST_PAUSE))
+        await unless(self._stop.requested, self._tasks.wait_for_change(LONGEST_PAUSE))
 
     # -- evaluations, checkpoints, logs --------------------------------------------------------------------------------
 
@@ -109,37 +117,37 @@ class Serving:
         return self._evaluation is not None and not self._evaluation.done()
 
     async def _evaluate(self) -> None:
-        with self._env.tally.catching("evaluate"):
+        with self._env.failure_count.catching("evaluate"):
             metrics = await self._env.evaluate()
             log.info("evaluation at step %d: %s", self._evaluated_at, metrics)
             await self._env.wandb_log(metrics)
 
     async def _end_evaluation(self) -> None:
-        """One that runs is waited for, unless a signal ended the work."""
+        """Waits for a running evaluation, unless a signal ended the run."""
         if self._evaluation is not None:
-            await unless(self._stop.asked, asyncio.shield(self._evaluation))
+            await unless(self._stop.requested, asyncio.shield(self._evaluation))
             self._evaluation.cancel()
             await asyncio.gather(self._evaluation, return_exceptions=True)
 
     def _save_checkpoint(self, step: int) -> None:
-        with self._env.tally.catching("save_checkpoint"):
+        with self._env.failure_count.catching("save_checkpoint"):
             self._env.save_checkpoint(step)
 
     async def _log(self) -> None:
-        if self._env.tally.delivered - self._delivered_at_log >= self._env.config.min_items_sent_before_logging:
-            self._delivered_at_log = self._env.tally.delivered
-            with self._env.tally.catching("wandb_log"):
+        if self._env.groups_delivered - self._delivered_at_log >= self._env.config.min_items_sent_before_logging:
+            self._delivered_at_log = self._env.groups_delivered
+            with self._env.failure_count.catching("wandb_log"):
                 await self._env.wandb_log()
 
-    def _progress(self, idle: str) -> Progress:
-        return Progress(
+    def _progress(self, idle: str) -> EnvProgress:
+        return EnvProgress(
             name=self._env.name,
             done=self._env.curr_step,
             total=self._terms.total_steps,
-            delivered=self._env.tally.delivered,
-            running=self._work.running,
+            delivered=self._env.groups_delivered,
+            running=self._tasks.running,
             queue=self._queue,
             idle=idle,
             is_evaluating=self._is_evaluating,
-            dropped=dict(self._env.tally.dropped),
+            dropped=dict(self._env.failure_count.dropped),
         )

@@ -1,4 +1,4 @@
-"""Being told to stop: by SIGINT or SIGTERM, once to end well, twice to end now."""
+"""StopSignal: the first SIGINT or SIGTERM lets groups in progress finish, the second one ends at once."""
 
 import asyncio
 import logging
@@ -15,46 +15,46 @@ T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stop:
+class StopSignal:
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        """Start nothing more; let what is under way finish."""
-        self.hurried = asyncio.Event()
+        self.requested = asyncio.Event()
+        """Start nothing more; let groups in progress finish."""
+        self.immediate = asyncio.Event()
         """Let nothing finish."""
 
-    def ask(self) -> None:
-        if self.asked.is_set():
-            self.hurried.set()
+    def request(self) -> None:
+        if self.requested.is_set():
+            self.immediate.set()
             return
-        log.info("stopping once what is under way has finished; a second signal stops at once")
-        self.asked.set()
+        log.info("stopping when the groups in progress have finished; a second signal stops at once")
+        self.requested.set()
 
-    def hurry(self) -> None:
-        self.asked.set()
-        self.hurried.set()
+    def stop_now(self) -> None:
+        self.requested.set()
+        self.immediate.set()
 
 
 @contextmanager
-def stop_by_signal() -> Iterator[Stop]:
-    """Outside the main thread, where signals do not arrive, it is never asked."""
-    stop, loop = Stop(), asyncio.get_running_loop()
+def stop_by_signal() -> Iterator[StopSignal]:
+    """Outside the main thread no signals arrive."""
+    stop, loop = StopSignal(), asyncio.get_running_loop()
     signals = SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    for each in signals:
-        loop.add_signal_handler(each, stop.ask)
+    for number in signals:
+        loop.add_signal_handler(number, stop.request)
     try:
         yield stop
     finally:
-        for each in signals:
-            loop.remove_signal_handler(each)
+        for number in signals:
+            loop.remove_signal_handler(number)
 
 
-async def unless(asked: asyncio.Event, work: Awaitable[T]) -> T | None:
-    """What the work gives; None, and its end, as soon as that is asked for."""
-    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(asked.wait())
+async def unless(event: asyncio.Event, work: Awaitable[T]) -> T | None:
+    """The result of the work; None if the event is set first, which cancels the work."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     try:
-        await asyncio.wait((doing, waiting), return_when=asyncio.FIRST_COMPLETED)
-        return doing.result() if doing.done() else None
+        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
     finally:
-        for each in (doing, waiting):
-            each.cancel()
-        await asyncio.gather(doing, waiting, return_exceptions=True)
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)

@@ -1,1 +1,1 @@
-"""What an environment writes: files, pages, wandb."""
+"""What an environment writes: files, an HTML page, Weights & Biases."""

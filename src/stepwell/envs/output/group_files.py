@@ -1,8 +1,8 @@
-"""Groups on disk: a folder with one JSON object a line, a Parquet table with one row a sequence, and a page to read.
+"""Groups on disk: JSON lines (one group per line), a Parquet table (one row per sequence), and an HTML page.
 
-What always holds: groups are written as they come, in bounded memory; what is read back is the group that was written,
-field by field (null counts as absent); nothing that is there already is written over. The table gets its name once it
-is whole; the lines and the page can be read up to the last group at any time.
+- Groups are written as they come, in bounded memory. Existing files are never overwritten.
+- A group that is read back equals the group that was written (null counts as absent).
+- The table gets its name when it is complete; the lines and the page can be read at any time.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from stepwell.common.atomic_files import temporary_name
 from stepwell.common.optional import require
 from stepwell.common.tokenizers import Decode
-from stepwell.envs.output.html_page import Page
+from stepwell.envs.output.html_page import GroupPage
 from stepwell.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 LINES, TABLE, PAGE = "groups.jsonl", "groups.parquet", "groups.html"
 
-SEQUENCES_A_ROW_GROUP = 1_024
-TOKENS_A_ROW_GROUP = 2**20
-"""Rows wait in memory until there are so many sequences, or so many tokens in them."""
+ROW_GROUP_SEQUENCES = 1_024
+ROW_GROUP_TOKENS = 2**20
+"""A row group is written when it has so many sequences, or so many tokens."""
 
 PER_SEQUENCE = {
     "tokens": "tokens",
@@ -35,13 +35,13 @@ PER_SEQUENCE = {
     "policy_versions": "policy_version",
     "exactness": "exactness",
 }
-"""What a group says of each of its sequences, and the column it has of its own."""
+"""Keys of a group with one value per sequence, and their columns."""
 IN_EXTRAS = ("messages", "advantages", "ref_logprobs", "overrides", "images", "distill_token_ids", "distill_logprobs")
-"""The same, as JSON in the column `extras`. Everything else belongs to the group and stands in `group_extras`."""
+"""Further such keys, as JSON in the column `extras`. Every other key belongs to the group: column `group_extras`."""
 
 
 class GroupFolder:
-    """Writes each group to all three files, which are made with the first. Close it."""
+    """Writes each group to all three files, which the first group creates. Whoever makes it closes it."""
 
     def __init__(self, folder: str | Path, title: str, decode: Decode | None = None) -> None:
         self._folder, self._title, self._decode = Path(folder), title, decode
@@ -53,7 +53,7 @@ class GroupFolder:
 
     def write(self, group: Mapping[str, Any]) -> None:
         outputs = self._outputs = self._outputs or self._open()
-        outputs.lines.write(json.dumps(dict(group), default=_listed) + "\n")
+        outputs.lines.write(json.dumps(dict(group), default=_jsonable) + "\n")
         outputs.lines.flush()
         outputs.table.write(group)
         outputs.page.add(group)
@@ -67,25 +67,26 @@ class GroupFolder:
         self._files.callback(table.close)
         lines = self._files.enter_context((self._folder / LINES).open("x", encoding="utf-8"))
         page = self._files.enter_context((self._folder / PAGE).open("x", encoding="utf-8", errors="backslashreplace"))
-        shown = Page(page, self._title, self._decode)
-        self._files.callback(shown.close)
-        return _Outputs(lines, table, shown)
+        html = GroupPage(page, self._title, self._decode)
+        self._files.callback(html.close)
+        return _Outputs(lines, table, html)
 
 
 @dataclass(frozen=True, slots=True)
 class _Outputs:
     lines: TextIO
     table: "GroupTable"
-    page: Page
+    page: GroupPage
 
 
 class GroupTable:
     """A Parquet file of groups, written in row groups."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, row_group_tokens: int = ROW_GROUP_TOKENS) -> None:
         pa, parquet = _pyarrow()
         self._path, self._temporary = path, Path(temporary_name(str(path)))
         self._schema = _schema(pa)
+        self._row_group_tokens = row_group_tokens
         self._writer = parquet.ParquetWriter(self._temporary, self._schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
         self._tokens = self._groups = 0
@@ -95,7 +96,7 @@ class GroupTable:
         self._groups += 1
         self._rows += rows
         self._tokens += sum(len(row["tokens"]) for row in rows)
-        if len(self._rows) >= SEQUENCES_A_ROW_GROUP or self._tokens >= TOKENS_A_ROW_GROUP:
+        if len(self._rows) >= ROW_GROUP_SEQUENCES or self._tokens >= self._row_group_tokens:
             self._flush()
 
     def close(self) -> None:
@@ -133,8 +134,8 @@ def read_table(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def rows_of(number: int, group: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A group as rows. One without sequences has none."""
-    own = {key: value for key, value in group.items() if key not in PER_SEQUENCE and key not in IN_EXTRAS}
+    """A group as rows, one per sequence."""
+    group_values = {key: value for key, value in group.items() if key not in PER_SEQUENCE and key not in IN_EXTRAS}
     with_extras = [key for key in IN_EXTRAS if group.get(key) is not None]
     rows = [
         {
@@ -146,12 +147,12 @@ def rows_of(number: int, group: Mapping[str, Any]) -> list[dict[str, Any]]:
         for k in range(len(group["tokens"]))
     ]
     if rows:
-        rows[0]["group_extras"] = _json(own)
+        rows[0]["group_extras"] = _json(group_values)
     return rows
 
 
 def group_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The group whose rows these are, all of them."""
+    """The group of these rows."""
     group = {key: [row[column] for row in rows] for key, column in PER_SEQUENCE.items()}
     present = {key: values for key, values in group.items() if any(value is not None for value in values)}
     extras = [json.loads(row["extras"] or "{}") for row in rows]
@@ -167,11 +168,11 @@ def _at(values: Any, k: int) -> Any:
 
 
 def _json(value: dict[str, Any]) -> str | None:
-    return json.dumps(value, default=_listed) if value else None
+    return json.dumps(value, default=_jsonable) if value else None
 
 
-def _listed(value: Any) -> Any:
-    """Arrays and numbers of numpy's, as JSON has them."""
+def _jsonable(value: Any) -> Any:
+    """For numpy arrays and numbers."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

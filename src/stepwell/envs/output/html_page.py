@@ -1,7 +1,8 @@
-"""Groups as an HTML page, for people who want to read what their model wrote.
+"""Groups as an HTML page, for people who read what their model wrote.
 
-What always holds: whatever came from a model, a tool or a dataset is shown and never obeyed: everything is escaped, and
-the page forbids itself scripts and anything from elsewhere. It is written group by group: its length costs no memory.
+- Text of models, tools and datasets is escaped, and the page's Content-Security-Policy forbids scripts and anything
+  from other servers.
+- The page is written group by group, so its length costs no memory.
 """
 
 import json
@@ -40,8 +41,8 @@ mark {{ background: var(--trained); color: inherit; }}
 """
 
 
-class Page:
-    """A page that is being written to a file, which stays the caller's."""
+class GroupPage:
+    """Writes a page to a file, which the caller closes."""
 
     def __init__(self, file: TextIO, title: str, decode: Decode | None = None) -> None:
         self._file, self._decode, self._groups = file, decode, 0
@@ -76,7 +77,7 @@ def _sequence_html(group: Mapping[str, Any], k: int, decode: Decode | None) -> s
 
 
 def _content_html(group: Mapping[str, Any], k: int, decode: Decode | None) -> str:
-    """The tokens as text where they can be decoded, else the messages, else the ids."""
+    """The decoded tokens, else the messages, else the ids."""
     messages = group.get("messages")
     if decode is None and messages:
         return _messages_html(messages[k])
@@ -85,20 +86,20 @@ def _content_html(group: Mapping[str, Any], k: int, decode: Decode | None) -> st
 
 def _messages_html(messages: Any) -> str:
     if not isinstance(messages, Sequence) or isinstance(messages, str):
-        return f"<pre>{escape(_words(messages))}</pre>\n"
+        return f"<pre>{escape(_as_text(messages))}</pre>\n"
     return "".join(_message_html(message) for message in messages)
 
 
 def _message_html(message: Any) -> str:
     if not isinstance(message, Mapping):
-        return f"<pre>{escape(_words(message))}</pre>\n"
+        return f"<pre>{escape(_as_text(message))}</pre>\n"
     others = {key: value for key, value in message.items() if key not in ("role", "content") and value}
-    shown = "\n".join(_words(part) for part in (message.get("content"), others) if part)
+    shown = "\n".join(_as_text(part) for part in (message.get("content"), others) if part)
     return f'<div class="role">{escape(str(message.get("role", "")))}</div><pre>{escape(shown)}</pre>\n'
 
 
 def _tokens_html(tokens: Sequence[int], masks: Sequence[int], decode: Decode) -> str:
-    """Decoded run by run: a character may take several tokens."""
+    """Decodes runs of tokens, because a character may need several tokens."""
     return "".join(
         f"<mark>{escape(decode(run))}</mark>" if is_trained else escape(decode(run))
         for is_trained, run in _runs(tokens, masks)
@@ -115,5 +116,5 @@ def _as_numbers(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens)) + " "
 
 
-def _words(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1, default=str)

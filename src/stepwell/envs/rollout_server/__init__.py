@@ -1,1 +1,1 @@
-"""The way to an Atropos-compatible server."""
+"""The client of a rollout server with Atropos' API."""

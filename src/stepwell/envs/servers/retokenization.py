@@ -1,8 +1,7 @@
-"""Ids for the answers of servers that give text only: encoded again with the model's tokenizer. Worth less.
+"""Token ids for servers that return only text: the text is encoded with the model's tokenizer, and graded lower.
 
-An answer that is text alone is encoded as it is. One with tool calls or thinking is encoded as the chat template would
-show it in a history. The token that ends a turn is sampled but not shown, so it is added where the answer says that it
-came to its end.
+Plain text is encoded as it is. A message with tool calls or thinking is encoded as the chat template renders it in a
+history. The token that ends a turn is sampled but not shown, so it is added if the reply was not cut off.
 """
 
 import asyncio
@@ -12,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from stepwell.common.tokenizers import load_tokenizer
-from stepwell.envs.servers.answers import turn_of
-from stepwell.envs.servers.sequences import Turn
+from stepwell.envs.servers.sequences import SampledTurn, turn_of
 from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.steps.step import Exactness, IntArray, ids_array
 from stepwell.wire.openai import Sampled, read_ids, read_sampled
@@ -22,7 +20,7 @@ MORE_THAN_TEXT = ("tool_calls", "reasoning", "reasoning_content")
 
 
 class TokenizerCache:
-    """Each loaded when first asked for, once."""
+    """Each tokenizer is loaded once, when it is first needed."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
@@ -38,73 +36,74 @@ class TokenizerCache:
             return self._loaded[name]
 
 
-def encoded_turn(tokenizer: Any, asked: Mapping[str, Any], choice: dict[str, Any], place: int) -> Turn:
-    """The choice at `place` of the answer to what was asked."""
+def encoded_turn(tokenizer: Any, request: Mapping[str, Any], choice: dict[str, Any], place: int) -> SampledTurn:
+    """The choice at `place` of the reply to the request."""
     try:
-        prompt, text = _prompt_and_text(tokenizer, asked, choice, place)
+        prompt, text = _prompt_and_text(tokenizer, request, choice, place)
     except EngineUnavailable:
         raise
     except Exception as failure:  # noqa: BLE001 - chat templates raise anything
         why = " ".join(str(failure).split())
         raise EngineUnavailable(f"the server gives no token ids, and the chat cannot be encoded again: {why}") from None
     sampled = replace(read_sampled({}, choice), prompt_ids=prompt)
-    ended = replace(sampled, response_ids=_response_ids(tokenizer, sampled, text))
-    return turn_of(ended, Exactness.RETOKENIZED, choice)
+    encoded = replace(sampled, response_ids=_response_ids(tokenizer, sampled, text))
+    return turn_of(encoded, Exactness.RETOKENIZED, choice)
 
 
 def _prompt_and_text(
-    tokenizer: Any, asked: Mapping[str, Any], choice: Mapping[str, Any], place: int
+    tokenizer: Any, request: Mapping[str, Any], choice: Mapping[str, Any], place: int
 ) -> tuple[IntArray, str]:
-    if "messages" not in asked:
-        prompt = _prompt_at(asked, place)
+    if "messages" not in request:
+        prompt = _prompt_at(request, place)
         ids = ids_array(tokenizer.encode(prompt)) if isinstance(prompt, str) else read_ids(list(prompt))
         return ids, str(choice.get("text") or "")
-    shown = _rendered(tokenizer, asked, (), add_generation_prompt=True)
+    rendered = _rendered(tokenizer, request, (), add_generation_prompt=True)
     message = choice.get("message") or {}
     text = str(message.get("content") or "")
     if any(message.get(name) for name in MORE_THAN_TEXT):
-        text = _rest(shown, _rendered(tokenizer, asked, (message,), add_generation_prompt=False))
-    return ids_array(tokenizer.encode(shown, add_special_tokens=False)), text
+        text = _rest(rendered, _rendered(tokenizer, request, (message,), add_generation_prompt=False))
+    return ids_array(tokenizer.encode(rendered, add_special_tokens=False)), text
 
 
-def _prompt_at(asked: Mapping[str, Any], place: int) -> str | Sequence[int]:
-    """Of several prompts, that of the choice: choices stand prompt by prompt."""
-    prompt: Any = asked["prompt"]
+def _prompt_at(request: Mapping[str, Any], place: int) -> str | Sequence[int]:
+    """The prompt of the choice: choices come in the order of the prompts."""
+    prompt: Any = request["prompt"]
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         return prompt  # type: ignore[no-any-return]
-    return prompt[place // (asked.get("n") or 1)]  # type: ignore[no-any-return]
+    return prompt[place // (request.get("n") or 1)]  # type: ignore[no-any-return]
 
 
 def _rest(prompt: str, whole: str) -> str:
     if not whole.startswith(prompt):
-        raise EngineUnavailable("the chat template does not show an answer as it asks for one: it cannot be encoded")
+        raise EngineUnavailable("the chat template renders an answer in a history otherwise: it cannot be encoded")
     return whole[len(prompt) :]
 
 
 def _response_ids(tokenizer: Any, sampled: Sampled, text: str) -> IntArray:
-    """Up to the end of the turn. What was cut off has none; nor has an answer with a log-probability for all else."""
+    """The ids before the end of the turn, then the end token, unless the reply was cut off or has exactly one
+    log-probability for each of the other tokens."""
     ids, end = list(tokenizer.encode(text, add_special_tokens=False)), tokenizer.eos_token_id
     if end in ids:
         ids = ids[: ids.index(end)]
-    counted = None if sampled.logprobs is None else len(sampled.logprobs)
-    is_ended = sampled.finish_reason not in (None, "length") and end is not None and counted != len(ids)
+    logprob_count = None if sampled.logprobs is None else len(sampled.logprobs)
+    is_ended = sampled.finish_reason not in (None, "length") and end is not None and logprob_count != len(ids)
     return ids_array([*ids, end] if is_ended else ids)
 
 
-def _rendered(tokenizer: Any, asked: Mapping[str, Any], more: Sequence[Any], **how: bool) -> str:
-    messages = [_for_template(message) for message in (*asked["messages"], *more)]
-    return str(tokenizer.apply_chat_template(messages, tools=asked.get("tools") or None, tokenize=False, **how))
+def _rendered(tokenizer: Any, request: Mapping[str, Any], more: Sequence[Any], **options: bool) -> str:
+    messages = [_for_template(message) for message in (*request["messages"], *more)]
+    return str(tokenizer.apply_chat_template(messages, tools=request.get("tools") or None, tokenize=False, **options))
 
 
 def _for_template(message: Any) -> dict[str, Any]:
-    """Arguments of tool calls as objects, as engines hand them to templates."""
+    """With the arguments of tool calls as objects, which templates expect."""
     plain = dict(message if isinstance(message, Mapping) else message.model_dump(exclude_none=True))
     if plain.get("tool_calls"):
-        plain["tool_calls"] = [_with_object(call) for call in plain["tool_calls"]]
+        plain["tool_calls"] = [_with_arguments_object(call) for call in plain["tool_calls"]]
     return plain
 
 
-def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+def _with_arguments_object(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
     if isinstance(function.get("arguments"), str):
         function["arguments"] = json.loads(function["arguments"] or "{}")

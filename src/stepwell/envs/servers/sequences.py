@@ -1,69 +1,178 @@
-"""What was sampled in one session, turn by turn, and which turns make one sequence. Pure: it neither asks nor waits.
+"""The turns that were sampled in one session, and the sequences that they form. Pure: no calls, no waiting.
 
-A turn continues a line if its prompt begins with every token of it; where none fits (a template that strips thinking,
-a history told anew, another conversation) it begins a line of its own. What always holds: no turn is lost, and every
-turn stands in at least one line, in the order in which they were taken. Several answers to one prompt, be they choices
-of one call or of several calls, are lines beside one another, each with all that came before: each is a rollout.
+- A turn continues a sequence if its prompt begins with every token of it. If there is none (the template dropped the
+  thinking, the history was rewritten, another conversation), the turn begins a new sequence.
+- Every turn is in at least one sequence, in the order in which the turns were added.
+- Several answers to one prompt, choices of one call or answers of several calls, are separate sequences with the same
+  beginning: each is a rollout.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from stepwell.steps.step import Exactness, FloatArray, IntArray
+import numpy as np
+
+from stepwell.envs.scored_data import UNTRAINED, ScoredDataItem
+from stepwell.errors import EngineUnavailable
+from stepwell.steps.prefix_tree import PrefixTree
+from stepwell.steps.soundness import logprobs_fault
+from stepwell.steps.step import GRADES, Exactness, FloatArray, IntArray
+from stepwell.wire.openai import Sampled, read_sampled
+
+NO_LOGPROB = 1.0
+"""For tokens that were not sampled: no log-probability is positive."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Turn:
-    """One choice of an answer."""
+class SampledTurn:
+    """One choice of a reply."""
 
     prompt_ids: IntArray
     response_ids: IntArray
     logprobs: FloatArray | None
-    """As many as response ids; None where the server gave none."""
+    """One per response id; None if the server returned none."""
     exactness: Exactness
     finish_reason: str | None = None
     policy_version: int | None = None
-    """Of the oldest token; None where the server does not say."""
+    """Of the oldest token; None if the server does not report it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Line:
-    """Turns that extend one another. The tokens of its last turn are those of all."""
+class TurnSequence:
+    """Turns that continue one another. The tokens of the last turn are the tokens of the whole sequence."""
 
-    turns: tuple[Turn, ...]
-    tokens: bytes
-    """Of int32, for comparing bytes stops at the first difference."""
+    turns: tuple[SampledTurn, ...]
+    branch: int
+    """Of the prefix tree that stores the tokens."""
+    length: int
 
 
-class Lines:
+@dataclass(frozen=True, slots=True)
+class SequenceNode:
+    """One conversation: the last prompt and the last response; the responses of all its turns are trained."""
+
+    tokens: list[int]
+    masked_tokens: list[int]
+    """The token if it is trained, -100 if it is not."""
+    logprobs: list[float] | None
+    """1.0 for tokens that were not sampled; None if the server returned none for some turn."""
+    full_text: str
+    """The tokens as text; empty if the session has no tokenizer."""
+    metadata: dict[str, Any]
+    """`finish_reason` of the last turn, and `turns`, their number."""
+    policy_version: int | None
+    """Of the oldest turn whose version is known."""
+    exactness: str
+    """engine, or retokenized if the tokens of any turn were encoded from text."""
+
+    def item(self, score: float, **more: Any) -> ScoredDataItem:
+        """The rollout that collect_trajectory returns; `more` are further keys, for example messages or overrides."""
+        item = ScoredDataItem(
+            tokens=self.tokens,
+            masks=self.masked_tokens,
+            scores=score,
+            inference_logprobs=self.logprobs,
+            policy_version=self.policy_version,
+            exactness=self.exactness,
+        )
+        return {**item, **more}  # type: ignore[typeddict-item]
+
+
+class TurnTree:
+    """The sequences of one session."""
+
     def __init__(self) -> None:
-        self._all: list[Line] = []
-        self._ends: list[Line] = []
+        self._tokens = PrefixTree()
+        self._sequences: list[TurnSequence] = []
+        self._ends: list[TurnSequence] = []
 
     @property
-    def ends(self) -> Sequence[Line]:
-        """The lines that no turn has continued, in the order in which they were begun."""
+    def ends(self) -> tuple[TurnSequence, ...]:
+        """The sequences that no turn has continued, in the order in which they began."""
         return tuple(self._ends)
 
-    def add(self, turns: Iterable[Turn]) -> None:
+    def add(self, turns: Iterable[SampledTurn]) -> None:
         for turn in turns:
             self._add(turn)
 
     def clear(self) -> None:
-        self._all.clear()
+        self._tokens = PrefixTree()
+        self._sequences.clear()
         self._ends.clear()
 
-    def _add(self, turn: Turn) -> None:
-        prompt = turn.prompt_ids.tobytes()
-        before = self._longest(prompt)
-        line = Line((*(before.turns if before else ()), turn), prompt + turn.response_ids.tobytes())
-        self._all.append(line)
-        if before in self._ends:
-            self._ends[self._ends.index(before)] = line
-        else:
-            self._ends.append(line)
+    def tokens(self, sequence: TurnSequence) -> list[int]:
+        return list(self._tokens.read(sequence.branch, sequence.length).tolist())
 
-    def _longest(self, prompt: bytes) -> Line | None:
-        """The longest line that a prompt begins with; of equals the newest."""
-        fitting = (line for line in reversed(self._all) if prompt.startswith(line.tokens))
-        return max(fitting, key=lambda line: len(line.tokens), default=None)
+    def node(self, sequence: TurnSequence, full_text: str) -> SequenceNode:
+        versions = [turn.policy_version for turn in sequence.turns if turn.policy_version is not None]
+        return SequenceNode(
+            tokens=self.tokens(sequence),
+            masked_tokens=_masked_tokens(sequence),
+            logprobs=_logprobs(sequence),
+            full_text=full_text,
+            metadata={"finish_reason": sequence.turns[-1].finish_reason, "turns": len(sequence.turns)},
+            policy_version=min(versions, default=None),
+            exactness=str(max((turn.exactness for turn in sequence.turns), key=lambda grade: GRADES[grade])),
+        )
+
+    def _add(self, turn: SampledTurn) -> None:
+        parent = self._longest_prefix_of(turn.prompt_ids)
+        tokens = np.concatenate([turn.prompt_ids, turn.response_ids])
+        turns = (*(parent.turns if parent else ()), turn)
+        sequence = TurnSequence(turns, self._tokens.place(tokens).branch, len(tokens))
+        self._sequences.append(sequence)
+        if parent in self._ends:
+            self._ends[self._ends.index(parent)] = sequence
+        else:
+            self._ends.append(sequence)
+
+    def _longest_prefix_of(self, prompt_ids: IntArray) -> TurnSequence | None:
+        """The longest sequence that the prompt begins with; of equal ones, the newest."""
+        branch, shared = self._tokens.longest_prefix(prompt_ids)
+        candidates = (each for each in reversed(self._sequences) if each.length <= shared)
+        prefixes = (each for each in candidates if self._tokens.agree(branch, each.branch, each.length))
+        return max(prefixes, key=lambda sequence: sequence.length, default=None)
+
+
+def read_turn(reply: dict[str, Any], choice: dict[str, Any]) -> SampledTurn | None:
+    """One choice of a reply; None if it has no token ids."""
+    sampled = read_sampled(reply, choice)
+    if not len(sampled.prompt_ids) or not len(sampled.response_ids):
+        return None
+    exactness = Exactness.RETOKENIZED if choice.get("exactness") == Exactness.RETOKENIZED else Exactness.ENGINE
+    return turn_of(sampled, exactness, choice)
+
+
+def turn_of(sampled: Sampled, exactness: Exactness, choice: Mapping[str, Any]) -> SampledTurn:
+    """Log-probabilities that do not fit the engine's own ids are an error; with other ids they are left out."""
+    logprobs, version = sampled.logprobs, choice.get("policy_version")
+    fault = None if logprobs is None else logprobs_fault(logprobs, len(sampled.response_ids))
+    if fault is not None and exactness is Exactness.ENGINE:
+        raise EngineUnavailable(f"the server's answer cannot be trained on: {fault}")
+    return SampledTurn(
+        prompt_ids=sampled.prompt_ids,
+        response_ids=sampled.response_ids,
+        logprobs=None if fault is not None else logprobs,
+        exactness=exactness,
+        finish_reason=sampled.finish_reason,
+        policy_version=version if isinstance(version, int) else None,
+    )
+
+
+def _masked_tokens(sequence: TurnSequence) -> list[int]:
+    masked = np.full(sequence.length, UNTRAINED, np.int32)
+    for turn in sequence.turns:
+        start = len(turn.prompt_ids)
+        masked[start : start + len(turn.response_ids)] = turn.response_ids
+    return list(masked.tolist())
+
+
+def _logprobs(sequence: TurnSequence) -> list[float] | None:
+    logprobs = np.full(sequence.length, NO_LOGPROB, np.float32)
+    for turn in sequence.turns:
+        if turn.logprobs is None:
+            return None
+        start = len(turn.prompt_ids)
+        logprobs[start : start + len(turn.logprobs)] = turn.logprobs
+    return list(logprobs.tolist())

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from stepwell.envs.config import BaseEnvConfig, EvalHandling
-from stepwell.envs.loop.pace import Situation, Terms, decide, max_workers
+from stepwell.envs.loop.pace import PaceTerms, Situation, decide, max_workers
 
-TERMS = Terms(
+TERMS = PaceTerms(
     group_size=4,
     batch_size=8,
     max_workers=10,
@@ -113,7 +113,7 @@ def test_the_work_is_over_at_the_last_step_or_without_items_or_when_told() -> No
 
 
 def test_after_a_failure_nothing_is_started_for_a_while() -> None:
-    assert decide(TERMS, replace(NOW, is_holding=True)).start == 0
+    assert decide(TERMS, replace(NOW, is_pausing=True)).start == 0
 
 
 def test_workers_are_counted_by_servers_unless_told() -> None:

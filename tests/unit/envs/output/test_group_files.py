@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.envs.output import group_files as writing
 from stepwell.envs.output.group_files import GroupFolder, GroupTable, group_of, read_lines, read_table, rows_of
 from stepwell.errors import BadRequest
 
@@ -116,10 +115,9 @@ def test_lines_can_be_read_while_more_are_written_and_the_table_when_it_is_whole
     assert list(read_table(tmp_path / "groups.parquet")) == [GROUP]
 
 
-def test_memory_does_not_grow_with_the_number_of_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "TOKENS_A_ROW_GROUP", 20_000)
+def test_memory_does_not_grow_with_the_number_of_groups(tmp_path: Path) -> None:
     group = {"tokens": [list(range(1_000))] * 4, "masks": [list(range(1_000))] * 4, "scores": [0.0, 1.0, 0.0, 1.0]}
-    table = GroupTable(tmp_path / "groups.parquet")
+    table = GroupTable(tmp_path / "groups.parquet", row_group_tokens=20_000)
     peaks = []
     for count in (10, 100):
         tracemalloc.start()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepwell.common.tokenizers import Decode
-from stepwell.envs.output.html_page import Page
+from stepwell.envs.output.html_page import GroupPage
 
 NASTY = """<script>alert("x")</script>' onload='&amp;</pre><img src=//evil.example>"""
 
@@ -35,7 +35,7 @@ def group(**more: Any) -> dict[str, Any]:
 
 def page_of(*groups: dict[str, Any], title: str = "t", decode: Decode | None = None) -> str:
     file = io.StringIO()
-    page = Page(file, title, decode)
+    page = GroupPage(file, title, decode)
     for each in groups:
         page.add(each)
     page.close()

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from stepwell.envs.output import wandb_tracker as tracking
-from stepwell.envs.output.wandb_tracker import Run, Tracker
+from stepwell.envs.output.wandb_tracker import WandbRun, WandbTracker
 from stepwell.envs.scored_data import ScoredDataGroup
 from stepwell.errors import BadRequest
 
-RUN = Run("sums_0", project="p", group="g", config={"group_size": 4})
+RUN = WandbRun("sums_0", project="p", group="g", config={"group_size": 4})
 
 
 def group(*scores: float) -> ScoredDataGroup:
@@ -57,7 +56,7 @@ class FakeWandb:
 
 async def test_metrics_and_the_last_rollouts_arrive() -> None:
     wandb = FakeWandb()
-    tracker = Tracker(2, load=lambda: wandb)
+    tracker = WandbTracker(2, load=lambda: wandb)
     tracker.start(RUN, decode=lambda ids: f"text {ids[0]}")
     tracker.keep(group(0.0, 0.5, 1.0))
     tracker.log({"train/score": 0.5}, step=3)
@@ -72,7 +71,7 @@ async def test_metrics_and_the_last_rollouts_arrive() -> None:
 async def test_a_slow_wandb_holds_no_one_up_and_what_does_not_fit_is_counted() -> None:
     wandb = FakeWandb()
     wandb.goes_on.clear()
-    tracker = Tracker(waiting=2, load=lambda: wandb)
+    tracker = WandbTracker(queue_size=2, load=lambda: wandb)
     tracker.start(RUN)
     before = time.monotonic()
     for n in range(100):
@@ -86,7 +85,7 @@ async def test_a_slow_wandb_holds_no_one_up_and_what_does_not_fit_is_counted() -
 
 async def test_the_count_of_what_was_dropped_is_logged() -> None:
     wandb = FakeWandb()
-    tracker = Tracker(load=lambda: wandb)
+    tracker = WandbTracker(load=lambda: wandb)
     tracker.start(RUN)
     tracker.dropped = 5
     tracker.log({"n": 1})
@@ -98,13 +97,13 @@ async def test_the_count_of_what_was_dropped_is_logged() -> None:
 async def test_a_failing_wandb_is_spoken_of_once(what: str, caplog: pytest.LogCaptureFixture) -> None:
     wandb = FakeWandb()
     wandb.failures = {what}
-    tracker = Tracker(load=lambda: wandb)
+    tracker = WandbTracker(load=lambda: wandb)
     tracker.start(RUN)
     for n in range(3):
         tracker.log({"n": n})
     await tracker.close()
     assert [record.getMessage() for record in caplog.records] == [
-        f"wandb ({what}) fails, and the work goes on: ConnectionError: no {what}"
+        f"wandb ({what}) fails; the environment goes on: ConnectionError: no {what}"
     ]
 
 
@@ -113,34 +112,31 @@ async def test_metrics_arrive_though_the_table_cannot_be_made(caplog: pytest.Log
         raise BadRequest("there is no tokenizer")
 
     wandb = FakeWandb()
-    tracker = Tracker(load=lambda: wandb)
+    tracker = WandbTracker(load=lambda: wandb)
     tracker.start(RUN, decode)
     for n in range(2):
         tracker.keep(group(1.0))
         tracker.log({"n": n})
     await tracker.close()
     assert wandb.logged == [({"n": 0}, None), ({"n": 1}, None)]
-    assert caplog.text.count("wandb (table) fails, and the work goes on: BadRequest: there is no tokenizer") == 1
+    assert caplog.text.count("wandb (table) fails; the environment goes on: BadRequest: there is no tokenizer") == 1
 
 
 async def test_a_missing_wandb_says_what_to_install(caplog: pytest.LogCaptureFixture) -> None:
     def load() -> Any:
         raise BadRequest("use_wandb needs wandb: pip install 'stepwell[wandb]'")
 
-    tracker = Tracker(load=load)
+    tracker = WandbTracker(load=load)
     tracker.start(RUN)
     tracker.log({"n": 1})
     await tracker.close()
     assert "pip install 'stepwell[wandb]'" in caplog.text
 
 
-async def test_one_that_never_ends_is_left_behind(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(tracking, "GOODBYE", 0.05)
+async def test_one_that_never_ends_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
     wandb = FakeWandb()
     wandb.goes_on.clear()
-    tracker = Tracker(waiting=1, load=lambda: wandb)
+    tracker = WandbTracker(queue_size=1, close_timeout=0.05, load=lambda: wandb)
     tracker.start(RUN)
     tracker.log({"n": 1})
     await tracker.close()
@@ -152,7 +148,7 @@ async def test_until_it_is_started_nothing_is_loaded() -> None:
     def load() -> Any:
         raise AssertionError("loaded")
 
-    tracker = Tracker(load=load)
+    tracker = WandbTracker(load=load)
     tracker.keep(group(1.0))
     tracker.log({"n": 1})
     await tracker.close()
@@ -160,7 +156,7 @@ async def test_until_it_is_started_nothing_is_loaded() -> None:
 
 
 async def real_run() -> None:
-    tracker = Tracker()
+    tracker = WandbTracker()
     tracker.start(RUN, decode=lambda _: "what the model said")
     tracker.keep(group(0.0, 1.0))
     tracker.log({"train/score": 0.5}, step=1)

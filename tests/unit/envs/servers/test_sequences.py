@@ -1,17 +1,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.envs.servers.node import SequenceNode, node_of
-from stepwell.envs.servers.sequences import Lines, Turn
+from stepwell.envs.servers.sequences import SampledTurn, SequenceNode, TurnTree
 from stepwell.steps.step import Exactness
-from tests.unit.envs.test_servers.sampled import turn
+from tests.unit.envs.servers.sampled import turn
 
 
-def spelt(*turns: Turn) -> list[str]:
+def spelt(*turns: SampledTurn) -> list[str]:
     """The sequences that come of them: what is trained in capitals."""
-    lines = Lines()
-    lines.add(turns)
-    return [shown(node_of(line, "")) for line in lines.ends]
+    tree = TurnTree()
+    tree.add(turns)
+    return [shown(tree.node(sequence, "")) for sequence in tree.ends]
 
 
 def shown(node: SequenceNode) -> str:
@@ -48,39 +47,53 @@ def test_the_longest_line_that_fits_is_continued() -> None:
 
 
 def test_nothing_is_left_after_clearing() -> None:
-    lines = Lines()
-    lines.add([turn("q", "a")])
-    lines.clear()
-    lines.add([turn("qa", "b")])
-    assert [shown(node_of(line, "")) for line in lines.ends] == ["qaB"]
+    tree = TurnTree()
+    tree.add([turn("q", "a")])
+    tree.clear()
+    tree.add([turn("qa", "b")])
+    assert [shown(tree.node(sequence, "")) for sequence in tree.ends] == ["qaB"]
 
 
 @given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=6), st.text("ab", min_size=1, max_size=3)), max_size=8))
 def test_every_turn_is_trained_in_some_sequence_and_none_is_trained_at_what_no_turn_wrote(
     given: list[tuple[str, str]],
 ) -> None:
-    lines, turns = Lines(), [turn(prompt, response) for prompt, response in given]
-    lines.add(turns)
-    assert {id(each) for line in lines.ends for each in line.turns} == {id(each) for each in turns}
-    for line in lines.ends:
-        node = node_of(line, "")
+    tree, turns = TurnTree(), [turn(prompt, response) for prompt, response in given]
+    tree.add(turns)
+    assert {id(each) for sequence in tree.ends for each in sequence.turns} == {id(each) for each in turns}
+    for sequence in tree.ends:
+        node = tree.node(sequence, "")
         written = {
             place
-            for each in line.turns
+            for each in sequence.turns
             for place in range(len(each.prompt_ids), len(each.prompt_ids) + len(each.response_ids))
         }
         assert [place for place, mask in enumerate(node.masked_tokens) if mask != -100] == sorted(written)
-        for each in line.turns:
+        for each in sequence.turns:
             start = len(each.prompt_ids)
             assert node.tokens[:start] == each.prompt_ids.tolist()
             assert node.tokens[start : start + len(each.response_ids)] == each.response_ids.tolist()
 
 
-def node(*turns: Turn) -> SequenceNode:
-    lines = Lines()
-    lines.add(turns)
-    (line,) = lines.ends
-    return node_of(line, "text")
+@given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=6), st.text("ab", min_size=1, max_size=3)), max_size=8))
+def test_the_sequences_are_those_of_a_search_through_all_texts(given: list[tuple[str, str]]) -> None:
+    texts, ends = list[str](), list[int]()
+    for number, (prompt, response) in enumerate(given):
+        prefixes = [n for n in reversed(range(number)) if prompt.startswith(texts[n])]
+        parent = max(prefixes, key=lambda n: len(texts[n]), default=-1)
+        texts.append(prompt + response)
+        if parent in ends:
+            ends[ends.index(parent)] = number
+        else:
+            ends.append(number)
+    assert [text.lower() for text in spelt(*(turn(*each) for each in given))] == [texts[n] for n in ends]
+
+
+def node(*turns: SampledTurn) -> SequenceNode:
+    tree = TurnTree()
+    tree.add(turns)
+    (sequence,) = tree.ends
+    return tree.node(sequence, "text")
 
 
 def test_logprobs_are_those_of_each_turn_and_one_elsewhere() -> None:

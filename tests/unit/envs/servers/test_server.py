@@ -1,13 +1,13 @@
 import asyncio
 import contextlib
 
-from stepwell.envs.servers.slots import Slots
+from stepwell.envs.servers.server import CallSlots
 
 
 class Crowd:
     """Calls that hold a slot until they are let go."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: CallSlots) -> None:
         self.slots = slots
         self.inside: list[int] = []
         self.tasks: list[asyncio.Task[None]] = []
@@ -36,7 +36,7 @@ async def settled() -> None:
 
 
 async def test_only_so_many_are_inside_and_the_first_to_come_is_next() -> None:
-    crowd = Crowd(Slots(2))
+    crowd = Crowd(CallSlots(2))
     await crowd.come(4)
     assert (crowd.inside, crowd.slots.load) == ([0, 1], 2.0)
     await crowd.end(1)
@@ -47,7 +47,7 @@ async def test_only_so_many_are_inside_and_the_first_to_come_is_next() -> None:
 
 
 async def test_a_raised_bound_lets_those_in_who_wait_and_a_lowered_one_sends_no_one_away() -> None:
-    crowd = Crowd(Slots(1))
+    crowd = Crowd(CallSlots(1))
     await crowd.come(4)
     crowd.slots.resize(3)
     await settled()
@@ -62,7 +62,7 @@ async def test_a_raised_bound_lets_those_in_who_wait_and_a_lowered_one_sends_no_
 
 
 async def test_who_leaves_while_waiting_takes_no_slot_along() -> None:
-    crowd = Crowd(Slots(1))
+    crowd = Crowd(CallSlots(1))
     await crowd.come(3)
     crowd.tasks[1].cancel()
     await crowd.end(0)
@@ -72,7 +72,7 @@ async def test_who_leaves_while_waiting_takes_no_slot_along() -> None:
 
 
 async def test_who_is_admitted_and_told_to_leave_at_once_gives_the_slot_on() -> None:
-    slots = Slots(1)
+    slots = CallSlots(1)
     crowd = Crowd(slots)
     await crowd.come(3)
     crowd._go[0].set()

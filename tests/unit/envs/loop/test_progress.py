@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.progress import Progress as RichProgress
 from rich.progress import TextColumn
 
-from stepwell.envs.loop.progress import Progress
-from stepwell.envs.loop.show import EVERY, Bars, Lines, showing
+from stepwell.envs.loop.progress import EVERY, EnvProgress, ProgressBars, ProgressLines, showing
 
-AT_WORK = Progress("sums", done=2, total=10, delivered=5, running=3)
+AT_WORK = EnvProgress("sums", done=2, total=10, delivered=5, running=3)
 
 
 class Clock:
@@ -24,7 +23,7 @@ class Clock:
 
 def test_a_line_says_how_far_it_is_and_what_was_lost_by_cause() -> None:
     lines: list[str] = []
-    Lines(lines.append).update(replace(AT_WORK, queue=4, dropped={"too long": 1, "equal scores": 2}))
+    ProgressLines(lines.append).update(replace(AT_WORK, queue=4, dropped={"too long": 1, "equal scores": 2}))
     assert lines == [
         "sums: 2/10, delivered 5, under way 3, queue 4, dropped 2 (equal scores), 1 (too long)",
     ]
@@ -33,7 +32,7 @@ def test_a_line_says_how_far_it_is_and_what_was_lost_by_cause() -> None:
 def test_lines_come_at_intervals_and_whenever_work_is_held_up_or_goes_on() -> None:
     lines: list[str] = []
     clock = Clock()
-    show = Lines(lines.append, clock)
+    show = ProgressLines(lines.append, clock)
     for done in range(100):
         show.update(replace(AT_WORK, done=done))
     assert len(lines) == 1
@@ -49,7 +48,7 @@ def test_lines_come_at_intervals_and_whenever_work_is_held_up_or_goes_on() -> No
 
 def test_the_last_line_says_how_it_ended() -> None:
     lines: list[str] = []
-    show = Lines(lines.append)
+    show = ProgressLines(lines.append)
     show.update(AT_WORK)
     show.update(replace(AT_WORK, done=10, running=0))
     show.close()
@@ -83,5 +82,5 @@ def test_in_a_terminal_there_are_bars(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bars_know_no_end_where_there_is_none() -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
     with RichProgress(TextColumn("{task.fields[words]}"), console=console) as bars:
-        Bars(bars).update(replace(AT_WORK, total=-1))
+        ProgressBars(bars).update(replace(AT_WORK, total=-1))
         assert bars.tasks[0].total is None

@@ -1,6 +1,6 @@
 import pytest
 
-from stepwell.envs.loop.failure_count import Patience, Tally
+from stepwell.envs.failure_count import FailureCount, FailureLimits
 from stepwell.errors import EnvironmentFailed
 
 
@@ -12,13 +12,13 @@ class Clock:
         return self.now
 
 
-def tally(failures: int = 3) -> tuple[Tally, Clock]:
+def failure_count(failures: int = 3) -> tuple[FailureCount, Clock]:
     clock = Clock()
-    return Tally(Patience(failures=failures, first=1.0, longest=4.0), clock), clock
+    return FailureCount(FailureLimits(failures=failures, first_pause=1.0, longest_pause=4.0), clock), clock
 
 
 def test_groups_that_were_under_way_together_fail_as_one() -> None:
-    counts, clock = tally()
+    counts, clock = failure_count()
     began_at = clock.now
     clock.now += 1
     for _ in range(10):
@@ -30,7 +30,7 @@ def test_groups_that_were_under_way_together_fail_as_one() -> None:
 
 
 def test_a_success_begins_a_new_row() -> None:
-    counts, clock = tally(failures=2)
+    counts, clock = failure_count(failures=2)
     counts.fail("collect", ValueError(), clock.now)
     counts.succeed()
     counts.fail("collect", ValueError(), clock.now)
@@ -41,17 +41,17 @@ def test_a_success_begins_a_new_row() -> None:
 
 
 def test_the_next_work_waits_longer_with_every_failure_up_to_a_bound() -> None:
-    counts, clock = tally()
+    counts, clock = failure_count()
     for pause in (1.0, 2.0, 4.0, 4.0):
         counts.fail("collect", ValueError(), clock.now)
         clock.now += pause - 0.01
-        assert counts.is_holding
+        assert counts.is_pausing
         clock.now += 0.02
-        assert not counts.is_holding
+        assert not counts.is_pausing
 
 
 def test_a_traceback_is_logged_once_for_each_place(caplog: pytest.LogCaptureFixture) -> None:
-    counts, _ = tally()
+    counts, _ = failure_count()
 
     def fail(place: int) -> None:
         if place == 0:

@@ -1,4 +1,4 @@
-"""An environment and a trainer at the real door, over a pool in memory."""
+"""An environment and a trainer at the real Atropos-compatible server, over a pool in memory."""
 
 import asyncio
 import contextlib
@@ -12,8 +12,8 @@ import uvicorn
 
 from stepwell.atropos.app import create_atropos
 from stepwell.common.access_keys import AccessKeys
-from stepwell.envs.loop import lifecycle as life
-from stepwell.envs.rollout_server.bodies import pack
+from stepwell.envs.loop import lifecycle
+from stepwell.envs.rollout_server.bodies import pack_group
 from stepwell.errors import RolloutServerRefused
 from tests.integration.envs.counting import CountingEnv, counting
 from tests.rig.local_pool import LocalPool
@@ -28,12 +28,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def door(pool: LocalPool) -> AsyncIterator[str]:
+async def atropos_server(pool: LocalPool) -> AsyncIterator[str]:
     app: Any = create_atropos(pool=pool, keys=AccessKeys([KEY]), state=None)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     serving = asyncio.create_task(server.serve())
     try:
-        await until(lambda: server.started or serving.done(), "the door to open")
+        await until(lambda: server.started or serving.done(), "the server to start")
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
@@ -70,7 +70,7 @@ class Trainer:
         """What was taken and what still waits is what was made, each once."""
         items = [group["tokens"][0][0] for group in self.groups]
         assert len(items) == len(set(items)) == 10
-        assert len(items) + await self.queue_size() == env.tally.delivered == len(env.begun)
+        assert len(items) + await self.queue_size() == env.groups_delivered == len(env.begun)
 
 
 @contextlib.asynccontextmanager
@@ -83,9 +83,9 @@ async def training(url: str, **wanted: Any) -> AsyncIterator[Trainer]:
 
 @pytest.mark.parametrize("path", ["", "/channel/validation"])
 async def test_every_group_reaches_the_trainer_once_and_as_it_was_made(path: str, tmp_path: Path) -> None:
-    async with door(LocalPool()) as url, training(url + path) as trainer:
+    async with atropos_server(LocalPool()) as url, training(url + path) as trainer:
         env = counting(url + path, rollout_server_key=KEY, total_steps=-1)
-        serving = asyncio.create_task(life.serve(env))
+        serving = asyncio.create_task(lifecycle.serve(env))
         await trainer.train(5)
         await serving
         await trainer.check_none_lost_or_doubled(env)
@@ -98,28 +98,30 @@ async def test_every_group_reaches_the_trainer_once_and_as_it_was_made(path: str
 
 
 async def test_a_trainer_that_pauses_finds_no_more_than_the_limit() -> None:
-    async with door(LocalPool()) as url, training(url) as trainer:
+    async with atropos_server(LocalPool()) as url, training(url) as trainer:
         env = counting(url, rollout_server_key=KEY, total_steps=-1, max_batches_offpolicy=2)
-        serving = asyncio.create_task(life.serve(env))
+        serving = asyncio.create_task(lifecycle.serve(env))
         for _ in range(5):
-            await until(lambda: env.tally.delivered >= len(trainer.groups) + 4, "the queue to be full")
+            await until(lambda: env.groups_delivered >= len(trainer.groups) + 4, "the queue to be full")
             assert await trainer.queue_size() == 4
             await trainer.train(1)
         await serving
         await trainer.check_none_lost_or_doubled(env)
 
 
-async def test_nothing_is_lost_or_doubled_while_the_pool_is_away_or_loses_answers(tmp_path: Path) -> None:
+async def test_nothing_is_lost_or_doubled_while_the_pool_is_away_or_loses_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pool = LocalPool()
-    async with door(pool) as url, training(url) as trainer:
+    async with atropos_server(pool) as url, training(url) as trainer:
         env = counting(url, rollout_server_key=KEY, total_steps=-1)
         env.may_finish.clear()
-        serving = asyncio.create_task(life.serve(env))
+        serving = asyncio.create_task(lifecycle.serve(env))
         await until(lambda: len(env.begun) == 2, "work under way")
         pool.away, pool.transport.loses_answers = True, 2
         env.may_finish.set()
-        await asyncio.sleep(0.3)
-        assert env.tally.delivered == 0
+        await until(lambda: caplog.text.count("a group is sent again") > 2, "groups to be sent in vain")
+        assert env.groups_delivered == 0
         pool.away = False
         await trainer.train(5)
         await serving
@@ -128,18 +130,18 @@ async def test_nothing_is_lost_or_doubled_while_the_pool_is_away_or_loses_answer
 
 
 async def test_a_wrong_key_is_an_end_in_words() -> None:
-    async with door(LocalPool()) as url, training(url):
+    async with atropos_server(LocalPool()) as url, training(url):
         with pytest.raises(RolloutServerRefused, match="this needs a control key"):
-            await life.serve(counting(url, rollout_server_key="another"))
+            await lifecycle.serve(counting(url, rollout_server_key="another"))
 
 
 async def test_json_and_arrow_bring_the_same_group() -> None:
     env = CountingEnv(counting().config)
     group, _ = await env.collect_trajectories(5)
     group |= {"messages": [[{"role": "user", "content": "?"}]] * 4, "group_overrides": {"x": 1}, "env_id": None}
-    async with door(LocalPool()) as url, training(url) as trainer:
+    async with atropos_server(LocalPool()) as url, training(url) as trainer:
         for arrow in (False, True):
-            packed = pack(group, arrow=arrow)
+            packed = pack_group(group, arrow=arrow)
             headers = {**packed.headers, "Idempotency-Key": str(arrow)}
             answer = await trainer.client.post("scored_data", content=packed.body, headers=headers)
             assert answer.raise_for_status().json()["status"] == "received"

@@ -1,6 +1,6 @@
 """Turns, written down by eye."""
 
-from stepwell.envs.servers.sequences import Turn
+from stepwell.envs.servers.sequences import SampledTurn
 from stepwell.steps.step import Exactness, ids_array, logprobs_array
 
 
@@ -12,9 +12,9 @@ def turn(
     version: int | None = None,
     exactness: Exactness = Exactness.ENGINE,
     finish_reason: str = "stop",
-) -> Turn:
+) -> SampledTurn:
     """One id a letter."""
-    return Turn(
+    return SampledTurn(
         prompt_ids=ids_array(list(prompt.encode())),
         response_ids=ids_array(list(response.encode())),
         logprobs=None if logprob is None else logprobs_array([logprob] * len(response)),
