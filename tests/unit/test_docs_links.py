@@ -10,6 +10,8 @@ import yaml
 from tests.unit.docs_pages import CHECKOUT, DOCS, FENCE, headings, links, pages, slugs
 
 names = [str(page.relative_to(CHECKOUT)) for page in pages()]
+OUTSIDE = ("benchmarks", "docs", "scripts", "src", "tests")
+"""Folders of the checkout; all other paths are below src/stepwell."""
 
 
 @pytest.mark.parametrize("name", names)
@@ -62,3 +64,11 @@ def test_every_decision_is_listed_under_its_title() -> None:
     for page in DOCS.glob("decisions/0*.md"):
         title = headings(page)[0][1]
         assert f"]({page.name}) | {title} |" in index
+
+
+@pytest.mark.parametrize("name", [name for name in names if "architecture" in name or "decisions" in name])
+def test_every_module_that_is_named_exists(name: str) -> None:
+    named = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", (CHECKOUT / name).read_text())
+    for path in named:
+        base = CHECKOUT if path.split("/")[0] in OUTSIDE else CHECKOUT / "src" / "stepwell"
+        assert "NAME" in path or (base / path).exists(), path
