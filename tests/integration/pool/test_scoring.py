@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome, Score
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step
@@ -79,18 +79,3 @@ async def test_while_shards_are_killed_two_workers_score_everything_and_nothing_
     assert max(counted.values()) == 1
     stats = (await client.stats()).scoring
     assert (stats.scored, stats.waiting, stats.under_way, stats.resting) == (total, 0, 0, 0)
-
-
-async def test_a_reward_after_shipping_is_kept_if_there_is_an_archive_and_else_answered_as_late(
-    namespace: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / "archive"
-    for archive in (None, str(folder)):
-        name = "with_archive" if archive else "without"
-        client = started(PoolPlan(name=name, journal=str(tmp_path), archive=archive), namespace)
-        await rollout(client, "t1", 1.0)
-        thumb = RewardGiven(trajectory_uid="t1", prompt_uid="p-t1", value=0.0, source="human")
-        assert await client.give_reward(thumb)
-        batch = await client.fetch_batch(1)
-        assert batch.columns.rewards_S.tolist() == [0.0]
-        assert await client.give_reward(thumb) == (archive is not None)

@@ -3,9 +3,7 @@
 import asyncio
 import os
 import signal
-import sqlite3
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,7 @@ import pytest
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.watching import Cursor, TrajectorySnapshot
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.client.shards import shard_of
 from tests.builders import make_step
@@ -52,24 +48,6 @@ async def reject(client: PoolClient, uid: str) -> CurationOutcome:
     )
 
 
-async def relabel(client: PoolClient, uid: str, reward: float, by: str = "ana") -> CurationOutcome:
-    prompt = uid.split("-")[1]
-    curation = Curation(action=CurationAction.RELABEL, trajectory_uid=uid, prompt_uid=prompt, by=by, reward=reward)
-    return await client.curate(curation)
-
-
-async def all_of_it(client: PoolReader, limit: int = 4) -> dict[str, TrajectorySnapshot]:
-    """As a watcher reads it, page by page."""
-    cursors: dict[str, Cursor] = {}
-    found: dict[str, TrajectorySnapshot] = {}
-    more = True
-    while more:
-        changes = await client.changes(cursors, limit)
-        cursors, more = dict(changes.cursors), changes.more
-        found |= {summary.trajectory_uid: summary for summary in changes.snapshots}
-    return found
-
-
 async def test_what_was_decided_survives_the_shards_being_killed(
     client: PoolClient, plan: PoolPlan, namespace: str
 ) -> None:
@@ -95,18 +73,6 @@ async def test_what_was_decided_survives_the_shards_being_killed(
     ] * 2
     assert all(began <= entry.at <= time.time() for entry in trail)
     assert [entry.outcome for entry in await client.audit(1, queued)] == [CurationOutcome.UNCHANGED]
-
-
-async def test_a_reward_for_what_was_trained_long_ago_goes_to_the_archive_once(namespace: str, tmp_path: Path) -> None:
-    limits = Limits(group_size=2)
-    plan = PoolPlan(limits=limits, journal=str(tmp_path / "journal"), archive=str(tmp_path / "archive"))
-    client = started(plan, namespace)
-    await fill(client, ["p0"])
-    await client.fetch_batch(1)
-    assert [await relabel(client, "a-p0", 0.5) for _ in range(2)] == [CurationOutcome.LATE] * 2
-    assert await relabel(client, "a-p0", 0.75, by="bo") is CurationOutcome.LATE
-    with closing(sqlite3.connect(tmp_path / "journal" / "data_pool.sqlite")) as journal:
-        assert journal.execute("SELECT count(*) FROM late_rewards").fetchone() == (2,)
 
 
 async def test_the_snippet_of_the_page_rejects_a_trajectory(client: PoolClient) -> None:

@@ -1,0 +1,182 @@
+"""One shard as a plain class, with a clock and files that the test hands in."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from stepwell.errors import Conflict, FetchTimeout, UnknownTrajectory
+from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
+from stepwell.pool.api.leasing import BatchRequest, Settlement
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.shard_calls import AbortCall, CompleteCall, KnowsCall, RegisterCall
+from stepwell.pool.api.watching import Cursor
+from stepwell.pool.shard.archive import ParquetArchive
+from stepwell.pool.shard.journal import SqliteJournal
+from stepwell.pool.shard.service import ShardService
+from stepwell.steps.columns import pack
+from tests.builders import make_step
+
+ONE = BatchRequest(count=1, channel="train")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def make_service(clock: Clock, journal: SqliteJournal | None = None, **limits: object) -> ShardService:
+    plan = PoolPlan(limits=Limits(**limits))  # type: ignore[arg-type]
+    return ShardService(plan, plan.name, journal=journal, clock=clock, recheck_interval=0.01)
+
+
+def open_journal(path: Path) -> SqliteJournal:
+    return SqliteJournal(path, closed_kept=100)
+
+
+async def rollout(service: ShardService, uid: str = "t", prompt: str = "p", reward: float | None = 1.0) -> None:
+    await service.answer([RegisterCall(Registration(uid, prompt))])
+    assert await service.submit_steps(pack([make_step(uid, prompt)])) == [SubmitVerdict.ACCEPTED]
+    assert await service.answer([CompleteCall(uid, prompt, reward)]) == [EndResult.COMPLETED]
+
+
+async def test_calls_that_share_a_message_are_answered_each_for_itself(clock: Clock) -> None:
+    service = make_service(clock)
+    answers = await service.answer(
+        [
+            KnowsCall("t", "p"),
+            RegisterCall(Registration("t", "p")),
+            KnowsCall("t", "p"),
+            RegisterCall(Registration("t", "other")),
+            CompleteCall("stranger", "p", None),
+            AbortCall("t", "p"),
+        ]
+    )
+    assert answers[:3] == [False, None, True]
+    assert isinstance(answers[3], Conflict)
+    assert isinstance(answers[4], UnknownTrajectory)
+    assert answers[5] is EndResult.ABORTED
+
+
+async def test_a_failure_of_one_call_is_logged_and_costs_the_others_nothing(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = make_service(clock)
+
+    def fail(*_: object) -> bool:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(service.pool.ingest, "knows", fail)
+    with caplog.at_level(logging.ERROR):
+        failed, registered = await service.answer([KnowsCall("t", "p"), RegisterCall(Registration("t", "p"))])
+    assert isinstance(failed, ZeroDivisionError)
+    assert registered is None
+    assert "a fault of ours" in caplog.text
+
+
+async def test_a_batch_without_a_lease_is_trained_and_one_with_a_lease_comes_back(clock: Clock) -> None:
+    service = make_service(clock)
+    await rollout(service)
+    leased = await service.fetch_batch(ONE, lease=60.0, lease_uid="first")
+    assert leased.leases == (("data_pool", "first"),)
+    clock.now += 61.0
+    again = await service.fetch_batch(ONE)
+    assert (again.leases, again.attempts) == ((), [1])
+    assert await service.ack("first") is Settlement.EXPIRED
+    assert (await service.stats()).channels["train"].shipped.steps == 1
+
+
+async def test_a_waiting_fetch_gets_a_group_whose_lease_ends_meanwhile(clock: Clock) -> None:
+    service = make_service(clock)
+    await rollout(service)
+    await service.fetch_batch(ONE, lease=60.0, lease_uid="first")
+    waiting = asyncio.create_task(service.fetch_batch(ONE, timeout=30.0, lease=60.0))
+    await asyncio.sleep(0)
+    clock.now += 61.0
+    assert (await waiting).attempts == [1]
+
+
+async def test_a_fetch_that_times_out_says_what_is_missing(clock: Clock) -> None:
+    with pytest.raises(FetchTimeout, match=r"^waited 0 s for 1 ready groups"):
+        await make_service(clock).fetch_batch(ONE, timeout=0.0)
+
+
+async def test_a_trajectory_whose_scoring_lease_ends_is_offered_again(clock: Clock) -> None:
+    service = make_service(clock, require_reward=True)
+    assert not await service.wait_unscored(0.0)
+    await rollout(service, reward=None)
+    assert await service.take_unscored(1, 10.0, "lease") is not None
+    assert not await service.wait_unscored(0.0)
+    waiting = asyncio.create_task(service.wait_unscored(30.0))
+    await asyncio.sleep(0)
+    clock.now += 11.0
+    assert await waiting
+
+
+async def test_a_new_policy_version_ends_the_wait_for_it(clock: Clock) -> None:
+    service = make_service(clock)
+    assert await service.policy_version(other_than=0, timeout=0.0) == 0
+    waiting = asyncio.create_task(service.policy_version(other_than=0, timeout=30.0))
+    await asyncio.sleep(0)
+    await service.set_policy_version(3)
+    assert await waiting == 3
+
+
+async def test_a_service_with_the_journal_of_another_continues_where_that_was_killed(
+    clock: Clock, tmp_path: Path
+) -> None:
+    journal = open_journal(tmp_path / "pool.sqlite")
+    service = make_service(clock, journal)
+    await rollout(service)
+    await service.fetch_batch(ONE, lease=60.0, lease_uid="lease")
+    cursor = (await service.changes(Cursor(), 10)).cursor
+    journal.db.close()
+    journal = open_journal(tmp_path / "pool.sqlite")
+    service = make_service(clock, journal)
+    page = await service.changes(cursor, 10)
+    assert (page.reset, len(page.snapshots)) == (True, 1)
+    assert await service.ack("lease") is Settlement.DONE
+    journal.close()
+
+
+async def test_what_a_refused_call_changed_is_in_the_journal_too(clock: Clock, tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "pool.sqlite")
+    service = make_service(clock, journal)
+    await service.answer([RegisterCall(Registration("t", "p")), RegisterCall(Registration("t", "other"))])
+    journal.db.close()
+    journal = open_journal(tmp_path / "pool.sqlite")
+    assert await make_service(clock, journal).answer([KnowsCall("t", "p")]) == [True]
+    journal.close()
+
+
+@pytest.mark.parametrize("archived", [False, True])
+async def test_a_reward_after_shipping_is_kept_only_in_an_archive_and_a_repeated_relabel_once(
+    clock: Clock, tmp_path: Path, archived: bool
+) -> None:
+    pytest.importorskip("pyarrow")
+    journal = open_journal(tmp_path / "pool.sqlite")
+    archive = ParquetArchive(str(tmp_path / "archive"), "data_pool", journal) if archived else None
+    service = ShardService(PoolPlan(), "data_pool", journal=journal, archive=archive, clock=clock)
+    await rollout(service)
+    thumb = RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, source="human")
+    assert await service.give_reward(thumb), "it is not shipped yet"
+    assert (await service.fetch_batch(ONE)).columns.rewards_S.tolist() == [0.5]
+    assert await service.give_reward(thumb) is archived
+    relabels = [
+        Curation(action=CurationAction.RELABEL, trajectory_uid="t", prompt_uid="p", by=by, reward=reward)
+        for by, reward in (("ana", 0.25), ("ana", 0.25), ("bo", 0.75))
+    ]
+    assert [await service.curate(relabel) for relabel in relabels] == [CurationOutcome.LATE] * 3
+    assert [reward.value for _, reward in journal.late_rewards()] == ([0.5, 0.25, 0.75] if archived else [])
+    assert all(reward.at == clock.now for _, reward in journal.late_rewards())
+    journal.close()
