@@ -98,7 +98,7 @@ async def test_a_group_is_shown_side_by_side_with_advantages(client: httpx.Async
     view = await get(client, "group", prompt_uid=prompt, group=READY // 4, shard="data_pool")
     rewards = [summary_of(n).reward or 0.0 for n in range(READY, READY + 4)]
     mean = sum(rewards) / 4
-    std = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / 4)
+    std = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / 3)
     assert (view["size"], view["mean"], view["std"]) == (4, pytest.approx(mean), pytest.approx(std))
     assert [row["advantage"] for row in view["rows"]] == [pytest.approx((r - mean) / (std + 1e-4)) for r in rewards]
     assert all("The sum is" in row["last"] for row in view["rows"])
