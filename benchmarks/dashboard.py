@@ -38,7 +38,7 @@ from stepwell.pool.api.watching import Changes
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
-from tests.rig.sight_rollouts import summary_of
+from tests.rig.made_up_rollouts import summary_of
 from tests.rig.tiny_model import make_tiny_model
 from tests.rig.vocabulary import encode
 from tests.rig.waiting import wait_until

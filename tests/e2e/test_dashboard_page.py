@@ -13,16 +13,16 @@ from playwright.sync_api import Browser, Page, expect
 from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.watching import TrajectoryState
 from tests.rig.browser import Faults, in_thread, open_browser, open_page
+from tests.rig.dashboard import MadeUpPool, make_dashboard
+from tests.rig.made_up_rollouts import DANGER, RigTokenizer, key_of
 from tests.rig.page_checks import faint_texts, unnamed_controls
-from tests.rig.sight import MemorySight, make_dashboard
-from tests.rig.sight_rollouts import DANGER, RigTokenizer, key_of
 
 KEY = "a-control-key-of-tests"
 WITH_DANGER, NAMED_DANGEROUSLY, MARKED_DANGEROUSLY = 3, 13, 11
-"""Numbers of rollouts, as tests/rig/sight_rollouts.py makes them."""
+"""Numbers of rollouts, as tests/rig/made_up_rollouts.py makes them."""
 
 
-class Sight(MemorySight):
+class Sight(MadeUpPool):
     async def series(self, *, seconds: float) -> TimeSeries:
         """Causes can be named by agents."""
         series = await super().series(seconds=seconds)
@@ -38,13 +38,13 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def sight() -> Sight:
+def pool() -> Sight:
     return Sight(400)
 
 
 @pytest.fixture
-def url(sight: Sight) -> Iterator[str]:
-    with in_thread(make_dashboard(sight, tokenizer=RigTokenizer())) as url:
+def url(pool: Sight) -> Iterator[str]:
+    with in_thread(make_dashboard(pool, tokenizer=RigTokenizer())) as url:
         yield url
 
 
@@ -128,7 +128,7 @@ def test_every_view_opens_by_keyboard(page: Page, url: str) -> None:
     expect(page.get_by_label("Search")).to_have_value("abc")
 
 
-def test_what_a_model_or_an_agent_wrote_stays_text(page: Page, url: str, sight: Sight) -> None:
+def test_what_a_model_or_an_agent_wrote_stays_text(page: Page, url: str, pool: Sight) -> None:
     expect(page.locator("figure[aria-label^=Waste] .legend")).to_contain_text(DANGER)
 
     open_trajectory(page, url, WITH_DANGER)
@@ -149,7 +149,7 @@ def test_what_a_model_or_an_agent_wrote_stays_text(page: Page, url: str, sight: 
     assert page.locator("main script, main img, main b[onclick]").count() == 0
 
 
-def test_what_is_decided_on_the_page_reaches_the_pool(page: Page, url: str, sight: Sight) -> None:
+def test_what_is_decided_on_the_page_reaches_the_pool(page: Page, url: str, pool: Sight) -> None:
     page.goto(f"{url}/#/trajectories?state=ready")
     expect(page.locator(".found")).to_contain_text("of 400")
     rows = [page.locator("td.uid").nth(2 * i).inner_text() for i in range(3)]
@@ -157,7 +157,7 @@ def test_what_is_decided_on_the_page_reaches_the_pool(page: Page, url: str, sigh
     press(page, "x j x")
     decide(page, "r", who="ada", why="guessed")
     expect(page.locator(".notice")).to_have_text("Reject: 2 done")
-    assert [sight.rows[uid].state for uid in rows] == [
+    assert [pool.rows[uid].state for uid in rows] == [
         TrajectoryState.DROPPED,
         TrajectoryState.DROPPED,
         TrajectoryState.READY,
@@ -169,16 +169,16 @@ def test_what_is_decided_on_the_page_reaches_the_pool(page: Page, url: str, sigh
     decide(page, "l", Reward="0.25", why="half right")
     decide(page, "m", Mark="gold")
     expect(page.locator("h1 .mark")).to_have_text("gold")
-    assert sight.rows[rows[2]].reward == 0.25
-    assert sight.rows[rows[2]].marks == ("gold",)
-    assert [(entry.by, entry.action) for entry in sight.entries] == [
+    assert pool.rows[rows[2]].reward == 0.25
+    assert pool.rows[rows[2]].marks == ("gold",)
+    assert [(entry.by, entry.action) for entry in pool.entries] == [
         ("ada", "mark"), ("ada", "relabel"), ("ada", "reject"), ("ada", "reject"),
     ]  # fmt: skip
     press(page, "g a")
     expect(page.locator("main tbody tr").nth(1)).to_contain_text("half right")
 
 
-def test_a_decision_that_comes_too_late_says_so(page: Page, url: str, sight: Sight) -> None:
+def test_a_decision_that_comes_too_late_says_so(page: Page, url: str, pool: Sight) -> None:
     page.goto(f"{url}/#/trajectories?state=trained")
     expect(page.locator(".found")).to_contain_text("of 400")
     decide(page, "r", who="ada")
@@ -186,12 +186,12 @@ def test_a_decision_that_comes_too_late_says_so(page: Page, url: str, sight: Sig
     expect(page.locator(".notice")).to_contain_text("too late")
 
 
-def test_filters_combine_and_are_in_the_address(page: Page, url: str, sight: Sight) -> None:
+def test_filters_combine_and_are_in_the_address(page: Page, url: str, pool: Sight) -> None:
     listed(page)
     page.get_by_label("TrajectoryState").select_option("dropped")
     page.get_by_label("Cause").select_option("stale")
     page.get_by_label("Reward from").fill("0.5")
-    wanted = [r for r in sight.rows.values() if r.cause == "stale" and r.reward is not None and r.reward >= 0.5]
+    wanted = [r for r in pool.rows.values() if r.cause == "stale" and r.reward is not None and r.reward >= 0.5]
     expect(page.locator(".found b")).to_have_text(str(len(wanted)))
     page.reload()
 
@@ -260,8 +260,8 @@ def test_the_theme_can_be_switched_and_is_remembered(page: Page) -> None:
     assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
 
 
-def test_the_key_is_asked_for_or_taken_from_the_address(browser: Browser, sight: Sight) -> None:
-    app = make_dashboard(sight, tokenizer=RigTokenizer(), control_keys=[KEY])
+def test_the_key_is_asked_for_or_taken_from_the_address(browser: Browser, pool: Sight) -> None:
+    app = make_dashboard(pool, tokenizer=RigTokenizer(), control_keys=[KEY])
     with in_thread(app) as url:
         with open_page(browser, url) as (page, _):
             page.goto(url)
@@ -280,13 +280,13 @@ def test_the_key_is_asked_for_or_taken_from_the_address(browser: Browser, sight:
 
 
 def test_a_pool_that_is_away_is_told_in_one_line_and_what_was_shown_stays(
-    page: Page, faults: Faults, sight: Sight
+    page: Page, faults: Faults, pool: Sight
 ) -> None:
     expect(page.locator("table.plain td.n").first).to_be_visible()
-    sight.away = True
+    pool.away = True
     expect(page.locator(".notice")).to_contain_text("The pool cannot be reached", timeout=10_000)
     expect(page.locator("table.plain").first).to_contain_text("train")
-    sight.away = False
+    pool.away = False
     expect(page.locator(".notice")).to_be_empty(timeout=30_000)
 
     assert all("503" in said for said in faults.said)

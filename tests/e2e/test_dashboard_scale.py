@@ -38,7 +38,7 @@ SHOWN_AFTER = """
 def url() -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "tests.rig.sight", "--port", str(port), "--trajectories", str(TRAJECTORIES)]
+    command = [sys.executable, "-m", "tests.rig.dashboard", "--port", str(port), "--trajectories", str(TRAJECTORIES)]
     process = subprocess.Popen(command)
     try:
         wait_until(lambda: answers(f"{url}/health"), "the dashboard", timeout=120)

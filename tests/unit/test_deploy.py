@@ -27,7 +27,7 @@ from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.access import ACCESS
 from stepwell.pool.api.ports import GroupExchange, StepSink
 from tests.rig import vllm_server
-from tests.rig.sight import MemorySight, make_dashboard
+from tests.rig.dashboard import MadeUpPool, make_dashboard
 from tests.unit.docs_pages import CHECKOUT, DOCS, commands
 
 Manifest = Mapping[str, Any]
@@ -295,7 +295,7 @@ async def exposed() -> set[str]:
             spool=Spool(Path(folder) / "spool"),
         )
         server = create_atropos(pool=cast("GroupExchange", None), keys=AccessKeys(()), state=None)
-        shown = [await _metrics(app) for app in (gateway, server, make_dashboard(MemorySight(8)))]
+        shown = [await _metrics(app) for app in (gateway, server, make_dashboard(MadeUpPool(8)))]
     names = re.findall(r"^# TYPE (\w+) (\w+)$", "\n".join(shown), re.M)
     return {f"{name}{part}" for name, kind in names for part in PARTS.get(kind, ("",))}
 

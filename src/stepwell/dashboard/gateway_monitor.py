@@ -117,10 +117,12 @@ class GatewayReading:
 
 
 class GatewayMonitor:
-    def __init__(self, urls: Sequence[str], key: str | None, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, urls: Sequence[str], key: str | None, *, interval: float = INTERVAL, timeout: float = TIMEOUT
+    ) -> None:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._timeout = timeout
-        self.watched = [WatchedGateway(url, timeout) for url in urls]
+        self.watched = [WatchedGateway(url, interval, timeout) for url in urls]
         self._polls: list[RepeatedWork] = []
 
     @contextlib.asynccontextmanager
@@ -140,11 +142,11 @@ class GatewayMonitor:
 
 
 class WatchedGateway:
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, interval: float, timeout: float) -> None:
         self.url = url
         self.now = GatewayNow(url=url, error="no reading yet")
         self.engines: Sequence[EngineReading] = ()
-        self._timeout = timeout
+        self._interval, self._timeout = interval, timeout
         self._last: LatencyHistogram | None = None
         self._intervals: deque[tuple[float, LatencyHistogram]] = deque(maxlen=READINGS_KEPT)
         self._polling = asyncio.Lock()
@@ -152,7 +154,7 @@ class WatchedGateway:
     async def poll(self, session: aiohttp.ClientSession) -> float:
         async with self._polling:  # intervals are differences of readings, so these must not overlap
             await self._poll(session)
-        return INTERVAL
+        return self._interval
 
     async def _poll(self, session: aiohttp.ClientSession) -> None:
         paths = ("/metrics", "/ready", "/engines")

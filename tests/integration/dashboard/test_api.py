@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.dashboard.looking import BEARER, KEY, curate, eventually, get, known
-from tests.rig.sight import MemorySight, serve_dashboard
-from tests.rig.sight_rollouts import DANGER, RigTokenizer, key_of, steps_of, summary_of
+from tests.integration.dashboard.client import BEARER, KEY, curate, eventually, get, known
+from tests.rig.dashboard import MadeUpPool, serve_dashboard
+from tests.rig.made_up_rollouts import DANGER, RigTokenizer, key_of, steps_of, summary_of
 from tests.rig.waiting import until
 
 READY = 8
@@ -30,13 +30,13 @@ async def test_the_status_tells_of_everything(client: httpx.AsyncClient) -> None
     assert (status["gateways"], status["engines"]) == ([], [])
 
 
-async def test_the_series_are_passed_on_and_shared(client: httpx.AsyncClient, sight: MemorySight) -> None:
+async def test_the_series_are_passed_on_and_shared(client: httpx.AsyncClient, pool: MadeUpPool) -> None:
     series = await get(client, "series", seconds=900)
     await get(client, "series", seconds=600)
     assert series["interval"] == 5.0
     assert len(series["ends"]) == len(series["channels"]["train"]["steps"]) == 180
     assert series["channels"]["train"]["staleness"][0] == {"0": 10, "1": 6, "2": 3, "5": 1}
-    assert sight.calls["series"] == 1
+    assert pool.calls["series"] == 1
 
 
 async def test_trajectories_are_filtered_sorted_and_paged(client: httpx.AsyncClient) -> None:
@@ -104,7 +104,7 @@ async def test_a_group_is_shown_side_by_side_with_advantages(client: httpx.Async
     assert all("The sum is" in row["last"] for row in view["rows"])
 
 
-async def test_curation_reaches_the_pool_and_is_seen_at_once(client: httpx.AsyncClient, sight: MemorySight) -> None:
+async def test_curation_reaches_the_pool_and_is_seen_at_once(client: httpx.AsyncClient, pool: MadeUpPool) -> None:
     rejected, trained = key_of(READY), key_of(16)
     outcomes = await curate(client, "reject", rejected, trained, ("unheard of", "p"), why="it cheats")
     assert outcomes == {rejected[0]: "done", trained[0]: "late", "unheard of": "unknown"}
@@ -136,20 +136,20 @@ async def test_marks_and_relabels_are_seen_at_once(client: httpx.AsyncClient) ->
     ],
 )
 async def test_a_curation_that_is_not_whole_is_refused(
-    client: httpx.AsyncClient, sight: MemorySight, body: dict[str, Any], said: str
+    client: httpx.AsyncClient, pool: MadeUpPool, body: dict[str, Any], said: str
 ) -> None:
     named = [{"trajectory_uid": "t", "prompt_uid": "p"}]
     answer = await client.post("/api/curate", json={"by": "ada", "trajectories": named, **body})
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
-    assert sight.calls["curate"] == 0
+    assert pool.calls["curate"] == 0
 
 
-async def test_a_curation_is_not_taken_from_another_sites_form(client: httpx.AsyncClient, sight: MemorySight) -> None:
+async def test_a_curation_is_not_taken_from_another_sites_form(client: httpx.AsyncClient, pool: MadeUpPool) -> None:
     body = '{"action": "reject", "by": "x", "trajectories": [{"trajectory_uid": "t", "prompt_uid": "p"}]}'
     answer = await client.post("/api/curate", content=body, headers={"Content-Type": "text/plain"})
     assert answer.status_code == 400
-    assert sight.calls["curate"] == 0
+    assert pool.calls["curate"] == 0
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ async def test_failures_are_told_in_one_shape(client: httpx.AsyncClient, path: s
     assert answer.json()["error"]["message"]
 
 
-async def test_without_the_key_there_is_no_data_but_the_page_comes(sight: MemorySight) -> None:
-    async with serve_dashboard(sight, control_keys=[KEY]) as url, httpx.AsyncClient(base_url=url) as client:
+async def test_without_the_key_there_is_no_data_but_the_page_comes(pool: MadeUpPool) -> None:
+    async with serve_dashboard(pool, control_keys=[KEY]) as url, httpx.AsyncClient(base_url=url) as client:
         for path in ("status", "series", "trajectories", "audit", "unheard"):
             answer = await client.get(f"/api/{path}")
             assert (answer.status_code, "control key" in answer.json()["error"]["message"]) == (401, True)
@@ -191,8 +191,8 @@ async def test_the_page_runs_nothing_from_elsewhere(client: httpx.AsyncClient) -
         assert (await client.get(path)).status_code == 404
 
 
-async def test_a_pool_that_is_away_is_told_and_found_again(client: httpx.AsyncClient, sight: MemorySight) -> None:
-    sight.away = True
+async def test_a_pool_that_is_away_is_told_and_found_again(client: httpx.AsyncClient, pool: MadeUpPool) -> None:
+    pool.away = True
     answer: dict[str, Any] = {}
 
     async def said() -> bool:
@@ -203,7 +203,7 @@ async def test_a_pool_that_is_away_is_told_and_found_again(client: httpx.AsyncCl
     assert answer["channels"] == []
     assert (await client.get("/api/audit")).status_code == 503
     assert (await get(client, "trajectories"))["total"] == 400, "the lists are here"
-    sight.away = False
+    pool.away = False
 
     async def is_back() -> bool:
         return (await get(client, "status"))["pool_error"] is None
@@ -211,8 +211,8 @@ async def test_a_pool_that_is_away_is_told_and_found_again(client: httpx.AsyncCl
     await eventually(is_back, "the pool to be found again")
 
 
-async def test_a_shard_that_comes_back_with_less_is_believed(client: httpx.AsyncClient, sight: MemorySight) -> None:
-    sight.restart(keeping=100)
+async def test_a_shard_that_comes_back_with_less_is_believed(client: httpx.AsyncClient, pool: MadeUpPool) -> None:
+    pool.restart(keeping=100)
 
     async def is_believed() -> bool:
         return bool((await get(client, "trajectories"))["total"] == 100)
@@ -221,15 +221,15 @@ async def test_a_shard_that_comes_back_with_less_is_believed(client: httpx.Async
     assert (await get(client, "status"))["index"]["texts"] <= 100
 
 
-async def test_many_watchers_cost_the_pool_as_much_as_one(client: httpx.AsyncClient, sight: MemorySight) -> None:
-    before = sight.calls["stats"]
+async def test_many_watchers_cost_the_pool_as_much_as_one(client: httpx.AsyncClient, pool: MadeUpPool) -> None:
+    before = pool.calls["stats"]
     for _ in range(50):
         await get(client, "status")
-    assert sight.calls["stats"] - before <= 5
+    assert pool.calls["stats"] - before <= 5
 
 
-async def test_without_a_tokenizer_there_are_ids_and_a_reason(sight: MemorySight) -> None:
-    async with serve_dashboard(sight, tokenizer=None) as url, httpx.AsyncClient(base_url=url) as client:
+async def test_without_a_tokenizer_there_are_ids_and_a_reason(pool: MadeUpPool) -> None:
+    async with serve_dashboard(pool, tokenizer=None) as url, httpx.AsyncClient(base_url=url) as client:
         await known(client, trajectories=400)
         answer = await client.get("/api/trajectories", params={"text": "sum"})
         assert answer.status_code == 400
@@ -241,12 +241,12 @@ async def test_without_a_tokenizer_there_are_ids_and_a_reason(sight: MemorySight
         assert view["steps"][0]["turns"] == []
 
 
-async def test_a_tokenizer_that_is_still_loading_is_waited_for(sight: MemorySight) -> None:
+async def test_a_tokenizer_that_is_still_loading_is_waited_for(pool: MadeUpPool) -> None:
     tokenizer = RigTokenizer()
     tokenizer.missing = "still loading"
-    async with serve_dashboard(sight, tokenizer=tokenizer) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serve_dashboard(pool, tokenizer=tokenizer) as url, httpx.AsyncClient(base_url=url) as client:
         await known(client, trajectories=400)
         assert "still loading" in (await client.get("/api/trajectories", params={"text": "sum"})).text
-        assert sight.calls["read"] == 0
+        assert pool.calls["read"] == 0
         tokenizer.missing = None
-        await until(lambda: sight.calls["read"] > 0, "texts to be read")
+        await until(lambda: pool.calls["read"] > 0, "texts to be read")

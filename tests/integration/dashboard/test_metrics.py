@@ -2,12 +2,12 @@
 
 import httpx
 
-from tests.integration.dashboard.looking import BEARER, KEY, eventually, known
-from tests.rig.sight import MemorySight, serve_dashboard
+from tests.integration.dashboard.client import BEARER, KEY, eventually, known
+from tests.rig.dashboard import MadeUpPool, serve_dashboard
 
 
-async def test_the_pools_figures_need_the_key_and_go_when_the_pool_is_away(sight: MemorySight) -> None:
-    async with serve_dashboard(sight, control_keys=[KEY]) as url, httpx.AsyncClient(base_url=url) as client:
+async def test_the_pools_figures_need_the_key_and_go_when_the_pool_is_away(pool: MadeUpPool) -> None:
+    async with serve_dashboard(pool, control_keys=[KEY]) as url, httpx.AsyncClient(base_url=url) as client:
         refused = await client.get("/metrics")
         assert (refused.status_code, "stepwell_pool" in refused.text) == (401, False)
         client.headers.update(BEARER)
@@ -21,7 +21,7 @@ async def test_the_pools_figures_need_the_key_and_go_when_the_pool_is_away(sight
         async def is_away() -> bool:
             return "stepwell_pool_up 0.0\n" in (await client.get("/metrics")).text
 
-        sight.away = True
+        pool.away = True
         await eventually(is_away, "the scrape to say so")
         lines = [line for line in (await client.get("/metrics")).text.splitlines() if not line.startswith("#")]
         assert [line for line in lines if line.startswith("stepwell_")] == ["stepwell_pool_up 0.0"]

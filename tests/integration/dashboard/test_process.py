@@ -12,7 +12,7 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_group
-from tests.integration.dashboard.looking import BEARER, KEY, curate, eventually, get, known
+from tests.integration.dashboard.client import BEARER, KEY, curate, eventually, get, known
 from tests.rig.gateways import served_process
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.vocabulary import encode

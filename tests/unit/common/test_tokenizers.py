@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 from stepwell.common.tokenizers import NO_TOKENIZER, TokenDecoder
-from tests.rig.sight_rollouts import RigTokenizer
+from tests.rig.made_up_rollouts import RigTokenizer
 from tests.rig.vocabulary import encode
 
 

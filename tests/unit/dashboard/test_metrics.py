@@ -9,7 +9,7 @@ from stepwell.dashboard.index.texts import ConversationTexts
 from stepwell.dashboard.index.trajectories import TrajectoryIndex
 from stepwell.dashboard.metrics import PoolMetrics, ages_of, families
 from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
-from tests.rig.sight import MemorySight
+from tests.rig.dashboard import MadeUpPool
 
 TRAIN = ChannelStats(
     groups=5,
@@ -90,11 +90,11 @@ def test_an_age_is_told_only_where_it_is_known() -> None:
 
 
 @pytest.fixture
-def pool() -> MemorySight:
-    return MemorySight(trajectories=40)
+def pool() -> MadeUpPool:
+    return MadeUpPool(trajectories=40)
 
 
-async def test_ages_are_told_while_the_pool_is_followed(pool: MemorySight) -> None:
+async def test_ages_are_told_while_the_pool_is_followed(pool: MadeUpPool) -> None:
     index = TrajectoryIndex()
     following = PoolFollower(pool, index, ConversationTexts())
     metrics = PoolMetrics(SharedAnswer(pool.stats), index, following)
@@ -104,7 +104,7 @@ async def test_ages_are_told_while_the_pool_is_followed(pool: MemorySight) -> No
     assert b'oldest_group_age_seconds{channel="train"}' not in (await metrics.exposition())[0]
 
 
-async def test_scrapes_share_one_question(pool: MemorySight) -> None:
+async def test_scrapes_share_one_question(pool: MadeUpPool) -> None:
     index = TrajectoryIndex()
     metrics = PoolMetrics(SharedAnswer(pool.stats), index, PoolFollower(pool, index, ConversationTexts()))
     for _ in range(5):

@@ -8,7 +8,7 @@ from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.index.texts import ConversationTexts, IndexedText
 from stepwell.dashboard.index.trajectories import TrajectoryIndex, TrajectoryKey
 from stepwell.dashboard.queries import DashboardQueries
-from tests.rig.sight_rollouts import RigTokenizer
+from tests.rig.made_up_rollouts import RigTokenizer
 from tests.rig.waiting import until
 from tests.unit.dashboard.summaries import make_summary, told
 

@@ -6,7 +6,7 @@ from stepwell.dashboard.views import PROMPT_TOKENS, group_view, last_text, step_
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.steps.step import VersionSpan
 from tests.builders import make_step
-from tests.rig.sight_rollouts import RigTokenizer, steps_of
+from tests.rig.made_up_rollouts import RigTokenizer, steps_of
 from tests.rig.vocabulary import encode
 from tests.unit.dashboard.summaries import make_summary
 

@@ -3,7 +3,7 @@ from stepwell.steps.conversation import ConversationTurn, read_turns, shared_len
 from stepwell.steps.step import ids_array
 from tests.builders import make_step
 from tests.rig.chatml import render_chat
-from tests.rig.sight_rollouts import RigTokenizer
+from tests.rig.made_up_rollouts import RigTokenizer
 from tests.rig.vocabulary import encode
 
 ANSWER = ConversationTurn("assistant", "Hi.", is_response=True)

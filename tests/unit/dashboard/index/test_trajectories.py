@@ -6,7 +6,7 @@ import pytest
 from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.index.trajectories import SearchResult, TrajectoryIndex
 from stepwell.pool.api.watching import TrajectoryState
-from tests.rig.sight_rollouts import summary_of
+from tests.rig.made_up_rollouts import summary_of
 from tests.unit.dashboard.summaries import make_summary, told
 
 

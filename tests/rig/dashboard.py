@@ -1,7 +1,7 @@
 """A pool to look at, in the test's own process: made-up rollouts, curation that is obeyed, and a switch that takes it
 away.
 
-    python -m tests.rig.sight --port 8200 --trajectories 100000
+    python -m tests.rig.dashboard --port 8200 --trajectories 100000
 
 serves the dashboard over it; new rollouts come every second.
 """
@@ -21,7 +21,7 @@ from fastapi import FastAPI
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.dashboard.app import create_dashboard
-from stepwell.dashboard.gateway_monitor import GatewayMonitor
+from stepwell.dashboard.gateway_monitor import INTERVAL, GatewayMonitor
 from stepwell.dashboard.status import PoolDescription
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationAction, CurationOutcome
@@ -30,15 +30,15 @@ from stepwell.pool.api.series import ChannelSeries, TimeSeries
 from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
 from stepwell.steps.columns import Columns
-from tests.rig.sight_rollouts import SHARD, VERSIONS, RigTokenizer, columns_of, number_of, summary_of
+from tests.rig.made_up_rollouts import SHARD, VERSIONS, RigTokenizer, columns_of, number_of, summary_of
 from tests.rig.waiting import until
 
 GONE = (TrajectoryState.TRAINED, TrajectoryState.DROPPED)
 HELD = tuple(state for state in TrajectoryState if state not in GONE)
 
 
-class MemorySight:
-    """A SightPort. Rollout number n is what tests/rig/sight_rollouts.py makes of it, as changed by curation."""
+class MadeUpPool:
+    """A PoolReader. Rollout number n is what tests/rig/made_up_rollouts.py makes of it, as changed by curation."""
 
     def __init__(self, trajectories: int = 200) -> None:
         self.away = False
@@ -217,22 +217,27 @@ def _window(ends: Sequence[float], name: str) -> ChannelSeries:
 
 
 def make_dashboard(
-    sight: Any, *, control_keys: Sequence[str] = (), tokenizer: Any = None, gateways: Sequence[str] = ()
+    pool: Any,
+    *,
+    control_keys: Sequence[str] = (),
+    tokenizer: Any = None,
+    gateways: Sequence[str] = (),
+    gateway_interval: float = INTERVAL,
 ) -> FastAPI:
     return create_dashboard(
-        pool=sight,
+        pool=pool,
         keys=AccessKeys(control_keys),
         limits=Limits(group_size=4, max_staleness=2),
         tokenizer=tokenizer,
-        gateways=GatewayMonitor(gateways, control_keys[0] if control_keys else None),
+        gateways=GatewayMonitor(gateways, control_keys[0] if control_keys else None, interval=gateway_interval),
         description=PoolDescription(name="data_pool", shards=1, journal="/journal", archive=None),
     )
 
 
 @asynccontextmanager
-async def serve_dashboard(sight: Any, **how: Any) -> AsyncIterator[str]:
+async def serve_dashboard(pool: Any, **how: Any) -> AsyncIterator[str]:
     """A dashboard on a free loopback port; gives its URL. With the rig's tokenizer, unless told otherwise."""
-    app = make_dashboard(sight, **{"tokenizer": RigTokenizer(), **how})
+    app = make_dashboard(pool, **{"tokenizer": RigTokenizer(), **how})
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     serving = asyncio.create_task(server.serve())
     try:
@@ -244,14 +249,14 @@ async def serve_dashboard(sight: Any, **how: Any) -> AsyncIterator[str]:
 
 
 async def _serve(port: int, trajectories: int, keys: Sequence[str], gateways: Sequence[str]) -> None:
-    sight = MemorySight(trajectories)
-    app = make_dashboard(sight, control_keys=keys, tokenizer=RigTokenizer(), gateways=gateways)
+    pool = MadeUpPool(trajectories)
+    app = make_dashboard(pool, control_keys=keys, tokenizer=RigTokenizer(), gateways=gateways)
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", access_log=False))
 
     async def grow() -> None:
         while True:
             await asyncio.sleep(1)
-            sight.grow()
+            pool.grow()
 
     growing = asyncio.create_task(grow())
     await server.serve()

@@ -3,29 +3,22 @@
 from typing import Any
 
 import httpx
-import pytest
 
-from stepwell.dashboard import gateway_monitor as gateways
-from tests.integration.dashboard.looking import BEARER, KEY, eventually, get
+from tests.integration.dashboard.client import BEARER, KEY, eventually, get
+from tests.rig.dashboard import MadeUpPool, serve_dashboard
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port, serve_gateway
 from tests.rig.local_pool import LocalPool
-from tests.rig.sight import MemorySight, serve_dashboard
 
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 
 
-@pytest.fixture(autouse=True)
-def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateways, "INTERVAL", 0.05)
-
-
 async def test_calls_latencies_and_engines_are_seen() -> None:
-    dashboard: dict[str, Any] = {"control_keys": [KEY]}
+    dashboard: dict[str, Any] = {"control_keys": [KEY], "gateway_interval": 0.05}
     async with (
         FakeEngine() as engine,
         serve_gateway(LocalPool(), [engine.url], control_keys=[KEY]) as gateway,
-        serve_dashboard(MemorySight(8), gateways=[gateway], **dashboard) as url,
+        serve_dashboard(MadeUpPool(8), gateways=[gateway], **dashboard) as url,
         httpx.AsyncClient(base_url=url, headers=BEARER) as client,
         httpx.AsyncClient(base_url=gateway, headers=BEARER) as agent,
     ):
@@ -56,12 +49,11 @@ async def test_calls_latencies_and_engines_are_seen() -> None:
         assert len(latency["ends"]) == len(latency["p50"]) == len(latency["p95"])
 
 
-async def test_a_fresh_status_has_what_happened_a_moment_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateways, "INTERVAL", 3600.0)
+async def test_a_fresh_status_has_what_happened_a_moment_ago() -> None:
     async with (
         FakeEngine() as engine,
         serve_gateway(LocalPool(), [engine.url]) as gateway,
-        serve_dashboard(MemorySight(8), gateways=[gateway]) as url,
+        serve_dashboard(MadeUpPool(8), gateways=[gateway], gateway_interval=3600.0) as url,
         httpx.AsyncClient(base_url=url) as client,
         httpx.AsyncClient(base_url=gateway) as agent,
     ):
@@ -75,7 +67,7 @@ async def test_a_gateway_that_is_down_or_refuses_the_key_is_told_and_holds_up_no
     async with (
         FakeEngine() as engine,
         serve_gateway(LocalPool(), [engine.url], control_keys=["another-key-of-tests"]) as refusing,
-        serve_dashboard(MemorySight(8), gateways=[f"http://127.0.0.1:{free_port()}", refusing]) as url,
+        serve_dashboard(MadeUpPool(8), gateways=[f"http://127.0.0.1:{free_port()}", refusing]) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
 
