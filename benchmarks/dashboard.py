@@ -1,5 +1,5 @@
-"""The dashboard over a pool on Ray that holds 100,000 trajectories: how soon it shows them, how fast it filters, and
-what it costs the pool.
+"""The dashboard over a pool on Ray that holds 100,000 trajectories: how soon it shows them, how fast it filters,
+also in a browser, and what it costs the pool.
 
 The pool, of one shard, is under a light load throughout: groups come in and are trained. What watching costs is the CPU
 time of the shard's process, taken in turns with the dashboard's process halted and going, while a page polls it as a
@@ -25,6 +25,7 @@ from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environm
 
 import numpy as np
 import ray
+from playwright.sync_api import Browser, Page, expect
 
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, memory_bytes, serving
 from benchmarks.report import report
@@ -38,6 +39,7 @@ from stepwell.pool.api.watching import Changes
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
+from tests.rig.browser import open_browser, open_page
 from tests.rig.made_up_rollouts import summary_of
 from tests.rig.tiny_model import make_tiny_model
 from tests.rig.vocabulary import encode
@@ -54,6 +56,22 @@ TEXTS_SECONDS = 45.0
 TEXT = 1_500
 """Characters of a conversation, where 100,000 of them are searched."""
 NAMESPACE = "benchmark"
+PAGE_FILTERS = {"state": "ready", "reward_min": "0.9", "exactness": "submitted", "uid": "4711"}
+PAGE_TRIES = 3
+"""The fastest counts."""
+SHOWN_AFTER = """
+([name, value]) => new Promise((done) => {
+  const began = performance.now();
+  const control = document.querySelector(`.filters [name=${name}]`);
+  new PerformanceObserver((list) => {
+    const mark = list.getEntries().find((entry) => String(entry.detail?.[name] ?? "") === value);
+    if (mark) done((mark.startTime - began) / 1000);
+  }).observe({ type: "mark" });
+  control.value = value;
+  control.dispatchEvent(new Event(control.localName === "select" ? "change" : "input"));
+})
+"""
+"""Seconds from a change of a filter, with the page's wait for more typing, to the frame that shows the rows."""
 FILTERS = {
     "none": "",
     "channel": "channel=train",
@@ -232,6 +250,33 @@ def measure_text_search() -> dict[str, float]:
     return {"texts_searched": len(texts), "filter_100k_texts_ms": round(statistics.median(took), 1)}
 
 
+def measure_page(url: str) -> dict[str, float]:
+    """In the browser: seconds to the first rows, and the slowest filter's seconds to its rows."""
+    with open_browser() as browser:
+        paints = [first_paint(browser, url) for _ in range(PAGE_TRIES)]
+        with open_page(browser, url) as (page, _):
+            page.goto(f"{url}/#/trajectories")
+            expect(page.locator("table.rows tbody tr")).to_have_count(100, timeout=30_000)
+            slowest = max(page_filter(page, name, value) for name, value in PAGE_FILTERS.items())
+    return {"page_first_paint_s": round(min(paints), 2), "page_slowest_filter_s": round(slowest, 2)}
+
+
+def first_paint(browser: Browser, url: str) -> float:
+    """Seconds from the start of the navigation, with an empty cache, to the frame that shows rows."""
+    with open_page(browser, url) as (page, _):
+        page.goto(f"{url}/#/trajectories")
+        expect(page.locator("table.rows tbody tr")).to_have_count(100, timeout=30_000)
+        return float(page.evaluate("performance.getEntriesByName('rows-shown')[0].startTime")) / 1000
+
+
+def page_filter(page: Page, name: str, value: str) -> float:
+    took = []
+    for _ in range(PAGE_TRIES):
+        took.append(float(page.evaluate(SHOWN_AFTER, [name, value])))
+        page.evaluate(SHOWN_AFTER, [name, ""])
+    return min(took)
+
+
 def main() -> None:
     figures = measure_text_search()
     with tempfile.TemporaryDirectory() as folder, start_ray(object_store_memory=2**30) as cluster:
@@ -244,6 +289,7 @@ def main() -> None:
             with pool.load():
                 figures |= measure_arrival(server) | measure_filters(server, FILTERS)
                 figures |= measure_watching(pool, server)
+            figures |= measure_page(server.url)
             figures |= measure_indexing(server) | measure_filters(server, {"text": "text=The+sum+of+77"})
             figures["dashboard_mb"] = round(memory_bytes(server.pid) / 1e6)
     for name, value in figures.items():
@@ -251,7 +297,13 @@ def main() -> None:
     slowest = max(value for name, value in figures.items() if name.startswith("filter_"))
     report(
         figures | {"slowest_filter_ms": slowest},
-        at_most={"first_page_s": 2.0, "slowest_filter_ms": 1_000.0, "pool_share": 0.02},
+        at_most={
+            "first_page_s": 2.0,
+            "slowest_filter_ms": 1_000.0,
+            "page_first_paint_s": 2.0,
+            "page_slowest_filter_s": 1.0,
+            "pool_share": 0.02,
+        },
         at_least={"texts_searched": 0.9 * HELD},
     )
 

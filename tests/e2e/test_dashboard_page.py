@@ -22,7 +22,7 @@ WITH_DANGER, NAMED_DANGEROUSLY, MARKED_DANGEROUSLY = 3, 13, 11
 """Numbers of rollouts, as tests/rig/made_up_rollouts.py makes them."""
 
 
-class Sight(MadeUpPool):
+class PoolWithDanger(MadeUpPool):
     async def series(self, *, seconds: float) -> TimeSeries:
         """Causes can be named by agents."""
         series = await super().series(seconds=seconds)
@@ -38,12 +38,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def pool() -> Sight:
-    return Sight(400)
+def pool() -> PoolWithDanger:
+    return PoolWithDanger(400)
 
 
 @pytest.fixture
-def url(pool: Sight) -> Iterator[str]:
+def url(pool: PoolWithDanger) -> Iterator[str]:
     with in_thread(make_dashboard(pool, tokenizer=RigTokenizer())) as url:
         yield url
 
@@ -128,7 +128,7 @@ def test_every_view_opens_by_keyboard(page: Page, url: str) -> None:
     expect(page.get_by_label("Search")).to_have_value("abc")
 
 
-def test_what_a_model_or_an_agent_wrote_stays_text(page: Page, url: str, pool: Sight) -> None:
+def test_what_a_model_or_an_agent_wrote_stays_text(page: Page, url: str, pool: PoolWithDanger) -> None:
     expect(page.locator("figure[aria-label^=Waste] .legend")).to_contain_text(DANGER)
 
     open_trajectory(page, url, WITH_DANGER)
@@ -149,7 +149,7 @@ def test_what_a_model_or_an_agent_wrote_stays_text(page: Page, url: str, pool: S
     assert page.locator("main script, main img, main b[onclick]").count() == 0
 
 
-def test_what_is_decided_on_the_page_reaches_the_pool(page: Page, url: str, pool: Sight) -> None:
+def test_what_is_decided_on_the_page_reaches_the_pool(page: Page, url: str, pool: PoolWithDanger) -> None:
     page.goto(f"{url}/#/trajectories?state=ready")
     expect(page.locator(".found")).to_contain_text("of 400")
     rows = [page.locator("td.uid").nth(2 * i).inner_text() for i in range(3)]
@@ -178,7 +178,7 @@ def test_what_is_decided_on_the_page_reaches_the_pool(page: Page, url: str, pool
     expect(page.locator("main tbody tr").nth(1)).to_contain_text("half right")
 
 
-def test_a_decision_that_comes_too_late_says_so(page: Page, url: str, pool: Sight) -> None:
+def test_a_decision_that_comes_too_late_says_so(page: Page, url: str, pool: PoolWithDanger) -> None:
     page.goto(f"{url}/#/trajectories?state=trained")
     expect(page.locator(".found")).to_contain_text("of 400")
     decide(page, "r", who="ada")
@@ -186,9 +186,9 @@ def test_a_decision_that_comes_too_late_says_so(page: Page, url: str, pool: Sigh
     expect(page.locator(".notice")).to_contain_text("too late")
 
 
-def test_filters_combine_and_are_in_the_address(page: Page, url: str, pool: Sight) -> None:
+def test_filters_combine_and_are_in_the_address(page: Page, url: str, pool: PoolWithDanger) -> None:
     listed(page)
-    page.get_by_label("TrajectoryState").select_option("dropped")
+    page.get_by_label("State").select_option("dropped")
     page.get_by_label("Cause").select_option("stale")
     page.get_by_label("Reward from").fill("0.5")
     wanted = [r for r in pool.rows.values() if r.cause == "stale" and r.reward is not None and r.reward >= 0.5]
@@ -260,7 +260,7 @@ def test_the_theme_can_be_switched_and_is_remembered(page: Page) -> None:
     assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
 
 
-def test_the_key_is_asked_for_or_taken_from_the_address(browser: Browser, pool: Sight) -> None:
+def test_the_key_is_asked_for_or_taken_from_the_address(browser: Browser, pool: PoolWithDanger) -> None:
     app = make_dashboard(pool, tokenizer=RigTokenizer(), control_keys=[KEY])
     with in_thread(app) as url:
         with open_page(browser, url) as (page, _):
@@ -280,7 +280,7 @@ def test_the_key_is_asked_for_or_taken_from_the_address(browser: Browser, pool: 
 
 
 def test_a_pool_that_is_away_is_told_in_one_line_and_what_was_shown_stays(
-    page: Page, faults: Faults, pool: Sight
+    page: Page, faults: Faults, pool: PoolWithDanger
 ) -> None:
     expect(page.locator("table.plain td.n").first).to_be_visible()
     pool.away = True

@@ -1,5 +1,5 @@
-// The control key: from the address (#key=…, as `stepwell up` prints it) or typed in. It is kept for this tab alone
-// and leaves the address at once, so that it is not bookmarked or sent on with a link.
+// The control key: from the address (#key=…, as `stepwell up` prints it) or typed in. It is stored for this tab only
+// and removed from the address at once, so that no bookmark or link contains it.
 
 const PLACE = "stepwell.key";
 

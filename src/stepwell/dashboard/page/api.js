@@ -1,4 +1,4 @@
-// The dashboard's own HTTP calls. What goes wrong is a Refusal whose message is for the reader.
+// The page's HTTP calls. A failure is a Refusal with a message for the reader.
 
 import { headers } from "./access.js";
 
@@ -11,7 +11,7 @@ export class Refusal extends Error {
   }
 }
 
-/** Its answer is no longer wanted: a newer question was asked. */
+/** The request was cancelled because a newer one replaces it. */
 export function isCancelled(error) {
   return error.name === "AbortError";
 }
@@ -22,7 +22,7 @@ export function get(path, params = {}, signal = undefined) {
   return call(`api/${path}${query && `?${query}`}`, { headers: headers(), signal });
 }
 
-/** Any number of trajectories, in calls of at most 500. Gives the outcomes of all. */
+/** Any number of trajectories, in calls of at most 500. Returns all outcomes. */
 export async function curate(decision, trajectories) {
   const outcomes = {};
   for (let first = 0; first < trajectories.length; first += MOST) {
@@ -47,5 +47,5 @@ async function call(path, init) {
 
 function unreachable(error) {
   if (isCancelled(error)) throw error;
-  throw new Refusal(0, "The dashboard does not answer: see whether it is still running. It is asked again.");
+  throw new Refusal(0, "The dashboard does not answer; check that it is still running. The page tries again.");
 }

@@ -1,4 +1,4 @@
-// Who decided what, and when: entries are only ever added.
+// The audit trail: who decided what, and when.
 
 import { get } from "./api.js";
 import { el, field, fill } from "./dom.js";
@@ -55,5 +55,5 @@ export function auditTable(entries, isOne) {
     ["Why", (e) => e.why, "wide"],
   ];
   const shown = isOne ? columns.filter(([name]) => name !== "Trajectory") : columns;
-  return table("", shown, [...entries].sort((a, b) => b.at - a.at), "Nobody has decided anything yet.");
+  return table("", shown, [...entries].sort((a, b) => b.at - a.at), "There is no decision yet.");
 }

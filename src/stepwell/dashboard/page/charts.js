@@ -1,5 +1,5 @@
-// Time charts and histograms, drawn by uPlot. What always holds: uPlot is given numbers and colours, never a name; names
-// stand in a legend of our own, as text, for the name of a cause can come from an agent.
+// Time charts and histograms, drawn by uPlot. uPlot gets numbers and colours, never a name: names are text in a legend
+// of our own, because the name of a cause can come from an agent.
 
 import { el, fill } from "./dom.js";
 import { short } from "./format.js";
@@ -8,7 +8,7 @@ import { colour } from "./theme.js";
 const HEIGHT = 132;
 const SYNC = "time";
 
-/** What every chart has: its frame, a legend that follows the cursor, and a size that follows the page. */
+/** A chart with its frame, a legend that follows the cursor, and a size that follows the page. */
 export class Chart {
   /** `lines` is [{label, colour, kind: "line" | "area" | "dash" | "bars" | "edge"}, …]. */
   constructor(title, { unit = "", format = short, isTime = true, axis = "" } = {}) {
@@ -23,7 +23,7 @@ export class Chart {
     this.lines = [];
   }
 
-  /** `shown` is what the legend says, where that is not what is drawn (stacked areas). */
+  /** `shown` has the values for the legend, if they differ from the drawn ones (stacked areas). */
   draw(lines, data, { bands = [], shown = data } = {}) {
     this.shown = shown;
     this.bands = bands;

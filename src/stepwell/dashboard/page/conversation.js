@@ -1,16 +1,16 @@
-// A step's turns, as they were said: what is new in the prompt, then the response.
+// The turns of a step: the new part of the prompt, then the response.
 
 import { el } from "./dom.js";
 import { count, reward } from "./format.js";
 
 export function turns(step, whyNoText) {
-  if (whyNoText) return el("p", { class: "none" }, `There is no text to show: ${whyNoText}. The tokens' ids are there.`);
+  if (whyNoText) return el("p", { class: "none" }, `There is no text: ${whyNoText}. See the ids under Tokens.`);
   return el("div", { class: "turns" }, step.turns.map(turn));
 }
 
 function turn({ role, text, is_response: isResponse }) {
   const kind = isResponse ? `turn ${role} response` : `turn ${role}`;
-  return el("div", { class: kind }, el("span", { class: "role" }, role), el("pre", {}, text || "(nothing)"));
+  return el("div", { class: kind }, el("span", { class: "role" }, role), el("pre", {}, text || "(empty)"));
 }
 
 export function stepHead(step) {

@@ -1,4 +1,4 @@
-// What a person decides about trajectories: a dialog that asks who and why, and the line that says what became of it.
+// Curation of trajectories: a dialog that asks who and why, and a line with the outcome.
 
 import { curate } from "./api.js";
 import { el, field } from "./dom.js";
@@ -6,19 +6,19 @@ import { plural } from "./format.js";
 
 const WHO = "stepwell.who";
 const ACTIONS = {
-  mark: { title: "Mark", says: "A short word that stays with it, for trainers and exports to see." },
+  mark: { title: "Mark", says: "A short word that is stored with the trajectory. Trainers and exports can read it." },
   unmark: { title: "Unmark", says: "" },
-  reject: { title: "Reject", says: "It will be in no later batch. What was trained before cannot be taken back." },
-  relabel: { title: "Relabel", says: "Later batches have this reward instead of the one it has." },
+  reject: { title: "Reject", says: "No later batch contains it. Training that already used it cannot be undone." },
+  relabel: { title: "Relabel", says: "Later batches have this reward instead of the present one." },
 };
 const WORDS = {
-  done: "done", unchanged: "as it was already", unknown: "no longer known to the pool",
-  late: "too late: trained or dropped before",
+  done: "done", unchanged: "unchanged", unknown: "no longer known to the pool",
+  late: "too late: already trained or dropped",
 };
 
 export const CURATION_KEYS = [["m", "mark"], ["u", "unmark"], ["r", "reject"], ["l", "relabel"]];
 
-/** Keys that decide about what `targets()` gives; `after` is called once something was decided. */
+/** Keys that curate the trajectories of `targets()`; `after` is called after a decision. */
 export function curationKeys(targets, shell, after) {
   const ask = (action) => () => { if (targets().length) askFor(action, targets(), shell, after); };
   return { m: ask("mark"), u: ask("unmark"), r: ask("reject"), l: ask("relabel") };

@@ -1,5 +1,5 @@
-// Elements from plain values. What always holds: text becomes text. Nothing here, or anywhere in the page, parses HTML,
-// and no address is made of data but by routes.js, so what a model wrote can be read and can do nothing.
+// Elements from plain values. Text stays text: nothing in the page parses HTML, and only routes.js makes addresses from
+// data. So the output of a model is shown and never run.
 
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
@@ -33,7 +33,7 @@ export function field(label, control) {
   return el("label", { class: "field" }, el("span", {}, label), control);
 }
 
-/** A row of buttons of which one is pressed: [[value, label], …]. */
+/** A row of buttons, one of which is pressed: [[value, label], …]. */
 export function choice(label, options, chosen, choose) {
   const buttons = options.map(([value, text]) => {
     const press = () => { show(value); choose(value); };

@@ -1,4 +1,4 @@
-// The bar over the list: each filter is one control, and what is set is in the address.
+// The filter bar above the list. Each filter is one control; the address holds the values that are set.
 
 import { button, el, field, fill } from "./dom.js";
 import { count } from "./format.js";
@@ -17,11 +17,11 @@ export const FILTERS = [
 ];
 
 export class Filters {
-  /** `changed` is called with nothing once a filter was changed by hand; the values are then in `values()`. */
+  /** `changed` is called after a person changed a filter; `values()` then has the new values. */
   constructor(changed) {
     this.changed = changed;
     this.controls = {};
-    this.search = this.input("text", { type: "search", placeholder: "what was said" });
+    this.search = this.input("text", { type: "search", placeholder: "text of the conversation" });
     const selects = SELECTS.map(([name, label]) => field(label, this.select(name)));
     const texts = TEXTS.map(([name, label]) => field(label, this.input(name, { type: "search" })));
     const ranges = RANGES.map(([name, label, step]) => this.range(name, label, step));
@@ -63,7 +63,7 @@ export class Filters {
     }
   }
 
-  /** What there is to choose, and how many of each. */
+  /** The values to choose from, with their counts. */
   offer(facets) {
     for (const [name, , facet] of SELECTS) {
       const node = this.controls[name];

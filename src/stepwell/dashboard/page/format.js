@@ -1,4 +1,4 @@
-// Numbers and times as people read them. Pure.
+// Numbers and times as text. Pure.
 
 const NOTHING = "–";
 
@@ -38,7 +38,7 @@ export function bytes(value) {
   return value >= 1024 ? `${figures(value / 1024)} KiB` : `${value} B`;
 }
 
-/** A length of time, in seconds. */
+/** A duration in seconds. */
 export function span(seconds) {
   if (seconds === null || seconds === undefined) return NOTHING;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
@@ -47,7 +47,7 @@ export function span(seconds) {
   return seconds < 172800 ? `${figures(seconds / 3600)} h` : `${Math.round(seconds / 86400)} d`;
 }
 
-/** A moment, in wall-clock seconds: the time today, the date too on other days. */
+/** A point in time, in seconds since 1970: the time, with the date if it is not today. */
 export function moment(at) {
   if (!at) return NOTHING;
   const when = new Date(at * 1000);

@@ -1,4 +1,4 @@
-// A group's rollouts side by side: what they answered last, what that earned, and what it means for training.
+// The rollouts of a group side by side: last response, reward and advantage.
 
 import { get } from "./api.js";
 import { CURATION_KEYS, curationKeys } from "./curation.js";

@@ -1,8 +1,8 @@
-// The shell: which view is shown, how often it is brought up to date, and the line at the top.
+// The shell: the present view, its refreshing, and the line at the top.
 //
-// A view is what its module's `open(shell, params)` gives: {node, every, refresh(status), keys, legend, title} and, if
-// it wants them, update(params), leave() and redraw(). What always holds: at most one refresh is under way, none while
-// the page is out of sight, and the answer to an old question never overwrites a newer one.
+// A view is the result of its module's `open(shell, params)`: {node, every, refresh(status), keys, legend, title} and,
+// optionally, update(params), leave() and redraw(). Invariants: at most one refresh runs at a time, and none while the
+// page is hidden. The response to an old request never replaces a newer one.
 
 import * as audit from "./audit.js";
 import * as group from "./group.js";
@@ -18,7 +18,7 @@ import { depth, go, here } from "./routes.js";
 import { Shortcuts, showKeys } from "./shortcuts.js";
 import * as theme from "./theme.js";
 
-/** Views that have no place of their own in the bar at the top. */
+/** Views without a link in the bar at the top, and the view whose link is marked instead. */
 const WITHIN = { trajectory: "trajectories", group: "trajectories" };
 const VIEWS = { overview, trajectories, trajectory, group, audit };
 
@@ -100,8 +100,8 @@ class Shell {
       this.heardAt = status.now;
       return undefined;
     }
-    const since = this.heardAt ? ` What is shown is of ${moment(this.heardAt)}.` : "";
-    return new Refusal(503, `The pool cannot be reached: ${status.pool_error}.${since} It is tried again.`);
+    const since = this.heardAt ? ` The page shows the state of ${moment(this.heardAt)}.` : "";
+    return new Refusal(503, `The pool cannot be reached: ${status.pool_error}.${since} The page tries again.`);
   }
 }
 

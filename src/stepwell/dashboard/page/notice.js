@@ -1,4 +1,4 @@
-// The one line at the top: what is wrong and what to do, or what has just been done.
+// The line at the top: a failure and what to do, or the last action.
 
 import { el, fill } from "./dom.js";
 import { hasKey, keep } from "./access.js";
@@ -23,7 +23,7 @@ export class Notice {
     else this.show("failed", error.message);
   }
 
-  /** All went well: what was wrong is so no more. */
+  /** The last refresh succeeded. */
   well() {
     if (this.kind !== "done") this.clear();
   }

@@ -1,4 +1,4 @@
-// What happens, what is lost and why, at a glance.
+// The overview: throughput, losses and their causes.
 
 import { get } from "./api.js";
 import { choice, el, field, fill } from "./dom.js";

@@ -1,4 +1,4 @@
-// What each chart of the overview shows: pure translation of /api/series into columns for charts.js.
+// The charts of the overview: converts /api/series to columns for charts.js. Pure.
 
 import { Chart } from "./charts.js";
 import { reward, span } from "./format.js";
@@ -11,14 +11,14 @@ const EMPTY = {
 
 export class OverviewCharts {
   constructor() {
-    this.steps = new Chart("Steps", { unit: "a second" });
-    this.tokens = new Chart("Tokens", { unit: "a second" });
+    this.steps = new Chart("Steps", { unit: "per second" });
+    this.tokens = new Chart("Tokens", { unit: "per second" });
     this.reward = new Chart("Reward", { unit: "of trained rollouts, mean and 10–90 %", format: reward });
     this.staleness = new Chart("Staleness", { unit: "rollouts by versions behind", isTime: false, axis: "behind" });
     this.queue = new Chart("Queue", { unit: "groups" });
     this.age = new Chart("Oldest group", { unit: "age in seconds", format: span });
-    this.latency = new Chart("Gateway latency", { unit: "seconds a call", format: span });
-    this.waste = new Chart("Waste", { unit: "tokens a second, by cause" });
+    this.latency = new Chart("Gateway latency", { unit: "seconds per call", format: span });
+    this.waste = new Chart("Waste", { unit: "tokens per second, by cause" });
     this.all = [this.steps, this.tokens, this.reward, this.staleness, this.queue, this.age, this.latency, this.waste];
   }
 
@@ -26,9 +26,9 @@ export class OverviewCharts {
     const window = series.channels[channel] ?? EMPTY;
     const over = (lists) => [series.ends, ...lists].map((list) => whole(list, series.ends.length));
     const rate = (list) => list.map((n) => n / series.interval);
-    const came = [{ label: "came", colour: "c1", kind: "line" }, { label: "trained", colour: "c2", kind: "line" }];
-    this.steps.draw(came, over([rate(window.steps), rate(window.trained_steps)]));
-    this.tokens.draw(came, over([rate(window.tokens), rate(window.trained_tokens)]));
+    const lines = [{ label: "accepted", colour: "c1", kind: "line" }, { label: "trained", colour: "c2", kind: "line" }];
+    this.steps.draw(lines, over([rate(window.steps), rate(window.trained_steps)]));
+    this.tokens.draw(lines, over([rate(window.tokens), rate(window.trained_tokens)]));
     this.drawReward(over([window.reward_high, window.reward_low, window.reward_mean]));
     this.staleness.draw([{ label: "rollouts", colour: "c1", kind: "bars" }], histogram(window.staleness));
     const queued = [{ label: "groups", colour: "c1", kind: "line" }, { label: "ready", colour: "c2", kind: "line" }];
@@ -64,7 +64,7 @@ export class OverviewCharts {
   }
 }
 
-/** The last interval is still going: its numbers would fall at the end of every chart. */
+/** Without the last interval: it is not over, so its numbers would be too low. */
 function whole(list, length) {
   return list.slice(0, Math.max(0, length - 1));
 }
@@ -77,7 +77,7 @@ function histogram(staleness) {
   return [behind, behind.map((key) => sums.get(key))];
 }
 
-/** Each list with those before it added: the largest is drawn first, and the others over it. */
+/** Cumulative lists. The largest is drawn first, the others above it. */
 function stacked(lists) {
   const sums = [];
   for (const list of lists) sums.push(list.map((n, i) => n + (sums.at(-1)?.[i] ?? 0)));

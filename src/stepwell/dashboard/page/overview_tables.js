@@ -5,7 +5,7 @@ import { bytes, count, plural, short, span, tally } from "./format.js";
 import { link } from "./routes.js";
 import { table } from "./table.js";
 
-/** What is known of the pool stays while it cannot be reached; a table that has the focus is left as it is. */
+/** The last values stay while the pool cannot be reached. A table that has the focus is not redrawn. */
 export class Tables {
   constructor() {
     this.channels = el("div");
@@ -28,10 +28,10 @@ export class Tables {
 
 export function poolFacts({ pool, version }) {
   const facts = [
-    `${plural(pool.submitted, "step")} came`,
+    `${plural(pool.submitted, "step")} submitted`,
     plural(pool.leases, "lease"),
     plural(pool.shards, "shard"),
-    pool.journal ? "journal kept" : "no journal: a restart loses what is held",
+    pool.journal ? "journal" : "no journal: a restart loses all steps",
     rewards(pool.scoring),
     `stepwell ${version}`,
   ];
@@ -40,7 +40,7 @@ export function poolFacts({ pool, version }) {
 
 function rewards({ waiting, under_way: going, resting }) {
   if (!waiting && !going && !resting) return null;
-  return `rewards: ${count(waiting)} wait, ${count(going)} under way, ${count(resting)} rest`;
+  return `rewards: ${count(waiting)} waiting, ${count(going)} running, ${count(resting)} paused`;
 }
 
 function channelsTable({ channels }) {
@@ -56,7 +56,7 @@ function channelsTable({ channels }) {
     ["Dropped", (c) => share(c.dropped, c.accepted), "n"],
     ["History", (c) => count(c.history_groups), "n"],
   ];
-  return table("Channels", columns, channels, "Nothing has come yet.");
+  return table("Channels", columns, channels, "There are no steps yet.");
 }
 
 function gatewaysTable({ gateways }) {
@@ -70,7 +70,7 @@ function gatewaysTable({ gateways }) {
     ["p95", (g) => span(g.p95), "n"],
     ["Lost", (g) => tally(g.lost) || "none"],
   ];
-  return table("Gateways", columns, gateways, "None was named: start the dashboard with --gateways.");
+  return table("Gateways", columns, gateways, "There is none: start the dashboard with --gateways.");
 }
 
 function enginesTable({ engines }) {
@@ -80,12 +80,12 @@ function enginesTable({ engines }) {
     ["Weights", (e) => e.weight_version ?? "–", "n"],
     ["In flight", (e) => count(e.in_flight), "n"],
     ["Server", (e) => e.server ?? ""],
-    ["Through", (e) => e.gateway],
+    ["Gateway", (e) => e.gateway],
   ];
-  return table("Engines", columns, engines, "No gateway has told of one.");
+  return table("Engines", columns, engines, "No gateway reports one.");
 }
 
-/** Everything that came and will not be trained, by cause. */
+/** Submitted steps that will not be trained, by cause. */
 function lossesTable({ channels, pool }) {
   const rows = [
     ...channels.flatMap((c) => losses(c.name, "dropped", c.dropped)),

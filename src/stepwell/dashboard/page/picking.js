@@ -1,5 +1,5 @@
-// A cursor and a selection over rows that come and go. Pure. What always holds: both are kept by name, so a list that
-// is brought up to date under them moves neither to another trajectory.
+// A cursor and a selection over changing rows. Pure. Both are stored by name, so they stay on their trajectories when
+// the list is refreshed.
 
 export function nameOf({ trajectory_uid, prompt_uid }) {
   return JSON.stringify([prompt_uid, trajectory_uid]);
@@ -22,7 +22,7 @@ export class Picking {
     return this.rows[this.at];
   }
 
-  /** Whether there was somewhere to move. */
+  /** Returns whether the cursor moved. */
   move(by) {
     const to = this.at + by;
     if (to < 0 || to >= this.rows.length) return false;
@@ -39,7 +39,7 @@ export class Picking {
     else this.chosen.set(nameOf(row), row);
   }
 
-  /** All that are shown, or, if they are chosen already, none. */
+  /** Selects all shown rows, or none if all are selected. */
   toggleAll() {
     const all = this.rows.every((row) => this.has(row));
     if (all) this.chosen.clear();
@@ -50,7 +50,7 @@ export class Picking {
     this.chosen.clear();
   }
 
-  /** What a decision is about: the chosen ones, or else the one under the cursor. */
+  /** The trajectories to curate: the selected ones, or the one under the cursor. */
   targets() {
     if (this.chosen.size) return [...this.chosen.values()];
     return this.current() ? [this.current()] : [];

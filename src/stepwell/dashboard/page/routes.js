@@ -1,5 +1,5 @@
-// A view and what it shows are in the address's fragment, so that going back works and a link can be sent:
-// #/trajectories?state=dropped&sort=-reward. The only place that makes addresses.
+// The view and its parameters are in the fragment of the address, so that the back button and links work:
+// #/trajectories?state=dropped&sort=-reward. Only this file makes addresses.
 
 const HOME = "overview";
 
@@ -18,7 +18,7 @@ export function go(view, params) {
   location.hash = link(view, params);
 }
 
-/** The same view, shown otherwise: no new entry in the browser's history. */
+/** Changes the parameters of the view without a new entry in the browser's history. */
 export function adjust(view, params) {
   history.replaceState(history.state, "", link(view, params));
 }
@@ -31,7 +31,7 @@ export function toGroup({ prompt_uid, group, shard }) {
   return link("group", { prompt_uid, group, shard });
 }
 
-/** How many views were opened before this one, in this tab: 0 for the first. Each is numbered as it is first shown. */
+/** How many views were opened before this one in this tab. Each gets its number when it is first shown. */
 export function depth(before) {
   if (history.state?.depth === undefined) history.replaceState({ depth: before + 1 }, "");
   return history.state.depth;

@@ -1,5 +1,4 @@
-// The keyboard. What always holds: a key typed into a field, or with Ctrl, Alt or Meta, is left alone, and so is every
-// key while a dialog is open.
+// Keyboard shortcuts. Keys in a field, keys with Ctrl, Alt or Meta, and keys while a dialog is open are not handled.
 
 import { el } from "./dom.js";
 
@@ -15,7 +14,7 @@ export const EVERYWHERE = [
 const GOES = { o: "overview", t: "trajectories", a: "audit" };
 
 export class Shortcuts {
-  /** `keys` gives the present view's own: {key: act}; `go` opens a view; `leave` goes back; `help` lists the keys. */
+  /** `keys` returns the present view's keys: {key: act}; `go` opens a view; `leave` goes back; `help` lists keys. */
   constructor({ keys, go, leave, help }) {
     Object.assign(this, { keys, go, leave, help });
     this.isGoing = false;

@@ -1,4 +1,4 @@
-// Light or dark: the system's choice until a person makes another. The colours themselves are in style/base.css.
+// Light or dark theme: the system's choice until a person changes it. The colours are in style/base.css.
 
 const PLACE = "stepwell.theme";
 const NEXT = { system: "light", light: "dark", dark: "system" };
@@ -18,7 +18,7 @@ export function start(switching, changed) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
 }
 
-/** A colour of the theme as the canvas needs it: resolved. */
+/** The resolved value of a theme colour, for the canvas. */
 export function colour(name) {
   const probe = document.createElement("i");
   probe.className = `colour-${name}`;

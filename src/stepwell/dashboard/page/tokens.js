@@ -1,11 +1,11 @@
-// A step token by token. Colours are classes, so that they follow the theme; each scale has its legend.
+// A step token by token. Colours are CSS classes, so that they follow the theme. Each scale has a legend.
 
 import { el, fill } from "./dom.js";
 
-/** Probabilities at which the colour changes, the likeliest first. */
+/** Probabilities at which the colour changes, the highest first. */
 const STEPS = [0.9, 0.5, 0.2, 0.05, 0.01];
 const HUES = 6;
-/** Stands for a token that holds only some bytes of a character; the character stands with the last of them. */
+/** Shown for a token that has only some bytes of a character; the character is shown with the last of them. */
 const PART = "·";
 
 export const SCALES = [["logprob", "log-probability"], ["mask", "loss mask"], ["version", "policy version"]];
@@ -17,14 +17,14 @@ export function legend(scale, steps) {
     return found.map((version) => swatch(`v${hue(version)}`, String(version)));
   }
   const names = STEPS.map((p, i) => swatch(`p${i}`, i ? `${p}–${STEPS[i - 1]}` : `p ≥ ${p}`));
-  return [...names, swatch(`p${STEPS.length}`, `p < ${STEPS.at(-1)}`), swatch("none", "not known")];
+  return [...names, swatch(`p${STEPS.length}`, `p < ${STEPS.at(-1)}`), swatch("none", "unknown")];
 }
 
 function swatch(kind, text) {
   return el("span", {}, el("i", { class: `tok ${kind}` }, "\u00a0\u00a0"), text);
 }
 
-/** The new part of a step's prompt, then its response, each token an element that can be pointed at. */
+/** The new part of a step's prompt, then its response. Each token is an element that can be selected. */
 export function tokenText(step, scale, telling) {
   const { prompt_tokens: prompt, tokens } = step;
   const cut = prompt.cut ? el("span", { class: "cut" }, `… ${prompt.cut} tokens not shown …`) : null;
@@ -36,7 +36,7 @@ export function tokenText(step, scale, telling) {
   return node;
 }
 
-/** Without a tokenizer there are ids only. */
+/** Without a tokenizer there are only ids. */
 function textsOf({ ids, texts }) {
   return texts.length ? texts : ids.map((id) => `${id} `);
 }
@@ -66,11 +66,11 @@ function about({ tokens, prompt_tokens: prompt }, { part, i }) {
 }
 
 function likelihood(logprob) {
-  if (logprob === null || logprob === undefined) return "log-probability not known";
+  if (logprob === null || logprob === undefined) return "log-probability unknown";
   return `log-probability ${logprob.toFixed(4)} (p ${Math.exp(logprob).toPrecision(3)})`;
 }
 
-/** Which token is pointed at: by the mouse, or by the arrow keys once the text has the focus. */
+/** The selected token: by the mouse, or by the arrow keys if the text has the focus. */
 class Pointing {
   constructor(node, tell) {
     Object.assign(this, { node, tell });
@@ -97,10 +97,10 @@ class Pointing {
   }
 }
 
-/** The line that tells of the token pointed at. */
+/** The line about the selected token. */
 export function readout() {
   const node = el("p", { class: "readout", role: "status" });
-  const tell = (text) => fill(node, text || "Point at a token, or give the text the focus and use ← →.");
+  const tell = (text) => fill(node, text || "Point at a token, or focus the text and use ← →.");
   tell("");
   return { node, tell };
 }

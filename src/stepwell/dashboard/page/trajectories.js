@@ -1,7 +1,7 @@
-// The list: filters, a page of rows, and decisions about the chosen ones.
+// The list of trajectories: filters, a page of rows, and curation of the selected ones.
 //
-// What always holds: the rows shown are those of the last question asked, and the server keeps the order, so a page
-// costs the same however many there are.
+// Invariants: the rows are those of the last request. The server sorts and cuts the page, so a page costs the same with
+// any number of trajectories.
 
 import { get, isCancelled } from "./api.js";
 import { CURATION_KEYS, curationKeys } from "./curation.js";
@@ -19,7 +19,7 @@ const SORTS = [
   ["-tokens", "tokens, most first"], ["tokens", "tokens, fewest first"],
 ];
 
-/** The list as it was left: its filters, cursor and selection are there again when one comes back. */
+/** The state of the list when it was left. It is restored when the list is opened again. */
 let lastParams = {};
 const picking = new Picking();
 
@@ -27,7 +27,7 @@ export function lastList() {
   return link("trajectories", lastParams);
 }
 
-/** Moves the list's cursor to the one after (or before) this one. Gives it, if there is one. */
+/** Moves the list's cursor to the next (or previous) trajectory and returns it, if there is one. */
 export function neighbour({ trajectory_uid, prompt_uid }, by) {
   const at = picking.rows.findIndex((r) => r.trajectory_uid === trajectory_uid && r.prompt_uid === prompt_uid);
   if (at < 0) return undefined;
@@ -74,7 +74,7 @@ class Trajectories {
   controls() {
     const act = CURATION_KEYS.map(([key, label]) => button(label, key, () => this.keys[key]()));
     this.chosen = el("span", {});
-    const props = { class: "curating", role: "group", "aria-label": "Decide about the selected" };
+    const props = { class: "curating", role: "group", "aria-label": "Curate the selected" };
     const curating = el("div", props, act, this.chosen);
     return el("div", { class: "controls" }, this.found, field("Order", this.sort), curating, this.pager);
   }
@@ -205,6 +205,6 @@ function unseen(text) {
 }
 
 function nothing() {
-  const text = "None that match. Clear the filters, or wait: new ones appear by themselves.";
+  const text = "No trajectory matches. Clear the filters, or wait: new ones appear automatically.";
   return el("tr", {}, el("td", { colspan: COLUMNS.length, class: "none" }, text));
 }

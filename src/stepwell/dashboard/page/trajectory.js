@@ -1,4 +1,4 @@
-// One trajectory: as a conversation, token by token, and why it was not trained.
+// One trajectory: as a conversation, token by token, and the reason if it is not trained.
 
 import { get } from "./api.js";
 import { auditTable } from "./audit.js";
@@ -11,7 +11,7 @@ import { marks, state } from "./rows.js";
 import { SCALES, legend, readout, tokenText } from "./tokens.js";
 import { lastList, neighbour } from "./trajectories.js";
 
-const GONE = "Its tokens have left the pool. If there is an archive they are there; this page reads the pool alone.";
+const GONE = "Its tokens have left the pool. If there is an archive, they are there; this page reads only the pool.";
 const MODES = [["conversation", "Conversation"], ["tokens", "Tokens"]];
 
 let mode = "conversation";
@@ -34,7 +34,7 @@ class Trajectory {
     this.params = params;
     this.head = el("div", { class: "head" });
     this.steps = el("div", { class: "steps" });
-    this.side = el("aside", { "aria-label": "About it" });
+    this.side = el("aside", { "aria-label": "Details" });
     this.key = el("p", { class: "scale" });
     this.readout = readout();
     this.modes = choice("Shown as", MODES, mode, (value) => this.show({ mode: value }));
@@ -42,7 +42,7 @@ class Trajectory {
     const after = () => this.reload().catch((error) => shell.notice.failed(error));
     this.keys = { ...this.moves(), ...curationKeys(() => (this.found ? [this.found.summary] : []), shell, after) };
     const act = CURATION_KEYS.map(([key, label]) => button(label, key, () => this.keys[key]()));
-    const curating = el("div", { class: "curating", role: "group", "aria-label": "Decide about it" }, act);
+    const curating = el("div", { class: "curating", role: "group", "aria-label": "Curate it" }, act);
     this.pointing = el("div", { class: "pointing" }, this.key, this.readout.node);
     const bar = el("div", { class: "controls sticky" }, this.modes.node, this.scales.node, curating, this.pointing);
     const columns = el("div", { class: "columns" }, this.steps, this.side);
@@ -127,7 +127,7 @@ class Trajectory {
       el("h2", {}, trail), auditTable(audit, true));
   }
 
-  /** To the step after (or before) the one at the top of the page. */
+  /** Scrolls to the step after (or before) the one at the top of the page. */
   scroll(by) {
     const steps = [...this.steps.children];
     const top = this.node.querySelector(".sticky").getBoundingClientRect().bottom + 4;
