@@ -114,8 +114,10 @@ class PrefixTree:
 
     def read(self, branch: int, length: int, first: int = 0) -> IntArray:
         """The tokens of a branch from `first` up to `length`; a view where they lie in one piece."""
-        parts: list[IntArray] = []
         node: Node | None = self._branches[branch]
+        if node is not None and node.parent is None:
+            return node.tail[first:length]
+        parts: list[IntArray] = []
         while node is not None and (length > first or not parts):
             if length > node.start or node.parent is None:
                 parts.append(node.tail[max(0, first - node.start) : max(0, length - node.start)])

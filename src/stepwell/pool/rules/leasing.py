@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from stepwell.errors import BadRequest, Conflict
 from stepwell.pool.api.leasing import BatchRequest, GroupOffer, LeasedGroups, Settlement, Unit
@@ -19,9 +20,8 @@ from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.ready_by_size import SizeBucket
 from stepwell.pool.state.records import Group, Lease, Trajectory
-from stepwell.pool.state.shipment import group_rows, ship, trajectory_rows
+from stepwell.pool.state.shipment import TokenMask, group_rows, ship, trajectory_rows
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.step import BoolArray
 from stepwell.steps.step_filter import StepFilter
 
 STALE = "stale"
@@ -260,8 +260,8 @@ class Leasing:
         behind = self._state.policy_version - (oldest_version(steps) or 0)
         return f"the oldest token was {behind} versions behind"
 
-    def _token_mask(self, step: StoredStep) -> BoolArray | None:
-        return self._staleness.token_mask(step, self._state.policy_version)
+    def _token_mask(self) -> TokenMask:
+        return partial(self._staleness.token_mask, policy_version=self._state.policy_version)
 
     def _shipment(self, lease: Lease, history: Sequence[Group]) -> LeasedGroups:
         if lease.steps:
@@ -269,7 +269,7 @@ class Leasing:
         groups = [*lease.groups, *history]
         rows_by_group = [group_rows(group, lease.step_filter.accepts) for group in groups]
         return LeasedGroups(
-            columns=ship([row for rows in rows_by_group for row in rows], self._token_mask),
+            columns=ship([row for rows in rows_by_group for row in rows], self._token_mask()),
             group_sizes=[len(rows) for rows in rows_by_group],
             opened_at=[group.opened_at for group in groups],
             attempts=[group.attempts for group in groups],
@@ -285,7 +285,7 @@ class Leasing:
             if row.step is step
         ]
         return LeasedGroups(
-            columns=ship(rows, self._token_mask, separate=True),
+            columns=ship(rows, self._token_mask(), separate=True),
             group_sizes=[1] * len(rows),
             opened_at=[row.step.started_at for row in rows],
             attempts=[0] * len(rows),

@@ -44,6 +44,8 @@ class Channel:
         self._steps: dict[int, tuple[Trajectory, StoredStep]] = {}
         self._joinable: dict[str, dict[int, Group]] = {}
         self._limits = limits
+        self._by_parts = False
+        """Is it consumed by trajectories or steps?"""
         self._random = random.Random(name)
 
     def __len__(self) -> int:
@@ -135,28 +137,29 @@ class ChannelIndex(Channel):
         self.trajectories -= len(group.trajectories)
         self.completed -= group.completed
         self._close_to_joining(group)
-        if self.unit not in (None, Unit.GROUPS):
+        if self._by_parts:
             for trajectory in group.trajectories.values():
                 self.hide(trajectory)
 
     def reindex(self, group: Group) -> bool:
         """Note where `group` stands now. Returns whether it became ready or ceased to be."""
-        if group.can_join():
+        key, can_join = group.key, group.can_join()
+        if can_join:
             self._joinable.setdefault(group.prompt_uid, {})[group.seq] = group
-        else:
+        elif group.prompt_uid in self._joinable:
             self._close_to_joining(group)
-        ready, was_ready = group.is_ready(require_reward=self._limits.require_reward), group.key in self.ready
+        ready, was_ready = group.is_ready(require_reward=self._limits.require_reward), key in self.ready
         if ready:
-            self.ready.add(group.key)
+            self.ready.add(key)
             self.by_size.add(group)
         elif was_ready:
-            self.ready.discard(group.key)
+            self.ready.discard(key)
             self.by_size.remove(group)
         if group.deadline is not None:
             (self.deadlines.discard if ready else self.deadlines.add)((group.deadline, group.seq))
-            if not group.can_join():
+            if not can_join:
                 self.refills.pop(group.seq, None)
-        if self.unit not in (None, Unit.GROUPS):
+        if self._by_parts:
             for trajectory in group.trajectories.values():
                 self._show(trajectory)
         return ready is not was_ready
@@ -167,7 +170,7 @@ class ChannelIndex(Channel):
         self.completed += trajectory.completed
         return self.reindex(trajectory.group)
 
-    def complete(self, trajectory: Trajectory) -> None:
+    def complete(self) -> None:
         """A trajectory was completed. Its group must be reindexed."""
         self.completed += 1
 
@@ -201,7 +204,8 @@ class ChannelIndex(Channel):
     def claim(self, unit: Unit | None) -> None:
         """Index what a consumer of that unit gets. This happens once, at the first fetch. Groups are always indexed."""
         self.unit = unit
-        if unit not in (None, Unit.GROUPS):
+        self._by_parts = unit in (Unit.TRAJECTORIES, Unit.STEPS)
+        if self._by_parts:
             for group in self.groups.values():
                 self.reindex(group)
 

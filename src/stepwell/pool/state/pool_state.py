@@ -177,16 +177,16 @@ class PoolState:
 
     def complete(self, trajectory: Trajectory, reward: float | None = None, source: str = "") -> None:
         """The rollout is over. Doing it again is harmless, and may bring another reward."""
-        group = trajectory.group
+        group, is_new = trajectory.group, not trajectory.completed
         if reward is not None:
             self._set_reward(trajectory, reward, source)
-            self._changed(trajectory)
-        if not trajectory.completed:
+        if is_new:
             trajectory.completed = True
-            self._channels[group.channel].complete(trajectory)
+            self._channels[group.channel].complete()
+        if is_new or reward is not None:
             self._changed(trajectory)
-            if self.limits.require_reward:  # the others of its group may wait for something else from now on
-                self._log.record_all(group.trajectories.values())
+        if is_new and self.limits.require_reward:  # the others of its group may wait for something else from now on
+            self._log.record_all(group.trajectories.values())
         self._regrouped(group)
         self._close_if_spent(group)
 
@@ -514,7 +514,8 @@ class PoolState:
             self._log.end(trajectory, TrajectoryState.TRAINED, last.cause if last else "")
         else:
             self._log.record(trajectory)
-            self._update_rewards(trajectory)
+            if self.limits.require_reward:
+                self._rewards.update(trajectory)
 
     def _regrouped(self, group: Group) -> None:
         """The end of every operation that may make a queued group ready, or no longer ready."""

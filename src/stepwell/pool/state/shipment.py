@@ -1,7 +1,7 @@
-"""Held steps on their way to a trainer: in order, indexed, the last one marked, one carrying the rollout's reward.
+"""Stored steps as a trainer gets them: in order, indexed, the last one flagged, one with the trajectory's reward.
 
-What always holds: the reward is on the last row that is not marked untrainable, for a side call must not earn what the
-task did; where all are marked, on the last.
+The trajectory's reward is on its last row that is not marked untrainable, because a side call must not earn the reward
+of the task. If all are marked, it is on the last row.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +15,9 @@ from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.columns import NO_BASE, Bases, Columns, join
 from stepwell.steps.schema import CARRIED
-from stepwell.steps.step import BoolArray, FloatArray, JsonObject
+from stepwell.steps.step import BoolArray, FloatArray, IntArray, JsonObject
 
-Chosen: TypeAlias = Callable[[StoredStep], bool]
-"""Is a step to be shipped?"""
+IsShipped: TypeAlias = Callable[[StoredStep], bool]
 TokenMask: TypeAlias = Callable[[StoredStep], BoolArray | None]
 """Which response tokens of a step are trained; None means all."""
 
@@ -29,23 +28,23 @@ class ShippedRow(NamedTuple):
     step_index: int
     is_last: bool
     carries_reward: bool
-    """The rollout's, if it has one and the step none of its own."""
+    """It gets the trajectory's reward, unless it has one of its own."""
 
 
 ROW_TRAJECTORY = attrgetter("trajectory")
 NOTHING_SHARED = (NO_BASE, 0)
 
 
-def group_rows(group: Group, chosen: Chosen) -> list[ShippedRow]:
-    return [row for trajectory in group.trajectories.values() for row in trajectory_rows(trajectory, chosen)]
+def group_rows(group: Group, is_shipped: IsShipped) -> list[ShippedRow]:
+    return [row for trajectory in group.trajectories.values() for row in trajectory_rows(trajectory, is_shipped)]
 
 
-def trajectory_rows(trajectory: Trajectory, chosen: Chosen) -> list[ShippedRow]:
+def trajectory_rows(trajectory: Trajectory, is_shipped: IsShipped) -> list[ShippedRow]:
     done = trajectory.completed
     if len(trajectory.steps) == 1:
         (step,) = trajectory.steps.values()
-        return [ShippedRow(trajectory, step, max(0, step.step_index), done, done)] if chosen(step) else []
-    indexed = [(index, step) for index, step in trajectory.in_order() if chosen(step)]
+        return [ShippedRow(trajectory, step, max(0, step.step_index), done, done)] if is_shipped(step) else []
+    indexed = [(index, step) for index, step in trajectory.in_order() if is_shipped(step)]
     if not done or not indexed:
         return [ShippedRow(trajectory, step, index, False, False) for index, step in indexed]
     last = carrier = indexed[-1][1]
@@ -61,20 +60,19 @@ def own_mask(step: StoredStep) -> BoolArray | None:
 def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separate: bool = False) -> Columns:
     """The rows as columns, with their prefix tree. If they are `separate`, each row is a group of its own."""
     steps = [row.step for row in rows]
-    scorers = [row.trajectory if _takes_the_rollouts_reward(row) else row.step for row in rows]
+    rewarded = [row.trajectory if _gets_trajectory_reward(row) else row.step for row in rows]
     bases = [NOTHING_SHARED] * len(rows) if separate else _bases(rows)
-    tokens = [t.tokens.read(s.branch, s.tokens, shared) for (t, s, *_), (_, shared) in zip(rows, bases, strict=True)]
+    tokens = [_read(row, shared) for row, (_, shared) in zip(rows, bases, strict=True)]
     carried = zip(*(step.carried for step in steps), strict=True) if steps else ((),) * len(CARRIED)
-    bases_2_S = np.array(bases, np.int32).reshape(-1, 2).T
     return Columns(
         added=join(tokens, np.int32),
         logprobs=join([_logprobs(step) for step in steps], np.float32),
         mask=_masks(steps, token_mask),
         prompt_lengths_S=np.array([step.prompt_length for step in steps], np.int32),
         response_lengths_S=np.array([step.response_length for step in steps], np.int32),
-        rewards_S=np.array([scorer.reward for scorer in scorers], np.float64),
-        reward_revisions_S=np.array([scorer.reward_revision for scorer in scorers], np.int32),
-        reward_sources=[scorer.reward_source for scorer in scorers],
+        rewards_S=np.array([owner.reward for owner in rewarded], np.float64),
+        reward_revisions_S=np.array([owner.reward_revision for owner in rewarded], np.int32),
+        reward_sources=[owner.reward_source for owner in rewarded],
         step_indexes_S=np.array([row.step_index for row in rows], np.int32),
         policy_versions_S=np.array([step.policy_version for step in steps], np.int64),
         is_last_S=np.array([row.is_last for row in rows], np.bool_),
@@ -88,7 +86,9 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
         quarantine=[step.quarantine for step in steps],
         untrainable=[step.untrainable for step in steps],
         carried={column.packed: list(values) for column, values in zip(CARRIED, carried, strict=True)},
-        bases=Bases(bases_2_S[0], bases_2_S[1]),
+        bases=Bases(
+            np.array([base for base, _ in bases], np.int32), np.array([shared for _, shared in bases], np.int32)
+        ),
     )
 
 
@@ -97,16 +97,28 @@ def _bases(rows: Sequence[ShippedRow]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for trajectory, run in groupby(rows, key=ROW_TRAJECTORY):
         steps = [row.step for row in run]
+        first, branch = len(found), steps[0].branch
         if len(steps) == 1:
             found.append(NOTHING_SHARED)
-            continue
-        first = len(found)
-        bases = trajectory.tokens.bases([(step.branch, step.tokens) for step in steps])
-        found += [(base if base == NO_BASE else first + base, shared) for base, shared in bases]
+        elif all(step.branch == branch for step in steps):  # nearly all trajectories: the longest before is the base
+            base, longest = NO_BASE, 0
+            for place, step in enumerate(steps, first):
+                length = step.prompt_length + step.response_length
+                found.append((base, length if length < longest else longest) if length else NOTHING_SHARED)
+                if length > longest:
+                    base, longest = place, length
+        else:
+            bases = trajectory.tokens.bases([(step.branch, step.tokens) for step in steps])
+            found += [(base if base == NO_BASE else first + base, shared) for base, shared in bases]
     return found
 
 
-def _takes_the_rollouts_reward(row: ShippedRow) -> bool:
+def _read(row: ShippedRow, first: int) -> IntArray:
+    step = row.step
+    return row.trajectory.tokens.read(step.branch, step.prompt_length + step.response_length, first)
+
+
+def _gets_trajectory_reward(row: ShippedRow) -> bool:
     return row.carries_reward and row.step.reward is None and row.trajectory.reward is not None
 
 
@@ -123,7 +135,7 @@ def _logprobs(step: StoredStep) -> FloatArray:
 
 def _masks(steps: Sequence[StoredStep], token_mask: TokenMask) -> BoolArray:
     masks = [token_mask(step) for step in steps]
-    if all(mask is None for mask in masks):
-        return np.ones(sum(step.response_length for step in steps), np.bool_)
+    if not [mask for mask in masks if mask is not None]:
+        return np.ones(sum([step.response_length for step in steps]), np.bool_)
     filled = [np.ones(s.response_length, np.bool_) if m is None else m for s, m in zip(steps, masks, strict=True)]
     return join(filled, np.bool_)
