@@ -37,11 +37,20 @@ class Busy(RewardFailed):
 
 
 class Endpoint:
-    def __init__(self, url: str, *, key_variable: str | None, timeout: float, concurrency: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        key_variable: str | None = None,
+        timeout: float,
+        concurrency: int,
+        backoff: Backoff = BACKOFF,
+    ) -> None:
         self._url = url.rstrip("/")
         self._key = _key(key_variable)
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._concurrency = concurrency
+        self._backoff = backoff
         self._limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     @contextlib.asynccontextmanager
@@ -55,9 +64,9 @@ class Endpoint:
         return await retry_while_unavailable(
             lambda: self._post_once(session, path, body),
             Busy,
-            BACKOFF,
+            self._backoff,
             attempts=ATTEMPTS,
-            before_pause=lambda busy, pause: min(max(pause, busy.pause or 0.0), BACKOFF.longest),
+            before_pause=lambda busy, pause: min(max(pause, busy.pause or 0.0), self._backoff.longest),
         )
 
     async def _post_once(self, session: aiohttp.ClientSession, path: str, body: JsonObject) -> JsonObject:

@@ -1,4 +1,4 @@
-"""The judge: what it asks, how it reads replies, and what becomes of servers that fail."""
+"""The judge: what it asks, and how it reads replies."""
 
 import asyncio
 import json
@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.common.retry import Backoff
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.builtin import endpoint
 from stepwell.rewards.builtin.judge import Scale, read_vote_text
 from stepwell.rewards.loading import load
 from tests.rig.fake_engine import FakeEngine
@@ -18,11 +16,6 @@ from tests.unit.rewards.texts import answered
 
 RUBRIC = "Is the answer polite?"
 TEN = Scale(0, 10)
-
-
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "BACKOFF", Backoff(first=0.01, longest=30.0))
 
 
 async def ask(engine: FakeEngine, response: str = "Certainly.", **options: Any) -> Score:
@@ -94,31 +87,14 @@ async def test_fewer_readable_votes_than_half_are_an_error(replies: list[str]) -
             await ask(engine, votes=len(replies), temperature=1.0)
 
 
-@pytest.mark.parametrize("fault", [Faults(error_status=429), Faults(error_status=503), Faults(hang_up=True)])
-async def test_a_server_that_is_busy_is_asked_again(fault: Faults) -> None:
-    async with FakeEngine(replies=[vote(5)]) as engine:
-        engine.faults = Faults(error_status=fault.error_status, hang_up=fault.hang_up, times=3)
-        assert (await ask(engine)).value == 0.5
-        assert engine.request_count == 4
-
-
 @pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        (Faults(error_status=503), "answered 503"),
-        (Faults(hang_up=True), "ServerDisconnected"),
-        (Faults(delay_s=5), "did not answer within 0.1 s"),
-        (Faults(malformed="not_json"), "not with a JSON object"),
-        (Faults(malformed="no_choices"), "sent no message"),
-        (Faults(error_status=400), "answered 400"),
-    ],
+    ("malformed", "said"), [("not_json", "not with a JSON object"), ("no_choices", "sent no message")]
 )
-async def test_a_server_that_stays_broken_is_an_error(fault: Faults, said: str) -> None:
+async def test_a_malformed_answer_is_an_error(malformed: Any, said: str) -> None:
     async with FakeEngine() as engine:
-        engine.faults = fault
+        engine.faults = Faults(malformed=malformed)
         with pytest.raises(RewardFailed, match=said):
-            await ask(engine, timeout=0.1 if fault.delay_s else 10)
-        assert engine.request_count <= endpoint.ATTEMPTS
+            await ask(engine)
 
 
 async def test_a_server_without_formats_is_asked_without_from_then_on() -> None:
