@@ -1,4 +1,4 @@
-"""What a user meets first: the command line, and how little an import costs."""
+"""The command line, and the cost of imports."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from stepwell import cli
 
 HEAVY = ("ray", "fastapi", "pydantic", "torch", "transformers", "aiohttp", "uvicorn")
 OFFLINE = ("down", "status", "doctor", "reward try", "rescore", "demo")
-"""Commands that are not told a Ray namespace."""
+"""Commands without --ray-namespace."""
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -30,7 +30,7 @@ def test_a_command_that_starts_ray_does_not_import_it_before_its_settings_are_ma
     assert loaded.stdout == "False\n", loaded.stderr
 
 
-def test_help_answers_in_under_half_a_second_of_work() -> None:
+def test_help_takes_under_half_a_second_of_cpu() -> None:
     def seconds() -> float:
         before = os.times()
         assert run("-m", "stepwell", "--help").returncode == 0
@@ -61,7 +61,7 @@ def test_every_command_explains_its_flags(command: str) -> None:
     assert ("--ray-namespace" in done.stdout) == (command not in OFFLINE)
 
 
-def test_half_a_command_of_two_words_is_refused() -> None:
+def test_an_incomplete_command_of_two_words_is_refused() -> None:
     done = run("-m", "stepwell", "reward", "tyr")
     assert done.returncode == 2
     assert done.stderr.startswith("stepwell: unknown command 'reward'; there are: ")

@@ -1,4 +1,4 @@
-"""deploy/ held against the code: settings that the commands take, ports and names that agree, metrics that exist."""
+"""deploy/ compared with the code: settings of the commands, ports and names, metrics."""
 
 import json
 import re

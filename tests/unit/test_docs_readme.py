@@ -1,4 +1,4 @@
-"""README.zh.md says what README.md says: the same sections, the same code, the same links."""
+"""README.zh.md follows README.md: the same sections, the same code, the same links."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The site is built without a warning, needs no internet, and its reference says what the code says."""
+"""The site is built without warnings, needs no internet, and its reference follows the code."""
 
 import json
 import os

@@ -31,12 +31,12 @@ def run(style: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_lines_for_people_end_with_what_they_are_about() -> None:
+def test_plain_lines_end_with_their_fields() -> None:
     (line,) = run("human")
     assert line.endswith(" WARNING held: paused trajectory_uid=t1 waiting=3")
 
 
-def test_lines_for_machines_are_json_objects_with_those_fields() -> None:
+def test_json_lines_have_the_same_fields() -> None:
     (line,) = run("json")
     shown = json.loads(line)
     assert next(iter(shown)) == "time"
@@ -52,22 +52,22 @@ def test_lines_for_machines_are_json_objects_with_those_fields() -> None:
 
 @pytest.mark.parametrize("lines", [HumanLines(), JsonLines()])
 @pytest.mark.parametrize("trick", ["\n", "\r", "\x1b[2J", "\x85", "\u2028", "\x00", "\x9b1m"])
-def test_text_from_outside_cannot_forge_a_line_or_drive_a_terminal(lines: logging.Formatter, trick: str) -> None:
+def test_line_breaks_and_escape_sequences_are_escaped(lines: logging.Formatter, trick: str) -> None:
     shown = lines.format(record("aborted: %s", f"why{trick}2000-01-01 ERROR forged", engine=f"e{trick}"))
     assert shown.isprintable()
 
 
-def test_a_record_without_fields_needs_nothing_more() -> None:
+def test_a_record_needs_no_fields() -> None:
     plain = logging.makeLogRecord({"levelname": "INFO", "msg": "100%"})
     assert HumanLines().format(plain).endswith(" INFO 100%")
     assert json.loads(JsonLines().format(plain))["message"] == "100%"
 
 
-def test_a_field_does_not_hide_what_every_record_has() -> None:
+def test_a_field_does_not_replace_a_standard_one() -> None:
     assert json.loads(JsonLines().format(record("real", message="of the field", level="low")))["message"] == "real"
 
 
-def test_a_traceback_stands_indented_below_its_line_or_in_its_field() -> None:
+def test_a_traceback_follows_its_line_or_is_a_field() -> None:
     try:
         raise ValueError("broken\n2000-01-01 ERROR forged")
     except ValueError as failure:

@@ -1,4 +1,4 @@
-"""The command itself: what it prints, how it ends, and the Ray cluster it is shown."""
+"""The command itself: its output, its exit status, and the check of a Ray cluster."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def test_a_fault_and_a_cluster_that_is_not_there_end_with_status_1(engine: FakeE
     engine.faults = Faults(short_ids=True)
     done = doctor(engine, tmp_path, "--json", "--ray-address", f"127.0.0.1:{free_port()}")
     assert done.returncode == 1
-    assert not done.stderr, "what the gateway meets is the report's to tell"
+    assert not done.stderr, "only the report mentions the gateway's errors"
     report = json.loads(done.stdout)
     assert report["exact"] is False
     marks = {check["name"]: check["mark"] for check in report["checks"]}
@@ -48,7 +48,7 @@ def test_a_fault_and_a_cluster_that_is_not_there_end_with_status_1(engine: FakeE
     assert report["cases"][0]["cells"]["logprobs"]["mark"] == "fault"
 
 
-def test_what_is_no_address_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_address_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stepwell", "doctor", "--engine", "127.0.0.1:8001"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The doctor against a fake engine that is well, is another, or is not there."""
+"""The doctor against a fake engine that is sound, of another kind, or unreachable."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ async def test_a_sound_engine_is_exact_in_every_case(tiny_model: Path) -> None:
     assert found(report, "tool parser").grade is Grade.OK
 
 
-async def test_without_a_tokenizer_the_engine_says_what_its_tokens_spell() -> None:
+async def test_without_a_tokenizer_the_engine_decodes_its_tokens() -> None:
     async with FakeEngine() as engine:
         report = await examine(Target(engine=engine.url))
     assert {row.cell(CaseColumn.TEXT).grade for row in report.rows} == {Grade.EXACT}, plain(report)
@@ -49,7 +49,7 @@ async def test_closed_routes_are_warnings_that_say_which_flag() -> None:
     assert report.is_exact, plain(report)
 
 
-async def test_a_paused_engine_is_not_asked_anything() -> None:
+async def test_a_paused_engine_gets_no_calls() -> None:
     async with FakeEngine() as engine:
         engine.pause()
         report = await examine(Target(engine=engine.url))
@@ -58,14 +58,14 @@ async def test_a_paused_engine_is_not_asked_anything() -> None:
     assert not report.is_exact
 
 
-async def test_an_engine_that_is_not_there_is_one_fault() -> None:
+async def test_an_unreachable_engine_is_one_fault() -> None:
     report = await examine(Target(engine=f"http://127.0.0.1:{free_port()}"))
     assert found(report, "engine").grade is Grade.FAULT
     assert "is it up" in found(report, "engine").remedy
     assert not report.rows
 
 
-async def test_a_tokenizer_that_is_not_there_is_said(tmp_path: Path) -> None:
+async def test_a_missing_tokenizer_is_a_fault(tmp_path: Path) -> None:
     async with FakeEngine() as engine:
         report = await examine(Target(engine=engine.url, tokenizer_path=str(tmp_path / "none")))
     assert "no tokenizer could be loaded" in found(report, "chat template").what

@@ -1,4 +1,4 @@
-"""Every switch of the fake engine's, and what the doctor says of it: a switch without a finding here fails."""
+"""Every switch of the fake engine, and the doctor's finding. A switch without a finding here fails."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -17,7 +17,7 @@ HURRIED = StreamPatience(first=0.03, token=0.001, silence=0.03)
 
 @dataclass(frozen=True)
 class Named:
-    """Where the doctor names a fault, and in which words."""
+    """Where the doctor reports a fault, and part of its text."""
 
     faults: Faults
     where: str
@@ -93,7 +93,7 @@ SWITCHES: dict[str, Sequence[Named]] = {
 
 
 def ways() -> list[tuple[str, Faults]]:
-    """Each setting of the switches once, though it may be named in several places."""
+    """Each setting of the switches once; it may be reported in several places."""
     return list({repr(way.faults): (switch, way.faults) for switch in SWITCHES for way in SWITCHES[switch]}.values())
 
 
@@ -118,7 +118,7 @@ async def test_the_fault_is_named(switch: str, faults: Faults, tiny_model: Path)
         engine.faults = faults
         report = await examined(engine, tiny_model, patience=HURRIED)
     for way in SWITCHES[switch]:
-        if repr(way.faults) == repr(faults):  # NaN is unlike itself
+        if repr(way.faults) == repr(faults):  # NaN is not equal to itself
             finding = found(report, way.where)
             assert (finding.grade, way.words in finding.what) == (way.grade, True), plain(report)
             assert finding.remedy or finding.grade is Grade.UNKNOWN

@@ -1,4 +1,4 @@
-"""`stepwell up`, the command itself, with real Ray and a fake engine: what it starts, keeps up and leaves behind."""
+"""`stepwell up`, the command itself, with real Ray and a fake engine: what it starts, restarts and leaves behind."""
 
 import json
 import os
@@ -39,7 +39,7 @@ class Up:
         return found[1]
 
     def call(self) -> None:
-        """What is printed to be pasted, run as it was printed."""
+        """Runs the printed snippet unchanged."""
         self.shell.run("python", "-c", self.printed[self.printed.index("import stepwell") :].split("\n\n")[0])
 
     def submitted(self) -> int:
@@ -89,7 +89,7 @@ def test_each_call_of_the_snippet_is_a_step_that_status_shows(up: Up) -> None:
     assert re.search(r"^lost +nothing$", shown, re.M)
 
 
-def test_every_door_wants_the_key(up: Up) -> None:
+def test_gateway_and_dashboard_require_the_key(up: Up) -> None:
     for url in (f"{up.gateway}/pacing", f"{up.place('dashboard').split('/#')[0]}/api/status"):
         assert not answers(url)
     url = up.place("dashboard").split("/#")[0]
@@ -101,14 +101,14 @@ def test_the_key_is_on_no_command_line(up: Up) -> None:
     assert not [line for pid in up.shell.pids() if up.place("key") in (line := _command_line(pid))]
 
 
-def test_a_second_one_in_the_same_folder_is_refused(up: Up, flags: list[str]) -> None:
+def test_a_second_up_in_the_same_folder_is_refused(up: Up, flags: list[str]) -> None:
     refused = up.shell.run("stepwell", "up", *flags, status=1)
     assert re.search(r"^stepwell up: it is running in this folder already \(pid \d+\)", refused, re.M)
     assert up.submitted() >= 0, "the first goes on"
 
 
 @pytest.mark.parametrize("part", ["gateway", "dashboard"])
-def test_a_part_that_is_killed_comes_back_and_steps_flow(up: Up, part: str) -> None:
+def test_a_killed_part_is_restarted_and_records_steps(up: Up, part: str) -> None:
     killed, before = up.pid_of(part), up.submitted()
     assert killed is not None
     os.kill(killed, signal.SIGKILL)
@@ -126,7 +126,7 @@ def test_a_trainer_joins_from_a_shell_that_has_read_the_environment(up: Up) -> N
     assert up.shell.run("bash", "-ec", f'. .stepwell/env; python -c "{fetch}"') == "1\n"
 
 
-def test_down_leaves_no_process_and_the_next_up_goes_on_with_key_and_journal(up: Up, flags: list[str]) -> None:
+def test_down_leaves_no_process_and_the_next_up_keeps_key_and_journal(up: Up, flags: list[str]) -> None:
     """The last in this module: it ends what the others use."""
     up.call()
     wait_until(lambda: up.submitted() > 0, "the step to be seen")
@@ -146,7 +146,7 @@ def test_down_leaves_no_process_and_the_next_up_goes_on_with_key_and_journal(up:
     wait_until(lambda: not up.shell.pids(), "every process to be gone", timeout=15)
 
 
-def test_while_no_engine_answers_it_says_so_and_what_to_do_and_can_be_stopped(shell: Shell) -> None:
+def test_without_an_engine_it_waits_with_advice_and_can_be_stopped(shell: Shell) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     waiting = shell.start("stepwell", "up", "--engine", url)
     said = _read_until(waiting, "waiting for")
@@ -157,7 +157,7 @@ def test_while_no_engine_answers_it_says_so_and_what_to_do_and_can_be_stopped(sh
     assert not shell.pids()
 
 
-def test_in_the_background_it_fails_as_loudly(shell: Shell, engine: FakeEngine) -> None:
+def test_in_the_background_it_reports_failures_too(shell: Shell, engine: FakeEngine) -> None:
     said = shell.run(
         "stepwell", "up", "--engine", engine.url, "--detach", "--port", engine.url[-5:].strip(":"), status=1
     )

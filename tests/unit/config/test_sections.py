@@ -41,13 +41,13 @@ def test_the_documented_command_line_is_understood() -> None:
     }
 
 
-def test_what_may_be_left_out_has_the_documented_defaults() -> None:
+def test_optional_settings_have_the_documented_defaults() -> None:
     settings = read_settings(GatewaySettings, REQUIRED, "gateway")
     assert (settings.ray_address, settings.host, settings.port) == ("auto", "0.0.0.0", 8100)
     assert settings.reward_worker_name is None
 
 
-def test_flags_win_over_the_environment_which_wins_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_environment_which_overrides_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPWELL_GATEWAY_PORT", "8200")
     monkeypatch.setenv("STEPWELL_GATEWAY_VLLM_ADDRESSES", "http://a:1,http://b:2")
     monkeypatch.setenv("STEPWELL_POOL_NAME", "other")
@@ -96,13 +96,13 @@ def test_an_archive_needs_a_journal() -> None:
         read_settings(PoolSettings, ["--archive", "somewhere"], "pool")
 
 
-def test_a_resource_that_ray_counts_itself_places_nothing() -> None:
+def test_a_resource_of_ray_itself_is_refused() -> None:
     assert read_settings(PoolSettings, ["--resource", "journals"], "pool").resource == "journals"
     with pytest.raises(BadRequest, match="--resource: CPU is a resource of Ray itself"):
         read_settings(PoolSettings, ["--resource", "CPU"], "pool")
 
 
-def test_reward_workers_are_named_as_a_gateway_looks_for_them() -> None:
+def test_reward_workers_have_the_name_that_gateways_expect() -> None:
     flags = '--function exact_match --workers 4 --options {"answer_key":"gold"} --tokenizer-path model --timeout 5'
     settings = read_settings(RewardSettings, flags.split(), "rewards")
     assert (settings.name, settings.data_pool_name, settings.workers) == ("reward_loop_worker", "data_pool", 4)
@@ -117,7 +117,7 @@ def test_reward_workers_are_named_as_a_gateway_looks_for_them() -> None:
         ("a=1", "'a=1' is not JSON: "),
     ],
 )
-def test_options_that_are_no_object_are_told_apart(given: str, why: str) -> None:
+def test_options_that_are_not_an_object_are_refused(given: str, why: str) -> None:
     with pytest.raises(BadRequest, match=f"--options: {why}"):
         read_settings(RewardSettings, ["--function", "exact_match", "--options", given], "rewards")
 
@@ -153,7 +153,7 @@ def test_flags_named_by_an_alias_are_set_by_their_own_variable_and_no_other(monk
     assert not read_settings(StatusSettings, ["--no-json"], "status").as_json
 
 
-def test_the_atropos_server_has_a_pool_a_port_and_no_key_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_atropos_server_has_defaults_for_pool_and_port_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = read_settings(AtroposSettings, [], "atropos")
     assert (plain.data_pool_name, plain.port, plain.control_keys, plain.state) == ("data_pool", 8000, (), None)
     monkeypatch.setenv("STEPWELL_ATROPOS_CONTROL_KEYS", "one,two")

@@ -1,4 +1,4 @@
-"""Where the settings of `stepwell up` come from, and what is said of wrong ones."""
+"""Where the settings of `stepwell up` come from, and the errors for wrong ones."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def read(*flags: str) -> UpSettings:
     return read_settings(UpSettings, flags, "stepwell up")
 
 
-def test_flags_win_over_the_environment_which_wins_over_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "stepwell.toml").write_text('engine = "http://file:1"\nport = 1\nprompt_length = 1\ngroup_size = 1\n')
     assert read().engine == ("http://file:1",)
     monkeypatch.setenv("STEPWELL_UP_PORT", "2")
@@ -31,7 +31,7 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(folder: Path, m
     assert (settings.port, settings.prompt_length, settings.group_size) == (3, 2, 1)
 
 
-def test_engines_may_be_a_list_in_the_file_and_end_as_openai_writes_them(folder: Path) -> None:
+def test_engines_may_be_a_list_in_the_file_and_end_with_v1(folder: Path) -> None:
     (folder / "stepwell.toml").write_text('engine = ["http://a:1/", "http://b:2/v1"]\n')
     assert read().engine == ("http://a:1", "http://b:2")
 
@@ -64,7 +64,7 @@ def test_a_wrong_value_in_a_table_is_named_with_its_table() -> None:
         ("port = 70000", "--port: Input should be less than or equal to 65535"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_named(folder: Path, text: str, said: str) -> None:
+def test_a_mistake_in_the_file_is_named(folder: Path, text: str, said: str) -> None:
     (folder / "stepwell.toml").write_text(text)
     with pytest.raises(BadRequest) as info:
         read(*ENGINE)
@@ -78,7 +78,7 @@ def test_without_an_engine_it_says_which_flag_is_missing() -> None:
         read("--engine", "127.0.0.1:8001")
 
 
-def test_tables_are_no_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_are_not_flags(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read("--help")
     shown = capsys.readouterr().out
@@ -86,5 +86,5 @@ def test_tables_are_no_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--pool" not in shown
 
 
-def test_status_can_be_had_as_json() -> None:
+def test_status_has_a_json_flag() -> None:
     assert read_settings(StatusSettings, ["--json"], "stepwell status").as_json

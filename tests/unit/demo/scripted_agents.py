@@ -1,4 +1,4 @@
-"""A process of agents without agents: ready at once, it answers `evaluate` with its seed, and dies of `stop`."""
+"""An agent process without agents: it is ready at once, answers `evaluate` with its seed, and exits on `stop`."""
 
 import sys
 

@@ -24,13 +24,13 @@ def agents(tmp_path: Path) -> Iterator[AgentProcess]:
         yield agents
 
 
-def test_agents_do_what_they_are_told_and_answer(agents: AgentProcess) -> None:
+def test_agents_follow_orders_and_answer(agents: AgentProcess) -> None:
     agents.train()
 
     assert agents.evaluate() == 7.0
 
 
-def test_agents_that_die_say_their_last_words(agents: AgentProcess) -> None:
+def test_the_error_of_a_dead_agent_process_has_its_last_lines(agents: AgentProcess) -> None:
     with pytest.raises(NotReady, match="(?s)ended.*the gateway is on fire"):
         agents.stop()
     with pytest.raises(NotReady, match="ended"):

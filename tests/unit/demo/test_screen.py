@@ -29,7 +29,7 @@ def test_without_a_terminal_the_chart_comes_at_the_end(capsys: pytest.CaptureFix
     assert " 1.0 │█\n" in capsys.readouterr().out
 
 
-def test_in_a_terminal_the_chart_is_drawn_anew(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_terminal_the_chart_is_redrawn(capsys: pytest.CaptureFixture[str]) -> None:
     with Live(auto_refresh=False) as live:
         LiveChart(live, 4)(metrics(1.0))
 
@@ -38,7 +38,7 @@ def test_in_a_terminal_the_chart_is_drawn_anew(capsys: pytest.CaptureFixture[str
     assert "update 1 of 4, reward 1.000" in shown
 
 
-def test_what_is_said_begins_with_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_begins_with_the_time(capsys: pytest.CaptureFixture[str]) -> None:
     DemoScreen().say("hello")
 
     assert capsys.readouterr().out == "   0.0 s  hello\n"

@@ -69,11 +69,11 @@ def test_wrong_words_in_the_warm_up_have_the_right_letters() -> None:
 
 
 @pytest.mark.parametrize(("answer", "reward"), [("cba", 1.0), ("abc", 0.0), ("cb", 0.0), (None, 0.0)])
-async def test_a_word_is_right_only_backwards(answer: str | None, reward: float) -> None:
+async def test_only_the_reversed_word_is_right(answer: str | None, reward: float) -> None:
     assert (await play("rev", {"word": "abc"}, {"content": answer}))[0] == reward
 
 
-async def test_the_calculators_result_is_told_to_the_model_which_says_it() -> None:
+async def test_the_model_gets_the_calculators_result_and_repeats_it() -> None:
     sample = {"sum": "12+34", "result": "46"}
     reward, client = await play("tool", sample, call('{"x": "12+34"}'), {"content": "46"})
 
@@ -93,7 +93,7 @@ async def test_the_calculators_result_is_told_to_the_model_which_says_it() -> No
     ],
     ids=["not asked", "not listened to", "asked for another sum", "asked twice"],
 )
-async def test_anything_but_the_sum_earns_nothing(answers: Sequence[Mapping[str, Any]]) -> None:
+async def test_only_the_sum_has_a_reward(answers: Sequence[Mapping[str, Any]]) -> None:
     assert (await play("tool", {"sum": "12+34", "result": "46"}, *answers))[0] == 0.0
 
 
@@ -109,5 +109,5 @@ async def test_anything_but_the_sum_earns_nothing(answers: Sequence[Mapping[str,
         ('{"x": "__import__(1)+2"}', "error"),
     ],
 )
-def test_the_calculator_answers_whatever_a_model_writes(arguments: str, says: str) -> None:
+def test_the_calculator_answers_any_text(arguments: str, says: str) -> None:
     assert calculated(arguments) == says

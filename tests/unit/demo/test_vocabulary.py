@@ -53,7 +53,7 @@ def test_a_prompt_is_a_prefix_of_the_prompt_of_its_continuation() -> None:
 
 
 @pytest.mark.parametrize("text", ["abc", "Grüße, 世界 🙂", '{"name": "calc"}', "<tool_call></tool_call>", "a\nb"])
-def test_a_text_comes_back_as_it_went_in(text: str) -> None:
+def test_a_text_is_decoded_unchanged(text: str) -> None:
     tokenizer = make_tokenizer()
 
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=True) == text
@@ -72,7 +72,7 @@ def test_transformers_reads_the_folder_as_the_same_tokenizer(tmp_path: Path) -> 
     assert read.eos_token_id == END_OF_TURN
 
 
-def test_a_turn_is_what_its_role_opens_and_what_is_said() -> None:
+def test_a_turn_has_an_opening_and_a_content() -> None:
     turn = ScriptTurn("user", "abc")
 
     assert (turn.opening, turn.content) == ("<|im_start|>user\n", "abc<|im_end|>")

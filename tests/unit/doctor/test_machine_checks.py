@@ -7,7 +7,7 @@ from stepwell.doctor import machine_checks as machine
 from stepwell.doctor.findings import Grade
 
 
-def test_what_is_installed_is_told() -> None:
+def test_installed_versions_are_listed() -> None:
     finding = machine.packages()
     assert finding.grade is Grade.OK
     assert f"stepwell {metadata.version('stepwell')}" in finding.what
@@ -38,7 +38,7 @@ def test_control_keys_are_read_as_a_gateway_reads_them(given: str, grade: Grade,
     assert (finding.grade, words in finding.what) == (grade, True)
 
 
-def test_a_folder_is_tried_with_a_commit_and_left_as_it_was(tmp_path: Path) -> None:
+def test_a_folder_is_tested_with_a_commit_and_not_changed(tmp_path: Path) -> None:
     assert "a commit takes" in machine.disk(tmp_path).what
     assert not list(tmp_path.iterdir())
 

@@ -10,7 +10,7 @@ def events(*payloads: str) -> str:
     return "".join(f"data: {payload}\n\n" for payload in (*payloads, "[DONE]"))
 
 
-def test_a_stream_is_put_together_choice_by_choice() -> None:
+def test_a_stream_is_assembled_by_choice() -> None:
     body = events(
         '{"choices": [{"index": 1, "delta": {"content": "b"}}]}',
         '{"choices": [{"index": 0, "delta": {"reasoning": "hm", "content": "a"}}]}',
@@ -22,7 +22,7 @@ def test_a_stream_is_put_together_choice_by_choice() -> None:
     )
 
 
-def test_a_call_is_put_together_from_its_pieces() -> None:
+def test_a_tool_call_is_assembled_from_its_pieces() -> None:
     body = events(
         f'{{"choices": [{{"index": 0, "delta": {{"tool_calls": [{CALLED}]}}}}]}}',
         '{"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]}}]}',
@@ -30,7 +30,7 @@ def test_a_call_is_put_together_from_its_pieces() -> None:
     assert parse_reply(body, streamed=True)[0].tools == [ToolCall("flag", "{}")]
 
 
-def test_a_whole_answer_is_heard_and_a_completion_too() -> None:
+def test_a_whole_answer_and_a_completion_are_parsed() -> None:
     assert (
         parse_reply('{"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}', streamed=False)[0].text
         == "a"
@@ -47,6 +47,6 @@ def test_a_whole_answer_is_heard_and_a_completion_too() -> None:
         ('data: {"choices": []}\n\n', True, r"without \[DONE\]"),
     ],
 )
-def test_what_is_no_answer_is_a_failure(body: str, streamed: bool, words: str) -> None:
+def test_an_invalid_answer_is_a_failure(body: str, streamed: bool, words: str) -> None:
     with pytest.raises(EngineUnavailable, match=words):
         parse_reply(body, streamed=streamed)

@@ -25,7 +25,7 @@ def test_a_case_that_was_not_proved_is_not_exact() -> None:
     assert not Report("http://e", (FINE,), (PROVED, half)).is_exact
 
 
-def test_a_reason_is_told_once_with_all_its_cells() -> None:
+def test_a_reason_is_printed_once_with_all_its_cells() -> None:
     rows = (
         PROVED.with_cell(CaseColumn.TEXT, BROKEN),
         CaseRow("tools", {CaseColumn.TEXT: BROKEN, CaseColumn.RESCORED: GRAMMAR}),
@@ -37,7 +37,7 @@ def test_a_reason_is_told_once_with_all_its_cells() -> None:
     assert shown.endswith("NOT exact: 3 faults.\n")
 
 
-def test_colours_change_no_letter() -> None:
+def test_colours_do_not_change_the_text() -> None:
     report = Report("http://e", (FINE,), (PROVED.with_cell(CaseColumn.TEXT, BROKEN),))
     text = coloured(report)
     assert text.plain == plain(report)

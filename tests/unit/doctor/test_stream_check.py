@@ -18,7 +18,7 @@ def test_a_whole_stream_is_fine() -> None:
     assert (finding.grade, finding.what) == (Grade.OK, "complete; begins after 0.25 s")
 
 
-def test_each_slowness_is_told_by_its_name() -> None:
+def test_each_kind_of_slowness_is_named() -> None:
     assert "nothing came for 1.50 s" in judge(stream(token(1.5), (1.6, DONE)), PATIENCE).what
     slow = [token(0.6 * k) for k in range(1, 5)]
     assert judge(stream(*slow, (3.0, DONE)), PATIENCE).what == "a token takes 0.60 s"

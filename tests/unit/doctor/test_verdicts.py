@@ -1,4 +1,4 @@
-"""What makes a cell exact, and in which words it is not."""
+"""When a cell is exact, and which fault it has otherwise."""
 
 from typing import Any
 
@@ -39,11 +39,11 @@ def answer(
     return ExaminedAnswer((told,), (step(list(text.encode()), **fields),), (decoded or DecodedText(text),))
 
 
-def test_a_step_of_the_engines_own_is_exact() -> None:
+def test_a_step_with_ids_of_the_engine_is_exact() -> None:
     assert judge_ids(answer()) == judge_logprobs(answer()) == judge_text(answer()) == EXACT
 
 
-def test_a_quarantine_is_told_in_the_column_it_speaks_of_and_in_no_other() -> None:
+def test_a_quarantine_is_a_fault_only_in_its_column() -> None:
     of_ids = answer(quarantine="no_response_ids: none", response_logprobs=None)
     of_logprobs = answer(quarantine="bad_logprob: NaN", response_logprobs=None)
     assert (judge_ids(of_ids).grade, judge_logprobs(of_ids)) == (Grade.FAULT, NOTHING)
@@ -75,7 +75,7 @@ def test_ids_from_text_are_not_exact() -> None:
         ("a\ufffdb", DecodedText("a\ufffd\ufffd<|x|>b", "b", "a\ufffd\ufffdb"), "length"),
     ],
 )
-def test_what_is_no_difference_of_tokens_is_exact(said: str, decoded: DecodedText, finish: str) -> None:
+def test_differences_of_decoding_alone_are_exact(said: str, decoded: DecodedText, finish: str) -> None:
     assert judge_text(answer(said, decoded=decoded, reply=ParsedReply(said, finish_reason=finish))) == EXACT
 
 
@@ -88,7 +88,7 @@ def test_what_is_no_difference_of_tokens_is_exact(said: str, decoded: DecodedTex
         ("a\ufffdb", DecodedText("a\ufffdc"), "stop"),
     ],
 )
-def test_a_text_that_the_ids_do_not_spell_is_a_fault(said: str, decoded: DecodedText, finish: str) -> None:
+def test_a_text_that_the_ids_do_not_decode_to_is_a_fault(said: str, decoded: DecodedText, finish: str) -> None:
     finding = judge_text(answer(said, decoded=decoded, reply=ParsedReply(said, finish_reason=finish)))
     assert finding.grade is Grade.FAULT
     assert "the ids do not decode to the text: at character" in finding.what
@@ -100,30 +100,30 @@ def test_a_stop_string_is_in_the_ids_and_not_in_the_text() -> None:
     assert judge_text(stopped, stop=" now").grade is Grade.FAULT
 
 
-def test_a_call_must_be_in_the_ids_in_whatever_syntax() -> None:
+def test_a_call_must_be_in_the_ids_in_any_syntax() -> None:
     reply = ParsedReply("", finish_reason="tool_calls", tools=[ToolCall("flag", '{"up": true}')])
     assert judge_text(answer(reply=reply, decoded=DecodedText("[flag(up=True)]"))) == EXACT
     finding = judge_text(answer(reply=reply, decoded=DecodedText('<tool_call>{"name": "flag"}')))
     assert "'up' is not in" in finding.what
 
 
-def test_thinking_must_be_in_the_ids() -> None:
+def test_reasoning_must_be_in_the_ids() -> None:
     reply = ParsedReply("Yes.", reasoning="Hm", finish_reason="stop")
     assert judge_text(answer(reply=reply, decoded=DecodedText("<think>Hm</think>Yes."))) == EXACT
     assert judge_text(answer(reply=reply, decoded=DecodedText("Yes."))).grade is Grade.FAULT
 
 
-def test_the_only_text_it_could_be_must_be_told() -> None:
+def test_the_only_text_that_the_grammar_allows_is_required() -> None:
     assert "the grammar allows one text" in judge_text(answer("hi"), expected="ho").what
 
 
-def test_a_text_that_no_one_spells_is_untold() -> None:
+def test_a_text_that_cannot_be_decoded_is_unknown() -> None:
     untold = ExaminedAnswer((ParsedReply("hi"),), (step([1]),), (None,))
     assert judge_text(untold).grade is Grade.UNKNOWN
     assert "--tokenizer-path" in judge_text(untold).remedy
 
 
-def test_a_stream_that_is_the_same_is_exact_and_another_a_fault() -> None:
+def test_an_equal_stream_is_exact_and_a_different_one_a_fault() -> None:
     assert judge_stream(answer(), answer(), None) == EXACT
     finding = judge_stream(answer("abc"), answer("abd"), answer("abc"))
     assert (finding.grade, "responses differ at token 2" in finding.what) == (Grade.FAULT, True)
@@ -141,15 +141,15 @@ def test_a_stream_that_is_the_same_is_exact_and_another_a_fault() -> None:
         (answer(reply=ParsedReply("hi", tools=[ToolCall("h", "{}")])), "tool calls differ"),
     ],
 )
-def test_what_a_stream_differs_in_is_said(other: ExaminedAnswer, words: str) -> None:
+def test_the_difference_of_a_stream_is_named(other: ExaminedAnswer, words: str) -> None:
     assert words in judge_stream(answer(), other, answer()).what
 
 
-def test_an_engine_that_does_not_repeat_itself_leaves_the_stream_untold() -> None:
+def test_an_engine_without_repeatable_answers_leaves_the_stream_unknown() -> None:
     assert judge_stream(answer("abc"), answer("abd"), answer("abe")).grade is Grade.UNKNOWN
 
 
-def test_a_stream_that_does_not_add_up_by_itself_is_a_fault_whatever_the_whole_answer_is() -> None:
+def test_an_inconsistent_stream_is_a_fault_for_any_whole_answer() -> None:
     cut = answer(quarantine="response_count: 1 response ids, but usage says 2", response_logprobs=None)
     assert "usage says" in judge_stream(ExaminedAnswer(failure="x"), cut, None).what
 
@@ -178,11 +178,11 @@ def test_gaps_are_exact_or_of_half_precision_or_too_large(gaps: list[float], gra
     assert judge_gaps(gaps).grade is grade
 
 
-def test_an_engine_that_does_not_rescore_is_said_to() -> None:
+def test_an_engine_that_does_not_rescore_is_unknown() -> None:
     assert judge_rescored(answer(), ["404"]) == Finding(Grade.UNKNOWN, "the engine does not rescore: 404")
 
 
-def test_equal_log_probabilities_at_another_temperature_are_raw_ones() -> None:
+def test_equal_log_probabilities_at_another_temperature_are_raw() -> None:
     assert judge_mode(answer(), [[-0.5, -0.5]]).what.startswith("raw")
     assert judge_mode(answer(), [[-0.7, -0.4]]).what.startswith("processed")
     assert judge_mode(ExaminedAnswer(failure="x"), []).grade is Grade.UNKNOWN

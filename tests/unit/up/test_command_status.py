@@ -65,7 +65,7 @@ STATUS = {
 }
 
 
-def test_one_screen_says_what_happens_what_is_lost_and_why() -> None:
+def test_one_screen_shows_the_state_and_the_losses_by_cause() -> None:
     assert status_text(ShownStatus.model_validate(STATUS)) == (
         "stepwell 0.1.0\n"
         "pool      data_pool · 1 shard · policy version 3 · journal /j\n"

@@ -1,4 +1,4 @@
-"""docs/start.md: its commands are run by tests/e2e/test_new_user.py; here is what else it says."""
+"""docs/start.md: tests/e2e/test_new_user.py runs its commands; this checks the rest."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (CHECKOUT / page).read_text(), re.S)
 
 
-def test_its_programs_are_those_of_the_readme_which_are_run() -> None:
+def test_its_programs_are_those_of_the_readme() -> None:
     assert blocks("docs/start.md", "python") == blocks("README.md", "python")
 
 

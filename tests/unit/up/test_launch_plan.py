@@ -1,4 +1,4 @@
-"""What `stepwell up` tells each part."""
+"""The settings that `stepwell up` gives to each part."""
 
 from pathlib import Path
 
@@ -30,14 +30,14 @@ def plan(model: ServedModel = HUB, **settings: object) -> LaunchPlan:
     return make_plan(given, model, StateFolder(Path("/state")), KEY)
 
 
-def test_the_engine_tells_what_nobody_said() -> None:
+def test_missing_settings_come_from_the_engine() -> None:
     gateway = plan().gateway
     assert (gateway.tokenizer_path, gateway.prompt_length, gateway.response_length) == ("org/model", 4096, 4096)
     told = plan(tokenizer_path="mine", response_length=100, gateway={"prompt_length": 200}).gateway
     assert (told.tokenizer_path, told.prompt_length, told.response_length) == ("mine", 200, 100)
 
 
-def test_what_the_engine_does_not_tell_is_asked_for_by_its_flag() -> None:
+def test_a_setting_that_the_engine_does_not_report_is_asked_for_by_its_flag() -> None:
     with pytest.raises(BadRequest, match="; give --tokenizer-path, --prompt-length, --response-length$"):
         plan(SILENT)
     with pytest.raises(
@@ -48,7 +48,7 @@ def test_what_the_engine_does_not_tell_is_asked_for_by_its_flag() -> None:
     assert plan(SILENT, gateway={"tokenizer_path": "t", "prompt_length": 1, "response_length": 2}).gateway.port == 8100
 
 
-def test_it_listens_on_loopback_with_a_key_and_loses_nothing_unless_told_otherwise() -> None:
+def test_the_defaults_are_loopback_a_key_a_journal_and_a_spool() -> None:
     made = plan()
     assert (made.gateway.host, made.gateway.control_keys, made.gateway.spool) == ("127.0.0.1", (KEY,), "/state/spool")
     assert (made.dashboard.host, made.dashboard.control_keys) == ("127.0.0.1", (KEY,))
@@ -57,7 +57,7 @@ def test_it_listens_on_loopback_with_a_key_and_loses_nothing_unless_told_otherwi
     assert plan(pool={"journal": "/volume"}).pool.journal == "/volume"
 
 
-def test_a_reward_function_is_waited_for() -> None:
+def test_with_a_reward_function_the_pool_requires_rewards() -> None:
     made = plan(reward="exact_match", rewards={"workers": 2}, pool={"name": "mine"})
     assert made.rewards is not None
     assert (made.rewards.function, made.rewards.workers, made.rewards.data_pool_name) == ("exact_match", 2, "mine")
@@ -74,7 +74,7 @@ def test_every_part_is_on_the_same_ray() -> None:
     assert {(part.ray_address, part.ray_namespace) for part in parts} == {("127.0.0.1:6379", "mine")}
 
 
-def test_a_process_reads_from_its_environment_what_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_reads_its_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan(atropos=True, gateway={"routing": "sticky", "engine_key": "e"}).on("127.0.0.1:6379")
     for name, value in (environment(made.gateway) | environment(made.dashboard)).items():
         monkeypatch.setenv(name, value)
@@ -82,7 +82,7 @@ def test_a_process_reads_from_its_environment_what_it_was_told(monkeypatch: pyte
     assert DashboardSettings().model_dump() == made.dashboard.model_dump()
 
 
-def test_what_listens_everywhere_is_reached_on_loopback() -> None:
+def test_a_server_on_all_addresses_is_reached_on_loopback() -> None:
     assert url_of(plan(host="0.0.0.0").gateway) == "http://127.0.0.1:8100"
 
 
@@ -95,7 +95,7 @@ def test_the_snippet_has_five_lines_of_python_with_the_models_own_name() -> None
     assert f"http://127.0.0.1:8200/#key={KEY}" in shown
 
 
-def test_an_engine_is_read_whatever_it_leaves_out() -> None:
+def test_optional_fields_of_the_model_may_be_missing() -> None:
     listed = JsonAnswer(200, {"data": [{"id": "m", "root": "/m", "max_model_len": 8}]})
     assert read_model("http://e", listed) == ServedModel(name="m", root="/m", window=8)
     assert read_model("http://e", JsonAnswer(200, {"data": [{"id": "m"}]})) == ServedModel(
@@ -111,6 +111,6 @@ def test_an_engine_is_read_whatever_it_leaves_out() -> None:
         (JsonAnswer(200, {"data": []}), "lists no models"),
     ],
 )
-def test_what_is_no_engine_is_refused_with_what_to_do(answer: JsonAnswer, said: str) -> None:
+def test_a_server_that_is_not_an_engine_is_refused_with_advice(answer: JsonAnswer, said: str) -> None:
     with pytest.raises(EngineUnavailable, match=said):
         read_model("http://e", answer)

@@ -5,7 +5,7 @@ import io
 from stepwell.up.processes import StartupScreen
 
 
-def test_where_no_one_watches_a_waiting_is_a_line_when_it_changes() -> None:
+def test_without_a_terminal_each_change_of_a_wait_is_a_line() -> None:
     out = io.StringIO()
     screen = StartupScreen(out)
     for why in ("loading", "loading", "an engine"):
@@ -27,7 +27,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_in_a_terminal_a_waiting_is_the_last_line_until_it_is_over() -> None:
+def test_in_a_terminal_a_wait_is_the_last_line_until_it_ends() -> None:
     out = Terminal()
     screen = StartupScreen(out)
     screen.wait("the gateway", "loading")

@@ -1,4 +1,4 @@
-"""The state folder: whose it is, who runs in it, and who may be told to end."""
+"""The state folder: its owner, its lock, and the process that gets signals."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def mine(**fields: object) -> RunRecord:
     return RunRecord(pid=os.getpid(), started=started(os.getpid()), started_at=1.0, **fields)  # type: ignore[arg-type]
 
 
-def test_only_its_owner_reads_it_and_git_passes_it_over(folder: StateFolder) -> None:
+def test_only_its_owner_reads_it_and_git_ignores_it(folder: StateFolder) -> None:
     folder.key()
     folder.ray_token()
     folder.write_environment({"A": "1"})
@@ -48,7 +48,7 @@ def test_a_shell_reads_the_environment_as_it_was_written(folder: StateFolder) ->
     assert read.stdout == b"it's $HOME\n"
 
 
-def test_one_at_a_time_and_the_second_is_told_of_the_first(folder: StateFolder) -> None:
+def test_a_second_process_is_refused_with_the_pid_of_the_first(folder: StateFolder) -> None:
     assert not folder.is_occupied()
     with folder.occupied():
         folder.write_record(mine(is_ready=True))
@@ -65,7 +65,7 @@ def test_one_at_a_time_and_the_second_is_told_of_the_first(folder: StateFolder) 
     assert folder.record() is None
 
 
-def test_what_one_that_was_killed_left_behind_fools_no_one(folder: StateFolder) -> None:
+def test_the_record_of_a_killed_process_is_recognised(folder: StateFolder) -> None:
     dying = (
         "import os, sys; from pathlib import Path; from stepwell.up.state_folder import *\n"
         "folder = StateFolder(Path(sys.argv[1]))\n"
@@ -82,7 +82,7 @@ def test_what_one_that_was_killed_left_behind_fools_no_one(folder: StateFolder) 
         pass
 
 
-def test_a_process_that_got_the_pid_later_is_left_alone() -> None:
+def test_a_later_process_with_the_same_pid_gets_no_signal() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     began = started(child.pid)
     assert began is not None
