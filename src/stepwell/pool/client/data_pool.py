@@ -95,14 +95,11 @@ class PoolClient:
     async def submit_steps(
         self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
     ) -> list[SubmitVerdict]:
-        by_shard: dict[str, list[int]] = {}
-        for i, step in enumerate(steps):
-            by_shard.setdefault(await self.shards.owner(step.prompt_uid), []).append(i)
-
         async def submit(shard: str, indexes: list[int]) -> dict[int, SubmitVerdict]:
             verdicts = await self.shards.at(shard).submit_steps(pack([steps[i] for i in indexes]), channel, group_size)
             return dict(zip(indexes, verdicts, strict=True))
 
+        by_shard = await self.shards.indexes_by_owner(step.prompt_uid for step in steps)
         answers = await asyncio.gather(*(submit(shard, indexes) for shard, indexes in by_shard.items()))
         verdicts = {index: verdict for answer in answers for index, verdict in answer.items()}
         return [verdicts[i] for i in range(len(steps))]

@@ -41,9 +41,6 @@ class ScoringClient:
 
     async def give(self, judgements: Sequence[Judgement]) -> list[bool]:
         """For each judgement, whether it counted."""
-        by_shard: dict[str, list[int]] = {}
-        for index, judgement in enumerate(judgements):
-            by_shard.setdefault(await self._shards.owner(judgement.prompt_uid), []).append(index)
         counted = [False] * len(judgements)
 
         async def give(name: str, indexes: list[int]) -> None:
@@ -56,6 +53,7 @@ class ScoringClient:
             for index, answer in zip(indexes, answers, strict=True):
                 counted[index] = answer
 
+        by_shard = await self._shards.indexes_by_owner(judgement.prompt_uid for judgement in judgements)
         await asyncio.gather(*(give(name, indexes) for name, indexes in by_shard.items()))
         return counted
 

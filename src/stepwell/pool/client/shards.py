@@ -6,7 +6,7 @@
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from zlib import crc32
@@ -97,6 +97,13 @@ class ShardSet:
         """The name of the shard that holds a group."""
         names = await self.names()
         return names[shard_of(prompt_uid, len(names))]
+
+    async def indexes_by_owner(self, prompt_uids: Iterable[str]) -> dict[str, list[int]]:
+        """The shards that hold these groups, each with the indexes of its prompt_uids."""
+        indexes: dict[str, list[int]] = {}
+        for index, prompt_uid in enumerate(prompt_uids):
+            indexes.setdefault(await self.owner(prompt_uid), []).append(index)
+        return indexes
 
     def at(self, shard: str, *, timeout: float | None = None, await_restart: bool = True) -> ShardCalls:
         """The calls of one shard. A shard that restarts is waited for, unless `await_restart` is False."""

@@ -41,15 +41,12 @@ class WatchClient:
         )
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
-        by_shard: dict[str, list[int]] = {}
-        for index, (_, prompt_uid) in enumerate(uids):
-            by_shard.setdefault(await self._shards.owner(prompt_uid), []).append(index)
-
         async def read(name: str, indexes: list[int]) -> dict[int, Columns]:
             shard = self._shards.at(name, timeout=WATCH_TIMEOUT)
             columns, sizes = await shard.read([uids[index] for index in indexes])
             return dict(zip(indexes, cut(columns, sizes), strict=True))
 
+        by_shard = await self._shards.indexes_by_owner(prompt_uid for _, prompt_uid in uids)
         answers = await asyncio.gather(*(read(name, indexes) for name, indexes in by_shard.items()))
         parts = {index: part for answer in answers for index, part in answer.items()}
         return stack([parts[index] for index in sorted(parts)]) if parts else pack([])
