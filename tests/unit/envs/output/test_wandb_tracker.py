@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,10 +72,8 @@ async def test_a_slow_wandb_holds_no_one_up_and_what_does_not_fit_is_counted() -
     wandb.goes_on.clear()
     tracker = WandbTracker(queue_size=2, load=lambda: wandb)
     tracker.start(RUN)
-    before = time.monotonic()
     for n in range(100):
         tracker.log({"n": n})
-    assert time.monotonic() - before < 1.0
     assert tracker.dropped >= 97
     wandb.goes_on.set()
     await tracker.close()
