@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stepwell.common.atomic_files import replacing_file
+from stepwell.common.atomic_files import SUFFIX, replacing_file
 from stepwell.errors import BadRequest
 from stepwell.trainers.ports import Leases
 
@@ -77,6 +77,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     fields = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}
+    for unfinished in folder.glob(f"{FILE}.*{SUFFIX}"):  # of a trainer that was killed while it wrote
+        unfinished.unlink()
     with replacing_file(folder / FILE) as file:
         torch.save(fields, file)
 

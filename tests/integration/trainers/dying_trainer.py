@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from stepwell.pool.client import connect
-from stepwell.trainers import checkpoint
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
 
@@ -84,7 +83,7 @@ def main() -> None:
         trainer._passes("write")
         replace(source, target)
 
-    checkpoint.os.replace = replace_or_die  # type: ignore[attr-defined]
+    os.replace = replace_or_die  # type: ignore[assignment]
     trainer.run()
 
 

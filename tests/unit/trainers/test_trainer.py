@@ -275,3 +275,10 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     torch.save({"something": 1}, tmp_path / "trainer.pt")
     with pytest.raises(BadRequest, match=r"trainer.pt is not a checkpoint"):
         AsyncTrainer(TrainingPool(), Recurrent(), settings=SETTINGS, checkpoints=tmp_path).start()
+
+
+def test_what_a_killed_trainer_left_of_a_checkpoint_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "trainer.pt.12345.part").write_bytes(b"half")
+    trainer = AsyncTrainer(filled(BOTH), Recurrent(), settings=SETTINGS, checkpoints=tmp_path)
+    trainer.step()
+    assert [file.name for file in tmp_path.iterdir()] == ["trainer.pt"]
