@@ -19,7 +19,7 @@ from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineHttp, EngineKind, EngineRequest, EngineTimeouts, Generated, failure_text
 from stepwell.engines.replica import EngineReplica, EngineView
 from stepwell.engines.replies import EngineReply, RefusedReply
-from stepwell.engines.selection import EngineSelector, routing_named
+from stepwell.engines.routing import EngineSelector, routing_named
 from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import Sampled, Upstream

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from stepwell.engines.selection import ROUTINGS, LeastBusy, RoundRobin, Routing, Sticky, routing_named
+from stepwell.engines.routing import ROUTINGS, LeastBusy, RoundRobin, Routing, Sticky, routing_named
 from stepwell.errors import BadRequest
 
 

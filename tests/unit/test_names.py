@@ -1,0 +1,64 @@
+"""One name for one thing: class names are unique, and a module name means the same in every room."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2] / "src" / "stepwell"
+
+SHARED_MODULES: Mapping[str, str] = {
+    "__main__": "the room as a program: python -m",
+    "app": "builds the ASGI application of a server",
+    "cli": "a command line",
+    "client": "how another process reaches a service",
+    "curation": "decisions of people about trajectories",
+    "engine": "an inference engine",
+    "http": "the requests and responses of the room",
+    "journal": "what a pool's state writes to survive a restart",
+    "leasing": "batches under lease",
+    "metrics": "Prometheus metrics",
+    "openai": "OpenAI's API, and servers that have only that",
+    "pool": "the DataPool",
+    "ports": "Protocols that another room implements",
+    "processes": "child processes",
+    "progress": "how progress is shown",
+    "replies": "replies of engines, parsed",
+    "routes": "the HTTP routes of a server",
+    "rows": "sequences to train on",
+    "scoring": "trajectories that reward workers score",
+    "series": "counts per interval of time",
+    "trajectories": "the trajectories that a process knows",
+    "watching": "reading a pool by its changes",
+}
+"""Module names that appear in several rooms, with the one meaning they have in all of them."""
+
+
+def modules() -> Iterator[Path]:
+    return (path for path in sorted(ROOT.rglob("*.py")) if path.name != "__init__.py")
+
+
+def classes(module: Path) -> Iterator[str]:
+    tree = ast.parse(module.read_text())
+    return (node.name for node in tree.body if isinstance(node, ast.ClassDef))
+
+
+def several(found: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_a_class_name_is_used_once() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for module in modules():
+        for name in classes(module):
+            found[name].append(str(module.relative_to(ROOT)))
+    assert several(found) == {}
+
+
+def test_a_module_name_in_several_rooms_is_listed_with_its_meaning() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for module in modules():
+        found[module.stem].append(str(module.parent.relative_to(ROOT)))
+    repeated = several(found)
+    assert {name: places for name, places in repeated.items() if name not in SHARED_MODULES} == {}
+    assert sorted(SHARED_MODULES) == sorted(repeated), "no name is listed that is not shared"
