@@ -35,3 +35,7 @@ def test_the_error_of_a_dead_agent_process_has_its_last_lines(agents: AgentProce
         agents.stop()
     with pytest.raises(NotReady, match="ended"):
         agents.evaluate()
+
+
+def test_orders_are_read_back_unchanged() -> None:
+    assert Orders.from_json(ORDERS.to_json()) == ORDERS

@@ -1,30 +1,15 @@
 import json
 from pathlib import Path
 
-from stepwell.demo.agent_process import Orders
 from stepwell.demo.result import DemoResult
 
 
 def test_a_result_is_written_as_json_and_as_one_line(tmp_path: Path) -> None:
-    outcome = DemoResult(
+    result = DemoResult(
         task="rev", seed=0, updates=150, start=0.14, end=0.96, samples_per_second=110.0, seconds=240.0, largest_gap=2e-6
     )
-    outcome.write(tmp_path / "outcome.json")
+    result.write(tmp_path / "outcome.json")
 
     assert json.loads((tmp_path / "outcome.json").read_text())["end"] == 0.96
-    assert "0.140 before, 0.960 after 150 updates" in outcome.text()
-    assert "\n" not in outcome.text()
-
-
-def test_orders_are_read_back_unchanged() -> None:
-    orders = Orders(
-        task="rev",
-        seed=1,
-        engine="http://127.0.0.1:1",
-        tokenizer="/m",
-        data_pool_name="p",
-        ray_address="127.0.0.1:2",
-        ray_namespace="n",
-    )
-
-    assert Orders.from_json(orders.to_json()) == orders
+    assert "0.140 before, 0.960 after 150 updates" in result.text()
+    assert "\n" not in result.text()

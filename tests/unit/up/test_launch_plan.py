@@ -6,10 +6,8 @@ import pytest
 
 from stepwell.config.serving import DashboardSettings, GatewaySettings
 from stepwell.config.up import UpSettings
-from stepwell.errors import BadRequest, EngineUnavailable
-from stepwell.up.command_up import welcome
-from stepwell.up.engine_model import ServedModel, read_model
-from stepwell.up.http import JsonAnswer
+from stepwell.errors import BadRequest
+from stepwell.up.engine_model import ServedModel
 from stepwell.up.launch_plan import LaunchPlan, environment, make_plan, url_of
 from stepwell.up.state_folder import StateFolder
 
@@ -84,33 +82,3 @@ def test_a_process_reads_its_settings_from_the_environment(monkeypatch: pytest.M
 
 def test_a_server_on_all_addresses_is_reached_on_loopback() -> None:
     assert url_of(plan(host="0.0.0.0").gateway) == "http://127.0.0.1:8100"
-
-
-def test_the_snippet_has_five_lines_of_python_with_the_models_own_name() -> None:
-    shown = welcome(plan(), 'a "model"', KEY)
-    snippet = shown[shown.index("import stepwell") :]
-    compile(snippet, "snippet", "exec")
-    assert len(snippet.splitlines()) == 5
-    assert r'model="a \"model\""' in snippet
-    assert f"http://127.0.0.1:8200/#key={KEY}" in shown
-
-
-def test_optional_fields_of_the_model_may_be_missing() -> None:
-    listed = JsonAnswer(200, {"data": [{"id": "m", "root": "/m", "max_model_len": 8}]})
-    assert read_model("http://e", listed) == ServedModel(name="m", root="/m", window=8)
-    assert read_model("http://e", JsonAnswer(200, {"data": [{"id": "m"}]})) == ServedModel(
-        name="m", root=None, window=None
-    )
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (JsonAnswer(401, {"error": "no"}), "requires a key: set STEPWELL_GATEWAY_ENGINE_KEY"),
-        (JsonAnswer(404, "Not Found"), r"lists no models at /v1/models \(it answers 404\)"),
-        (JsonAnswer(200, {"data": []}), "lists no models"),
-    ],
-)
-def test_a_server_that_is_not_an_engine_is_refused_with_advice(answer: JsonAnswer, said: str) -> None:
-    with pytest.raises(EngineUnavailable, match=said):
-        read_model("http://e", answer)
