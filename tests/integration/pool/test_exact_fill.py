@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stepwell.pool.api.leasing import LeasedGroups
+from stepwell.pool.api.leasing import ExactFill, LeasedGroups
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.exact_fill import ExactFill, fill_exactly
+from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.shards import RayTransport, ShardSet
 from stepwell.steps.step import Step
 from tests.builders import EVERYTHING, make_group

@@ -123,6 +123,18 @@ def merge_leased_groups(parts: Sequence[LeasedGroups]) -> LeasedGroups:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactFill:
+    """The request for a batch of exactly so many trajectories."""
+
+    trajectories: int
+    channel: str
+    shares: Mapping[str, float]
+    lease: float
+    """Seconds."""
+    step_filter: StepFilter
+
+
 class HasLeases(Protocol):
     """Anything that was handed out under leases."""
 

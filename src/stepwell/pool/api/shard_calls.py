@@ -5,12 +5,20 @@
 - `ShardService` implements the Protocol; clients get it typed from `ShardSet.at`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
-from stepwell.pool.api.leasing import BatchRequest, GroupOffer, LeasedGroups, ReadyGroups, ReadySummary, Settlement
+from stepwell.pool.api.leasing import (
+    BatchRequest,
+    ExactFill,
+    GroupOffer,
+    LeasedGroups,
+    ReadyGroups,
+    ReadySummary,
+    Settlement,
+)
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
@@ -20,7 +28,6 @@ from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.steps.columns import Columns
 from stepwell.steps.step import Step
-from stepwell.steps.step_filter import StepFilter
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +113,16 @@ class ShardCalls(Protocol):
 
     async def waiting_for(self, request: BatchRequest) -> str: ...
 
-    async def offers(self, channel: str, trajectories: int, step_filter: StepFilter) -> list[GroupOffer]:
-        """Groups that can be part of a batch of so many trajectories."""
+    async def offers(self, request: ExactFill) -> list[GroupOffer]:
+        """Groups that can be part of the batch."""
 
     async def take_offers(
-        self, channel: str, offers: Sequence[GroupOffer], lease: float, lease_uid: str, step_filter: StepFilter
+        self, request: ExactFill, offers: Sequence[GroupOffer], lease_uid: str
     ) -> LeasedGroups | None:
         """None if one of the offered groups is gone."""
 
-    async def fill(
-        self,
-        channel: str,
-        trajectories: int,
-        shares: Mapping[str, float],
-        lease: float,
-        lease_uid: str,
-        step_filter: StepFilter,
-    ) -> LeasedGroups | None:
-        """A batch of exactly so many trajectories from this shard alone; None if there is none now."""
+    async def fill(self, request: ExactFill, lease_uid: str) -> LeasedGroups | None:
+        """The batch from this shard alone; None if there is none now."""
 
     async def ready_groups(self, channel: str) -> ReadyGroups: ...
 

@@ -19,6 +19,7 @@ from stepwell.errors import LeaseExpired, PoolUnavailable
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
 from stepwell.pool.api.leasing import (
     BatchTerms,
+    ExactFill,
     HasLeases,
     LeasedGroups,
     ReadyGroups,
@@ -41,7 +42,7 @@ from stepwell.pool.api.shard_calls import (
 from stepwell.pool.api.stats import PoolStats, merge_stats
 from stepwell.pool.api.watching import Changes, Cursor
 from stepwell.pool.client.batch import Batch, batch_of
-from stepwell.pool.client.exact_fill import ExactFill, fill_exactly
+from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_oldest, settle_leases
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.client.scoring import ScoringClient

@@ -8,32 +8,19 @@ there is only one shard, it does both in one message.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
 from uuid import uuid4
 
 from stepwell.errors import BadRequest, PoolUnavailable
-from stepwell.pool.api.leasing import GroupOffer, LeasedGroups, merge_leased_groups
+from stepwell.pool.api.leasing import ExactFill, GroupOffer, LeasedGroups, merge_leased_groups
 from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.rules.exact_batch import choose_groups
-from stepwell.steps.step_filter import StepFilter
 
 OFFER_TIMEOUT = 2.0
 """Seconds. A shard that restarts is not waited for."""
 MAX_TRIES = 8
 """How often the client chooses again because another client was faster."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExactFill:
-    """The request for such a batch."""
-
-    trajectories: int
-    channel: str
-    shares: Mapping[str, float]
-    lease: float
-    step_filter: StepFilter
 
 
 async def fill_exactly(shards: ShardSet, request: ExactFill) -> LeasedGroups | None:
@@ -57,9 +44,7 @@ async def _fill_from_one(shards: ShardSet, request: ExactFill, name: str) -> Lea
     lease_uid = uuid4().hex
     answered = False
     try:
-        leased = await shards.at(name).fill(
-            request.channel, request.trajectories, request.shares, request.lease, lease_uid, request.step_filter
-        )
+        leased = await shards.at(name).fill(request, lease_uid)
         answered = True
         return leased
     finally:
@@ -74,7 +59,7 @@ async def _offers(shards: ShardSet, request: ExactFill) -> list[GroupOffer]:
     async def ask(name: str) -> list[GroupOffer]:
         shard = shards.at(name, timeout=OFFER_TIMEOUT, await_restart=False)
         try:
-            return await shard.offers(request.channel, request.trajectories, request.step_filter)
+            return await shard.offers(request)
         except PoolUnavailable as failure:
             failures.append(failure)
             return []
@@ -95,9 +80,7 @@ async def _take(shards: ShardSet, request: ExactFill, chosen: Sequence[GroupOffe
         for name, offers in groupby(sorted(chosen), key=lambda offer: offer.shard):
             lease_uid = uuid4().hex
             leases.append((name, lease_uid))
-            part = await shards.at(name).take_offers(
-                request.channel, list(offers), request.lease, lease_uid, request.step_filter
-            )
+            part = await shards.at(name).take_offers(request, list(offers), lease_uid)
             if part is None:
                 return None
             parts.append(part)

@@ -7,11 +7,11 @@
 - Where rewards are required, a trajectory whose only rewards are on steps that the filter refuses is held back.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from stepwell.errors import BadRequest, Conflict
-from stepwell.pool.api.leasing import BatchRequest, GroupOffer, LeasedGroups, Settlement, Unit
+from stepwell.pool.api.leasing import BatchRequest, ExactFill, GroupOffer, LeasedGroups, Settlement, Unit
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.staleness import oldest_version, staleness_rule
 from stepwell.pool.rules.eviction import evict_oldest
@@ -101,23 +101,18 @@ class Leasing:
         self._state.lease_out(lease)
         return self._shipment(lease, [])
 
-    def fill(
-        self,
-        name: str,
-        trajectories: int,
-        shares: Mapping[str, float],
-        step_filter: StepFilter,
-        lease_uid: str,
-        expires_at: float,
-    ) -> LeasedGroups | None:
+    def fill(self, request: ExactFill, lease_uid: str, expires_at: float) -> LeasedGroups | None:
         """An exact batch of this pool's groups under a lease of that name; None if there is none.
 
         The same call again gives the same data, as in `take`.
         """
         if lease_uid in self._state.leases:
             return self._shipment(self._state.leases[lease_uid], [])
-        chosen = choose_groups(self.offers(name, trajectories, step_filter), trajectories, shares)
-        return None if chosen is None else self.take_offers(name, chosen, step_filter, lease_uid, expires_at)
+        offers = self.offers(request.channel, request.trajectories, request.step_filter)
+        chosen = choose_groups(offers, request.trajectories, request.shares)
+        if chosen is None:
+            return None
+        return self.take_offers(request.channel, chosen, request.step_filter, lease_uid, expires_at)
 
     def ack(self, lease_uid: str) -> Settlement:
         """The data is trained: it leaves the pool."""

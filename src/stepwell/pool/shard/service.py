@@ -7,7 +7,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TypeVar, assert_never
@@ -15,7 +15,15 @@ from uuid import uuid4
 
 from stepwell.errors import FetchTimeout, StepwellError
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationAction, CurationOutcome
-from stepwell.pool.api.leasing import BatchRequest, GroupOffer, LeasedGroups, ReadyGroups, ReadySummary, Settlement
+from stepwell.pool.api.leasing import (
+    BatchRequest,
+    ExactFill,
+    GroupOffer,
+    LeasedGroups,
+    ReadyGroups,
+    ReadySummary,
+    Settlement,
+)
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import TRAIN, Registration, RewardGiven, SubmitVerdict
@@ -39,7 +47,6 @@ from stepwell.pool.shard.late_rewards import late_reward, reward_of_relabel
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.steps.columns import Columns
 from stepwell.steps.step import Step
-from stepwell.steps.step_filter import StepFilter
 
 log = logging.getLogger("stepwell.pool")
 
@@ -95,16 +102,10 @@ class ShardService(ShardCalls):
     async def submit_steps(
         self, steps: Columns, channel: str | None = None, group_size: int | None = None
     ) -> list[SubmitVerdict]:
-        with self._transaction():
-            verdicts = self.pool.ingest.submit(steps, channel=channel, group_size=group_size)
-        await self._notify()
-        return verdicts
+        return await self._change(lambda: self.pool.ingest.submit(steps, channel=channel, group_size=group_size))
 
     async def submit_groups(self, steps: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
-        with self._transaction():
-            verdicts = self.pool.ingest.submit_groups(steps, registrations)
-        await self._notify()
-        return verdicts
+        return await self._change(lambda: self.pool.ingest.submit_groups(steps, registrations))
 
     async def give_reward(self, reward: RewardGiven) -> bool:
         with self._transaction():
@@ -136,10 +137,7 @@ class ShardService(ShardCalls):
             return self.pool.leasing.ack(lease_uid)
 
     async def nack(self, lease_uid: str) -> Settlement:
-        with self._transaction():
-            settlement = self.pool.leasing.nack(lease_uid)
-        await self._notify()
-        return settlement
+        return await self._change(lambda: self.pool.leasing.nack(lease_uid))
 
     async def peek(self, request: BatchRequest) -> ReadySummary:
         with self._transaction():
@@ -151,37 +149,26 @@ class ShardService(ShardCalls):
     async def waiting_for(self, request: BatchRequest) -> str:
         return self.pool.waiting_for(request)
 
-    async def offers(self, channel: str, trajectories: int, step_filter: StepFilter) -> list[GroupOffer]:
+    async def offers(self, request: ExactFill) -> list[GroupOffer]:
         with self._transaction():
-            return self.pool.leasing.offers(channel, trajectories, step_filter, self._name)
+            return self.pool.leasing.offers(request.channel, request.trajectories, request.step_filter, self._name)
 
     async def take_offers(
-        self, channel: str, offers: Sequence[GroupOffer], lease: float, lease_uid: str, step_filter: StepFilter
+        self, request: ExactFill, offers: Sequence[GroupOffer], lease_uid: str
     ) -> LeasedGroups | None:
         with self._transaction():
-            expires_at = self._clock() + lease
-            leased = self.pool.leasing.take_offers(channel, offers, step_filter, lease_uid, expires_at)
+            leased = self.pool.leasing.take_offers(
+                request.channel, offers, request.step_filter, lease_uid, self._clock() + request.lease
+            )
         return self._with_lease(leased, lease_uid)
 
-    async def fill(
-        self,
-        channel: str,
-        trajectories: int,
-        shares: Mapping[str, float],
-        lease: float,
-        lease_uid: str,
-        step_filter: StepFilter,
-    ) -> LeasedGroups | None:
+    async def fill(self, request: ExactFill, lease_uid: str) -> LeasedGroups | None:
         with self._transaction():
-            expires_at = self._clock() + lease
-            leased = self.pool.leasing.fill(channel, trajectories, shares, step_filter, lease_uid, expires_at)
+            leased = self.pool.leasing.fill(request, lease_uid, self._clock() + request.lease)
         return self._with_lease(leased, lease_uid)
 
     async def put_back(self, lease_uid: str) -> Settlement:
-        with self._transaction():
-            settlement = self.pool.leasing.nack(lease_uid, attempted=False)
-        await self._notify()
-        return settlement
+        return await self._change(lambda: self.pool.leasing.nack(lease_uid, attempted=False))
 
     async def ready_groups(self, channel: str) -> ReadyGroups:
         with self._transaction():
@@ -332,6 +319,13 @@ class ShardService(ShardCalls):
                 self._has_unscored.set()
             else:
                 self._has_unscored.clear()
+
+    async def _change(self, operation: Callable[[], T]) -> T:
+        """One call after which something may have become ready."""
+        with self._transaction():
+            result = operation()
+        await self._notify()
+        return result
 
     async def _notify(self) -> None:
         """Wake all calls that wait for a change."""
