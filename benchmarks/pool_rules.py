@@ -1,4 +1,4 @@
-"""What submit + take cost per step in core/, with little and with much already queued.
+"""What submit + take cost per step in the rules and the state of a pool, with little and with much already queued.
 
 Each round keeps the queue at its depth: a group of 8 trajectories of 2 steps goes in, the oldest goes out. Each depth
 has a process of its own (one heap would let the garbage collector's work on the deep queue fall on the shallow one),

@@ -6,6 +6,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from inspect import cleandoc
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ValidationError
@@ -69,6 +70,10 @@ class Section(BaseSettings):
         cli_avoid_json=True,
         cli_implicit_flags=True,
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        cls.__doc__ = cleandoc(cls.__doc__ or "")  # the description in --help
 
 
 class RaySection(Section):
