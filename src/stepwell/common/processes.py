@@ -20,8 +20,8 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -302,24 +302,26 @@ def _read_log_line(line: str) -> tuple[int, str]:
         return logging.INFO, line
 
 
-async def _read_lines(pipe: IO[bytes], on_line: OnLine) -> None:
+async def read_pipe(pipe: IO[bytes]) -> AsyncGenerator[bytes, None]:
+    """The chunks of a child's output, until the pipe is closed."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), pipe
     )
     try:
-        async for line in _lines(reader):
-            on_line(line)
+        while chunk := await reader.read(CHUNK):
+            yield chunk
     finally:
         transport.close()
 
 
-async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+async def _read_lines(pipe: IO[bytes], on_line: OnLine) -> None:
     rest = b""
-    while chunk := await reader.read(CHUNK):
-        *whole, rest = (rest + chunk).split(b"\n")
-        rest = rest[:LONGEST_LINE]
-        for line in whole:
-            yield line[:LONGEST_LINE].decode(errors="replace")
+    async with aclosing(read_pipe(pipe)) as chunks:
+        async for chunk in chunks:
+            *whole, rest = (rest + chunk).split(b"\n")
+            rest = rest[:LONGEST_LINE]
+            for line in whole:
+                on_line(line[:LONGEST_LINE].decode(errors="replace"))
     if rest:
-        yield rest.decode(errors="replace")
+        on_line(rest.decode(errors="replace"))

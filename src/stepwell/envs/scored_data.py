@@ -7,7 +7,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
+
+import orjson
 
 from stepwell.errors import BadRequest
 
@@ -119,6 +122,13 @@ def group_fault(
     if max_length is not None and longest > max_length:
         return TOO_LONG, f"a rollout has {longest} tokens; the trainer accepts {max_length}"
     return None
+
+
+def append_group(path: Path, group: Mapping[str, Any]) -> None:
+    """Adds one JSON line to the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(orjson.dumps(group, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
 
 
 def _with_fillers(group: dict[str, Any]) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.errors import NotReady, RewardFailed, StepwellError
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 
 TIMEOUT = 60.0
-PAUSE = 0.2
-"""Seconds after which a restarting worker is asked again."""
+RESTART_PAUSES = Backoff(first=0.2, longest=0.2)
 
 
 class RewardClient:
@@ -39,13 +39,12 @@ class RewardClient:
 
     async def _ask(self, request: RewardRequest) -> RewardScore:
         """Repeated while the worker restarts. A worker keeps no state, so a repetition does no harm."""
-        while True:
-            worker = await self._worker()
-            try:
-                score: RewardScore = await worker.compute_reward.remote(request)
-                return score
-            except RayActorError:
-                await asyncio.sleep(PAUSE)
+
+        async def ask_once() -> RewardScore:
+            score: RewardScore = await (await self._worker()).compute_reward.remote(request)
+            return score
+
+        return await retry_while_unavailable(ask_once, RayActorError, RESTART_PAUSES)
 
     async def _worker(self) -> Any:
         try:

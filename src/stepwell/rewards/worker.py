@@ -153,11 +153,9 @@ def _exit_process(task: asyncio.Task[None]) -> None:
 
 
 def _extra_info(score: Score) -> dict[str, Json]:
-    info: dict[str, Json] = {}
-    if score.parts:
-        info["parts"] = dict(score.parts)
-    if score.step_rewards:
-        info["step_rewards"] = list(score.step_rewards)
-    if score.notes:
-        info["notes"] = score.notes
-    return info
+    info: dict[str, Json] = {
+        "parts": dict(score.parts),
+        "step_rewards": list(score.step_rewards),
+        "notes": score.notes,
+    }
+    return {name: value for name, value in info.items() if value}

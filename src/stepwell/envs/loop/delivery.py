@@ -7,10 +7,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import orjson
-
 from stepwell.envs.environment import RunnableEnv
-from stepwell.envs.scored_data import ScoredDataGroup, group_fault
+from stepwell.envs.scored_data import ScoredDataGroup, append_group, group_fault
 
 NOT_SENT = "not sent"
 
@@ -47,13 +45,7 @@ class GroupDelivery:
         self._env.wandb.keep(group)
         if self._env.config.data_path_to_save_groups is not None:
             async with self._file_lock:
-                await asyncio.to_thread(_append, Path(self._env.config.data_path_to_save_groups), group)
+                await asyncio.to_thread(append_group, Path(self._env.config.data_path_to_save_groups), group)
 
     def _text(self, tokens: list[int]) -> str:
         return str(self._env.tokenizer.decode(tokens))
-
-
-def _append(path: Path, group: ScoredDataGroup) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(orjson.dumps(group, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from stepwell.envs.environment import RunnableEnv
+from stepwell.envs.loop.progress import EnvProgress
 from stepwell.envs.scored_data import Item, ScoredDataGroup
 
 Deliver = Callable[[ScoredDataGroup], Awaitable[None]]
@@ -46,6 +47,16 @@ class GroupTasks:
             task = asyncio.create_task(self._run(number), name=f"group {number}")
             self._tasks[number] = task
             task.add_done_callback(lambda _, number=number: self._remove(number))  # type: ignore[misc]
+
+    def progress(self, done: int, total: int) -> EnvProgress:
+        return EnvProgress(
+            name=self._env.name,
+            done=done,
+            total=total,
+            delivered=self._env.groups_delivered,
+            running=self.running,
+            dropped=dict(self._env.failure_count.dropped),
+        )
 
     async def wait_for_change(self, seconds: float) -> None:
         """Until an item is finished; returns at once if one was finished since the last call. At most so many

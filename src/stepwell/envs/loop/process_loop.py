@@ -6,7 +6,7 @@ from stepwell.envs.environment import RunnableEnv
 from stepwell.envs.loop.delivery import GroupDelivery
 from stepwell.envs.loop.group_tasks import GroupTasks
 from stepwell.envs.loop.pace import max_workers
-from stepwell.envs.loop.progress import EnvProgress, GroupSink, ProgressView
+from stepwell.envs.loop.progress import GroupSink, ProgressView
 from stepwell.envs.loop.stop_signal import StopSignal, unless
 from stepwell.envs.scored_data import ScoredDataGroup
 
@@ -29,11 +29,11 @@ class ProcessLoop:
         """Returns how many were written."""
         while not self._is_over():
             self._start()
-            self._view.update(self._progress())
+            self._show()
             await unless(self._stop.requested, self._tasks.wait_for_change(POLL))
         await unless(self._stop.immediate, self._tasks.finish())
         await self._tasks.cancel()
-        self._view.update(self._progress())
+        self._show()
         return self._env.groups_delivered
 
     def _is_over(self) -> bool:
@@ -61,12 +61,5 @@ class ProcessLoop:
         self._sink.write(group)
         return ""
 
-    def _progress(self) -> EnvProgress:
-        return EnvProgress(
-            name=self._env.name,
-            done=self._env.groups_delivered,
-            total=self._wanted,
-            delivered=self._env.groups_delivered,
-            running=self._tasks.running,
-            dropped=dict(self._env.failure_count.dropped),
-        )
+    def _show(self) -> None:
+        self._view.update(self._tasks.progress(self._env.groups_delivered, self._wanted))

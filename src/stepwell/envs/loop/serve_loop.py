@@ -6,6 +6,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from stepwell.envs.environment import RunnableEnv
 from stepwell.envs.loop.group_tasks import GroupTasks
@@ -140,14 +141,5 @@ class ServeLoop:
                 await self._env.wandb_log()
 
     def _progress(self, idle: str) -> EnvProgress:
-        return EnvProgress(
-            name=self._env.name,
-            done=self._env.curr_step,
-            total=self._terms.total_steps,
-            delivered=self._env.groups_delivered,
-            running=self._tasks.running,
-            queue=self._queue,
-            idle=idle,
-            is_evaluating=self._is_evaluating,
-            dropped=dict(self._env.failure_count.dropped),
-        )
+        progress = self._tasks.progress(self._env.curr_step, self._terms.total_steps)
+        return replace(progress, queue=self._queue, idle=idle, is_evaluating=self._is_evaluating)

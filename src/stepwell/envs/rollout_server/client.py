@@ -19,7 +19,7 @@ import orjson
 
 from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.envs.rollout_server.bodies import PackedGroup, can_pack_arrow, pack_group
-from stepwell.envs.scored_data import ScoredDataGroup
+from stepwell.envs.scored_data import ScoredDataGroup, append_group
 from stepwell.errors import RolloutServerAway, RolloutServerRefused
 
 log = logging.getLogger("stepwell.envs")
@@ -130,7 +130,7 @@ class RolloutServer:
         except (RolloutServerAway, RolloutServerRefused) as failure:
             self.unsent += 1
             log.error("a group was not accepted and is kept in %s: %s", self._unsent_file, failure)
-            await asyncio.to_thread(self._write_unsent, body)
+            await asyncio.to_thread(append_group, self._unsent_file, body)
             return str(failure)
         return ""
 
@@ -165,11 +165,6 @@ class RolloutServer:
             except RolloutServerRefused:
                 self._has_arrow = False
         return self._has_arrow
-
-    def _write_unsent(self, group: Mapping[str, Any]) -> None:
-        self._unsent_file.parent.mkdir(parents=True, exist_ok=True)
-        with self._unsent_file.open("ab") as file:
-            file.write(orjson.dumps(group, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
 
     async def _ask_patiently(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Repeated until the server answers."""

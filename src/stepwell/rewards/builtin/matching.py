@@ -21,24 +21,12 @@ Matching = Callable[[Sample], float]
 
 def exact_match(*, answer_key: str = ANSWER, extract: str | None = None) -> Matching:
     """1 if the answer equals the expected one; blanks around either are ignored."""
-    pattern = compiled(extract) if extract else None
-
-    def score(sample: Sample) -> float:
-        answer = answer_of(sample, pattern)
-        return float(answer in [text.strip() for text in expected_texts(sample, answer_key)])
-
-    return score
+    return _equal_after(str.strip, answer_key, extract)
 
 
 def normalised_match(*, answer_key: str = ANSWER, extract: str | None = None) -> Matching:
     """As exact_match, but ignores case, punctuation, English articles, the width of letters, and blanks."""
-    pattern = compiled(extract) if extract else None
-
-    def score(sample: Sample) -> float:
-        answer = normalised(answer_of(sample, pattern))
-        return float(answer in [normalised(text) for text in expected_texts(sample, answer_key)])
-
-    return score
+    return _equal_after(normalised, answer_key, extract)
 
 
 def number_match(*, answer_key: str = ANSWER, extract: str | None = None, tolerance: float = 1e-6) -> Matching:
@@ -75,6 +63,15 @@ def format_match(*, tags: tuple[str, ...] = ("think", "answer")) -> Callable[[Sa
         once = {tag: text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1 for tag in tags}
         right = all(once.values()) and _is_sequence(text, tags)
         return Score(float(right), parts={tag: float(there) for tag, there in once.items()})
+
+    return score
+
+
+def _equal_after(change: Callable[[str], str], answer_key: str, extract: str | None) -> Matching:
+    pattern = compiled(extract) if extract else None
+
+    def score(sample: Sample) -> float:
+        return float(change(answer_of(sample, pattern)) in map(change, expected_texts(sample, answer_key)))
 
     return score
 

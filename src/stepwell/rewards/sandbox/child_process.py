@@ -12,14 +12,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import orjson
 
 from stepwell.common.async_calls import run_to_end
-from stepwell.common.processes import exit_text, kill_group
+from stepwell.common.processes import exit_text, kill_group, read_pipe
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.rewards.sandbox.messages import Job, framed, read_frame
 from stepwell.rewards.sandbox.output import LONGEST_OUTPUT, NEXT_CALL, with_output
@@ -108,18 +108,11 @@ class RewardChild:
         self.running_call.close()
 
     async def _read_output(self, output_pipe: int) -> None:
-        reader = asyncio.StreamReader()
-        pipe = os.fdopen(output_pipe, "rb", buffering=0)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), pipe
-        )
-        try:
-            while chunk := await reader.read(2**16):
+        async with aclosing(read_pipe(os.fdopen(output_pipe, "rb", buffering=0))) as chunks:
+            async for chunk in chunks:
                 output = self.output + chunk.decode(errors="replace")
                 self.output = output.rpartition(NEXT_CALL)[2][-LONGEST_OUTPUT:]
                 await asyncio.sleep(READ_PAUSE)
-        finally:
-            transport.close()
 
 
 async def start_child(job: Job) -> tuple[RewardChild, Hello]:
