@@ -9,8 +9,9 @@ from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
-from stepwell.gateway.routes.access import ACCESS
-from stepwell.gateway.routes.openapi import documented
+from stepwell.gateway.dialects import DIALECTS
+from stepwell.gateway.routes.access import access_table
+from stepwell.gateway.routes.openapi import openapi_document
 from stepwell.pool.api.ports import StepSink
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
@@ -24,6 +25,7 @@ started without `--control-keys` requires none. "trajectory" means the key of th
 """
 
 Schema = dict[str, Any]
+ACCESS = access_table(DIALECTS)
 
 
 def document() -> Schema:
@@ -37,7 +39,7 @@ def document() -> Schema:
         response_length=1,
         keys=AccessKeys(()),
     )
-    return cast("Schema", json.loads(documented(front.app.openapi())))
+    return cast("Schema", json.loads(openapi_document(front.app.openapi(), DIALECTS)))
 
 
 def page(document: Schema) -> str:

@@ -6,7 +6,7 @@ from typing import Any, cast
 from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.dashboard.metrics import families
 from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.routes.operator_routes import show
+from stepwell.gateway.routes.operator_routes import register_readings
 
 HEAD = """# Metrics
 
@@ -28,7 +28,7 @@ def page() -> str:
 def gateway_collectors() -> Iterator[Any]:
     metrics = GatewayMetrics()
     nothing = cast("Any", None)
-    show(metrics, nothing, nothing, nothing, cast("Any", object()))
+    register_readings(metrics, nothing, nothing, nothing, cast("Any", object()))
     yield from _stepwells(metrics)
 
 

@@ -11,9 +11,10 @@ import numpy as np
 from openai.types.chat import ChatCompletionChunk
 
 from stepwell.engines.vllm import DERENDER, VllmEngine
-from stepwell.gateway import continued
-from stepwell.gateway.dialects.dialect import Kind, ModelCall, read_call
-from stepwell.gateway.dialects.sse import StreamReader
+from stepwell.gateway.continuation import rest_chunk
+from stepwell.gateway.dialects.chat import ChatDialect
+from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
+from stepwell.gateway.dialects.openai_choices import ChoicesStream
 from stepwell.steps.step import ids_array, logprobs_array
 from stepwell.wire.openai import Sampled
 from tests.e2e.episodes import heard_streamed
@@ -59,15 +60,16 @@ async def spelled(vllm: VllmServer, call: ModelCall, sampled: Sampled) -> Json:
 
 
 async def test_a_tool_call_broken_off_anywhere_reaches_the_agent_whole(vllm: VllmServer) -> None:
-    call = read_call(Kind.CHAT, json.dumps(ASKED).encode(), response_length=64)
+    call = ChatDialect().read(json.dumps(ASKED).encode(), CallSurroundings(response_length=64))
     logprobs = logprobs_array(np.full(len(IDS), -1.0))
     sampled = Sampled(ids_array(PROMPT_IDS), ids_array(IDS), logprobs, "stop")
     message = await spelled(vllm, call, sampled)
     for cut in range(1, len(IDS)):
-        reader = StreamReader(call, VLLM)
-        begun = reader.feed(continued.event(await streamed_until(vllm, call, cut)))
-        rest = continued.rest_of_stream(call, reader.head, 0, reader.choices[0], message, sampled)
-        events = [json.loads(line[6:]) for line in (begun + rest).splitlines() if line]
+        stream, writer = ChoicesStream(VLLM, keep_ids=False), call.dialect.stream(call)
+        begun = stream.read(json.dumps(await streamed_until(vllm, call, cut)).encode())
+        chunks = [begun] if begun else []
+        chunks.append(rest_chunk(call, stream, 0, message, sampled))
+        events = [json.loads(writer.chunk(chunk)[6:]) for chunk in chunks]
         (heard,) = heard_streamed(ChatCompletionChunk.model_validate(event) for event in events)
         ((name, arguments),) = heard.tools
         assert (name, json.loads(arguments)) == ("flag", ARGUMENTS), cut

@@ -19,7 +19,9 @@ from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineKind
 from stepwell.engines.fleet import EngineFleet
-from stepwell.gateway.app import create_app
+from stepwell.gateway.app import DEFAULT_LIMITS, GatewayLimits, create_app
+from stepwell.gateway.dialects import DIALECTS
+from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.gateway.routes.asgi import MountedApp
 from stepwell.pool.api.ports import RewardScorer, StepSink
 from tests.rig.waiting import answers, until, wait_until
@@ -46,6 +48,8 @@ async def serve_gateway(
     routing: str = "round_robin",
     kinds: Sequence[EngineKind] = ENGINES,
     atropos: MountedApp | None = None,
+    dialects: Sequence[Dialect] = DIALECTS,
+    limits: GatewayLimits = DEFAULT_LIMITS,
 ) -> AsyncIterator[str]:
     """A gateway on a free loopback port; gives its URL."""
     app = create_app(
@@ -58,6 +62,8 @@ async def serve_gateway(
         keys=AccessKeys(control_keys),
         is_durable=is_durable,
         atropos=atropos,
+        dialects=dialects,
+        limits=limits,
     )
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     serving = asyncio.create_task(server.serve())

@@ -23,8 +23,9 @@ from stepwell.config.sections import read_settings
 from stepwell.demo import engine
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
+from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.recording.spool import Spool
-from stepwell.gateway.routes.access import ACCESS
+from stepwell.gateway.routes.access import access_table
 from stepwell.pool.api.ports import GroupExchange, StepSink
 from tests.rig import vllm_server
 from tests.rig.dashboard import MadeUpPool, make_dashboard
@@ -238,7 +239,7 @@ def test_probes_ask_what_answers_without_a_key() -> None:
         probes = [probe for key, probe in container(name).items() if key.endswith("Probe")]
         assert {probe["httpGet"]["path"] for probe in probes} == paths
         assert len(probes) == 3
-    assert {ACCESS[path].value for path in ways["gateway"]} == {"open"}
+    assert {access_table(DIALECTS)[path].value for path in ways["gateway"]} == {"open"}
 
 
 def test_vllm_is_started_with_flags_that_the_tests_start_it_with() -> None:

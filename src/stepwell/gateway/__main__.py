@@ -1,8 +1,8 @@
-"""`python -m stepwell.gateway`: the same as `stepwell gateway`."""
+"""`python -m stepwell.gateway FLAGS` is `stepwell gateway FLAGS`."""
 
+import runpy
 import sys
 
-from stepwell.cli import run
-
 if __name__ == "__main__":
-    run("gateway", sys.argv[1:], "python -m stepwell.gateway")
+    sys.argv.insert(1, "gateway")
+    runpy.run_module("stepwell", run_name="__main__", alter_sys=True)

@@ -1,91 +1,78 @@
-"""The way of one call: from an agent to an engine and back, recorded as it passes.
+"""One call of an agent: dialect in, engine, dialect out, step recorded.
 
-This is the path that every token takes, so it is plain ASGI, with nothing between the socket and these lines. What
-always holds: an answer goes on as it comes; its step is with the recorder before the agent sees its end; a client that
-leaves frees the engine, unless another waits for the same answer.
+Every token takes this path, so it is plain ASGI without a framework.
+
+- An answer is passed on as it arrives. Its step is in the outbox before the agent sees the end of the answer.
+- If a client leaves, its engine is freed, unless another client waits for the same answer.
 """
 
 import asyncio
 import contextlib
-import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import EngineReply
-from stepwell.errors import EngineUnavailable, Overloaded, StepwellError, TooLarge
+from stepwell.errors import EngineUnavailable, Overloaded, StepwellError
 from stepwell.gateway.continuation import Continuation
-from stepwell.gateway.dialects.dialect import Kind, ModelCall, read_call
-from stepwell.gateway.dialects.openai_choices import read_reply
-from stepwell.gateway.dialects.sse import DONE, StreamReader
+from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall, StreamWriter
+from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
+from stepwell.gateway.dialects.side_calls import side_call_kind
+from stepwell.gateway.dialects.sse import EventReader
 from stepwell.gateway.http.deduplication import CallHeaders, RequestDeduplicator, read_call_headers
-from stepwell.gateway.http.error_responses import CONTEXT_OVERFLOW, relayed_parts
+from stepwell.gateway.http.error_responses import (
+    CONTEXT_OVERFLOW,
+    ErrorDetails,
+    describe_refusal,
+    describe_stream_error,
+    describe_unforeseen,
+)
 from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.http.response_writer import KeepAlives, Message, ResponseWriter, Send
+from stepwell.gateway.http.request_body import Message, Receive, Send, read_body
+from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
 from stepwell.gateway.http.tracing import NoTracing
-from stepwell.gateway.recording.recorded import CallContext
-from stepwell.gateway.recording.step_builder import StepBuilder
+from stepwell.gateway.recording.step_builder import CallContext, StepBuilder
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import Registration, TrajectoryRef
 from stepwell.steps.step import Exactness, JsonObject
-from stepwell.wire.openai import NO_USAGE, Sampled, Usage
+from stepwell.wire.openai import NO_USAGE, Sampled, Usage, write_object
 
-log = logging.getLogger("stepwell.gateway")
-
-Receive = Callable[[], Awaitable[Message]]
-
-LARGEST_BODY = 64 * 1024 * 1024
-TOO_LARGE = f"the request body is larger than {LARGEST_BODY >> 20} MiB"
-MOST_IN_FLIGHT = 20_000
-LINGER = 1.0
-"""Seconds an engine has to close a stream that it said was done; after that its connection is not used again."""
-
-
-async def read_body(receive: Receive) -> bytes:
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if message.get("more_body"):
-        parts = [body]
-        size = len(body)
-        while message.get("more_body") and size <= LARGEST_BODY:
-            message = await receive()
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-        body = b"".join(parts)
-    if len(body) > LARGEST_BODY:
-        raise TooLarge(TOO_LARGE)
-    return body
+MAX_IN_FLIGHT = 20_000
+CLOSE_TIMEOUT = 1.0
+"""Seconds in which an engine must close a stream after [DONE]; otherwise its connection is not used again."""
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One call under way."""
+    """One call in flight."""
 
     ref: TrajectoryRef
     call: ModelCall
-    answer: ResponseWriter
-    marks: CallHeaders
+    writer: ResponseWriter
+    headers: CallHeaders
+    untrainable: str | None
     started_at: float
     policy_version: int
-    """As the pool knew it when the call began; it counts where the engine does not tell its own."""
+    """As the pool knew it when the call began; used if the engine does not tell its own."""
+    stream: StreamWriter
     is_abandoned: bool = False
-    """Its client left, and no one else waits for it."""
+    """The client left, and no other client waits for the answer."""
     is_over: bool = False
     is_answered: bool = False
-    """It got its answer to the end, and that is no failure."""
+    """The whole answer was sent, and it is not an error."""
     engine: str = ""
-    """Address of the engine that answered."""
+    """The address of the engine that answered."""
     prompt_tokens: int = 0
     response_tokens: int = 0
 
     def attributes(self) -> dict[str, str | int]:
-        """What a trace says of it."""
+        """For the trace."""
         return {
             "engine": self.engine,
-            "status": self.answer.status,
+            "status": self.writer.status,
             "prompt_tokens": self.prompt_tokens,
             "response_tokens": self.response_tokens,
         }
@@ -94,9 +81,24 @@ class Exchange:
         self.prompt_tokens = len(choices[0].prompt_ids) if choices else 0
         self.response_tokens = sum(len(choice.response_ids) for choice in choices)
 
+    async def fail(self, error: ErrorDetails) -> None:
+        self.is_over = True
+        await send_error(self.writer, self.call.dialect, error, self.stream)
+
+
+async def send_error(
+    writer: ResponseWriter, dialect: Dialect, error: ErrorDetails, stream: StreamWriter | None = None
+) -> None:
+    """As an HTTP error; as an error event if a stream has begun; not at all if the response has ended."""
+    body = dialect.error(error)
+    if not writer.status:
+        await writer.whole(error.status, body, error.headers)
+    elif not writer.is_ended and stream is not None:
+        await writer.end(stream.fail(body))
+
 
 class AgentCalls:
-    """Chat completions and completions, of agents that have a base_url."""
+    """The calls of agents that have a base_url, in any dialect."""
 
     def __init__(
         self,
@@ -104,151 +106,169 @@ class AgentCalls:
         pool: StepSink,
         engines: EngineFleet,
         known: KnownTrajectories,
-        recording: StepBuilder,
-        sight: GatewayMetrics,
+        steps: StepBuilder,
+        metrics: GatewayMetrics,
         tracing: NoTracing,
-        response_length: int,
+        around: CallSurroundings,
+        keep_alives: KeepAlives,
+        max_in_flight: int = MAX_IN_FLIGHT,
     ) -> None:
         self.in_flight = 0
-        self.keep_alives = KeepAlives()
         self._pool = pool
         self._engines = engines
         self._known = known
-        self._recording = recording
-        self._sight = sight
+        self._steps = steps
+        self._metrics = metrics
         self._tracing = tracing
-        self._response_length = response_length
+        self._around = around
+        self._keep_alives = keep_alives
+        self._max_in_flight = max_in_flight
         self._clock = time.monotonic
-        self._joins = RequestDeduplicator(self._clock)
+        self._deduplicator = RequestDeduplicator(self._clock)
         self._continuation = Continuation(engines)
 
-    async def serve(self, scope: Message, receive: Receive, send: Send, ref: TrajectoryRef, kind: Kind) -> None:
-        answer = ResponseWriter(send, self._clock)
-        began, self.in_flight = answer.touched_at, self.in_flight + 1
+    async def serve(self, scope: Message, receive: Receive, send: Send, ref: TrajectoryRef, dialect: Dialect) -> None:
+        writer = ResponseWriter(send, self._clock)
+        began, self.in_flight = writer.touched_at, self.in_flight + 1
         exchange = None
         try:
-            if self.in_flight > MOST_IN_FLIGHT:
-                raise Overloaded(f"{MOST_IN_FLIGHT} calls are in flight; try again in a moment")
-            marks = read_call_headers(scope["headers"])
+            if self.in_flight > self._max_in_flight:
+                raise Overloaded(f"{self._max_in_flight} calls are in flight; try again in a moment")
+            headers = read_call_headers(scope["headers"])
             raw = await read_body(receive)
-            call = read_call(kind, raw, response_length=self._response_length, marked=marks.kind)
+            call = dialect.read(raw, self._around)
+            side = side_call_kind(call.texts, call.request["max_tokens"], headers.kind)
             await self._known.require(ref)
-            exchange = Exchange(ref, call, answer, marks, time.time(), self._pool.policy_version)
+            exchange = Exchange(
+                ref=ref,
+                call=call,
+                writer=writer,
+                headers=headers,
+                untrainable=f"side_call: {side}" if side else call.untrainable,
+                started_at=time.time(),
+                policy_version=self._pool.policy_version,
+                stream=dialect.stream(call),
+            )
             names = {"trajectory_uid": ref.trajectory_uid, "prompt_uid": ref.prompt_uid}
-            with self._tracing.span(kind, marks.traceparent, **names) as span:
-                await self._join_or_lead(exchange, receive, marks.key(ref.trajectory_uid, raw))
+            with self._tracing.span(dialect.name, headers.traceparent, **names) as span:
+                await self._join_or_lead(exchange, receive, headers.key(ref.trajectory_uid, raw))
                 span.set_attributes(exchange.attributes())
-        except StepwellError as failure:
-            await answer.fail(failure)
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
+            error = describe_unforeseen(failure, f"a call of trajectory {ref.trajectory_uid}")
+            await send_error(writer, dialect, error, exchange.stream if exchange else None)
         finally:
             self.in_flight -= 1
-            self._note(kind, answer, began, exchange)
+            self._count(dialect, writer, began, exchange)
 
     async def _join_or_lead(self, exchange: Exchange, receive: Receive, key: Hashable) -> None:
         task = asyncio.current_task()
         assert task is not None
-        shared = self._joins.find(key)
-        if shared is not None and not exchange.marks.may_join:
-            await self._while_wanted(exchange, receive, self._converse(exchange), task.cancel)
+        shared = self._deduplicator.find(key)
+        if shared is not None and not exchange.headers.may_join:
+            await self._while_wanted(exchange, receive, self._answer(exchange), task.cancel)
         elif shared is not None:
-            self._sight.call_joined(exchange.call.kind)
+            self._metrics.call_joined(exchange.call.dialect.name)
             shared.listeners += 1
             try:
-                await self._while_wanted(exchange, receive, exchange.answer.follow(shared), task.cancel)
+                await self._while_wanted(exchange, receive, exchange.writer.follow(shared), task.cancel)
             finally:
                 shared.leave()
         else:
-            shared = self._joins.lead(key, task.cancel)
-            exchange.answer.share(shared)
+            shared = self._deduplicator.lead(key, task.cancel)
+            exchange.writer.share(shared)
             try:
-                await self._while_wanted(exchange, receive, self._converse(exchange), shared.leave)
+                await self._while_wanted(exchange, receive, self._answer(exchange), shared.leave)
             finally:
-                keep = exchange.is_answered and exchange.marks.idempotency_key is not None
-                self._joins.end(key, shared, keep=keep)
+                keep = exchange.is_answered and exchange.headers.idempotency_key is not None
+                self._deduplicator.end(key, shared, keep=keep)
 
     async def _while_wanted(
         self, exchange: Exchange, receive: Receive, answering: Coroutine[Any, Any, None], leave: Callable[[], object]
     ) -> None:
-        """Answer; `leave` is called when the client has gone before the end, and may cancel the answering."""
-        watch = asyncio.create_task(_watch(exchange, receive, leave))
+        """Answer. If the client leaves before the end, `leave` is called; it may cancel the answering."""
+        watch = asyncio.create_task(_watch_client(exchange, receive, leave))
         try:
             await answering
-        except StepwellError as failure:
-            exchange.is_over = True
-            await exchange.answer.fail(failure)
         except asyncio.CancelledError:
             if not exchange.is_abandoned:
                 raise
-            self._sight.client_gone(exchange.call.kind)
+            self._metrics.client_gone(exchange.call.dialect.name)
+        except Exception as failure:  # noqa: BLE001 - those who joined the call get the answer too
+            await exchange.fail(describe_unforeseen(failure, f"a call of trajectory {exchange.ref.trajectory_uid}"))
         finally:
             watch.cancel()
 
-    async def _converse(self, exchange: Exchange) -> None:
-        call, answer = exchange.call, exchange.answer
+    async def _answer(self, exchange: Exchange) -> None:
+        call, writer = exchange.call, exchange.writer
         if call.stream:
-            self.keep_alives.add(answer)
+            writer.media_type = exchange.stream.media_type
+            self._keep_alives.add(writer, exchange.stream.keep_alive)
         reply = None
         try:
-            reply = await self._engines.send(call.kind.upstream, call.request, sticky=exchange.ref.trajectory_uid)
+            reply = await self._engines.send(call.upstream, call.request, sticky=exchange.ref.trajectory_uid)
             exchange.engine = reply.engine.address
             if reply.status != 200:
-                await self._refused(exchange, reply.status, await reply.read())
+                await self._refuse(exchange, describe_refusal(reply.status, await reply.read()))
             elif call.stream:
                 await self._stream(exchange, reply)
             else:
                 await self._whole(exchange, reply)
         finally:
             if call.stream:
-                self.keep_alives.discard(answer)
+                self._keep_alives.discard(writer)
             if reply is not None:
                 reply.close()
 
     def _context(self, exchange: Exchange, reply: EngineReply) -> CallContext:
-        told = exchange.policy_version if reply.version_before is None else reply.version_before
-        return self._recording.context(exchange.ref, exchange.call, reply.engine, told, exchange.started_at)
+        version = exchange.policy_version if reply.version_before is None else reply.version_before
+        return self._steps.context(
+            exchange.ref, exchange.call, reply.engine, version, exchange.started_at, exchange.untrainable
+        )
 
     async def _whole(self, exchange: Exchange, reply: EngineReply) -> None:
-        context = self._context(exchange, reply)
-        got = read_reply(await reply.read(), exchange.call, reply.engine.kind)
-        if got.is_aborted:
-            self._sight.call_continued(exchange.call.kind)
-            got = await self._continuation.whole(exchange.call, got, reply.version_before)
-        await self._keep(exchange, context, reply, got.choices, got.usage, got.texts)
+        call, context = exchange.call, self._context(exchange, reply)
+        answer = read_reply(await reply.read(), reply.engine.kind, keep_ids=call.wants.ids)
+        if answer.is_aborted:
+            self._metrics.call_continued(call.dialect.name)
+            answer = await self._continuation.whole(call, answer, reply.version_before)
+        await self._record(exchange, context, reply, answer.choices, answer.usage, answer.texts)
+        body = call.dialect.reply(call, answer)
         exchange.is_over = exchange.is_answered = True
-        await exchange.answer.whole(200, got.body())
+        await exchange.writer.whole(200, body)
 
     async def _stream(self, exchange: Exchange, reply: EngineReply) -> None:
         context = self._context(exchange, reply)
-        reader = StreamReader(exchange.call, reply.engine.kind)
+        answer = ChoicesStream(reply.engine.kind, keep_ids=exchange.call.wants.ids)
         try:
-            await _pass_on(reader, reply, exchange.answer)
-            if not reader.is_whole:
+            await _pass_on(answer, reply, exchange)
+            if not answer.is_whole:
                 raise EngineUnavailable(f"the engine {reply.engine.address} broke off in mid-answer")
-            choices, usage, end = await self._ended(exchange, reader, reply.version_before)
+            choices, usage, rest = answer.sampled(), answer.usage, b""
+            if answer.error is not None:
+                rest = exchange.stream.fail(_stream_error(exchange.call.dialect, answer.error))
+            elif answer.is_aborted:
+                rest, choices, usage = await self._continue(exchange, answer, reply.version_before)
         except (asyncio.CancelledError, EngineUnavailable):
-            self._recording.keep_cut(context, reader.sampled())
+            self._steps.record_cut_short(context, answer.sampled())
             raise
-        if reader.error is not None:
-            self._recording.keep_cut(context, choices)
+        if answer.error is not None:
+            self._steps.record_cut_short(context, choices)
         else:
-            await self._keep(exchange, context, reply, choices, usage, reader.texts)
-        exchange.is_over, exchange.is_answered = True, reader.error is None
-        await exchange.answer.end(end + DONE)
-        await _linger(reply)
+            await self._record(exchange, context, reply, choices, usage, answer.texts)
+            rest += exchange.stream.finish(usage)
+        exchange.is_over, exchange.is_answered = True, answer.error is None
+        await exchange.writer.end(rest)
+        await _read_to_end(reply)
 
-    async def _ended(
-        self, exchange: Exchange, reader: StreamReader, version: int | None
-    ) -> tuple[list[Sampled], Usage, bytes]:
-        """What was sampled in all, the engine's count of it, and what the agent has yet to be told."""
-        if reader.error is not None:
-            return reader.sampled(), reader.usage, b"data: " + reader.error + b"\n\n"
-        if reader.is_aborted:
-            self._sight.call_continued(exchange.call.kind)
-            events, choices = await self._continuation.stream(exchange.call, reader, version)
-            return choices, NO_USAGE, events
-        return reader.sampled(), reader.usage, b""
+    async def _continue(
+        self, exchange: Exchange, answer: ChoicesStream, version: int | None
+    ) -> tuple[bytes, list[Sampled], Usage]:
+        """The events that complete the answer, all of its choices, and the engine's count of them, which is none."""
+        self._metrics.call_continued(exchange.call.dialect.name)
+        chunks, choices = await self._continuation.stream(exchange.call, answer, version)
+        return b"".join([exchange.stream.chunk(chunk) for chunk in chunks]), choices, NO_USAGE
 
-    async def _keep(
+    async def _record(
         self,
         exchange: Exchange,
         context: CallContext,
@@ -258,31 +278,31 @@ class AgentCalls:
         texts: Callable[[], Sequence[str | None]],
     ) -> None:
         if context.exactness is Exactness.RETOKENIZED:
-            choices = await self._recording.retokenize(exchange.call, choices, texts())
+            choices = await self._steps.retokenize(exchange.call, choices, texts())
         exchange.count(choices)
-        await self._recording.keep(context, reply.engine, choices, usage)
+        await self._steps.record(context, reply.engine, choices, usage)
 
-    async def _refused(self, exchange: Exchange, status: int, body: bytes) -> None:
-        """The engine's refusal, passed on. A prompt that outgrew the window ends the episode: the pool is told."""
-        status, body = relayed_parts(status, body)
-        if CONTEXT_OVERFLOW.encode() in body:
+    async def _refuse(self, exchange: Exchange, error: ErrorDetails) -> None:
+        """Pass an engine's refusal on. A prompt longer than the model's context ends the episode: the pool is told."""
+        if error.code == CONTEXT_OVERFLOW:
             ref = exchange.ref
             why: JsonObject = {"ended_by": CONTEXT_OVERFLOW}
             with contextlib.suppress(StepwellError):
                 await self._pool.register_trajectory(Registration(ref.trajectory_uid, ref.prompt_uid, metadata=why))
-        exchange.is_over = True
-        if exchange.answer.status:
-            await exchange.answer.end(b"data: " + body + b"\n\n" + DONE)
-        else:
-            await exchange.answer.whole(status, body)
+        await exchange.fail(error)
 
-    def _note(self, kind: Kind, answer: ResponseWriter, began: float, exchange: Exchange | None) -> None:
-        took, first = self._clock() - began, answer.first_byte_at
+    def _count(self, dialect: Dialect, writer: ResponseWriter, began: float, exchange: Exchange | None) -> None:
+        took, first = self._clock() - began, writer.first_byte_at
         prompt, response = (exchange.prompt_tokens, exchange.response_tokens) if exchange else (0, 0)
-        self._sight.call_done(kind, answer.status, took, None if first is None else first - began, prompt, response)
+        first_byte = None if first is None else first - began
+        self._metrics.call_done(dialect.name, writer.status, took, first_byte, prompt, response)
 
 
-async def _watch(exchange: Exchange, receive: Receive, leave: Callable[[], object]) -> None:
+def _stream_error(dialect: Dialect, chunk: dict[str, Any]) -> bytes:
+    return dialect.error(describe_stream_error(chunk, write_object(chunk, "stream")))
+
+
+async def _watch_client(exchange: Exchange, receive: Receive, leave: Callable[[], object]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     if not exchange.is_over:
@@ -290,22 +310,27 @@ async def _watch(exchange: Exchange, receive: Receive, leave: Callable[[], objec
         leave()
 
 
-async def _pass_on(reader: StreamReader, reply: EngineReply, answer: ResponseWriter) -> None:
-    """Until the engine says that it is done, or hangs up."""
-    while not reader.done:
+async def _pass_on(answer: ChoicesStream, reply: EngineReply, exchange: Exchange) -> None:
+    """Pass events on until the engine sends [DONE] or closes the stream."""
+    events, write_chunk, write = EventReader(), exchange.stream.chunk, exchange.writer.write
+    while not answer.done:
         data = await reply.next_bytes()
-        out = reader.feed(data) if data else reader.end()
+        out = b""
+        for payload in events.feed(data) if data else events.end():
+            chunk = answer.read(payload)
+            if chunk is not None:
+                out += write_chunk(chunk)
         if out:
-            await answer.write(out)
+            await write(out)
         if not data:
             return
 
 
-async def _linger(reply: EngineReply) -> None:
-    """Read a done stream to its very end, so that its connection can be used again."""
+async def _read_to_end(reply: EngineReply) -> None:
+    """Read a stream to its end after [DONE], so that its connection can be used again."""
     if reply.is_read:
         return
     with contextlib.suppress(TimeoutError, EngineUnavailable):
-        async with asyncio.timeout(LINGER):
+        async with asyncio.timeout(CLOSE_TIMEOUT):
             while await reply.next_bytes():
                 pass

@@ -1,9 +1,10 @@
-"""The gateway's ASGI application, put together from what it is handed."""
+"""Builds the gateway's ASGI application from its parts."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -11,29 +12,41 @@ from fastapi import FastAPI, Response
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import EngineFleet
-from stepwell.gateway.agent_calls import AgentCalls
-from stepwell.gateway.http import error_responses as answers
-from stepwell.gateway.http import tracing
+from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls
+from stepwell.gateway.dialects import DIALECTS
+from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect
+from stepwell.gateway.http import error_responses, tracing
 from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.recording.outbox import Outbox
+from stepwell.gateway.http.response_writer import SILENCE, KeepAlives
+from stepwell.gateway.recording.outbox import SETTLE_TIMEOUT, Outbox
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.recording.step_builder import StepBuilder
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
-from stepwell.gateway.rollouts import TrajectoryLifecycle
-from stepwell.gateway.routes.access import BELOW_A_TRAJECTORY
+from stepwell.gateway.routes.access import BELOW_A_TRAJECTORY, TRAJECTORY_ROOT, AccessCheck, access_table
 from stepwell.gateway.routes.asgi import GatewayAsgi, MountedApp
 from stepwell.gateway.routes.fast_routes import FastRoutes
-from stepwell.gateway.routes.openapi import documented
-from stepwell.gateway.routes.operator_routes import operator_router, show
-from stepwell.gateway.routes.readiness import ReadinessCheck
+from stepwell.gateway.routes.openapi import openapi_document
+from stepwell.gateway.routes.operator_routes import ReadinessCheck, operator_router, register_readings
 from stepwell.gateway.routes.trajectory_routes import opening_router, trajectory_router
 from stepwell.gateway.routes.unrecorded_calls import UnrecordedCalls, unrecorded_router
 from stepwell.gateway.routes.whitebox_routes import whitebox_router
-from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryLifecycle
 from stepwell.pool.api.ports import RewardScorer, StepSink
 
-DRAIN_TIMEOUT = 30.0
-"""Seconds a gateway that is told to end waits for the pool to take its last steps."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayLimits:
+    """Bounds and time-outs that are not settings of an operator."""
+
+    keep_alive_seconds: float = SILENCE
+    max_in_flight: int = MAX_IN_FLIGHT
+    settle_timeout: float = SETTLE_TIMEOUT
+    """Seconds in which the pool must confirm steps that somebody waits for."""
+    drain_timeout: float = 30.0
+    """Seconds in which the pool must take the last steps when the gateway ends."""
+
+
+DEFAULT_LIMITS = GatewayLimits()
 
 
 def create_app(
@@ -48,31 +61,38 @@ def create_app(
     spool: Spool | None = None,
     is_durable: bool = False,
     atropos: MountedApp | None = None,
+    dialects: Sequence[Dialect] = DIALECTS,
+    limits: GatewayLimits = DEFAULT_LIMITS,
 ) -> GatewayAsgi:
-    sight, traces = GatewayMetrics(), tracing.start()
-    known, versions = KnownTrajectories(pool), VersionConfirmer(engines)
-    recorder = Outbox(pool, on_refused=known.forget, sealer=versions, spool=spool)
+    metrics, traces, around = GatewayMetrics(), tracing.start(), CallSurroundings(response_length)
+    known, confirmer = KnownTrajectories(pool), VersionConfirmer(engines)
+    outbox = Outbox(
+        pool, on_refused=known.forget, confirmer=confirmer, spool=spool, settle_timeout=limits.settle_timeout
+    )
     readiness = ReadinessCheck(pool, engines, tokenizer, rewards)
-    recording = StepBuilder(recorder, versions, tokenizer, sight, prompt_length=prompt_length, is_durable=is_durable)
+    steps = StepBuilder(outbox, confirmer, tokenizer, metrics, prompt_length=prompt_length, is_durable=is_durable)
+    keep_alives = KeepAlives(limits.keep_alive_seconds)
     calls = AgentCalls(
         pool=pool,
         engines=engines,
         known=known,
-        recording=recording,
-        sight=sight,
+        steps=steps,
+        metrics=metrics,
         tracing=traces,
-        response_length=response_length,
+        around=around,
+        keep_alives=keep_alives,
+        max_in_flight=limits.max_in_flight,
     )
-    show(sight, calls, engines, recorder, spool)
+    register_readings(metrics, calls, engines, outbox, spool)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         tokenizer.start()
-        works = (recorder.run(), pool.follow(), readiness.announce(), calls.keep_alives.run(), sight.watch_loop())
+        works = (outbox.run(), pool.follow(), readiness.announce(), keep_alives.run(), metrics.watch_loop())
         try:
             async with engines, _running(engines.watch(), *works), atropos.running() if atropos else nullcontext():
                 yield
-                await recorder.drain(DRAIN_TIMEOUT)
+                await outbox.drain(limits.drain_timeout)
         finally:
             await traces.close()
             if spool is not None:
@@ -86,27 +106,27 @@ def create_app(
         openapi_url=None,
         redirect_slashes=False,
     )
-    answers.install(app)
-    app.include_router(operator_router(engines, readiness, sight))
-    chat = UnrecordedCalls(pool, engines, recording, versions, sight, response_length=response_length)
-    app.include_router(unrecorded_router(chat))
-    rollouts = TrajectoryLifecycle(pool, recorder, known, keys)
-    app.add_middleware(FastRoutes, rollouts)
-    app.include_router(opening_router(rollouts, pool))
+    error_responses.install(app)
+    app.include_router(operator_router(engines, readiness, metrics))
+    unrecorded = UnrecordedCalls(pool, engines, steps, confirmer, metrics, around)
+    app.include_router(unrecorded_router(unrecorded, dialects))
+    lifecycle = TrajectoryLifecycle(pool, outbox, known, keys)
+    app.add_middleware(FastRoutes, lifecycle)
+    app.include_router(opening_router(lifecycle, pool))
     app.include_router(
         whitebox_router(
-            pool, engines, tokenizer, rewards, sight, prompt_length=prompt_length, response_length=response_length
+            pool, engines, tokenizer, rewards, metrics, prompt_length=prompt_length, response_length=response_length
         )
     )
-    below = trajectory_router(rollouts, pool, engines, recorder, known)
+    below = trajectory_router(lifecycle, pool, engines, outbox, known)
     for prefix in BELOW_A_TRAJECTORY:
-        app.include_router(below, prefix="/{trajectory_uid}/{prompt_uid}" + prefix, include_in_schema=prefix == "/v1")
+        app.include_router(below, prefix=TRAJECTORY_ROOT + prefix, include_in_schema=prefix == "/v1")
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return Response(documented(app.openapi()), media_type=answers.JSON)
+        return Response(openapi_document(app.openapi(), dialects), media_type=error_responses.JSON)
 
-    return GatewayAsgi(app, calls, keys, atropos)
+    return GatewayAsgi(app, calls, AccessCheck(keys, access_table(dialects)), dialects, atropos)
 
 
 @contextlib.asynccontextmanager

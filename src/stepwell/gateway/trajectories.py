@@ -1,29 +1,39 @@
-"""Which trajectories there are, as far as this gateway has asked. Losing it costs a question each, nothing else."""
+"""Trajectories as this gateway knows them, and how a black-box rollout begins and ends.
+
+The URL names the trajectory and its state is in the pool, so any gateway serves any call. If what is kept here is lost,
+the pool is asked again.
+"""
 
 from collections import OrderedDict
+from uuid import uuid4
 
+from stepwell.common.access_keys import AccessKeys
 from stepwell.errors import UnknownTrajectory
+from stepwell.gateway.recording.outbox import Outbox
 from stepwell.pool.api.ports import StepSink
-from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.pool.api.producing import Registration, TrajectoryRef
+from stepwell.wire import gateway_api
 
-KEPT = 100_000
+MAX_KNOWN = 100_000
 
 
 class KnownTrajectories:
+    """The trajectories that the pool has, as far as this gateway has asked."""
+
     def __init__(self, pool: StepSink) -> None:
         self._pool = pool
         self._known: OrderedDict[str, str] = OrderedDict()
 
     def add(self, ref: TrajectoryRef) -> None:
         self._known[ref.trajectory_uid] = ref.prompt_uid
-        if len(self._known) > KEPT:
+        if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
     def forget(self, trajectory_uid: str) -> None:
         self._known.pop(trajectory_uid, None)
 
     async def require(self, ref: TrajectoryRef) -> None:
-        """Refuse a call before it costs the engine anything, if its step would have no place to go."""
+        """UnknownTrajectory if the pool would refuse the call's step, before the call costs the engine anything."""
         if self._known.get(ref.trajectory_uid) == ref.prompt_uid:
             return
         if not await self._pool.knows(ref.trajectory_uid, ref.prompt_uid):
@@ -32,3 +42,39 @@ class KnownTrajectories:
                 "POST /init_trajectory"
             )
         self.add(ref)
+
+
+class TrajectoryLifecycle:
+    def __init__(self, pool: StepSink, outbox: Outbox, known: KnownTrajectories, keys: AccessKeys) -> None:
+        self._pool = pool
+        self._outbox = outbox
+        self._known = known
+        self._keys = keys
+
+    async def open(self, wanted: gateway_api.InitTrajectory, root: str) -> gateway_api.TrajectoryOpened:
+        """`root` is the gateway's own address as the caller knows it, with a slash at its end."""
+        ref = TrajectoryRef(wanted.trajectory_uid or uuid4().hex, wanted.prompt_uid or uuid4().hex)
+        await self._pool.register_trajectory(
+            Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, wanted.group_size, wanted.metadata)
+        )
+        self._known.add(ref)
+        return gateway_api.TrajectoryOpened(
+            trajectory_uid=ref.trajectory_uid,
+            prompt_uid=ref.prompt_uid,
+            base_url=f"{root}{ref.trajectory_uid}/{ref.prompt_uid}",
+            api_key=self._keys.trajectory_key(ref.trajectory_uid, ref.prompt_uid),
+        )
+
+    async def complete(self, ref: TrajectoryRef, wanted: gateway_api.CompleteTrajectory) -> gateway_api.TrajectoryEnded:
+        await self._outbox.settle(ref.trajectory_uid)
+        if wanted.channel is not None:
+            await self._pool.register_trajectory(Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel))
+        ending = await self._pool.complete_trajectory(ref.trajectory_uid, ref.prompt_uid, wanted.reward)
+        self._known.forget(ref.trajectory_uid)
+        return gateway_api.TrajectoryEnded(status=ending)
+
+    async def abort(self, ref: TrajectoryRef) -> gateway_api.TrajectoryEnded:
+        await self._outbox.settle(ref.trajectory_uid)
+        ending = await self._pool.abort_trajectory(ref.trajectory_uid, ref.prompt_uid)
+        self._known.forget(ref.trajectory_uid)
+        return gateway_api.TrajectoryEnded(status=ending)

@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from stepwell.engines import PRIVATE_FIELDS
-from stepwell.gateway.agent_calls import LARGEST_BODY
-from stepwell.gateway.routes.asgi import LARGEST_HEADERS
+from stepwell.gateway.http.request_body import LARGEST_BODY, LARGEST_HEADERS
 from tests.integration.gateway.agent import HELLO, agent_of
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway

@@ -2,8 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from stepwell.gateway.agent_calls import Receive
-from stepwell.gateway.http.response_writer import Headers, Message, Send
+from stepwell.gateway.http.request_body import Headers, Message, Receive, Send
 
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 

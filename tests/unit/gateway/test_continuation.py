@@ -1,19 +1,28 @@
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepwell.engines.engine import Generated
 from stepwell.engines.replies import RefusedReply
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.continuation import MOST_ABORTS, Continuation
+from stepwell.gateway.continuation import (
+    MOST_ABORTS,
+    Continuation,
+    finish_reason,
+    logprob_entries,
+    rest_chunk,
+    rest_of_sampling,
+)
 from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.gateway.dialects.openai_choices import ChoicesReply, read_reply
-from stepwell.gateway.dialects.sse import StreamReader
+from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStream, read_reply
 from stepwell.steps.step import VersionSpan, ids_array, logprobs_array
 from stepwell.wire.openai import NO_USAGE, Sampled, Usage
+from tests.unit.gateway.dialects.asking import ODD_JSON, VLLM, PassedStream, chat, completion, objects_with, shown
 from tests.unit.gateway.scripted_engines import ScriptedBody, ScriptedEngines
-from tests.unit.wire.asking import VLLM, chat, completion
 
 
 @pytest.fixture
@@ -38,6 +47,14 @@ def spelled(content: str | None, **message: Any) -> ScriptedBody:
     return ScriptedBody(json.dumps(whole).encode())
 
 
+def written(call: ModelCall, chunk: dict[str, Any]) -> bytes:
+    """The chunk as the agent gets it."""
+    event = call.dialect.stream(call).chunk(chunk)
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    return event[6:-2]
+
+
 def choice(*ids: int, end: str = "abort", index: int = 0) -> dict[str, Any]:
     logprobs = {"content": [{"logprob": -0.5} for _ in ids]}
     message = {"role": "assistant", "content": "half"}
@@ -47,13 +64,15 @@ def choice(*ids: int, end: str = "abort", index: int = 0) -> dict[str, Any]:
 def reply(call: ModelCall, *choices: dict[str, Any]) -> ChoicesReply:
     usage = {"prompt_tokens": 2, "completion_tokens": 1}
     return read_reply(
-        json.dumps({"model": "m", "prompt_token_ids": [1, 2], "choices": choices, "usage": usage}).encode(), call, VLLM
+        json.dumps({"model": "m", "prompt_token_ids": [1, 2], "choices": choices, "usage": usage}).encode(),
+        VLLM,
+        keep_ids=call.wants.ids,
     )
 
 
-def stream(call: ModelCall, *deltas: dict[str, Any], end: str = "abort") -> StreamReader:
+def stream(call: ModelCall, *deltas: dict[str, Any], end: str = "abort") -> ChoicesStream:
     """A stream of which each delta is a token, broken off after them."""
-    reader = StreamReader(call, VLLM)
+    reader = PassedStream(call)
     chunks: list[dict[str, Any]] = [{"id": "x", "prompt_token_ids": [1, 2], "choices": []}]
     for token, delta in enumerate(deltas, start=7):
         logprobs = {"content": [{"logprob": -0.5}]}
@@ -61,7 +80,7 @@ def stream(call: ModelCall, *deltas: dict[str, Any], end: str = "abort") -> Stre
     chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": end}]})
     for chunk in chunks:
         reader.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-    return reader
+    return reader.answer
 
 
 async def test_an_answer_goes_on_from_its_tokens_into_one(engines: ScriptedEngines, continuation: Continuation) -> None:
@@ -77,7 +96,7 @@ async def test_an_answer_goes_on_from_its_tokens_into_one(engines: ScriptedEngin
     assert (sampled.finish_reason, sampled.model) == ("stop", "m")
     assert sampled.version_spans == (VersionSpan(5, 0, 1), VersionSpan(6, 1, 3))
     assert whole.usage == Usage(2, 3)
-    told = json.loads(whole.body())
+    told = json.loads(shown(chat(), whole))
     assert told["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
     assert told["choices"][0]["message"]["content"] == "half and half"
     assert (told["choices"][0]["finish_reason"], told["choices"][0]["logprobs"]) == ("stop", None)
@@ -117,7 +136,7 @@ async def test_only_the_choices_that_were_broken_off_go_on(
     engines.generations, engines.answers = [more(9)], [spelled("whole")]
     whole = await continuation.whole(call, reply(call, choice(7, end="length"), choice(8, index=1)), 5)
     assert [one.response_ids.tolist() for one in whole.choices] == [[7], [8, 9]]
-    told = json.loads(whole.body())["choices"]
+    told = json.loads(shown(call, whole))["choices"]
     assert [(one["message"]["content"], one["finish_reason"]) for one in told] == [
         ("half", "length"),
         ("whole", "stop"),
@@ -130,7 +149,7 @@ async def test_who_asked_for_ids_and_logprobs_gets_those_of_the_whole(
 ) -> None:
     call = chat(logprobs=True, return_token_ids=True)
     engines.generations, engines.answers = [more(8)], [spelled("whole")]
-    told = json.loads((await continuation.whole(call, reply(call, choice(7)), 5)).body())["choices"][0]
+    told = json.loads(shown(call, await continuation.whole(call, reply(call, choice(7)), 5)))["choices"][0]
     assert told["token_ids"] == [7, 8]
     assert [entry["logprob"] for entry in told["logprobs"]["content"]] == [-0.5, -1.0]
 
@@ -140,12 +159,11 @@ async def test_a_stream_gets_the_rest_of_its_text_and_its_end(
 ) -> None:
     call = chat(stream=True, stream_options={"include_usage": True})
     engines.generations, engines.answers = [more(9, 10)], [spelled("half and half")]
-    events, choices = await continuation.stream(call, stream(call, {"content": "ha"}, {"content": "lf"}), 5)
-    rest, counted, nothing = events.split(b"\n\n")
-    assert nothing == b""
-    (completed,) = json.loads(rest.removeprefix(b"data: "))["choices"]
+    chunks, choices = await continuation.stream(call, stream(call, {"content": "ha"}, {"content": "lf"}), 5)
+    rest, counted = (json.loads(written(call, chunk)) for chunk in chunks)
+    (completed,) = rest["choices"]
     assert (completed["delta"], completed["finish_reason"]) == ({"content": " and half"}, "stop")
-    assert json.loads(counted.removeprefix(b"data: "))["usage"]["completion_tokens"] == 4
+    assert counted["usage"]["completion_tokens"] == 4
     assert [one.response_ids.tolist() for one in choices] == [[7, 8, 9, 10]]
     assert choices[0].version_spans == (VersionSpan(5, 0, 2), VersionSpan(6, 2, 4))
 
@@ -153,8 +171,9 @@ async def test_a_stream_gets_the_rest_of_its_text_and_its_end(
 async def test_a_count_that_was_not_asked_for_is_not_told(engines: ScriptedEngines, continuation: Continuation) -> None:
     call = chat(stream=True)
     engines.generations, engines.answers = [more(9)], [spelled("half and half")]
-    events, _ = await continuation.stream(call, stream(call, {"content": "half"}), 5)
-    assert b"usage" not in events
+    (rest, counted), _ = await continuation.stream(call, stream(call, {"content": "half"}), 5)
+    assert b"usage" not in written(call, rest)
+    assert call.dialect.stream(call).chunk(counted) == b""
 
 
 async def test_nothing_is_asked_to_be_spelled_where_only_the_end_was_written(
@@ -162,7 +181,7 @@ async def test_nothing_is_asked_to_be_spelled_where_only_the_end_was_written(
 ) -> None:
     engines.generations = [more(9)]
     whole = await continuation.whole(chat(), reply(chat(), choice()), 5)
-    assert json.loads(whole.body())["choices"][0]["message"]["content"] == ""
+    assert json.loads(shown(chat(), whole))["choices"][0]["message"]["content"] == ""
     assert engines.sent == []
 
 
@@ -170,6 +189,7 @@ async def test_nothing_is_asked_to_be_spelled_where_only_the_end_was_written(
     "call",
     [
         chat(response_format={"type": "json_object"}),
+        chat(response_format={"type": "json_object"}, temperature=0),
         chat(temperature=0, tool_choice="required", tools=[{"type": "function"}]),
         completion(),
     ],
@@ -215,5 +235,137 @@ async def test_an_engine_that_cannot_help_is_named_in_the_failure(
 
 async def test_thinking_is_told_by_both_names(engines: ScriptedEngines, continuation: Continuation) -> None:
     engines.generations, engines.answers = [more(8, 9)], [spelled("a", reasoning_content="hm")]
-    told = json.loads((await continuation.whole(chat(), reply(chat(), choice(7)), 5)).body())["choices"][0]
+    told = json.loads(shown(chat(), await continuation.whole(chat(), reply(chat(), choice(7)), 5)))["choices"][0]
     assert (told["message"]["reasoning"], told["message"]["reasoning_content"]) == ("hm", "hm")
+
+
+HEAD = {"id": "x", "model": "m"}
+SAMPLED = Sampled(ids_array([1, 2]), ids_array([7, 8, 9]), logprobs_array([-0.5, -1.0, -1.5]), "stop")
+
+
+def rest(call: ModelCall, sent: list[dict[str, Any]], message: dict[str, Any], shown_tokens: int = 0) -> dict[str, Any]:
+    """The choice in the chunk that completes a stream of which those deltas were sent."""
+    reader = PassedStream(call)
+    for delta in sent:
+        reader.feed(b"data: " + json.dumps({**HEAD, "choices": [{"index": 0, "delta": delta}]}).encode() + b"\n\n")
+    reader.feed(
+        json.dumps({**HEAD, "choices": [{"index": 0, "finish_reason": "abort"}]}).join(("data: ", "\n\n")).encode()
+    )
+    reader.answer.choices[0].shown_tokens = shown_tokens
+    chunk = json.loads(written(call, rest_chunk(call, reader.answer, 0, message, SAMPLED)))
+    assert {name: chunk[name] for name in HEAD} == HEAD
+    (completed,) = chunk["choices"]
+    return dict(completed)
+
+
+def assembled(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that an agent makes of deltas."""
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        for call in delta.get("tool_calls") or ():
+            known = calls.setdefault(call["index"], {"name": "", "arguments": ""})
+            for name, text in call["function"].items():
+                known[name] += text or ""
+    texts = {name: "".join(delta.get(name) or "" for delta in deltas) for name in ("content", "reasoning")}
+    return {**texts, "calls": [calls[index] for index in sorted(calls)]}
+
+
+TEXT = st.text(max_size=12)
+CALL = st.fixed_dictionaries({"name": st.just("f"), "arguments": TEXT})
+
+
+def cut(text: str, name: str, data: st.DataObject) -> list[dict[str, Any]]:
+    """The beginning of a text, in pieces."""
+    end = data.draw(st.integers(0, len(text)))
+    middle = data.draw(st.integers(0, end))
+    return [{name: part} for part in (text[:middle], text[middle:end]) if part]
+
+
+def cut_calls(calls: list[dict[str, str]], data: st.DataObject) -> list[dict[str, Any]]:
+    """The beginning of some calls: whole ones, then perhaps a part of the next."""
+    deltas: list[dict[str, Any]] = []
+    for index, call in enumerate(calls[: data.draw(st.integers(0, len(calls)))]):
+        deltas.append({"tool_calls": [{"index": index, "id": "c", "function": {"name": call["name"]}}]})
+        parts = cut(call["arguments"], "arguments", data)
+        deltas += [{"tool_calls": [{"index": index, "function": part}]} for part in parts]
+    return deltas
+
+
+@given(TEXT, TEXT, st.lists(CALL, max_size=3), st.data())
+def test_what_was_sent_and_the_rest_are_the_whole_message(
+    content: str, reasoning: str, calls: list[dict[str, str]], data: st.DataObject
+) -> None:
+    sent = cut(reasoning, "reasoning", data) + cut(content, "content", data) + cut_calls(calls, data)
+    message = {
+        "content": content,
+        "reasoning": reasoning,
+        "tool_calls": [{"id": "d", "type": "function", "function": call} for call in calls],
+    }
+    completed = rest(chat(stream=True), sent, message)
+    assert assembled([*sent, completed["delta"]]) == {"content": content, "reasoning": reasoning, "calls": calls}
+
+
+def test_a_call_of_which_nothing_was_sent_comes_whole() -> None:
+    call = {"id": "d", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    completed = rest(chat(stream=True), [{"content": "so"}], {"content": "so", "tool_calls": [call]})
+    assert completed["delta"] == {"tool_calls": [{**call, "index": 0}]}
+    assert completed["finish_reason"] == "tool_calls"
+
+
+def test_blanks_that_a_parser_trims_are_not_taken_for_a_difference() -> None:
+    delta = rest(chat(stream=True), [{"content": "well \n"}], {"content": "well"})["delta"]
+    assert delta == {}
+    assert rest(chat(stream=True), [{"content": "well \n"}], {"content": "well, no"})["delta"] == {"content": ", no"}
+
+
+def test_what_was_sent_and_is_not_in_the_whole_cannot_be_mended() -> None:
+    with pytest.raises(EngineUnavailable, match="differs from the text that it streamed"):
+        rest(chat(stream=True), [{"content": "yes"}], {"content": "no"})
+
+
+def test_thinking_completes_by_both_names_or_not_at_all() -> None:
+    message = {"content": "a", "reasoning": "hm"}
+    assert rest(chat(stream=True), [{"reasoning": "h"}], message)["delta"] == {
+        "content": "a",
+        "reasoning": "m",
+        "reasoning_content": "m",
+    }
+    assert rest(chat(stream=True, include_reasoning=False), [], message)["delta"] == {"content": "a"}
+
+
+def test_ids_and_logprobs_go_on_where_they_stopped_for_who_asked_for_them() -> None:
+    plain = rest(chat(stream=True), [], {"content": "a"}, shown_tokens=1)
+    assert plain["logprobs"] is None
+    assert "token_ids" not in plain
+    asked = rest(chat(stream=True, logprobs=True, return_token_ids=True), [], {"content": "a"}, shown_tokens=1)
+    assert asked["token_ids"] == [8, 9]
+    assert [entry["logprob"] for entry in asked["logprobs"]["content"]] == [-1.0, -1.5]
+    assert len(logprob_entries(SAMPLED, 0)) == 3
+
+
+def test_the_rest_is_sampled_as_the_beginning_was_and_is_as_much_shorter() -> None:
+    sampling = rest_of_sampling(chat(temperature=0.5, stop=["."], seed=None, n=2), 10)
+    assert (sampling["temperature"], sampling["stop"], sampling["max_tokens"]) == (0.5, ["."], 54)
+    assert not {"seed", "n", "messages"} & set(sampling)
+
+
+def test_a_seed_is_not_used_twice() -> None:
+    assert rest_of_sampling(chat(seed=3), 10)["seed"] != 3
+    assert rest_of_sampling(chat(seed="3"), 10)["seed"] == "3", "the engine's to judge"
+
+
+@pytest.mark.parametrize(
+    ("tool_choice", "end", "told"),
+    [("auto", "stop", "tool_calls"), ("auto", "length", "length"), ({"type": "function"}, "stop", "stop")],
+)
+def test_an_answer_that_ends_in_calls_says_so(tool_choice: Any, end: str, told: str) -> None:
+    sampled = Sampled(SAMPLED.prompt_ids, SAMPLED.response_ids, None, end)
+    assert finish_reason(chat(tool_choice=tool_choice), {"tool_calls": [{}]}, sampled) == told
+    assert finish_reason(chat(tool_choice=tool_choice), {"tool_calls": []}, sampled) == end
+
+
+@given(objects_with("content", "reasoning", "tool_calls", values=ODD_JSON) | ODD_JSON)
+def test_whatever_is_derendered_completes_a_stream_or_is_the_engines_failure(message: Any) -> None:
+    raw = json.dumps({"choices": [{"message": message}]}).encode()
+    with suppress(EngineUnavailable):
+        rest(chat(stream=True), [], VLLM.read_derendered(raw, SAMPLED))

@@ -1,1 +1,7 @@
-"""One file per API dialect."""
+"""The API dialects that agents may speak. A new one is a file here and a row in `DIALECTS`."""
+
+from stepwell.gateway.dialects.chat import ChatDialect
+from stepwell.gateway.dialects.completions import CompletionsDialect
+from stepwell.gateway.dialects.dialect import Dialect
+
+DIALECTS: tuple[Dialect, ...] = (ChatDialect(), CompletionsDialect())

@@ -1,19 +1,101 @@
-"""The messages an agent sends back, mended where an engine would refuse the whole conversation for one old flaw."""
+"""OpenAI's chat completions."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from stepwell.errors import BadRequest
+from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall, PromptTexts
+from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStreamWriter, copy_reasoning, write_reply
+from stepwell.gateway.dialects.openai_request import (
+    COMMON_FIELDS,
+    FLAG,
+    OBJECT,
+    TEXT,
+    make_call,
+    read_flag,
+    read_json_object,
+)
+from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
+from stepwell.wire.openai import Upstream
+
+LAST_MESSAGES = 16
+"""Messages from the end that are searched for the user's last one: a side call may use a tool or two itself."""
+TEXT_READ = 2_000
+"""Characters of a message that are read for PromptTexts, so that a long prompt costs no more than a short one."""
+
+MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {"anyOf": [TEXT, {"type": "array", "items": OBJECT}, {"type": "null"}]},
+        "tool_calls": {"type": "array", "items": OBJECT},
+        "tool_call_id": TEXT,
+        "reasoning": TEXT,
+        "reasoning_content": TEXT,
+    },
+}
+REQUEST_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["model", "messages"],
+    "properties": {
+        "messages": {"type": "array", "minItems": 1, "items": MESSAGE},
+        "tools": {"type": "array", "items": OBJECT},
+        "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT]},
+        "parallel_tool_calls": FLAG,
+        "response_format": OBJECT,
+        "logprobs": FLAG,
+        "top_logprobs": {"type": "integer", "minimum": 0},
+        "max_completion_tokens": {"type": "integer", "minimum": 1},
+        **COMMON_FIELDS,
+    },
+}
 
 
-def mend_messages(messages: object) -> int:
-    """Mend in place; gives how many tool calls were malformed.
+class ChatDialect:
+    name = "chat"
+    paths: tuple[str, ...] = ("chat/completions",)
+    summary = "Chat completion"
+    description = "OpenAI's call; every choice becomes a step. Unknown fields are passed on."
+    unrecorded_description = (
+        "OpenAI's call, unrecorded, for those who keep their tokens themselves: the answer has all ids and\n"
+        "log-probabilities, and with each choice its policy_version, version_spans and exactness."
+    )
+    request_schema: Mapping[str, Any] = REQUEST_SCHEMA
 
-    A model that once wrote arguments that are no JSON object has them in its history for good, and engines that parse
-    the history would end the episode there. They are passed on as an object that holds the raw string. A message's
-    thinking is passed on under both of its names.
+    def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
+        request = read_json_object(raw)
+        malformed = repair_messages(request.get("messages"))
+        return make_call(
+            self,
+            Upstream.CHAT,
+            request,
+            around,
+            wants_logprobs=read_flag(request, "logprobs"),
+            asked_for={"logprobs": True},
+            texts=prompt_texts(request["messages"]),
+            malformed_history=malformed,
+        )
+
+    def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:
+        return write_reply(answer, call.wants)
+
+    def stream(self, call: ModelCall) -> ChoicesStreamWriter:
+        return ChoicesStreamWriter(call.wants)
+
+    def error(self, error: ErrorDetails) -> bytes:
+        return openai_error(error)
+
+
+def repair_messages(messages: object) -> int:
+    """Change the history in place so that an engine accepts it. Returns how many tool calls were malformed.
+
+    If a model once wrote arguments that are not a JSON object, they stay in the history, and an engine that parses the
+    history would refuse every further call. Such arguments are forwarded as an object that holds the text. A
+    message's reasoning is forwarded under both of its names.
     """
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages must be a list of at least one message")
@@ -22,28 +104,19 @@ def mend_messages(messages: object) -> int:
         if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
             raise BadRequest("every message must be an object with a role")
         if role == "assistant":
-            name_both(message)
+            copy_reasoning(message)
             if calls := message.get("tool_calls"):
-                malformed += _mend_calls(calls)
+                malformed += _repair_calls(calls)
     return malformed
 
 
-def name_both(message: dict[str, Any]) -> None:
-    """`reasoning` and `reasoning_content` are one thing under two names: whoever has one gets both."""
-    one, other = message.get("reasoning"), message.get("reasoning_content")
-    if one is not None and other is None:
-        message["reasoning_content"] = one
-    elif other is not None and one is None:
-        message["reasoning"] = other
-
-
-def _mend_calls(calls: object) -> int:
+def _repair_calls(calls: object) -> int:
     if not isinstance(calls, list):
         raise BadRequest("a message's tool_calls must be a list")
-    return sum(map(_mend_call, calls))
+    return sum(map(_repair_call, calls))
 
 
-def _mend_call(call: object) -> bool:
+def _repair_call(call: object) -> bool:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
         return False
@@ -54,8 +127,7 @@ def _mend_call(call: object) -> bool:
 
 
 def _is_object(text: str) -> bool:
-    """As the engines' own parser sees it, which takes NaN and Infinity; half a character, which no tokenizer takes, is
-    none."""
+    """As the engines' own parser sees it: NaN and Infinity are accepted, half a character (a lone surrogate) is not."""
     try:
         return isinstance(orjson.loads(text), dict)
     except orjson.JSONDecodeError:
@@ -66,3 +138,22 @@ def _is_object(text: str) -> bool:
         return isinstance(value, dict)
     except (ValueError, RecursionError):
         return False
+
+
+def prompt_texts(messages: list[Any]) -> PromptTexts:
+    last = messages[: -LAST_MESSAGES - 1 : -1]
+    return PromptTexts(
+        system=_beginning(messages[0], ("system", "developer")),
+        user=next(filter(None, (_beginning(message, ("user",)) for message in last)), ""),
+    )
+
+
+def _beginning(message: dict[str, Any], roles: tuple[str, ...]) -> str:
+    """The beginning of a message's text; empty if it has no text or another role."""
+    if message["role"] not in roles:
+        return ""
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = (part.get("text") for part in content if isinstance(part, dict))
+        content = "\n".join(text[:TEXT_READ] for text in texts if isinstance(text, str))
+    return content[:TEXT_READ].lstrip() if isinstance(content, str) else ""

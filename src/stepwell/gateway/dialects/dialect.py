@@ -1,139 +1,101 @@
-"""What an agent asks for, and what the engine is asked for: the same, and every token id with its log-probability.
+"""What an API dialect is: how an agent's request becomes a ModelCall, and how the answer is written for the agent.
 
-Unknown fields pass. Those by which a client could reach past its own request do not.
+An engine is always asked in OpenAI's chat or completions form. A dialect translates from and to this form; it knows no
+engine. `DIALECTS` in this package lists all dialects; everything particular to one is in its own file.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
-import orjson
-
-from stepwell.engines import PRIVATE_FIELDS
-from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.chat import mend_messages
-from stepwell.gateway.dialects.sampling import make_explicit, recorded_sampling, why_untrainable
-from stepwell.gateway.dialects.side_calls import side_call
+from stepwell.gateway.dialects.openai_choices import ChoicesReply, Wants
+from stepwell.gateway.http.error_responses import ErrorDetails
 from stepwell.steps.step import JsonObject
-from stepwell.wire.openai import Upstream
-
-NOT_FORWARDED = (*PRIVATE_FIELDS, "return_token_ids", "include_reasoning")
-"""The last two are the agent's wishes to the gateway; engine kinds ask for ids and reasoning in their own way."""
-MOST_CHOICES = 128
+from stepwell.wire.openai import Upstream, Usage
 
 
-class Kind(StrEnum):
-    CHAT = "chat"
-    COMPLETIONS = "completions"
+@dataclass(frozen=True, slots=True)
+class PromptTexts:
+    """The texts by which a harness's side calls are known; empty if the request has none."""
 
-    @property
-    def upstream(self) -> Upstream:
-        return UPSTREAMS[self]
+    system: str = ""
+    """The beginning of the first message, if it is a system message."""
+    user: str = ""
+    """The beginning of the user's last message."""
 
 
-UPSTREAMS = {Kind.CHAT: Upstream.CHAT, Kind.COMPLETIONS: Upstream.COMPLETIONS}
+NO_TEXTS = PromptTexts()
+
+
+@dataclass(frozen=True, slots=True)
+class CallSurroundings:
+    """What a dialect may use beside the request."""
+
+    response_length: int
+    """The longest response that a trainer takes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelCall:
-    """A request, ready to be forwarded."""
+    """A request that is ready to be forwarded, and what its dialect needs to answer it."""
 
-    kind: Kind
+    dialect: "Dialect"
+    upstream: Upstream
     request: dict[str, Any]
-    """Every sampling parameter is explicit; the engine kind adds and drops what its engines need."""
+    """The request in the upstream form, with every sampling parameter explicit. The engine kind adapts it further."""
     sampling: JsonObject
     untrainable: str | None
-    """Why its reply will not be trained, as far as the request tells."""
+    """Why the sampling parameters make the response unfit for training; None if they do not."""
     stream: bool
     choices_per_prompt: int
-    wants_logprobs: bool
-    wants_ids: bool
-    wants_usage: bool
-    """The count at a stream's end."""
-    wants_reasoning: bool
-    malformed_history: int
-    """Tool calls in the history whose arguments were no JSON object."""
+    wants: Wants
+    texts: PromptTexts = NO_TEXTS
+    malformed_history: int = 0
+    """Tool calls in the history whose arguments are not a JSON object."""
+    context: object = None
+    """The dialect's own."""
 
 
-def read_call(kind: Kind, raw: bytes, *, response_length: int, marked: str | None = None) -> ModelCall:
-    """`marked` is what the agent's owner says of the call: task or side."""
-    request = _read_object(raw)
-    malformed = 0
-    if kind is Kind.CHAT:
-        malformed = mend_messages(request.get("messages"))
-    else:
-        _check_prompt(request)
-    choices, stream = _choices(request), _flag(request, "stream")
-    wants_logprobs, wants_ids = _wants_logprobs(kind, request), _flag(request, "return_token_ids")
-    wants_reasoning = request.get("include_reasoning") is not False
-    for name in NOT_FORWARDED:
-        request.pop(name, None)
-    make_explicit(request, response_length)
-    if kind is Kind.CHAT:
-        request["logprobs"] = True
-    elif not wants_logprobs:
-        request["logprobs"] = 0
-    side = side_call(request, marked)
-    return ModelCall(
-        kind=kind,
-        request=request,
-        sampling=recorded_sampling(request),
-        untrainable=f"side_call: {side}" if side else why_untrainable(request),
-        stream=stream,
-        choices_per_prompt=choices,
-        wants_logprobs=wants_logprobs,
-        wants_ids=wants_ids,
-        wants_usage=stream and _ask_for_usage(request),
-        wants_reasoning=wants_reasoning,
-        malformed_history=malformed,
-    )
+class StreamWriter(Protocol):
+    """Writes one streamed answer in the dialect's events. Every returned value consists of whole events."""
+
+    media_type: str
+
+    def chunk(self, chunk: dict[str, Any]) -> bytes:
+        """One chunk of the engine's answer, which may be changed in place; b"" if the agent sees nothing of it.
+
+        If the engine broke an answer off, its continuation comes as one more chunk.
+        """
+
+    def finish(self, usage: Usage) -> bytes:
+        """The end of a complete answer."""
+
+    def fail(self, error: bytes) -> bytes:
+        """The end of an answer that failed; `error` is written by `Dialect.error`."""
+
+    def keep_alive(self) -> bytes:
+        """An event or comment that changes nothing."""
 
 
-def _read_object(raw: bytes) -> dict[str, Any]:
-    try:
-        request = orjson.loads(raw)
-    except orjson.JSONDecodeError as failure:
-        raise BadRequest(f"the request body is not JSON: {failure}") from None
-    if not isinstance(request, dict):
-        raise BadRequest("the request body must be a JSON object")
-    return request
+class Dialect(Protocol):
+    name: str
+    """The label in metrics and traces."""
+    paths: tuple[str, ...]
+    """Below a base_url, without a slash at the beginning."""
+    summary: str
+    """A title for the OpenAPI document."""
+    description: str
+    unrecorded_description: str
+    """The description of the same path at the gateway's root, where nothing is recorded."""
+    request_schema: Mapping[str, Any]
+    """The JSON schema of a request."""
 
+    def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
+        """BadRequest says what is wrong."""
 
-def _check_prompt(request: dict[str, Any]) -> None:
-    prompt = request.get("prompt")
-    if not isinstance(prompt, (str, list)) or not prompt:
-        raise BadRequest("prompt must be a text, a list of token ids, or a list of such prompts")
-    if request.get("echo"):
-        raise BadRequest("echo is not supported: the prompt's tokens would be taken for sampled ones")
+    def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:
+        """A whole answer with what the agent asked for."""
 
+    def stream(self, call: ModelCall) -> StreamWriter: ...
 
-def _choices(request: dict[str, Any]) -> int:
-    n = request.get("n")
-    if n is None:
-        return 1
-    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_CHOICES:
-        raise BadRequest(f"n must be a whole number from 1 to {MOST_CHOICES}")
-    return n
-
-
-def _flag(request: dict[str, Any], name: str) -> bool:
-    value = request.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise BadRequest(f"{name} must be true or false")
-    return bool(value)
-
-
-def _wants_logprobs(kind: Kind, request: dict[str, Any]) -> bool:
-    """Completions ask with a number, of alternatives: 0 asks for the sampled token's own."""
-    if kind is Kind.CHAT:
-        return _flag(request, "logprobs")
-    return request.get("logprobs") is not None and request["logprobs"] is not False
-
-
-def _ask_for_usage(request: dict[str, Any]) -> bool:
-    """Ask for the count at the stream's end; gives whether the agent had asked for it itself."""
-    options = request.get("stream_options")
-    if options is not None and not isinstance(options, dict):
-        raise BadRequest("stream_options must be an object")
-    request["stream_options"] = {**(options or {}), "include_usage": True}
-    return bool(options and options.get("include_usage"))
+    def error(self, error: ErrorDetails) -> bytes: ...

@@ -1,7 +1,7 @@
-"""How a reply is to be sampled: every parameter explicit, and whether what is sampled so may be trained on.
+"""How a response is sampled: every parameter explicit, and whether the response may be trained on.
 
-An engine fills what a request leaves out from the model's own files, where no one sees it. So nothing is left out, and
-what a step records is what was in force.
+An engine takes parameters that a request leaves out from the model's files. So the request leaves none out, and a step
+records the parameters that were in force.
 """
 
 from collections.abc import Mapping
@@ -23,16 +23,16 @@ RECORDED = (
     *("allowed_token_ids", "response_format", "structured_outputs", "tool_choice", "parallel_tool_calls"),
     *("use_beam_search", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
 )
-"""What a step keeps of its request, where it was given or filled in."""
+"""The fields of a request that its step keeps."""
 CONSTRAINTS = (
     *("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
 )
-"""Fields that, set to anything, keep the model from tokens it would have written."""
+"""Fields that, if set, keep the model from tokens that it would have written."""
 
 
 def make_explicit(request: dict[str, Any], response_length: int) -> None:
-    """Fill in whatever the engine would have chosen itself."""
+    """Fill in every parameter that the engine would choose by itself."""
     for name, value in ALL_DEFAULTS:
         given = request.get(name)
         if given is None:
@@ -48,7 +48,7 @@ def recorded_sampling(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def why_untrainable(request: Mapping[str, Any]) -> str | None:
-    """Why a reply sampled like this says little of the policy, as "kind: words"; None for an ordinary one."""
+    """Why a response sampled like this does not represent the policy, as "kind: text"; None if it does."""
     if request["temperature"] == 0:
         return "greedy: temperature is 0"
     if request.get("use_beam_search"):
@@ -60,7 +60,7 @@ def why_untrainable(request: Mapping[str, Any]) -> str | None:
 
 
 def why_constrained(request: Mapping[str, Any]) -> str | None:
-    """What keeps the model from tokens it would have written, as "constrained: words"."""
+    """What keeps the model from tokens that it would have written, as "constrained: text"; None if nothing does."""
     for name in CONSTRAINTS:
         if request.get(name):
             return f"constrained: {name} is set"
@@ -73,7 +73,7 @@ def why_constrained(request: Mapping[str, Any]) -> str | None:
 
 
 def _max_tokens(request: Mapping[str, Any], response_length: int) -> int:
-    """No more than a trainer will take. max_completion_tokens is OpenAI's newer name and wins, as it does in vLLM."""
+    """At most `response_length`. max_completion_tokens is OpenAI's newer name and takes precedence, as in vLLM."""
     for name in ("max_completion_tokens", "max_tokens"):
         asked = request.get(name)
         if asked is not None:

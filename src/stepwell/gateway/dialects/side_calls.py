@@ -1,39 +1,30 @@
-"""Which calls an agent's harness makes for itself: titles, memory, summaries. They must not earn the task's reward.
+"""Which calls an agent's harness makes for itself: titles, memory, summaries. They must not get the task's reward.
 
-A rule knows a side call by how the harness's own prompt opens, word for word. That misses prompts that nobody has
-listed; the other mistake, taking a task for a side call, would lose training data in silence, so no rule guesses from
-a topic. Whoever knows better says so in the header `x-stepwell-call`, which wins over every rule. A request that is
-malformed never fails here: it is merely no side call.
+A rule recognises a side call by the exact beginning of the harness's own prompt. Prompts that nobody has listed are
+missed. The opposite mistake would lose training data silently, so no rule guesses from a topic. The header
+`x-stepwell-call` decides over every rule.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from stepwell.errors import BadRequest
+from stepwell.gateway.dialects.dialect import PromptTexts
 
 CALL_HEADER = "x-stepwell-call"
-"""A request's own word on what it is: "task" or "side"."""
-
+"""The request's own statement of what it is: "task" or "side"."""
 MARKED = "marked"
 """The kind of a side call that only the header tells."""
-
-LOOKED_AT = 2_000
-"""Characters of a text that are read, so that a long prompt costs no more than a short one."""
-
-LOOKED_BACK = 16
-"""Messages from the end among which the user's last is looked for: a side call may use a tool or two itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideCallRule:
     kind: str
     seen_in: str
-    """The harnesses whose prompt opens so; many others have copied it from them."""
+    """The harnesses whose prompt begins like this; others have copied it from them."""
     opening: str
     max_tokens: int | None = None
-    """None: whatever was asked for."""
+    """None: any."""
 
 
 SYSTEM_RULES = (
@@ -59,7 +50,7 @@ SYSTEM_RULES = (
     SideCallRule("recap", "qwen-code", "You generate session recaps for a programming assistant CLI."),
     SideCallRule("label", "Claude Code, qwen-code", "Write a short summary label describing what these tool calls"),
 )
-"""By the first message, where it is a system or developer one."""
+"""For the first message, if it is a system or developer message."""
 
 USER_RULES = (
     SideCallRule(
@@ -98,51 +89,34 @@ USER_RULES = (
     SideCallRule("command_check", "Claude Code", "<policy_spec>\n# Claude Code"),
     SideCallRule("quota_probe", "Claude Code", "quota", max_tokens=1),
 )
-"""By the user's last message."""
+"""For the user's last message."""
 
 OPENINGS = tuple(rule.opening for rule in (*SYSTEM_RULES, *USER_RULES))
 
 CLAUDE_CODE_FIRST = re.compile(
     r"(?:x-anthropic-billing-header:.*\n+)?(?:You are (?:Claude Code|a Claude agent), .*\n+)?"
 )
-"""Lines that Claude Code puts before every system prompt, that of a side call too."""
+"""Lines that Claude Code puts before every system prompt, also before that of a side call."""
 
 
-def side_call(request: Mapping[str, Any], marked: str | None) -> str | None:
-    """The kind of side call that a chat request is, or None for a call of the task; `marked` is the header's value."""
-    if marked is not None:
-        return _as_marked(marked)
-    messages = request.get("messages")
-    if not isinstance(messages, list) or not messages:
-        return None
-    system = CLAUDE_CODE_FIRST.sub("", _opening(messages[0], ("system", "developer")), count=1)
-    lately = messages[: -LOOKED_BACK - 1 : -1]
-    user = next(filter(None, (_opening(message, ("user",)) for message in lately)), "")
-    max_tokens = request.get("max_completion_tokens") or request.get("max_tokens")
-    return _kind(SYSTEM_RULES, system, max_tokens) or _kind(USER_RULES, user, max_tokens)
+def side_call_kind(texts: PromptTexts, max_tokens: int, header: str | None) -> str | None:
+    """The kind of side call, or None for a call of the task. `header` is the value of CALL_HEADER."""
+    if header is not None:
+        return _kind_from_header(header)
+    system = CLAUDE_CODE_FIRST.sub("", texts.system, count=1)
+    return _kind(SYSTEM_RULES, system, max_tokens) or _kind(USER_RULES, texts.user, max_tokens)
 
 
-def _as_marked(marked: str) -> str | None:
-    if marked not in ("task", "side"):
-        raise BadRequest(f'the header {CALL_HEADER} is "task" or "side", not {marked!r}')
-    return MARKED if marked == "side" else None
+def _kind_from_header(header: str) -> str | None:
+    if header not in ("task", "side"):
+        raise BadRequest(f'the header {CALL_HEADER} is "task" or "side", not {header!r}')
+    return MARKED if header == "side" else None
 
 
-def _kind(rules: tuple[SideCallRule, ...], text: str, max_tokens: object) -> str | None:
+def _kind(rules: tuple[SideCallRule, ...], text: str, max_tokens: int) -> str | None:
     if not text.startswith(OPENINGS):
         return None
     for rule in rules:
         if text.startswith(rule.opening) and rule.max_tokens in (None, max_tokens):
             return rule.kind
     return None
-
-
-def _opening(message: object, roles: tuple[str, ...]) -> str:
-    """The beginning of a message's text; empty where it has none, or where it is not one of these roles."""
-    if not isinstance(message, dict) or message.get("role") not in roles:
-        return ""
-    content = message.get("content")
-    if isinstance(content, list):
-        texts = (part.get("text") for part in content if isinstance(part, dict))
-        content = "\n".join(text[:LOOKED_AT] for text in texts if isinstance(text, str))
-    return content[:LOOKED_AT].lstrip() if isinstance(content, str) else ""

@@ -1,8 +1,8 @@
-"""What the gateway shows of itself at /metrics, in Prometheus's format.
+"""The gateway's metrics, which /metrics shows in Prometheus's format.
 
-What always holds: the registry is this object's own; what happens often is counted in place, what already has a value
-elsewhere is read at the moment of the scrape. A label's values are few and ours: no uid, path or text of a caller ever
-becomes one.
+- The registry is this object's own, not the process-wide one.
+- Frequent events are counted here. Values that other objects hold are read at the moment of a scrape.
+- The values of a label are few and fixed: no uid, path or text of a caller becomes one.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ M = TypeVar("M", Counter, Histogram)
 Family: TypeAlias = GaugeMetricFamily | CounterMetricFamily
 Label: TypeAlias = str | int
 Reading: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
-"""Values with their labels'."""
+"""Values with the values of their labels."""
 
 CALL_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 LAG_INTERVAL = 0.1
 LAGS_KEPT = 6000
-"""Ten minutes of them."""
+"""Ten minutes."""
 
 
-class Children(dict[Label | tuple[Label, ...], M]):
-    """A metric's children by label values. Each is looked up in the metric once, which costs more than counting."""
+class MetricChildren(dict[Label | tuple[Label, ...], M]):
+    """A metric's children by label values. Each is looked up in the metric once: that costs more than counting."""
 
     def __init__(self, metric: M) -> None:
         self._child: Callable[..., M] = metric.labels
@@ -63,7 +63,8 @@ class ReadAtScrape(Collector):
 
 
 class GatewayMetrics:
-    def __init__(self) -> None:
+    def __init__(self, lag_interval: float = LAG_INTERVAL) -> None:
+        self._lag_interval = lag_interval
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._calls = self._counter("calls", "Calls answered.", "kind", "status")
@@ -123,32 +124,32 @@ class GatewayMetrics:
         read: Callable[[], Reading],
         kind: Literal["gauge", "counter"] = "gauge",
     ) -> None:
-        """Show under `name` what `read` says at each scrape."""
+        """Show under `name` what `read` returns at each scrape."""
         family = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
         self._registry.register(ReadAtScrape(partial(family, name, text, labels=labels), read))
 
     async def watch_loop(self) -> None:
-        """Measure how late this event loop wakes, until cancelled."""
+        """Measure how late the event loop wakes, until cancelled."""
         while True:
-            asked = time.monotonic()
-            await asyncio.sleep(LAG_INTERVAL)
-            lag = max(0.0, time.monotonic() - asked - LAG_INTERVAL)
+            began = time.monotonic()
+            await asyncio.sleep(self._lag_interval)
+            lag = max(0.0, time.monotonic() - began - self._lag_interval)
             self._lag.observe(lag)
             self._lags.append(lag)
 
     def loop_lag_p99(self) -> float:
-        """Seconds, over the last minutes; 0 if nothing was measured yet."""
+        """Seconds, over the last minutes; 0 before the first measurement."""
         lags = sorted(self._lags)
         return lags[math.ceil(0.99 * len(lags)) - 1] if lags else 0.0
 
     def exposition(self) -> tuple[bytes, str]:
-        """All of it as text, and the text's content type."""
+        """All metrics as text, and the text's content type."""
         encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 
-    def _counter(self, name: str, text: str, *labels: str) -> Children[Counter]:
-        return Children(Counter(f"stepwell_{name}", text, labels, registry=self._registry))
+    def _counter(self, name: str, text: str, *labels: str) -> MetricChildren[Counter]:
+        return MetricChildren(Counter(f"stepwell_{name}", text, labels, registry=self._registry))
 
-    def _histogram(self, name: str, text: str) -> Children[Histogram]:
+    def _histogram(self, name: str, text: str) -> MetricChildren[Histogram]:
         metric = Histogram(f"stepwell_{name}", text, ("kind",), buckets=CALL_BUCKETS, registry=self._registry)
-        return Children(metric)
+        return MetricChildren(metric)

@@ -1,9 +1,9 @@
-"""Traces, for those who collect them: one span a call, sent to an OpenTelemetry collector.
+"""Traces: one span per call, sent to an OpenTelemetry collector.
 
-What always holds: without the extra or without a collector's address a span is one shared object that does nothing; a
-collector that fails or hangs delays no call (spans wait in a bounded queue and are dropped beyond it). The tracer
-provider is this gateway's own, not the process-wide one, at which FastAPI would begin to trace as well; and a span is
-never made the current one, since it may end in another task than it began in, as a stream's does.
+- Without the extra or without a collector's address, a span is one shared object that does nothing.
+- A collector that fails or hangs delays no call: spans wait in a bounded queue and are dropped beyond it.
+- The tracer provider is this gateway's own. With the process-wide one, FastAPI would begin to trace too.
+- A span is never made the current one: a stream's span ends in another task than it began in.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("stepwell.gateway")
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-"""Where OpenTelemetry's own variables say the collector is; its others (headers, sampler, …) are obeyed too."""
+"""OpenTelemetry's variables for the collector's address. Its others (headers, sampler, …) count too."""
 SERVICE = "stepwell-gateway"
 """The service's name, unless OTEL_SERVICE_NAME gives another."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds the last spans may take to be sent."""
+"""Seconds in which the last spans are sent or given up."""
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 
 
 class Span(Protocol):
-    """What the gateway does with an OpenTelemetry span. An exception that leaves the `with` is noted in it."""
+    """The part of an OpenTelemetry span that the gateway uses. It records an exception that leaves its `with`."""
 
     def __enter__(self) -> Self: ...
 
@@ -67,39 +67,40 @@ class NoTracing:
 
 
 class Tracing(NoTracing):
-    """Spans of one provider, which ends with it."""
+    """Spans of one provider, which is closed with it."""
 
-    def __init__(self, provider: "TracerProvider") -> None:
+    def __init__(self, provider: "TracerProvider", close_timeout: float = CLOSE_TIMEOUT) -> None:
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._provider = provider
+        self._close_timeout = close_timeout
         self._tracer = provider.get_tracer("stepwell")
         self._kind = SpanKind.SERVER
         self._extract = TraceContextTextMapPropagator().extract
 
     def span(self, name: str, traceparent: bytes | None = None, **attributes: Attribute) -> Span:
-        """A span that begins now, below the caller's own where a traceparent header names it."""
+        """A span that begins now, below the caller's own if a traceparent header names it."""
         parent = self._extract({"traceparent": traceparent.decode("latin-1")}) if traceparent else None
         return self._tracer.start_span(name, parent, self._kind, attributes)
 
     async def close(self) -> None:
-        """Send what is left, or give it up after CLOSE_TIMEOUT."""
+        """Send the last spans, or give them up after the timeout."""
         ending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         ending.start()
-        await asyncio.to_thread(ending.join, CLOSE_TIMEOUT)
+        await asyncio.to_thread(ending.join, self._close_timeout)
 
 
-def start() -> NoTracing:
-    """Tracing as the environment asks for it. Close what you get."""
+def start(close_timeout: float = CLOSE_TIMEOUT) -> NoTracing:
+    """Tracing as the environment variables ask for it. The caller closes it."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return NoTracing()
     try:
         provider = _exporting()
     except ImportError:
-        log.warning("a collector for traces is set, but not the means to reach it: pip install 'stepwell[otel]'")
+        log.warning("traces need an extra package: pip install 'stepwell[otel]'")
         return NoTracing()
-    return Tracing(provider)
+    return Tracing(provider, close_timeout)
 
 
 def _exporting() -> "TracerProvider":

@@ -1,50 +1,127 @@
-"""Steps on their way to the pool, behind the agents' backs.
+"""Steps on their way to the pool, sent in the background.
 
-What always holds: `record` never waits; a step stays here until the pool has answered for it, however often that takes;
-what had to be given up is counted and logged. One message is under way at a time. It gathers what comes within some
-milliseconds and all that came while the last one was under way, so that under load the messages grow instead of the
-queue.
+- `record` never waits. A step stays here until the pool has answered for it, however many tries that takes.
+- Steps that are given up are counted and logged.
+- One message is in flight at a time. It has the steps of some milliseconds and all that came while the previous message
+  was in flight, so that under load the messages grow instead of the queue.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from stepwell.errors import Conflict, PoolUnavailable, StepwellError, UnknownTrajectory
-from stepwell.gateway.recording.backlog import MAX_MESSAGE, OutboxQueue
 from stepwell.gateway.recording.spool import Spool
+from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.gateway")
 
+MAX_MESSAGE = 256
+"""Steps in one message."""
+MAX_MESSAGE_BYTES = 32 * 2**20
+"""Bytes in one message, unless a single step has more."""
+STEP_OVERHEAD = 1024
+"""About the bytes of a step without its arrays."""
 MAX_HELD = 20_000
-"""Steps kept while the pool is away; beyond it the oldest is given up."""
+"""Steps that are held while the pool is unavailable; beyond it the oldest is given up."""
 MAX_HELD_BYTES = 2**30
 """The same in bytes: prompts are long."""
-GATHERING = 0.02
-"""Seconds a message waits for company, unless someone waits for it. It costs a millisecond, whatever its size."""
+GATHER_SECONDS = 0.02
+"""How long a message waits for more steps, unless somebody waits for it. A message costs about a millisecond."""
 RETRY_PAUSE = 1.0
+"""Seconds between two tries."""
 SETTLE_TIMEOUT = 30.0
-TOLD_EVERY = 1.0
-"""Seconds between two lines about steps given up."""
+LOG_INTERVAL = 1.0
+"""Seconds between two log lines about steps that were given up."""
 TAKEN = (SubmitVerdict.ACCEPTED, SubmitVerdict.DUPLICATE, SubmitVerdict.QUARANTINED)
 """The pool has the step."""
 
 
-class Sealer(Protocol):
-    """Knows things of a step that are settled only after it was recorded."""
+def step_bytes(step: Step) -> int:
+    """About the bytes of a step: 4 per token, 5 more per response token for log-probability and mask."""
+    return STEP_OVERHEAD + 4 * len(step.prompt_ids) + 9 * len(step.response_ids)
 
-    async def seal(self, steps: Sequence[Step]) -> Sequence[Step]:
-        """The same steps, completed. Asked again if the pool could not be reached."""
 
-    def forget(self, step: Step) -> None:
-        """Its fate is known."""
+class OutboxQueue:
+    """A bounded queue of steps, counted by trajectory. It knows no clock and no event loop.
+
+    - A step is held from `add` until `settle` or `trim`, also while it is in flight.
+    - The bounds are kept by giving up the oldest step that is not in flight.
+    - Postponed steps, for which the pool has no room, do not delay the others.
+    """
+
+    def __init__(self, max_steps: int, max_bytes: int) -> None:
+        self.steps = 0
+        self.nbytes = 0
+        self._max_steps = max_steps
+        self._max_bytes = max_bytes
+        self._queue: deque[Step] = deque()
+        self._postponed: deque[Step] = deque()
+        self._by_trajectory: dict[str, int] = {}
+
+    @property
+    def queued(self) -> int:
+        """Steps that can be taken now."""
+        return len(self._queue)
+
+    def held(self, trajectory_uid: str | None) -> int:
+        """Steps of that trajectory; None means all."""
+        return self.steps if trajectory_uid is None else self._by_trajectory.get(trajectory_uid, 0)
+
+    def add(self, steps: Sequence[Step]) -> None:
+        self._queue.extend(steps)
+        self.steps += len(steps)
+        for step in steps:
+            self.nbytes += step_bytes(step)
+            self._by_trajectory[step.trajectory_uid] = self._by_trajectory.get(step.trajectory_uid, 0) + 1
+
+    def take(self) -> list[Step]:
+        """The oldest steps that fit in a message. They are in flight until they are settled, returned or postponed."""
+        message: list[Step] = []
+        room = MAX_MESSAGE_BYTES
+        while self._queue and len(message) < MAX_MESSAGE:
+            room -= step_bytes(self._queue[0])
+            if message and room < 0:
+                break
+            message.append(self._queue.popleft())
+        return message
+
+    def give_back(self, message: Sequence[Step]) -> None:
+        """The message did not arrive: its steps are the oldest again."""
+        self._queue.extendleft(reversed(message))
+
+    def postpone(self, steps: Sequence[Step]) -> None:
+        self._postponed.extend(steps)
+
+    def resume(self) -> None:
+        """Postponed steps may be taken again, after all others."""
+        self._queue.extend(self._postponed)
+        self._postponed.clear()
+
+    def settle(self, step: Step) -> None:
+        """The step is no longer held."""
+        self.steps -= 1
+        self.nbytes -= step_bytes(step)
+        left = self._by_trajectory[step.trajectory_uid] - 1
+        if left:
+            self._by_trajectory[step.trajectory_uid] = left
+        else:
+            del self._by_trajectory[step.trajectory_uid]
+
+    def trim(self) -> list[Step]:
+        """Give up the oldest steps until the bounds are kept. Returns them."""
+        dropped: list[Step] = []
+        while (self.steps > self._max_steps or self.nbytes > self._max_bytes) and (self._postponed or self._queue):
+            step = (self._postponed or self._queue).popleft()
+            self.settle(step)
+            dropped.append(step)
+        return dropped
 
 
 class Outbox:
@@ -53,70 +130,77 @@ class Outbox:
         pool: StepSink,
         on_refused: Callable[[str], None],
         *,
-        sealer: Sealer | None = None,
+        confirmer: VersionConfirmer | None = None,
         spool: Spool | None = None,
         max_held: int = MAX_HELD,
         max_held_bytes: int = MAX_HELD_BYTES,
+        gather_seconds: float = GATHER_SECONDS,
+        retry_pause: float = RETRY_PAUSE,
+        settle_timeout: float = SETTLE_TIMEOUT,
     ) -> None:
-        """`on_refused` is told the trajectory_uid of a step that the pool has no trajectory for. A sealer has the last
-        word on steps before they leave.
+        """`on_refused` gets the trajectory_uid of a step that the pool has no trajectory for. The confirmer completes
+        steps before they are sent.
 
-        The spool gets a copy of all that is held, so its file has the same bounds. What it still has of an earlier
-        process is delivered first.
+        The spool gets a copy of all steps that are held, so its file has the same bounds. The steps that an earlier
+        process left in it are sent first.
         """
         self.delivered: Counter[str] = Counter()
-        """Steps the pool has, by verdict."""
+        """Steps that the pool has, by verdict."""
         self.lost: Counter[str] = Counter()
         """Steps that did not get into the pool, by cause."""
         self._pool = pool
         self._on_refused = on_refused
-        self._sealer = sealer
+        self._confirmer = confirmer
         self._spool = spool
-        self._backlog = OutboxQueue(max_held, max_held_bytes)
+        self._gather_seconds = gather_seconds
+        self._retry_pause = retry_pause
+        self._settle_timeout = settle_timeout
+        self._queue = OutboxQueue(max_held, max_held_bytes)
         self._arrived = asyncio.Event()
         """There is something to take."""
         self._hurried = asyncio.Event()
-        """Someone waits: no more gathering."""
+        """Somebody waits: send without gathering."""
         self._settling: dict[str | None, asyncio.Event] = {}
-        """By trajectory: set once nothing of it is held. None stands for all."""
+        """By trajectory: set when no step of it is held. None stands for all trajectories."""
         self._awaited: dict[Step, asyncio.Future[SubmitVerdict | None]] = {}
-        """Who waits for the verdict on this very step; None means that it was given up."""
+        """Who waits for the verdict on a step; None as a verdict means that the step was given up."""
         self._resuming = False
-        """What was put off is about to be tried again."""
-        self._given_up = 0
-        self._told_at = -TOLD_EVERY
+        """Postponed steps are about to be tried again."""
+        self._dropped = 0
+        self._logged_at = -LOG_INTERVAL
         if spool is not None:
-            self._backlog.add(spool.take_leftovers())
+            self._queue.add(spool.take_leftovers())
             self._arrived.set()
 
     @property
     def waiting(self) -> int:
-        """Steps the pool has not answered for yet."""
-        return self._backlog.steps
+        """Steps that the pool has not answered for."""
+        return self._queue.steps
 
     @property
     def waiting_bytes(self) -> int:
-        return self._backlog.nbytes
+        return self._queue.nbytes
 
     def record(self, steps: Sequence[Step]) -> None:
         """Take over steps, whatever state the pool is in."""
-        self._backlog.add(steps)
+        self._queue.add(steps)
         if self._spool is not None:
             self._spool.add(steps)
         self._arrived.set()
-        if gone := self._backlog.trim():
-            self._give_up(gone)
+        if dropped := self._queue.trim():
+            self._drop(dropped)
 
-    async def record_durably(self, steps: Sequence[Step], timeout: float = SETTLE_TIMEOUT) -> None:
-        """Take over steps, and return once the pool has them.
+    async def record_durably(self, steps: Sequence[Step]) -> None:
+        """Take over steps, and return when the pool has them.
 
-        PoolUnavailable if that takes too long: they are kept and delivered later. UnknownTrajectory or Conflict if
-        the pool refuses one of them.
+        PoolUnavailable if that takes too long: the steps are kept and sent later. UnknownTrajectory or Conflict if the
+        pool refuses one of them.
         """
         answers = [asyncio.get_running_loop().create_future() for _ in steps]
         self._awaited.update(zip(steps, answers, strict=True))
         self.record(steps)
         self._hurried.set()
+        timeout = self._settle_timeout
         try:
             async with asyncio.timeout(timeout):
                 verdicts = [await answer for answer in answers]
@@ -131,81 +215,81 @@ class Outbox:
             if verdict not in TAKEN:
                 raise _refusal(step, verdict)
 
-    async def settle(self, trajectory_uid: str | None = None, timeout: float = SETTLE_TIMEOUT) -> None:
-        """Wait until the pool has answered for all steps of that trajectory, or for all there are."""
-        if not self._backlog.held(trajectory_uid):
+    async def settle(self, trajectory_uid: str | None = None, timeout: float | None = None) -> None:
+        """Wait until the pool has answered for all steps of that trajectory, or for all steps."""
+        if not self._queue.held(trajectory_uid):
             return
         settled = self._settling.setdefault(trajectory_uid, asyncio.Event())
         self._hurried.set()
+        timeout = self._settle_timeout if timeout is None else timeout
         try:
             async with asyncio.timeout(timeout):
                 await settled.wait()
         except TimeoutError:
-            waiting = self._backlog.held(trajectory_uid)
+            waiting = self._queue.held(trajectory_uid)
             raise PoolUnavailable(f"{waiting} steps still wait for the pool after {timeout:g} s; try again") from None
 
     async def drain(self, timeout: float) -> None:
-        """At the end: wait for all to settle. What has not by then is lost, unless there is a spool to keep it."""
+        """At the end: wait for all steps to settle. The others are lost, unless there is a spool that keeps them."""
         try:
             await self.settle(timeout=timeout)
         except PoolUnavailable as failure:
             if self._spool is None:
                 self.lost["shutdown"] += self.waiting
-                log.error("the gateway ends and gives its last steps up: %s", failure)
+                log.error("the gateway ends and gives up its last steps: %s", failure)
             else:
                 log.warning("the gateway ends; %d steps stay in its spool until it starts again", self.waiting)
-        self._tell_given_up(every=0.0)
+        self._log_dropped(interval=0.0)
 
     async def run(self) -> None:
-        """Deliver, until cancelled."""
+        """Send steps, until cancelled."""
         while True:
             await self._arrived.wait()
             await self._gather()
-            message = self._backlog.take()
-            if not self._backlog.queued:
+            message = self._queue.take()
+            if not self._queue.queued:
                 self._arrived.clear()
-            if message and not await self._deliver(message):
-                await asyncio.sleep(RETRY_PAUSE)
+            if message and not await self._send(message):
+                await asyncio.sleep(self._retry_pause)
 
     async def _gather(self) -> None:
-        if self._backlog.queued < MAX_MESSAGE:
+        if self._queue.queued < MAX_MESSAGE:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GATHERING):
+                async with asyncio.timeout(self._gather_seconds):
                     await self._hurried.wait()
         self._hurried.clear()
 
-    async def _deliver(self, message: Sequence[Step]) -> bool:
+    async def _send(self, message: Sequence[Step]) -> bool:
         try:
-            sealed = message if self._sealer is None else await self._sealer.seal(message)
-            verdicts = await self._pool.submit_steps(sealed)
+            confirmed = message if self._confirmer is None else await self._confirmer.confirm(message)
+            verdicts = await self._pool.submit_steps(confirmed)
         except PoolUnavailable as failure:
             log.warning("%d steps are waiting for the pool: %s", self.waiting, failure)
-        except Exception:  # whatever it was, the steps of all agents must not end with it
+        except Exception:  # whatever it is, the steps of all agents must not be lost with it
             log.exception("%d steps are waiting, the pool failed", self.waiting)
         else:
-            self._note(message, verdicts)
+            self._settle_message(message, verdicts)
             return True
-        self._backlog.give_back(message)
+        self._queue.give_back(message)
         self._arrived.set()
         return False
 
-    def _note(self, message: Sequence[Step], verdicts: Sequence[SubmitVerdict]) -> None:
-        """What became of each step."""
-        full: list[Step] = []
+    def _settle_message(self, message: Sequence[Step], verdicts: Sequence[SubmitVerdict]) -> None:
+        refused_as_full: list[Step] = []
         answered: list[Step] = []
         for step, verdict in zip(message, verdicts, strict=True):
             if verdict is SubmitVerdict.FULL:
-                full.append(step)
+                refused_as_full.append(step)
                 continue
             answered.append(step)
             self._count(step, verdict)
-            self._backlog.settle(step)
-            self._tell(step, verdict)
-        if full:
-            self._put_off(full)
+            self._queue.settle(step)
+            self._notify(step, verdict)
+        if refused_as_full:
+            self._postpone(refused_as_full)
         if self._spool is not None:
             self._spool.remove(answered)
-        self._tell_given_up()
+        self._log_dropped()
 
     def _count(self, step: Step, verdict: SubmitVerdict) -> None:
         if verdict in TAKEN:
@@ -217,43 +301,43 @@ class Outbox:
             log.warning("trajectory %s: the pool refused a step as %s", step.trajectory_uid, verdict)
             self._on_refused(step.trajectory_uid)
 
-    def _put_off(self, full: Sequence[Step]) -> None:
-        self._backlog.put_off(full)
+    def _postpone(self, steps: Sequence[Step]) -> None:
+        self._queue.postpone(steps)
         if not self._resuming:
             log.warning("%d steps are waiting: the pool is full", self.waiting)
             self._resuming = True
-            asyncio.get_running_loop().call_later(RETRY_PAUSE, self._resume)
+            asyncio.get_running_loop().call_later(self._retry_pause, self._resume)
 
     def _resume(self) -> None:
         self._resuming = False
-        self._backlog.resume()
+        self._queue.resume()
         self._arrived.set()
 
-    def _give_up(self, gone: Sequence[Step]) -> None:
-        self.lost["recorder_full"] += len(gone)
-        self._given_up += len(gone)
-        for step in gone:
-            self._tell(step, None)
+    def _drop(self, dropped: Sequence[Step]) -> None:
+        self.lost["recorder_full"] += len(dropped)
+        self._dropped += len(dropped)
+        for step in dropped:
+            self._notify(step, None)
         if self._spool is not None:
-            self._spool.remove(gone)
-        self._tell_given_up()
+            self._spool.remove(dropped)
+        self._log_dropped()
 
-    def _tell(self, step: Step, verdict: SubmitVerdict | None) -> None:
-        """Wake whoever waits for this step, its trajectory, or all."""
-        if self._sealer is not None:
-            self._sealer.forget(step)
+    def _notify(self, step: Step, verdict: SubmitVerdict | None) -> None:
+        """Wake those who wait for this step, for its trajectory, or for all steps."""
+        if self._confirmer is not None:
+            self._confirmer.forget(step)
         answer = self._awaited.pop(step, None)
         if answer is not None and not answer.done():
             answer.set_result(verdict)
         for waiting_for in (step.trajectory_uid, None):
-            if waiting_for in self._settling and not self._backlog.held(waiting_for):
+            if waiting_for in self._settling and not self._queue.held(waiting_for):
                 self._settling.pop(waiting_for).set()
 
-    def _tell_given_up(self, every: float = TOLD_EVERY) -> None:
+    def _log_dropped(self, interval: float = LOG_INTERVAL) -> None:
         now = time.monotonic()
-        if self._given_up and now - self._told_at >= every:
-            log.error("%d steps were given up, the oldest of those held; %d are waiting", self._given_up, self.waiting)
-            self._given_up, self._told_at = 0, now
+        if self._dropped and now - self._logged_at >= interval:
+            log.error("%d steps were given up, the oldest of those held; %d are waiting", self._dropped, self.waiting)
+            self._dropped, self._logged_at = 0, now
 
 
 def _refusal(step: Step, verdict: SubmitVerdict | None) -> StepwellError:

@@ -1,68 +1,85 @@
-"""The spool: what a gateway holds for the pool, on disk, so that it outlives the gateway.
+"""The spool: a copy on disk of the steps that a gateway holds for the pool, so that they outlive the gateway.
 
-What always holds: `add` and `remove` never wait, a thread of the spool's own does the writing, some milliseconds of
-changes at a time; a step is on disk until it is removed; what an earlier process left is there to be delivered.
+- `add` and `remove` never wait. The spool's own thread writes, some milliseconds of changes at a time.
+- A step is on disk until it is removed. The steps that an earlier process left are sent again.
+- While a spool is open, no other process can open its file. The lock ends with the process.
+- A damaged file is set aside; the rows that can be read are copied to a new file.
 
-What a kill -9 of the gateway costs: the steps of the last milliseconds, which the thread had not written yet. A loss of
-power may cost more, for the disk is not synced at every change. A step may be delivered again after a kill, and the
-pool takes it once. A disk that fails costs the copy, not the recording.
+A kill -9 of the gateway costs the steps of the last milliseconds, which the thread has not written. A loss of power may
+cost more, because the disk is not synced at every change. A step may be sent again after a kill; the pool takes it
+once. If the disk fails, the copies are lost, not the steps in memory.
 """
 
+import contextlib
+import logging
 import queue
+import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
+from zlib import crc32
 
-from stepwell.gateway.recording.spool_file import SpoolFile
+from stepwell.common.sqlite_file import open_wal, set_aside_damaged
+from stepwell.errors import StepwellError
+from stepwell.steps.columns import from_bytes, to_bytes
 from stepwell.steps.step import Step
 
-GATHERING = 0.005
-"""Seconds of changes that are written together. A step that comes and goes within is never written."""
+log = logging.getLogger("stepwell.gateway")
+
+GATHER_SECONDS = 0.005
+"""How long changes are gathered. A step that comes and goes within this time is never written."""
 MAX_ROW = 64
-"""Steps in one row, which goes when the last of them goes."""
+"""Steps in one row. A row is deleted when its last step is removed."""
+TABLE = "CREATE TABLE IF NOT EXISTS messages (n INTEGER PRIMARY KEY, packed BLOB, checksum INTEGER)"
+LOG_SIZE = 64 * 2**20
+"""Bytes that SQLite's write-ahead log may keep on disk while it is empty."""
+LOCK_TIMEOUT = 1.0
+"""Seconds to wait until an earlier process closes the file."""
+LOG_INTERVAL = 1.0
+"""Seconds between two log lines about a disk that fails."""
 
 
-class Change(NamedTuple):
+class SpoolChange(NamedTuple):
     steps: Sequence[Step]
     is_new: bool
 
 
 class Spool:
     def __init__(self, path: Path) -> None:
-        """StepwellError if another process has it, or it cannot be used. A damaged one is set aside."""
+        """StepwellError if another process has the file open, or if it cannot be used."""
         self.unwritten = 0
-        """Steps that the disk did not take."""
+        """Steps that could not be written."""
         self._file = SpoolFile(path)
-        self._changes: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
+        self._changes: queue.SimpleQueue[SpoolChange | None] = queue.SimpleQueue()
         self._rows: dict[Step, int] = {}
-        """Where a step is kept."""
-        self._wanted: dict[int, int] = {}
-        """How many steps of a row are not removed yet."""
+        """The row of each step."""
+        self._left: dict[int, int] = {}
+        """How many steps of a row are not removed."""
         self._spent: list[int] = []
         """Rows to delete."""
         for row, steps in self._file.found.items():
             self._keep(row, steps)
-        self._last_row = max(self._wanted, default=0)
-        self._thread = threading.Thread(target=self._write_on, name="stepwell-spool", daemon=True)
+        self._last_row = max(self._left, default=0)
+        self._thread = threading.Thread(target=self._write_changes, name="stepwell-spool", daemon=True)
         self._thread.start()
 
     def take_leftovers(self) -> list[Step]:
-        """What an earlier process did not deliver, oldest first."""
+        """The steps that an earlier process did not send, oldest first."""
         leftovers = [step for steps in self._file.found.values() for step in steps]
         self._file.found.clear()
         return leftovers
 
     def add(self, steps: Sequence[Step]) -> None:
-        self._changes.put(Change(steps, is_new=True))
+        self._changes.put(SpoolChange(steps, is_new=True))
 
     def remove(self, steps: Sequence[Step]) -> None:
-        """They are delivered, or given up."""
-        self._changes.put(Change(steps, is_new=False))
+        """The steps were delivered or given up."""
+        self._changes.put(SpoolChange(steps, is_new=False))
 
     def close(self) -> None:
-        """Write what is still to be written, and let go of the file."""
+        """Write the last changes and close the file."""
         self._changes.put(None)
         self._thread.join()
         self._file.close()
@@ -73,11 +90,11 @@ class Spool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write_on(self) -> None:
+    def _write_changes(self) -> None:
         is_open = True
         while is_open:
             changes = [self._changes.get()]
-            time.sleep(GATHERING)
+            time.sleep(GATHER_SECONDS)
             while not self._changes.empty():
                 changes.append(self._changes.get())
             is_open = None not in changes
@@ -86,8 +103,8 @@ class Spool:
                 self._spent.clear()
             self._insert(fresh)
 
-    def _sort(self, changes: Sequence[Change]) -> list[Step]:
-        """Gives the steps to write, and marks the rows that are spent."""
+    def _sort(self, changes: Sequence[SpoolChange]) -> list[Step]:
+        """Returns the steps to write. Rows without steps are added to `_spent`."""
         fresh: dict[Step, None] = {}
         for steps, is_new in changes:
             if is_new:
@@ -97,7 +114,7 @@ class Spool:
                 if step in fresh:
                     del fresh[step]
                 elif step in self._rows:
-                    self._let_go(self._rows.pop(step))
+                    self._release(self._rows.pop(step))
         return list(fresh)
 
     def _insert(self, fresh: Sequence[Step]) -> None:
@@ -111,10 +128,105 @@ class Spool:
 
     def _keep(self, row: int, steps: Sequence[Step]) -> None:
         self._rows.update(dict.fromkeys(steps, row))
-        self._wanted[row] = len(steps)
+        self._left[row] = len(steps)
 
-    def _let_go(self, row: int) -> None:
-        self._wanted[row] -= 1
-        if not self._wanted[row]:
-            del self._wanted[row]
+    def _release(self, row: int) -> None:
+        self._left[row] -= 1
+        if not self._left[row]:
+            del self._left[row]
             self._spent.append(row)
+
+
+class SpoolFile:
+    """The spool's SQLite file: rows of packed steps."""
+
+    def __init__(self, path: Path) -> None:
+        """StepwellError if another process has the file open, or if it cannot be used."""
+        self.path = path
+        self.found: dict[int, list[Step]] = {}
+        """The steps that were in the file when it was opened, by row, oldest first."""
+        self._logged_at = -LOG_INTERVAL
+        try:
+            self._open()
+        except (OSError, sqlite3.OperationalError) as failure:
+            raise StepwellError(_refusal(path, failure)) from None
+
+    def insert(self, row: int, steps: Sequence[Step]) -> bool:
+        """Returns whether it was written."""
+        try:
+            packed = to_bytes(steps)
+        except (TypeError, ValueError) as failure:
+            return self._failed(failure)
+        return self._change("INSERT INTO messages VALUES (?, ?, ?)", [(row, packed, crc32(packed))])
+
+    def delete(self, rows: Iterable[int]) -> bool:
+        return self._change("DELETE FROM messages WHERE n = ?", [(row,) for row in rows])
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _change(self, statement: str, values: Sequence[tuple[int | bytes, ...]]) -> bool:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany(statement, values)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as failure:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            return self._failed(failure)
+        return True
+
+    def _failed(self, failure: Exception) -> bool:
+        if time.monotonic() - self._logged_at >= LOG_INTERVAL:
+            self._logged_at = time.monotonic()
+            log.error("spool %s cannot be written, new steps are only in memory: %s", self.path, failure)
+        return False
+
+    def _open(self) -> None:
+        try:
+            self._db = self._open_file()
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError as damage:
+            self._replace_damaged(damage)
+
+    def _open_file(self) -> sqlite3.Connection:
+        db = open_wal(self.path, exclusive=True, lock_timeout=LOCK_TIMEOUT)
+        try:
+            db.execute(f"PRAGMA journal_size_limit = {LOG_SIZE}")
+            db.executescript(f"BEGIN IMMEDIATE; {TABLE}; COMMIT")
+            self._read(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _read(self, db: sqlite3.Connection) -> None:
+        """Read every row that can be read. Raises DatabaseError afterwards if some rows cannot."""
+        unreadable = 0
+        for row, packed, checksum in db.execute("SELECT n, packed, checksum FROM messages ORDER BY n"):
+            try:
+                if crc32(packed) != checksum:
+                    raise ValueError
+                self.found[row] = from_bytes(packed)
+            except (TypeError, ValueError):
+                unreadable += 1
+        if unreadable:
+            raise sqlite3.DatabaseError(f"{unreadable} rows are not what was written, or are of another version")
+
+    def _replace_damaged(self, damage: sqlite3.DatabaseError) -> None:
+        """Set the file aside and write the rows that were read to a new one."""
+        aside = set_aside_damaged(self.path)
+        steps = sum(len(found) for found in self.found.values())
+        log.error(
+            "spool %s is damaged: %s; %d steps could be read, it is set aside as %s", self.path, damage, steps, aside
+        )
+        self._db = self._open_file()
+        for row, found in self.found.items():
+            self.insert(row, found)
+
+
+def _refusal(path: Path, failure: OSError | sqlite3.OperationalError) -> str:
+    if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+        return f"spool {path} is in use by another gateway; give each gateway a file of its own"
+    return f"spool {path} cannot be used: {failure}"

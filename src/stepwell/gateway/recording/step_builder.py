@@ -1,9 +1,10 @@
-"""What was sampled, on its way to the recorder: made into steps, graded, counted."""
+"""Makes steps of sampled choices: grades them, quarantines those that are inconsistent, and records them."""
 
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from secrets import token_hex
 from typing import Any
 
 from stepwell.common.tokenizers import BackgroundTokenizer
@@ -11,39 +12,67 @@ from stepwell.engines.replica import EngineReplica
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.recording.recorded import CallContext, build_steps
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.pool.api.producing import TrajectoryRef
-from stepwell.steps.step import Exactness, IntArray, JsonObject, ids_array
+from stepwell.steps.soundness import step_fault, usage_fault
+from stepwell.steps.step import Exactness, IntArray, JsonObject, Step, ids_array
 from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
 
 log = logging.getLogger("stepwell.gateway")
 
 MALFORMED_HISTORY = "malformed_history"
-"""In a step's extras: how many tool calls in its history had arguments that are no JSON object."""
+"""In a step's extras: how many tool calls in its history had arguments that are not a JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What is known of a call before its answer."""
+
+    trajectory_uid: str
+    prompt_uid: str
+    policy_version: int
+    """In force when the call began: no token of the answer is older."""
+    started_at: float
+    sampling: JsonObject
+    prompt_length: int
+    """The longest prompt that a trainer takes."""
+    untrainable: str | None = None
+    exactness: Exactness = Exactness.ENGINE
+    extras: JsonObject = field(default_factory=dict)
+    choices_per_prompt: int = 1
+
+
+def exactness_of(engine: EngineReplica) -> Exactness:
+    return Exactness.ENGINE if engine.facts.token_ids else Exactness.RETOKENIZED
 
 
 class StepBuilder:
     def __init__(
         self,
-        recorder: Outbox,
-        versions: VersionConfirmer,
+        outbox: Outbox,
+        confirmer: VersionConfirmer,
         tokenizer: BackgroundTokenizer,
-        sight: GatewayMetrics,
+        metrics: GatewayMetrics,
         *,
         prompt_length: int,
         is_durable: bool,
     ) -> None:
-        """`is_durable`: an answer's end waits until the pool has confirmed its step."""
-        self._recorder = recorder
-        self._versions = versions
+        """`is_durable`: the end of an answer waits until the pool has confirmed its step."""
+        self._outbox = outbox
+        self._confirmer = confirmer
         self._tokenizer = tokenizer
-        self._sight = sight
+        self._metrics = metrics
         self._prompt_length = prompt_length
         self._is_durable = is_durable
 
     def context(
-        self, ref: TrajectoryRef, call: ModelCall, engine: EngineReplica, policy_version: int, started_at: float
+        self,
+        ref: TrajectoryRef,
+        call: ModelCall,
+        engine: EngineReplica,
+        policy_version: int,
+        started_at: float,
+        untrainable: str | None,
     ) -> CallContext:
         extras: JsonObject = {MALFORMED_HISTORY: call.malformed_history} if call.malformed_history else {}
         return CallContext(
@@ -53,36 +82,83 @@ class StepBuilder:
             started_at=started_at,
             sampling=call.sampling,
             prompt_length=self._prompt_length,
-            untrainable=call.untrainable,
-            exactness=Exactness.ENGINE if engine.facts.token_ids else Exactness.RETOKENIZED,
+            untrainable=untrainable,
+            exactness=exactness_of(engine),
             extras=extras,
             choices_per_prompt=call.choices_per_prompt,
         )
 
-    async def keep(self, context: CallContext, engine: EngineReplica, choices: Sequence[Sampled], usage: Usage) -> None:
-        """Hand the steps of a whole answer over."""
+    async def record(
+        self, context: CallContext, engine: EngineReplica, choices: Sequence[Sampled], usage: Usage
+    ) -> None:
+        """Record the steps of a complete answer."""
         steps = build_steps(context, choices, usage)
         for step in steps:
-            self._versions.note(step, engine)
-        self._sight.steps_recorded(steps)
+            self._confirmer.note(step, engine)
+        self._metrics.steps_recorded(steps)
         if self._is_durable:
-            await self._recorder.record_durably(steps)
+            await self._outbox.record_durably(steps)
         else:
-            self._recorder.record(steps)
+            self._outbox.record(steps)
 
-    def keep_cut(self, context: CallContext, choices: Sequence[Sampled]) -> None:
-        """Hand over what there is of an answer that did not come to its end. Never waits."""
+    def record_cut_short(self, context: CallContext, choices: Sequence[Sampled]) -> None:
+        """Record what there is of an answer that has no end. Never waits."""
         cut = [choice for choice in choices if len(choice.response_ids)]
         if cut:
             steps = build_steps(context, cut, NO_USAGE)
-            self._sight.steps_recorded(steps)
-            self._recorder.record(steps)
+            self._metrics.steps_recorded(steps)
+            self._outbox.record(steps)
 
     async def retokenize(
         self, call: ModelCall, choices: Sequence[Sampled], texts: Sequence[str | None]
     ) -> list[Sampled]:
-        """The choices of an engine that gives text only, with ids from the tokenizer. Worth less, and graded so."""
+        """The choices of an engine that gives only texts, with ids from the tokenizer."""
         return await asyncio.to_thread(_retokenize, self._tokenizer, call.request, choices, texts)
+
+
+def build_steps(context: CallContext, choices: Sequence[Sampled], usage: Usage) -> list[Step]:
+    """One step per choice. If the token count of the engine differs, all of them are quarantined."""
+    written = sum(len(choice.response_ids) for choice in choices)
+    read = sum(len(choice.prompt_ids) for choice in choices[:: context.choices_per_prompt])
+    miscount = usage_fault("prompt", read, usage.prompt_tokens) or usage_fault(
+        "response", written, usage.completion_tokens
+    )
+    return [_build_step(context, choice, miscount) for choice in choices]
+
+
+def _build_step(context: CallContext, choice: Sampled, miscount: str | None) -> Step:
+    step = Step(
+        prompt_ids=choice.prompt_ids,
+        response_ids=choice.response_ids,
+        response_logprobs=choice.logprobs,
+        trajectory_uid=context.trajectory_uid,
+        prompt_uid=context.prompt_uid,
+        policy_version=choice.version_spans[0].version if choice.version_spans else context.policy_version,
+        exactness=context.exactness,
+        untrainable=context.untrainable,
+        finish_reason=choice.finish_reason,
+        model=choice.model,
+        version_spans=choice.version_spans,
+        sampling=context.sampling,
+        extras=context.extras,
+        uid=token_hex(16),
+        started_at=context.started_at,
+    )
+    fault = step_fault(step) or miscount or _answer_fault(step, context.prompt_length)
+    # log-probabilities that do not fit their ids cannot be packed; the fault says what they were
+    return step if fault is None else replace(step, response_logprobs=None, quarantine=fault)
+
+
+def _answer_fault(step: Step, prompt_length: int) -> str | None:
+    if step.response_logprobs is None and step.exactness is Exactness.ENGINE:
+        return "no_logprobs: the engine gave no log-probabilities"
+    if len(step.prompt_ids) > prompt_length:
+        return f"prompt_too_long: {len(step.prompt_ids)} prompt tokens, and a trainer takes {prompt_length}"
+    if step.finish_reason is None:
+        return "cut_short: the answer did not come to its end"
+    if step.finish_reason in ("abort", "error"):
+        return f"cut_short: the engine ended the answer with {step.finish_reason!r}"
+    return None
 
 
 def _retokenize(

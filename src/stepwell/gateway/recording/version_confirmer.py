@@ -1,7 +1,7 @@
-"""Under which weights a chat reply was sampled: bracketed between what the engine said before the call and after it.
+"""Which weights sampled a chat answer: the engine is asked for its version before the call and after it.
 
-Where both agree, the version is certain. Where they differ, the weights changed somewhere in between: the step keeps
-the older version, by which its staleness is counted, and says in its extras that it is a bracket.
+If both answers agree, the version is certain. If they differ, the weights changed during the call: the step keeps the
+older version, which counts for its staleness, and its extras have both.
 """
 
 import asyncio
@@ -17,31 +17,36 @@ BRACKET = "version_bracket"
 
 
 class VersionConfirmer:
+    """Completes steps with their versions after they were recorded and before they are sent."""
+
     def __init__(self, engines: EngineFleet) -> None:
         self._engines = engines
         self._sampled_by: dict[str, EngineReplica] = {}
         self._after: dict[str, int | None] = {}
 
     def note(self, step: Step, engine: EngineReplica) -> None:
-        """Remember who wrote a step, until it is sealed."""
+        """Remember which engine wrote a step, until its version is confirmed."""
         if engine.facts.weight_versions and not step.version_spans:
             self._sampled_by[step.uid] = engine
 
-    async def seal(self, steps: Sequence[Step]) -> list[Step]:
-        """The steps with their versions confirmed, by asking each engine once for all of them."""
-        unsealed = {step.uid: engine for step in steps if (engine := self._sampled_by.pop(step.uid, None)) is not None}
-        engines = tuple(set(unsealed.values()))
-        answers = await asyncio.gather(*(self._engines.version_after(engine) for engine in engines))
-        told = dict(zip(engines, answers, strict=True))
-        self._after.update((uid, told[engine]) for uid, engine in unsealed.items())
-        return [_sealed(step, self._after.get(step.uid)) for step in steps]
+    async def confirm(self, steps: Sequence[Step]) -> list[Step]:
+        """The steps with their versions. Each engine is asked once; asking again for the same steps changes nothing."""
+        unconfirmed = {
+            step.uid: engine for step in steps if (engine := self._sampled_by.pop(step.uid, None)) is not None
+        }
+        engines = tuple(set(unconfirmed.values()))
+        versions = await asyncio.gather(*(self._engines.version_after(engine) for engine in engines))
+        version_of = dict(zip(engines, versions, strict=True))
+        self._after.update((uid, version_of[engine]) for uid, engine in unconfirmed.items())
+        return [_confirmed(step, self._after.get(step.uid)) for step in steps]
 
     def forget(self, step: Step) -> None:
+        """The step was delivered or given up."""
         self._sampled_by.pop(step.uid, None)
         self._after.pop(step.uid, None)
 
 
-def _sealed(step: Step, after: int | None) -> Step:
+def _confirmed(step: Step, after: int | None) -> Step:
     if after is None:
         return step
     if after == step.policy_version:

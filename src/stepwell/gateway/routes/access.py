@@ -1,17 +1,18 @@
-"""Who may call what: a table of the gateway's routes and the keys they ask for.
+"""Who may call what: a table of the gateway's routes and the keys they need.
 
-What always holds: a path that the table does not know needs a control key. Paths are judged before they are routed:
-FastAPI does not say which template matched (an included router's routes know nothing of their prefix).
+- A path that is not in the table needs a control key.
+- Paths are checked before they are routed: FastAPI does not say which template matched.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from stepwell.common.access_keys import AccessKeys
+from stepwell.gateway.dialects.dialect import Dialect
 
 
 class Access(Enum):
-    """Which key a route asks for."""
+    """Which key a route needs."""
 
     OPEN = "open"
     """None."""
@@ -28,62 +29,59 @@ REFUSALS: Mapping[Access, str] = {
     ),
     Access.CONTROL: "this needs a control key; send it as the header Authorization: Bearer KEY",
 }
-"""What is answered to those without the key."""
-
-BELOW_A_TRAJECTORY = ("/v1", "", "/v1/v1")
-"""An agent may append /v1 or not, to a base_url that ends in /v1 or not: all are meant."""
-AGENT_CALLS = ("/chat/completions", "/completions", "/models")
-STEERING_CALLS = ("/register_trajectory", "/complete_trajectory", "/abort_trajectory", "/feedback")
-"""Below a trajectory too, but not the agent's to call: it must not give itself a reward."""
-
+"""The answer to a caller without the key."""
 
 TRAJECTORY_ROOT = "/{trajectory_uid}/{prompt_uid}"
+BELOW_A_TRAJECTORY = ("/v1", "", "/v1/v1")
+"""An agent may append /v1 or not, to a base_url that ends in /v1 or not."""
+MODELS = "models"
+STEERING_CALLS = ("register_trajectory", "complete_trajectory", "abort_trajectory", "feedback")
+"""Below a trajectory too, but not for the agent: it must not reward itself."""
+CONTROL_CALLS = (
+    *("/init_trajectory", "/generate", "/submit_steps", "/compute_reward", "/pacing", "/engines"),
+    *("/v1/models", "/v1/{rest:path}", "/metrics", "/docs", "/openapi.json"),
+)
+
+
+def access_table(dialects: Iterable[Dialect]) -> dict[str, Access]:
+    """The access of each route template. Everything that agents may call is below two names, and nothing else is."""
+    paths = [path for dialect in dialects for path in dialect.paths]
+    return {
+        "/health": Access.OPEN,
+        "/ready": Access.OPEN,
+        **_below([*paths, MODELS], Access.TRAJECTORY),
+        **_below(STEERING_CALLS, Access.CONTROL),
+        **dict.fromkeys(CONTROL_CALLS, Access.CONTROL),
+        **dict.fromkeys((f"/v1/{path}" for path in paths), Access.CONTROL),
+    }
 
 
 def _below(calls: Sequence[str], access: Access) -> dict[str, Access]:
-    return {TRAJECTORY_ROOT + at + call: access for at in BELOW_A_TRAJECTORY for call in calls}
+    return {f"{TRAJECTORY_ROOT}{prefix}/{call}": access for prefix in BELOW_A_TRAJECTORY for call in calls}
 
 
-ACCESS: Mapping[str, Access] = {
-    "/health": Access.OPEN,
-    "/ready": Access.OPEN,
-    **_below(AGENT_CALLS, Access.TRAJECTORY),
-    **_below(STEERING_CALLS, Access.CONTROL),
-    "/init_trajectory": Access.CONTROL,
-    "/generate": Access.CONTROL,
-    "/submit_steps": Access.CONTROL,
-    "/compute_reward": Access.CONTROL,
-    "/pacing": Access.CONTROL,
-    "/engines": Access.CONTROL,
-    "/v1/models": Access.CONTROL,
-    "/v1/chat/completions": Access.CONTROL,
-    "/v1/completions": Access.CONTROL,
-    "/v1/{rest:path}": Access.CONTROL,
-    "/metrics": Access.CONTROL,
-    "/docs": Access.CONTROL,
-    "/openapi.json": Access.CONTROL,
-}
-"""By route template. All that agents may call stands two names below the root, and nothing else may end like it."""
+class AccessCheck:
+    def __init__(self, keys: AccessKeys, table: Mapping[str, Access]) -> None:
+        self._keys = keys
+        self._table = table
 
+    def missing(self, path: str, authorization: str | bytes | None) -> Access | None:
+        """The access that a request for `path` (decoded, as routes are matched) lacks; None if it may proceed."""
+        if self._keys.open:
+            return None
+        access, trajectory_uid, prompt_uid = self._needed(path)
+        if access is Access.OPEN:
+            return None
+        if access is Access.TRAJECTORY:
+            allowed = self._keys.may_call(authorization, trajectory_uid, prompt_uid)
+        else:
+            allowed = self._keys.may_control(authorization)
+        return None if allowed else access
 
-def missing(keys: AccessKeys, path: str, authorization: str | bytes | None) -> Access | None:
-    """The access that a request for `path` (decoded, as routes are matched) lacks; None if it may go on."""
-    if keys.open:
-        return None
-    access, trajectory_uid, prompt_uid = _asked(path)
-    if access is Access.OPEN:
-        return None
-    if access is Access.TRAJECTORY:
-        allowed = keys.may_call(authorization, trajectory_uid, prompt_uid)
-    else:
-        allowed = keys.may_control(authorization)
-    return None if allowed else access
-
-
-def _asked(path: str) -> tuple[Access, str, str]:
-    """What a path asks for, and the trajectory it names, if it does."""
-    _, *names = path.split("/", 3)
-    if len(names) < 3 or names[0] == "v1":
-        return ACCESS.get(path, Access.CONTROL), "", ""
-    trajectory_uid, prompt_uid, call = names
-    return ACCESS.get(f"{TRAJECTORY_ROOT}/{call}", Access.CONTROL), trajectory_uid, prompt_uid
+    def _needed(self, path: str) -> tuple[Access, str, str]:
+        """What a path needs, and the trajectory that it names, if any."""
+        _, *names = path.split("/", 3)
+        if len(names) < 3 or names[0] == "v1":
+            return self._table.get(path, Access.CONTROL), "", ""
+        trajectory_uid, prompt_uid, call = names
+        return self._table.get(f"{TRAJECTORY_ROOT}/{call}", Access.CONTROL), trajectory_uid, prompt_uid

@@ -1,34 +1,39 @@
-"""The gateway's outermost layer: sizes and keys are checked here, before anything else looks at a request.
+"""The gateway's outermost layer: it checks sizes and keys before anything else reads a request.
 
-An agent's calls go straight to calls.py; FastAPI serves the rest. No client's path ever becomes a path at an engine.
+The calls of agents go straight to AgentCalls; FastAPI serves the rest. No client's path becomes a path at an engine.
 """
 
 import re
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from fastapi import FastAPI
-from starlette.exceptions import HTTPException
 
-from stepwell.common.access_keys import AccessKeys
 from stepwell.errors import Forbidden, StepwellError, TooLarge
-from stepwell.gateway.agent_calls import LARGEST_BODY, TOO_LARGE, AgentCalls, Receive
-from stepwell.gateway.dialects.dialect import Kind
-from stepwell.gateway.http.response_writer import Headers, Message, ResponseWriter, Send
-from stepwell.gateway.routes.access import REFUSALS, missing
+from stepwell.gateway.agent_calls import AgentCalls, send_error
+from stepwell.gateway.dialects.dialect import Dialect
+from stepwell.gateway.http.error_responses import describe, openai_error
+from stepwell.gateway.http.request_body import (
+    LARGEST_BODY,
+    LARGEST_HEADERS,
+    Headers,
+    Message,
+    Receive,
+    Send,
+    limited,
+    too_large_text,
+)
+from stepwell.gateway.http.response_writer import ResponseWriter
+from stepwell.gateway.routes.access import REFUSALS, AccessCheck
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.wire.gateway_api import UID_PATTERN
-
-LARGEST_HEADERS = 64 * 1024
-AGENT_CALL = re.compile(rf"/(?!v1/)({UID_PATTERN})/({UID_PATTERN})(?:/v1){{0,2}}/(chat/completions|completions)")
-KINDS = {"chat/completions": Kind.CHAT, "completions": Kind.COMPLETIONS}
-
 
 ATROPOS_PREFIX = "/atropos"
 
 
 class MountedApp(Protocol):
-    """Another application below ATROPOS_PREFIX, which asks for keys by itself."""
+    """Another application below ATROPOS_PREFIX, which checks keys by itself."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None: ...
 
@@ -39,29 +44,44 @@ class MountedApp(Protocol):
 class GatewayAsgi:
     """The ASGI application."""
 
-    def __init__(self, app: FastAPI, calls: AgentCalls, keys: AccessKeys, atropos: MountedApp | None = None) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        calls: AgentCalls,
+        access: AccessCheck,
+        dialects: Sequence[Dialect],
+        atropos: MountedApp | None = None,
+        *,
+        largest_body: int = LARGEST_BODY,
+    ) -> None:
         self.app = app
         self._calls = calls
-        self._keys = keys
+        self._access = access
         self._atropos = atropos
+        self._largest_body = largest_body
+        self._dialects = {path: dialect for dialect in dialects for path in dialect.paths}
+        paths = "|".join(map(re.escape, self._dialects))
+        self._agent_call = re.compile(rf"/(?!v1/)({UID_PATTERN})/({UID_PATTERN})(?:/v1){{0,2}}/({paths})")
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if self._atropos is not None and (scope["path"] + "/").startswith(f"{ATROPOS_PREFIX}/"):
-            await self._atropos({**scope, "path": scope["path"].removeprefix(ATROPOS_PREFIX)}, receive, send)
+        path = scope["path"]
+        if self._atropos is not None and (path + "/").startswith(f"{ATROPOS_PREFIX}/"):
+            await self._atropos({**scope, "path": path.removeprefix(ATROPOS_PREFIX)}, receive, send)
             return
-        below = AGENT_CALL.fullmatch(scope["path"])
+        call = self._agent_call.fullmatch(path)
+        dialect = self._dialects[call[3]] if call else None
         try:
-            self._check(scope["path"], scope["headers"])
+            self._check(path, scope["headers"])
         except StepwellError as failure:
-            await ResponseWriter(send, float).fail(failure)
+            await _refuse(send, failure, dialect)
             return
-        if below and scope["method"] == "POST":
-            await self._calls.serve(scope, receive, send, TrajectoryRef(below[1], below[2]), KINDS[below[3]])
+        if call and dialect and scope["method"] == "POST":
+            await self._calls.serve(scope, receive, send, TrajectoryRef(call[1], call[2]), dialect)
         else:
-            await self.app(scope, _bounded(receive), send)
+            await self.app(scope, limited(receive, self._largest_body), send)
 
     def _check(self, path: str, headers: Headers) -> None:
         authorization, size, length = None, 0, b"0"
@@ -73,22 +93,15 @@ class GatewayAsgi:
                 length = value
         if size > LARGEST_HEADERS:
             raise TooLarge(f"the request's headers are larger than {LARGEST_HEADERS >> 10} KiB")
-        if (needed := missing(self._keys, path, authorization)) is not None:
+        if (needed := self._access.missing(path, authorization)) is not None:
             raise Forbidden(REFUSALS[needed])
-        if int(length) > LARGEST_BODY:
-            raise TooLarge(TOO_LARGE)
+        if int(length) > self._largest_body:
+            raise TooLarge(too_large_text(self._largest_body))
 
 
-def _bounded(receive: Receive) -> Receive:
-    """`receive`, which refuses a body that is too large, in the one way that FastAPI does not take for bad JSON."""
-    size = 0
-
-    async def bounded() -> Message:
-        nonlocal size
-        message = await receive()
-        size += len(message.get("body", b""))
-        if size > LARGEST_BODY:
-            raise HTTPException(413, TOO_LARGE)
-        return message
-
-    return bounded
+async def _refuse(send: Send, failure: StepwellError, dialect: Dialect | None) -> None:
+    error, writer = describe(failure), ResponseWriter(send, float)
+    if dialect is None:
+        await writer.whole(error.status, openai_error(error), error.headers)
+    else:
+        await send_error(writer, dialect, error)

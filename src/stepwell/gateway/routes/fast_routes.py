@@ -1,101 +1,103 @@
-"""The two calls that every rollout begins and ends with, ahead of FastAPI: it would cost more than all they do.
+"""The first and the last call of every rollout, served without FastAPI, which would cost more than they do.
 
-What always holds: no caller can tell the difference. A request that cannot be taken as it stands goes on to FastAPI,
-which has the same calls and knows how to refuse them.
+No caller can tell the difference: a request that is not plain JSON of the right shape is passed on to FastAPI, which
+has the same routes and writes the error.
 """
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from stepwell.errors import StepwellError
-from stepwell.gateway.agent_calls import Receive
-from stepwell.gateway.http.error_responses import JSON, refused
-from stepwell.gateway.http.response_writer import Headers, Message, ResponseWriter, Send
-from stepwell.gateway.rollouts import TrajectoryLifecycle
+from stepwell.gateway.http.error_responses import JSON, describe_logged, openai_error
+from stepwell.gateway.http.request_body import Headers, Message, Receive, Send
+from stepwell.gateway.http.response_writer import ResponseWriter
+from stepwell.gateway.trajectories import TrajectoryLifecycle
 from stepwell.pool.api.producing import TrajectoryRef
-from stepwell.wire import gateway_api as shapes
+from stepwell.wire import gateway_api
+from stepwell.wire.gateway_api import UID_PATTERN, GatewayBody
 
-Asked = Awaitable[shapes.GatewayBody]
-Call = Callable[[Message, bytes], Asked]
-S = TypeVar("S", bound=shapes.GatewayBody)
+Answering: TypeAlias = Awaitable[GatewayBody]
+Handler: TypeAlias = Callable[[Message, bytes], Answering]
+B = TypeVar("B", bound=GatewayBody)
 
-OPENING = "/init_trajectory"
-COMPLETING = re.compile(rf"/(?!v1/){shapes.UID_PATTERN}/{shapes.UID_PATTERN}(?:/v1){{0,2}}/complete_trajectory")
+OPEN_PATH = "/init_trajectory"
+COMPLETE_PATH = re.compile(rf"/(?!v1/){UID_PATTERN}/{UID_PATTERN}(?:/v1){{0,2}}/complete_trajectory")
 
 
 class FastRoutes:
-    """Middleware of the application that has all calls."""
+    """Middleware of the application that has all routes."""
 
-    def __init__(self, app: ASGIApp, rollouts: TrajectoryLifecycle) -> None:
+    def __init__(self, app: ASGIApp, lifecycle: TrajectoryLifecycle) -> None:
         self._app = app
-        self._rollouts = rollouts
+        self._lifecycle = lifecycle
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
-        elif scope["path"] == OPENING:
-            await self._serve(scope, receive, send, self._opening)
-        elif COMPLETING.fullmatch(scope["path"]):
-            await self._serve(scope, receive, send, self._completing)
+        elif scope["path"] == OPEN_PATH:
+            await self._serve(scope, receive, send, self._open)
+        elif COMPLETE_PATH.fullmatch(scope["path"]):
+            await self._serve(scope, receive, send, self._complete)
         else:
             await self._app(scope, receive, send)
 
-    async def _serve(self, scope: Message, receive: Receive, send: Send, call: Call) -> None:
+    async def _serve(self, scope: Message, receive: Receive, send: Send, handler: Handler) -> None:
         message = await receive()
-        body = _whole_body(scope["headers"], message)
+        body = _json_body(scope["headers"], message)
         try:
-            asked = None if body is None else call(scope, body)
+            answering = None if body is None else handler(scope, body)
         except ValidationError:
-            asked = None
-        if asked is None:
-            await self._app(scope, _after(message, receive), send)
+            answering = None
+        if answering is None:
+            await self._app(scope, _receive_again(message, receive), send)
         else:
-            await _answer(scope, send, asked)
+            await _answer(scope, send, answering)
 
-    def _opening(self, scope: Message, body: bytes) -> Asked:
-        wanted = _shaped(shapes.InitTrajectory, body)
-        return self._rollouts.open(wanted, str(Request(scope).base_url))
+    def _open(self, scope: Message, body: bytes) -> Answering:
+        wanted = _parse(gateway_api.InitTrajectory, body)
+        return self._lifecycle.open(wanted, str(Request(scope).base_url))
 
-    def _completing(self, scope: Message, body: bytes) -> Asked:
-        wanted = _shaped(shapes.CompleteTrajectory, body)
+    def _complete(self, scope: Message, body: bytes) -> Answering:
+        wanted = _parse(gateway_api.CompleteTrajectory, body)
         _, trajectory_uid, prompt_uid, _ = scope["path"].split("/", 3)
-        return self._rollouts.complete(TrajectoryRef(trajectory_uid, prompt_uid), wanted)
+        return self._lifecycle.complete(TrajectoryRef(trajectory_uid, prompt_uid), wanted)
 
 
-async def _answer(scope: Message, send: Send, asked: Asked) -> None:
-    answer = ResponseWriter(send, float)
+async def _answer(scope: Message, send: Send, answering: Answering) -> None:
+    writer = ResponseWriter(send, float)
     try:
-        given = await asked
+        answer = await answering
     except StepwellError as failure:
-        await answer.whole(*refused(scope["method"], scope["path"], failure))
+        error = describe_logged(failure, f"{scope['method']} {scope['path']}")
+        await writer.whole(error.status, openai_error(error), error.headers)
     else:
-        await answer.whole(200, given.model_dump_json().encode())
+        await writer.whole(200, answer.model_dump_json().encode())
 
 
-def _shaped(shape: type[S], body: bytes) -> S:
+def _parse(shape: type[B], body: bytes) -> B:
     return shape.model_validate_json(body) if body else shape()
 
 
-def _whole_body(headers: Headers, message: Message) -> bytes | None:
-    """None where there is more to come, or where it does not say that it is JSON."""
+def _json_body(headers: Headers, message: Message) -> bytes | None:
+    """None if more parts follow, or if the request does not say that it is JSON."""
     if message["type"] != "http.request" or message.get("more_body"):
         return None
     body: bytes = message.get("body", b"")
-    return body if not body or _kind(headers) == JSON.encode() else None
+    return body if not body or _content_type(headers) == JSON.encode() else None
 
 
-def _kind(headers: Headers) -> bytes:
-    named = next((value for name, value in headers if name == b"content-type"), b"")
-    return named.partition(b";")[0].strip().lower()
+def _content_type(headers: Headers) -> bytes:
+    value = next((value for name, value in headers if name == b"content-type"), b"")
+    return value.partition(b";")[0].strip().lower()
 
 
-def _after(message: Message, receive: Receive) -> Receive:
-    """`message`, which was received already, and then the others."""
+def _receive_again(message: Message, receive: Receive) -> Receive:
+    """`message`, which was already received, and then the others."""
     waiting = [message]
 
     async def again() -> Message:

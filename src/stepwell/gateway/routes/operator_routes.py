@@ -1,22 +1,79 @@
-"""For whoever runs the gateway: is it alive, is it ready, what does it see, which engines does it use."""
+"""Routes for the operator: health, readiness, metrics and engines."""
 
+import asyncio
+import logging
 from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
+from stepwell.errors import StepwellError
 from stepwell.gateway.agent_calls import AgentCalls
-from stepwell.gateway.http.error_responses import relayed
+from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.spool import Spool
-from stepwell.gateway.routes.readiness import ReadinessCheck
-from stepwell.wire import gateway_api as shapes
+from stepwell.pool.api.ports import RewardScorer, StepSink
+from stepwell.wire import gateway_api
+
+log = logging.getLogger("stepwell.gateway")
+
+READY_INTERVAL = 1.0
+"""Seconds between two checks whether everything is ready."""
 
 
-def operator_router(engines: EngineFleet, readiness: ReadinessCheck, sight: GatewayMetrics) -> APIRouter:
+class ReadinessCheck:
+    """What this gateway still lacks, for /ready and for the log."""
+
+    def __init__(
+        self, pool: StepSink, engines: EngineFleet, tokenizer: BackgroundTokenizer, rewards: RewardScorer | None
+    ) -> None:
+        self._pool = pool
+        self._engines = engines
+        self._tokenizer = tokenizer
+        self._rewards = rewards
+
+    async def missing(self) -> dict[str, str]:
+        """The reason for each part that is not ready: tokenizer, data_pool, engines, reward_worker."""
+        parts = {
+            "tokenizer": self._tokenizer.why_not_ready(),
+            "data_pool": await _why_not(self._pool),
+            "engines": self._why_no_engine(),
+            "reward_worker": None if self._rewards is None else await _why_not(self._rewards),
+        }
+        return {part: why for part, why in parts.items() if why is not None}
+
+    async def announce(self) -> None:
+        """Log each missing part once, until nothing is missing."""
+        logged: dict[str, str] = {}
+        while missing := await self.missing():
+            for part, why in missing.items():
+                if logged.get(part) != why:
+                    log.warning("waiting for %s: %s", part, why)
+            logged = missing
+            await asyncio.sleep(READY_INTERVAL)
+        log.info("ready")
+
+    def _why_no_engine(self) -> str | None:
+        """A paused engine counts as ready: a call to it waits."""
+        states = self._engines.states()
+        if any(engine.state is not EngineState.DOWN for engine in states):
+            return None
+        return "; ".join(f"{engine.address}: {engine.why}" for engine in states) or "there is none"
+
+
+async def _why_not(part: StepSink | RewardScorer) -> str | None:
+    try:
+        await part.check()
+    except StepwellError as failure:
+        return str(failure)
+    return None
+
+
+def operator_router(engines: EngineFleet, readiness: ReadinessCheck, metrics: GatewayMetrics) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
@@ -24,32 +81,32 @@ def operator_router(engines: EngineFleet, readiness: ReadinessCheck, sight: Gate
         """Answers while the process lives."""
         return {"status": "ok"}
 
-    @router.get("/ready", responses={503: {"model": shapes.Readiness}})
-    async def ready(response: Response) -> shapes.Readiness:
+    @router.get("/ready", responses={503: {"model": gateway_api.Readiness}})
+    async def ready(response: Response) -> gateway_api.Readiness:
         """503 until the tokenizer, the pool, an engine and the reward worker, if one was named, are there."""
         missing = await readiness.missing()
         response.status_code = 503 if missing else 200
-        return shapes.Readiness(ready=not missing, missing=missing)
+        return gateway_api.Readiness(ready=not missing, missing=missing)
 
-    @router.get("/metrics")
-    async def metrics() -> Response:
+    @router.get("/metrics", name="metrics")
+    async def metrics_text() -> Response:
         """What the gateway has seen, for Prometheus."""
-        body, content_type = sight.exposition()
+        body, content_type = metrics.exposition()
         return Response(body, media_type=content_type)
 
     @router.get("/engines")
-    async def engines_now() -> shapes.EngineList:
+    async def engines_now() -> gateway_api.EngineList:
         """The engines and how they are."""
         return _listed(engines)
 
     @router.post("/engines")
-    async def add_engine(wanted: shapes.EngineAddress) -> shapes.EngineList:
+    async def add_engine(wanted: gateway_api.EngineAddress) -> gateway_api.EngineList:
         """Use one engine more, from now on."""
         await engines.add(wanted.address)
         return _listed(engines)
 
     @router.delete("/engines")
-    async def remove_engine(address: Annotated[shapes.Address, Query()]) -> shapes.EngineList:
+    async def remove_engine(address: Annotated[gateway_api.Address, Query()]) -> gateway_api.EngineList:
         """Send no more calls to an engine; those in flight there go on to their end."""
         await engines.remove(address)
         return _listed(engines)
@@ -57,46 +114,47 @@ def operator_router(engines: EngineFleet, readiness: ReadinessCheck, sight: Gate
     @router.get("/v1/models")
     async def models() -> Response:
         """The engines' models."""
-        status, body = await engines.models()
-        return relayed(status, body)
+        return relay(*await engines.models())
 
     return router
 
 
-def show(sight: GatewayMetrics, calls: AgentCalls, engines: EngineFleet, recorder: Outbox, spool: Spool | None) -> None:
-    """What has its value elsewhere and is read when /metrics is."""
+def register_readings(
+    metrics: GatewayMetrics, calls: AgentCalls, engines: EngineFleet, outbox: Outbox, spool: Spool | None
+) -> None:
+    """Show values that other objects hold; they are read when /metrics is."""
 
     def states() -> Iterator[tuple[tuple[str, ...], float]]:
         for view in engines.states():
             for state in EngineState:
                 yield (view.address, state), float(view.state is state)
 
-    sight.read_from("stepwell_in_flight", "Agents' calls in flight.", (), lambda: [((), calls.in_flight)])
-    sight.read_from("stepwell_engine_state", "1 for the state an engine is in.", ("engine", "state"), states)
-    sight.read_from(
+    metrics.read_from("stepwell_in_flight", "Agents' calls in flight.", (), lambda: [((), calls.in_flight)])
+    metrics.read_from("stepwell_engine_state", "1 for the state an engine is in.", ("engine", "state"), states)
+    metrics.read_from(
         "stepwell_engine_in_flight",
         "Calls in flight at an engine.",
         ("engine",),
         lambda: [((view.address,), view.in_flight) for view in engines.states()],
     )
-    sight.read_from("stepwell_waiting_steps", "Steps on their way to the pool.", (), lambda: [((), recorder.waiting)])
-    sight.read_from("stepwell_waiting_bytes", "Their size.", (), lambda: [((), recorder.waiting_bytes)])
-    sight.read_from(
+    metrics.read_from("stepwell_waiting_steps", "Steps on their way to the pool.", (), lambda: [((), outbox.waiting)])
+    metrics.read_from("stepwell_waiting_bytes", "Their size.", (), lambda: [((), outbox.waiting_bytes)])
+    metrics.read_from(
         "stepwell_delivered_steps",
         "Steps the pool has answered for.",
         ("verdict",),
-        lambda: [((str(verdict),), count) for verdict, count in recorder.delivered.items()],
+        lambda: [((str(verdict),), count) for verdict, count in outbox.delivered.items()],
         kind="counter",
     )
-    sight.read_from(
+    metrics.read_from(
         "stepwell_lost_steps",
         "Steps that did not get into the pool.",
         ("cause",),
-        lambda: [((str(cause),), count) for cause, count in recorder.lost.items()],
+        lambda: [((str(cause),), count) for cause, count in outbox.lost.items()],
         kind="counter",
     )
     if spool is not None:
-        sight.read_from(
+        metrics.read_from(
             "stepwell_spool_unwritten_steps",
             "Steps that the spool's disk did not take.",
             (),
@@ -105,10 +163,10 @@ def show(sight: GatewayMetrics, calls: AgentCalls, engines: EngineFleet, recorde
         )
 
 
-def _listed(engines: EngineFleet) -> shapes.EngineList:
-    return shapes.EngineList(
+def _listed(engines: EngineFleet) -> gateway_api.EngineList:
+    return gateway_api.EngineList(
         engines=[
-            shapes.EngineNow(
+            gateway_api.EngineNow(
                 address=view.address,
                 state=view.state,
                 why=view.why,

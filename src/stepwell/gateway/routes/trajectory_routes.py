@@ -1,7 +1,7 @@
-"""Black-box agents: how a trajectory gets its base_url, and how whoever runs the agent steers it.
+"""Routes for black-box agents: how a trajectory gets its base_url, and how the agent's owner steers it.
 
-The agent's own calls are in calls.py. The two calls of every rollout, init and complete, seldom get as far as here:
-quick.py is faster.
+The agent's own calls are in gateway/agent_calls.py. FastRoutes serves /init_trajectory and /complete_trajectory in most
+cases.
 """
 
 import logging
@@ -11,45 +11,47 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import BadRequest
-from stepwell.gateway.http.error_responses import relayed
+from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.rollouts import TrajectoryLifecycle
-from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryLifecycle
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TRAIN, Registration, RewardGiven, TrajectoryRef
-from stepwell.wire import gateway_api as shapes
+from stepwell.wire import gateway_api
 
 log = logging.getLogger("stepwell.gateway")
 
 
 async def ref_from_path(
-    trajectory_uid: Annotated[shapes.Uid, Path()], prompt_uid: Annotated[shapes.Uid, Path()]
+    trajectory_uid: Annotated[gateway_api.Uid, Path()], prompt_uid: Annotated[gateway_api.Uid, Path()]
 ) -> TrajectoryRef:
-    """A coroutine, for FastAPI calls what is none (a class, too) in a thread: half a millisecond for nothing."""
+    """A coroutine, because FastAPI calls any other callable (also a class) in a thread, which costs half a
+    millisecond."""
     return TrajectoryRef(trajectory_uid, prompt_uid)
 
 
 Ref = Annotated[TrajectoryRef, Depends(ref_from_path)]
 
 
-def opening_router(rollouts: TrajectoryLifecycle, pool: StepSink) -> APIRouter:
-    """How a trajectory gets its base_url, and what those are told who have none."""
+def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink) -> APIRouter:
+    """Routes that name no trajectory."""
     router = APIRouter()
 
     @router.post("/init_trajectory")
-    async def init_trajectory(request: Request, wanted: shapes.InitTrajectory | None = None) -> shapes.TrajectoryOpened:
+    async def init_trajectory(
+        request: Request, wanted: gateway_api.InitTrajectory | None = None
+    ) -> gateway_api.TrajectoryOpened:
         """Open a trajectory, and get the base_url and key to give to its agent."""
-        return await rollouts.open(wanted or shapes.InitTrajectory(), str(request.base_url))
+        return await lifecycle.open(wanted or gateway_api.InitTrajectory(), str(request.base_url))
 
     @router.get("/pacing")
-    async def pacing(channel: Annotated[shapes.ChannelName, Query()] = TRAIN) -> shapes.PacingNow:
+    async def pacing(channel: Annotated[gateway_api.ChannelName, Query()] = TRAIN) -> gateway_api.PacingNow:
         """How many trajectories may start now, and which groups want another."""
         now = await pool.pacing(channel)
-        return shapes.PacingNow(
+        return gateway_api.PacingNow(
             may_start=now.may_start,
             in_flight=now.in_flight,
             queued=now.queued,
-            refills=[shapes.RefillWanted(prompt_uid=r.prompt_uid, missing=r.missing) for r in now.refills],
+            refills=[gateway_api.RefillWanted(prompt_uid=r.prompt_uid, missing=r.missing) for r in now.refills],
         )
 
     @router.post("/v1/{rest:path}", include_in_schema=False)
@@ -60,39 +62,41 @@ def opening_router(rollouts: TrajectoryLifecycle, pool: StepSink) -> APIRouter:
 
 
 def trajectory_router(
-    rollouts: TrajectoryLifecycle, pool: StepSink, engines: EngineFleet, recorder: Outbox, known: KnownTrajectories
+    lifecycle: TrajectoryLifecycle, pool: StepSink, engines: EngineFleet, outbox: Outbox, known: KnownTrajectories
 ) -> APIRouter:
-    """What stands below a trajectory's base_url, beside the agent's own calls."""
+    """Routes below a trajectory's base_url, beside the agent's own calls."""
     router = APIRouter()
 
     @router.post("/register_trajectory")
-    async def register_trajectory(ref: Ref, wanted: shapes.RegisterTrajectory) -> shapes.Registered:
+    async def register_trajectory(ref: Ref, wanted: gateway_api.RegisterTrajectory) -> gateway_api.Registered:
         """Say more of a trajectory: its channel, before its first call, and its metadata."""
         await pool.register_trajectory(
             Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, metadata=wanted.metadata)
         )
         known.add(ref)
-        return shapes.Registered()
+        return gateway_api.Registered()
 
     @router.post("/complete_trajectory")
-    async def complete_trajectory(ref: Ref, wanted: shapes.CompleteTrajectory | None = None) -> shapes.TrajectoryEnded:
+    async def complete_trajectory(
+        ref: Ref, wanted: gateway_api.CompleteTrajectory | None = None
+    ) -> gateway_api.TrajectoryEnded:
         """The rollout is over; its reward, if it has one already."""
-        return await rollouts.complete(ref, wanted or shapes.CompleteTrajectory())
+        return await lifecycle.complete(ref, wanted or gateway_api.CompleteTrajectory())
 
     @router.post("/abort_trajectory")
-    async def abort_trajectory(ref: Ref, wanted: shapes.AbortTrajectory | None = None) -> shapes.TrajectoryEnded:
+    async def abort_trajectory(
+        ref: Ref, wanted: gateway_api.AbortTrajectory | None = None
+    ) -> gateway_api.TrajectoryEnded:
         """The rollout failed: its steps are dropped, its place in the group is free again."""
+        ended = await lifecycle.abort(ref)
         reason = wanted.reason if wanted else ""
-        await recorder.settle(ref.trajectory_uid)
-        ending = await pool.abort_trajectory(ref.trajectory_uid, ref.prompt_uid)
-        known.forget(ref.trajectory_uid)
         log.info("trajectory %s was aborted: %s", ref.trajectory_uid, reason or "no reason given")
-        return shapes.TrajectoryEnded(status=ending)
+        return ended
 
     @router.post("/feedback")
-    async def feedback(ref: Ref, given: shapes.Feedback) -> shapes.FeedbackGiven:
+    async def feedback(ref: Ref, given: gateway_api.Feedback) -> gateway_api.FeedbackGiven:
         """Score a trajectory or one of its steps, or score it anew, now or long after its end."""
-        await recorder.settle(ref.trajectory_uid)
+        await outbox.settle(ref.trajectory_uid)
         reward = RewardGiven(
             trajectory_uid=ref.trajectory_uid,
             prompt_uid=ref.prompt_uid,
@@ -101,12 +105,11 @@ def trajectory_router(
             step_index=given.step_index,
             notes=given.note,
         )
-        return shapes.FeedbackGiven(status="counted" if await pool.give_reward(reward) else "late")
+        return gateway_api.FeedbackGiven(status="counted" if await pool.give_reward(reward) else "late")
 
     @router.get("/models")
     async def models(ref: Ref) -> Response:
         """The engines' models."""
-        status, body = await engines.models()
-        return relayed(status, body)
+        return relay(*await engines.models())
 
     return router

@@ -1,15 +1,16 @@
-"""Chat and completions for those who keep their tokens themselves, environments first. Nothing of it is recorded.
+"""Model calls that are not recorded, for clients that keep their tokens themselves, such as environments.
 
-The calls stand at the gateway's root, where no trajectory is named, and go the way of an agent's: every sampling
-parameter explicit, to an engine that is well, held while engines pause, carried on where one broke off. What always
-holds: ids and log-probabilities that the engine gave add up, or the call fails; ids that were encoded again from text
-are told as such, and a choice that cannot be encoded has none.
+The calls are at the gateway's root, where the URL names no trajectory. They are forwarded like an agent's: every
+sampling parameter explicit, to a healthy engine, held while engines pause, continued if an engine breaks off.
+
+- Ids and log-probabilities that the engine gives are consistent, or the call fails.
+- Ids that are made from text are marked as such. A choice whose ids cannot be made has none.
 """
 
 import asyncio
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,41 +19,49 @@ from fastapi import APIRouter, Request, Response
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineReplica
 from stepwell.engines.replies import EngineReply
-from stepwell.errors import BadRequest, EngineUnavailable
+from stepwell.errors import BadRequest, EngineUnavailable, StepwellError
 from stepwell.gateway.continuation import Continuation
-from stepwell.gateway.dialects.dialect import Kind, ModelCall, read_call
-from stepwell.gateway.dialects.openai_choices import ChoicesReply, read_reply
-from stepwell.gateway.http.error_responses import JSON, relayed
+from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall
+from stepwell.gateway.dialects.openai_choices import ChoicesReply, Wants, read_reply
+from stepwell.gateway.http.error_responses import JSON, ErrorDetails, describe_logged, describe_refusal
 from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.recording.recorded import CallContext, build_steps
-from stepwell.gateway.recording.step_builder import StepBuilder
+from stepwell.gateway.recording.step_builder import CallContext, StepBuilder, build_steps, exactness_of
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
-from stepwell.gateway.routes.openapi import CHAT, COMPLETIONS
+from stepwell.gateway.routes.openapi import json_content
 from stepwell.pool.api.ports import StepSink
 from stepwell.steps.step import Exactness, Step
-from stepwell.wire.openai import Sampled, write_object
+from stepwell.wire.openai import Sampled, Upstream
 
 NOT_ASKED = ("stream", "stream_options", "return_token_ids")
-"""Fields of an agent's call that mean nothing here: the answer is whole, and has its ids."""
+"""Fields of an agent's call that mean nothing here: the answer is whole and has its ids."""
 CLIENT_GONE = 499
-"""The status of an answer that no one gets to see."""
+"""The status of a response to a client that has left."""
+EVERYTHING = Wants(ids=True, logprobs=True, usage=True)
 
 
-def unrecorded_router(chat: "UnrecordedCalls") -> APIRouter:
+def unrecorded_router(calls: "UnrecordedCalls", dialects: Sequence[Dialect]) -> APIRouter:
     router = APIRouter()
-
-    @router.post("/v1/chat/completions", openapi_extra=_asked(CHAT))
-    async def chat_completions(request: Request) -> Response:
-        """OpenAI's call, unrecorded, for those who keep their tokens themselves: the answer has all ids and
-        log-probabilities, and with each choice its policy_version, version_spans and exactness."""
-        return await _while_there(request, chat.answer(Kind.CHAT, await request.body()))
-
-    @router.post("/v1/completions", openapi_extra=_asked(COMPLETIONS))
-    async def completions(request: Request) -> Response:
-        """The same for text and token ids."""
-        return await _while_there(request, chat.answer(Kind.COMPLETIONS, await request.body()))
-
+    for dialect in dialects:
+        for path in dialect.paths:
+            router.add_api_route(
+                f"/v1/{path}",
+                _handler(calls, dialect),
+                methods=["POST"],
+                name=path.replace("/", "_"),
+                description=dialect.unrecorded_description,
+                openapi_extra=_request_body(dialect.request_schema),
+            )
     return router
+
+
+def _handler(calls: "UnrecordedCalls", dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        try:
+            return await _while_connected(request, calls.answer(dialect, await request.body()))
+        except StepwellError as failure:
+            return _error(dialect, describe_logged(failure, f"{request.method} {request.url.path}"))
+
+    return handle
 
 
 class UnrecordedCalls:
@@ -60,62 +69,60 @@ class UnrecordedCalls:
         self,
         pool: StepSink,
         engines: EngineFleet,
-        recording: StepBuilder,
-        versions: VersionConfirmer,
-        sight: GatewayMetrics,
-        *,
-        response_length: int,
+        steps: StepBuilder,
+        confirmer: VersionConfirmer,
+        metrics: GatewayMetrics,
+        around: CallSurroundings,
     ) -> None:
         self._pool = pool
         self._engines = engines
-        self._recording = recording
-        self._versions = versions
-        self._sight = sight
-        self._response_length = response_length
+        self._steps = steps
+        self._confirmer = confirmer
+        self._metrics = metrics
+        self._around = around
         self._continuation = Continuation(engines)
 
-    async def answer(self, kind: Kind, raw: bytes) -> Response:
-        call = replace(read_call(kind, raw, response_length=self._response_length), wants_ids=True, wants_logprobs=True)
+    async def answer(self, dialect: Dialect, raw: bytes) -> Response:
+        call = replace(dialect.read(raw, self._around), wants=EVERYTHING)
         if call.stream:
             raise BadRequest("stream is for agents; without a trajectory in its URL, a call is answered whole")
         began, version = time.time(), self._pool.policy_version
-        reply = await self._engines.send(kind.upstream, call.request)
+        reply = await self._engines.send(call.upstream, call.request)
         body = await reply.read()
         if reply.status != 200:
-            return relayed(reply.status, body)
-        got, steps = await self._understood(call, reply, body, _context(call, reply, version, began))
-        told = _told(got, steps)
+            return _error(dialect, describe_refusal(reply.status, body))
+        answer, steps = await self._complete(call, reply, body, _context(call, reply, version, began))
+        _add_origins(call, answer, steps)
         read = sum(len(step.prompt_ids) for step in steps[:: call.choices_per_prompt])
         written = sum(len(step.response_ids) for step in steps)
-        self._sight.call_done(f"whitebox_{kind}", 200, time.time() - began, None, read, written)
-        return Response(told, media_type=JSON)
+        self._metrics.call_done(f"whitebox_{dialect.name}", 200, time.time() - began, None, read, written)
+        return Response(dialect.reply(call, answer), media_type=JSON)
 
-    async def _understood(
+    async def _complete(
         self, call: ModelCall, reply: EngineReply, body: bytes, context: CallContext
     ) -> tuple[ChoicesReply, list[Step]]:
-        """The answer brought to its end, and each choice as the step it would be."""
-        got = read_reply(body, call, reply.engine.kind)
-        if got.is_aborted:
-            self._sight.call_continued(f"whitebox_{call.kind}")
-            got = await self._continuation.whole(call, got, reply.version_before)
-        choices: Sequence[Sampled] = got.choices
+        """The complete answer, and each choice as the step that it would be."""
+        answer = read_reply(body, reply.engine.kind, keep_ids=True)
+        if answer.is_aborted:
+            self._metrics.call_continued(f"whitebox_{call.dialect.name}")
+            answer = await self._continuation.whole(call, answer, reply.version_before)
+        choices: Sequence[Sampled] = answer.choices
         if context.exactness is Exactness.RETOKENIZED:
-            choices = await self._recording.retokenize(call, choices, got.texts())
-        steps = build_steps(context, choices, got.usage)
-        return got, await self._sealed(steps, reply.engine)
+            choices = await self._steps.retokenize(call, choices, answer.texts())
+        return answer, await self._confirm(build_steps(context, choices, answer.usage), reply.engine)
 
-    async def _sealed(self, steps: Sequence[Step], engine: EngineReplica) -> list[Step]:
+    async def _confirm(self, steps: Sequence[Step], engine: EngineReplica) -> list[Step]:
         try:
             for step in steps:
-                self._versions.note(step, engine)
-            return await self._versions.seal(steps)
+                self._confirmer.note(step, engine)
+            return await self._confirmer.confirm(steps)
         finally:
             for step in steps:
-                self._versions.forget(step)
+                self._confirmer.forget(step)
 
 
 def _context(call: ModelCall, reply: EngineReply, version: int, began: float) -> CallContext:
-    """No prompt is too long here: only the environment knows how much its trainer takes."""
+    """No prompt is too long here: only the environment knows the longest prompt of its trainer."""
     return CallContext(
         trajectory_uid="",
         prompt_uid="",
@@ -123,39 +130,42 @@ def _context(call: ModelCall, reply: EngineReply, version: int, began: float) ->
         started_at=began,
         sampling=call.sampling,
         prompt_length=sys.maxsize,
-        exactness=Exactness.ENGINE if reply.engine.facts.token_ids else Exactness.RETOKENIZED,
+        exactness=exactness_of(reply.engine),
         choices_per_prompt=call.choices_per_prompt,
     )
 
 
-def _told(reply: ChoicesReply, steps: Sequence[Step]) -> bytes:
-    """The engine's own answer, and with each choice what is known of who wrote it."""
-    for choice, step in zip(reply.message["choices"], steps, strict=True):
+def _add_origins(call: ModelCall, answer: ChoicesReply, steps: Sequence[Step]) -> None:
+    """Add to each choice which weights wrote it and how exact its ids are."""
+    for choice, step in zip(answer.message["choices"], steps, strict=True):
         if step.exactness is Exactness.ENGINE and step.quarantine is not None:
             raise EngineUnavailable(f"the engine's answer cannot be trained on: {step.quarantine}")
         if step.exactness is Exactness.RETOKENIZED:
-            _tell_ids(reply.message if "message" in choice else choice, choice, step)
+            _add_ids(answer.message if call.upstream is Upstream.CHAT else choice, choice, step)
         choice["exactness"] = step.exactness
         choice["policy_version"] = step.policy_version
         choice["version_spans"] = [list(span) for span in step.version_spans]
-    return write_object(reply.message, "answer")
 
 
-def _tell_ids(prompt_holder: dict[str, Any], choice: dict[str, Any], step: Step) -> None:
-    """Where vLLM would have them: a chat's prompt with the answer, a completion's with each choice."""
+def _add_ids(prompt_holder: dict[str, Any], choice: dict[str, Any], step: Step) -> None:
+    """Where vLLM has them: a chat's prompt ids are in the answer, a completion's in each choice."""
     prompt_holder["prompt_token_ids"] = step.prompt_ids.tolist() or None
     choice["token_ids"] = step.response_ids.tolist() if step.quarantine is None else None
 
 
-def _asked(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a route that reads its body itself says of it."""
+def _request_body(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The OpenAPI description of a body that the route reads by itself."""
     fields = {name: field for name, field in schema["properties"].items() if name not in NOT_ASKED}
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": {**schema, "properties": fields}}}}}
+    return {"requestBody": {"required": True, "content": json_content({**schema, "properties": fields})}}
 
 
-async def _while_there(request: Request, answering: Coroutine[Any, Any, Response]) -> Response:
-    """The answer, unless the client leaves before: then the engine is freed."""
-    answer, gone = asyncio.create_task(answering), asyncio.create_task(_gone(request))
+def _error(dialect: Dialect, error: ErrorDetails) -> Response:
+    return Response(dialect.error(error), error.status, error.headers, JSON)
+
+
+async def _while_connected(request: Request, answering: Coroutine[Any, Any, Response]) -> Response:
+    """The answer. If the client leaves before it, the engine is freed."""
+    answer, gone = asyncio.create_task(answering), asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
         return await answer if answer.done() else Response(status_code=CLIENT_GONE)
@@ -164,6 +174,6 @@ async def _while_there(request: Request, answering: Coroutine[Any, Any, Response
         gone.cancel()
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""White-box agents: they tokenize, build steps and submit them on their own."""
+"""Routes for white-box agents, which tokenize, build steps and submit them by themselves."""
 
 import time
 from typing import Annotated
@@ -11,14 +11,14 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import RefusedReply
 from stepwell.errors import BadRequest, EngineUnavailable, NotReady
 from stepwell.gateway.dialects.sampling import make_explicit
-from stepwell.gateway.http.error_responses import relayed
+from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.recording.recorded import CallContext, build_steps
+from stepwell.gateway.recording.step_builder import CallContext, build_steps
 from stepwell.pool.api.ports import RewardScorer, StepSink
 from stepwell.pool.api.producing import TRAIN, SubmitVerdict
 from stepwell.pool.api.scoring import RewardRequest
 from stepwell.steps.soundness import step_fault
-from stepwell.wire import gateway_api as shapes
+from stepwell.wire import gateway_api
 
 
 def whitebox_router(
@@ -26,15 +26,15 @@ def whitebox_router(
     engines: EngineFleet,
     tokenizer: BackgroundTokenizer,
     rewards: RewardScorer | None,
-    sight: GatewayMetrics,
+    metrics: GatewayMetrics,
     *,
     prompt_length: int,
     response_length: int,
 ) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/generate", response_model=shapes.GenerationDone)
-    async def generate(wanted: shapes.Generate) -> shapes.GenerationDone | Response:
+    @router.post("/generate", response_model=gateway_api.GenerationDone)
+    async def generate(wanted: gateway_api.Generate) -> gateway_api.GenerationDone | Response:
         """Sample from token ids; what could not be trained on is refused."""
         if len(wanted.prompt_ids) > prompt_length:
             raise BadRequest(f"{len(wanted.prompt_ids)} prompt tokens are more than --prompt-length {prompt_length}")
@@ -45,17 +45,17 @@ def whitebox_router(
         context = CallContext("", "", pool.policy_version, time.time(), sampling, prompt_length)
         generated = await engines.generate(wanted.prompt_ids, sampling)
         if isinstance(generated, RefusedReply):
-            return relayed(generated.status, generated.body)
+            return relay(generated.status, generated.body)
         took, written = time.time() - context.started_at, len(generated.sampled.response_ids)
-        sight.call_done("generate", 200, took, None, len(wanted.prompt_ids), written)
+        metrics.call_done("generate", 200, took, None, len(wanted.prompt_ids), written)
         return _generation(context, generated)
 
     @router.post("/submit_steps")
     async def submit_steps(
-        wanted: shapes.SubmitSteps,
-        channel: Annotated[shapes.ChannelName, Query()] = TRAIN,
-        group_size: Annotated[shapes.GroupSize | None, Query()] = None,
-    ) -> shapes.StepsSubmitted:
+        wanted: gateway_api.SubmitSteps,
+        channel: Annotated[gateway_api.ChannelName, Query()] = TRAIN,
+        group_size: Annotated[gateway_api.GroupSize | None, Query()] = None,
+    ) -> gateway_api.StepsSubmitted:
         """Hand in steps of the agent's own making; one with is_last completes its trajectory."""
         steps = [step.to_step() for step in wanted.steps]
         faults = [f"steps.{i}: {fault}" for i, step in enumerate(steps) if (fault := step_fault(step))]
@@ -63,10 +63,10 @@ def whitebox_router(
             raise BadRequest("; ".join(faults))
         verdicts = await pool.submit_steps(steps, channel=channel, group_size=group_size)
         refused = {str(v): verdicts.count(v) for v in set(verdicts) if v is not SubmitVerdict.ACCEPTED}
-        return shapes.StepsSubmitted(accepted=verdicts.count(SubmitVerdict.ACCEPTED), refused=refused)
+        return gateway_api.StepsSubmitted(accepted=verdicts.count(SubmitVerdict.ACCEPTED), refused=refused)
 
     @router.post("/compute_reward")
-    async def compute_reward(wanted: shapes.ComputeReward) -> shapes.RewardComputed:
+    async def compute_reward(wanted: gateway_api.ComputeReward) -> gateway_api.RewardComputed:
         """Ask the reward worker."""
         if rewards is None:
             raise NotReady("no reward worker; start the gateway with --reward-worker-name")
@@ -77,18 +77,20 @@ def whitebox_router(
                 response_text=tokenizer.decode(wanted.response_ids),
             )
         )
-        return shapes.RewardComputed(reward_score=score.reward_score, reward_extra_info=dict(score.reward_extra_info))
+        return gateway_api.RewardComputed(
+            reward_score=score.reward_score, reward_extra_info=dict(score.reward_extra_info)
+        )
 
     return router
 
 
-def _generation(context: CallContext, generated: Generated) -> shapes.GenerationDone:
-    """The answer, if a sound step can be built from it; the agent would otherwise train on nonsense."""
+def _generation(context: CallContext, generated: Generated) -> gateway_api.GenerationDone:
+    """The answer. EngineUnavailable if no sound step can be built from it."""
     (step,) = build_steps(context, [generated.sampled], generated.usage)
     if step.quarantine is not None or step.response_logprobs is None:
         raise EngineUnavailable(f"the engine's answer cannot be trained on: {step.quarantine}")
     versions = [span.version for span in generated.version_spans]
-    return shapes.GenerationDone(
+    return gateway_api.GenerationDone(
         token_ids=step.response_ids.tolist(),
         log_probs=step.response_logprobs.tolist(),
         stop_reason=step.finish_reason,

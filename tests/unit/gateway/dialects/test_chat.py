@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.gateway.dialects.chat import mend_messages, name_both
+from stepwell.gateway.dialects.chat import repair_messages
+from stepwell.gateway.dialects.openai_choices import copy_reasoning
 
 
 def calling(arguments: Any) -> list[dict[str, Any]]:
@@ -19,7 +20,7 @@ def arguments_of(messages: list[dict[str, Any]]) -> Any:
 @pytest.mark.parametrize("written", ['{"a": ', "not json", "[1]", '"text"', "3", "null", "  ", "[" * 5000])
 def test_arguments_that_are_no_object_are_passed_on_inside_one(written: str) -> None:
     messages = calling(written)
-    assert mend_messages(messages) == 1
+    assert repair_messages(messages) == 1
     assert json.loads(arguments_of(messages)) == {"malformed": written}
 
 
@@ -28,21 +29,21 @@ def test_arguments_that_are_no_object_are_passed_on_inside_one(written: str) -> 
 )
 def test_arguments_that_an_engine_can_read_stay_as_the_model_wrote_them(written: str) -> None:
     messages = calling(written)
-    assert mend_messages(messages) == 0
+    assert repair_messages(messages) == 0
     assert arguments_of(messages) == written
 
 
 @pytest.mark.parametrize("written", [None, {"a": 1}, 5])
 def test_arguments_that_are_no_text_are_the_engines_to_judge(written: Any) -> None:
     messages = calling(written)
-    assert mend_messages(messages) == 0
+    assert repair_messages(messages) == 0
     assert arguments_of(messages) == written
 
 
 @given(st.text())
 def test_after_mending_arguments_are_empty_or_an_object_that_keeps_the_text(written: str) -> None:
     messages = calling(written)
-    malformed = mend_messages(messages)
+    malformed = repair_messages(messages)
     mended = arguments_of(messages)
     assert mended == "" or isinstance(json.loads(mended), dict)
     assert (json.loads(mended)["malformed"] if malformed else mended) == written
@@ -52,20 +53,20 @@ def test_every_call_of_every_message_is_looked_at() -> None:
     bad = {"function": {"name": "f", "arguments": "{"}}
     messages = [{"role": "assistant", "tool_calls": [bad, "odd", {"function": None}, {**bad, "function": dict(bad)}]}]
     messages += [*calling("[]"), {"role": "user", "content": "x"}]
-    assert mend_messages(messages) == 2
+    assert repair_messages(messages) == 2
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_thinking_goes_by_both_names(name: str) -> None:
     message: dict[str, Any] = {"role": "assistant", name: "hm"}
-    mend_messages([message])
+    repair_messages([message])
     assert (message["reasoning"], message["reasoning_content"]) == ("hm", "hm")
 
 
 def test_two_different_thoughts_stay_two_and_none_stays_none() -> None:
     message = {"reasoning": "a", "reasoning_content": "b"}
-    name_both(message)
+    copy_reasoning(message)
     assert message == {"reasoning": "a", "reasoning_content": "b"}
     message = {"content": "x"}
-    name_both(message)
+    copy_reasoning(message)
     assert message == {"content": "x"}

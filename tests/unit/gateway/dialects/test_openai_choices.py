@@ -10,7 +10,7 @@ from stepwell.errors import EngineUnavailable
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, read_reply
 from stepwell.wire.openai import Sampled, Usage
-from tests.unit.wire.asking import ODD_JSON, VLLM, chat, completion, objects_with
+from tests.unit.gateway.dialects.asking import ODD_JSON, VLLM, chat, completion, objects_with, shown
 
 
 def make_choice(**changes: Any) -> dict[str, Any]:
@@ -30,7 +30,12 @@ def answer(*choices: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def read(message: dict[str, Any], call: ModelCall | None = None) -> ChoicesReply:
-    return read_reply(json.dumps(message).encode(), call or chat(), VLLM)
+    return read_reply(json.dumps(message).encode(), VLLM, keep_ids=(call or chat()).wants.ids)
+
+
+def shown_of(message: dict[str, Any], call: ModelCall) -> Any:
+    """What the agent gets."""
+    return json.loads(shown(call, read(message, call)))
 
 
 def read_one(**changes: Any) -> Sampled:
@@ -45,7 +50,7 @@ def test_the_answer_is_split_into_what_is_recorded_and_what_the_agent_asked_for(
     assert sampled.logprobs is not None
     assert sampled.logprobs.tolist() == [-0.5, -1.5]
     assert reply.usage == Usage(3, 2)
-    body = json.loads(reply.body())
+    body = json.loads(shown(chat(), reply))
     assert not {"prompt_token_ids", "prompt_text"} & set(body)
     assert "token_ids" not in body["choices"][0]
     assert body["choices"][0]["logprobs"] is None
@@ -61,15 +66,15 @@ def test_the_model_that_the_engine_names_is_known() -> None:
 
 def test_an_agent_that_asked_for_ids_and_logprobs_gets_them() -> None:
     whole = answer(make_choice())
-    assert json.loads(read(whole, chat(logprobs=True, return_token_ids=True)).body()) == whole
+    assert shown_of(whole, chat(logprobs=True, return_token_ids=True)) == whole
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_thinking_reaches_the_agent_by_both_names_or_not_at_all(name: str) -> None:
     whole = answer(make_choice(message={"role": "assistant", "content": "hi", name: "hm"}))
-    message = json.loads(read(whole).body())["choices"][0]["message"]
+    message = shown_of(whole, chat())["choices"][0]["message"]
     assert (message["reasoning"], message["reasoning_content"]) == ("hm", "hm")
-    hidden = json.loads(read(whole, chat(include_reasoning=False)).body())["choices"][0]["message"]
+    hidden = shown_of(whole, chat(include_reasoning=False))["choices"][0]["message"]
     assert hidden == {"role": "assistant", "content": "hi"}
 
 
@@ -85,11 +90,12 @@ def test_completions_of_several_prompts_keep_each_its_own() -> None:
         return {"index": index, "text": "a", "logprobs": flat, "token_ids": [7], "prompt_token_ids": prompt}
 
     whole = {"choices": [one(0, [1]), one(1, [2, 3])], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
-    reply = read(whole, completion(prompt=["a", "b"]))
+    call = completion(prompt=["a", "b"])
+    reply = read(whole, call)
     assert [choice.prompt_ids.tolist() for choice in reply.choices] == [[1], [2, 3]]
     assert [choice.logprobs.tolist() for choice in reply.choices if choice.logprobs is not None] == [[-0.25]] * 2
-    shown = json.loads(reply.body())["choices"]
-    assert shown == [{"index": index, "text": "a", "logprobs": None} for index in (0, 1)]
+    told = json.loads(shown(call, reply))["choices"]
+    assert told == [{"index": index, "text": "a", "logprobs": None} for index in (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -127,8 +133,8 @@ def test_an_unreadable_count_is_no_count(usage: Any) -> None:
 
 def test_bytes_that_are_no_utf8_are_replaced() -> None:
     raw = json.dumps(answer(make_choice())).encode().replace(b'"hi"', b'"h\xff"')
-    reply = read_reply(raw, chat(), VLLM)
-    assert json.loads(reply.body())["choices"][0]["message"]["content"] == "h�"
+    reply = read_reply(raw, VLLM, keep_ids=False)
+    assert json.loads(shown(chat(), reply))["choices"][0]["message"]["content"] == "h�"
     assert reply.choices[0].response_ids.tolist() == [7, 8]
 
 
@@ -149,7 +155,7 @@ def test_bytes_that_are_no_utf8_are_replaced() -> None:
 )
 def test_an_unreadable_answer_is_the_engines_failure(raw: bytes, why: str) -> None:
     with pytest.raises(EngineUnavailable, match=why):
-        read_reply(raw, chat(), VLLM).body()
+        shown(chat(), read_reply(raw, VLLM, keep_ids=False))
 
 
 def test_what_was_written_is_known_as_text_where_it_was_text_alone() -> None:
@@ -182,7 +188,7 @@ def test_whatever_an_engine_answers_is_a_reply_or_its_failure(rest: Any, choices
     call = chat() if as_chat else completion()
     try:
         reply = read({**rest, "choices": choices}, call)
-        json.loads(reply.body())
+        json.loads(shown(call, reply))
     except EngineUnavailable:
         return
     assert len(reply.texts()) == len(reply.choices) == len(choices)

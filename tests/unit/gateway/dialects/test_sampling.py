@@ -4,7 +4,7 @@ import pytest
 
 from stepwell.engines.engine import EXTRA_SAMPLING
 from stepwell.gateway.dialects.sampling import DEFAULTS, why_constrained
-from tests.unit.wire.asking import asked, chat
+from tests.unit.gateway.dialects.asking import asked, chat
 
 FILLED_IN = {**DEFAULTS, **EXTRA_SAMPLING}
 

@@ -1,23 +1,25 @@
 """Prompts here are short words of our own after the opening that a rule knows; the openings are the harnesses'."""
 
-from time import perf_counter
+import json
 from typing import Any
 
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.side_calls import (
-    LOOKED_AT,
-    LOOKED_BACK,
-    MARKED,
-    SYSTEM_RULES,
-    USER_RULES,
-    SideCallRule,
-    side_call,
-)
+from stepwell.gateway.dialects.chat import LAST_MESSAGES, TEXT_READ
+from stepwell.gateway.dialects.dialect import CallSurroundings
+from stepwell.gateway.dialects.side_calls import MARKED, SYSTEM_RULES, USER_RULES, SideCallRule, side_call_kind
+from tests.unit.gateway.dialects.asking import CHAT, completion
 
 TASK = "Read note.txt and tell me which word it keeps."
 TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {}}}]
+
+
+def side_call(request: dict[str, Any], header: str | None) -> str | None:
+    """What a chat request is found to be."""
+    raw = json.dumps({"model": "m", **request}).encode()
+    call = CHAT.read(raw, CallSurroundings(response_length=100_000))
+    return side_call_kind(call.texts, call.request["max_tokens"], header)
 
 
 def message(role: str, content: object) -> dict[str, Any]:
@@ -107,28 +109,23 @@ def test_the_header_wins_over_the_rules() -> None:
         side_call(plain, "title")
 
 
+def test_completions_are_side_calls_only_by_the_header() -> None:
+    call = completion(prompt=SYSTEM_RULES[0].opening)
+    assert side_call_kind(call.texts, 64, None) is None
+    assert side_call_kind(call.texts, 64, "side") == MARKED
+
+
 @pytest.mark.parametrize(
     "messages",
-    [
-        *(None, [], "text", {}, [None], ["text"], [{}]),
-        [{"role": "user"}],
-        [{"role": ["system"], "content": 1}],
-        [{"role": "system", "content": [None, 1, {"text": 2}, {"type": "image_url"}]}],
-    ],
+    [[{"role": "user"}], [{"role": "system", "content": [None, 1, {"text": 2}, {"type": "image_url"}]}]],
 )
-def test_a_malformed_request_is_no_side_call(messages: object) -> None:
+def test_a_message_without_text_makes_no_side_call(messages: object) -> None:
     assert side_call({"messages": messages}, None) is None
 
 
-def test_it_costs_less_than_20_microseconds_whatever_the_size_of_the_request() -> None:
-    turns = [message("assistant", None), message("tool", "x" * 10_000)] * 500
-    request = {"messages": [message("system", "y" * LOOKED_AT * 50), message("user", TASK), *turns]}
-    assert len(turns) > LOOKED_BACK
-
-    def seconds(calls: int = 200) -> float:
-        began = perf_counter()
-        for _ in range(calls):
-            side_call(request, None)
-        return (perf_counter() - began) / calls
-
-    assert min(seconds() for _ in range(10)) < 20e-6
+def test_only_the_beginning_of_a_text_and_the_last_messages_are_read() -> None:
+    opening, user = SYSTEM_RULES[0].opening, message("user", USER_RULES[0].opening)
+    assert side_call({"messages": [message("system", " " * TEXT_READ + opening)]}, None) is None
+    turns = [message("assistant", "so")] * (LAST_MESSAGES - 1)
+    assert side_call({"messages": [user, *turns]}, None) == USER_RULES[0].kind
+    assert side_call({"messages": [user, *turns, *turns[:1]]}, None) is None

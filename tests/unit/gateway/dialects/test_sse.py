@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.dialects import sse as streams
 from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.gateway.dialects.sse import StreamReader
 from stepwell.wire.openai import NO_USAGE, Usage
-from tests.unit.wire.asking import ODD_JSON, VLLM, chat, completion, objects_with
+from tests.unit.gateway.dialects.asking import ODD_JSON, PassedStream, chat, completion, objects_with
 
 DONE = b"data: [DONE]\n\n"
 
@@ -34,9 +32,9 @@ USAGE = {"id": "x", "model": "m", "choices": [], "usage": {"prompt_tokens": 3, "
 STREAM = [OPENING, piece({"content": "hel"}, 7), piece({"content": "lo"}, 8), ENDING, USAGE]
 
 
-def read(chunks: Sequence[Any], call: ModelCall | None = None) -> tuple[StreamReader, list[dict[str, Any]]]:
+def read(chunks: Sequence[Any], call: ModelCall | None = None) -> tuple[PassedStream, list[dict[str, Any]]]:
     """The reader after those chunks, and the chunks that the agent got."""
-    reader = StreamReader(call or chat(stream=True), VLLM)
+    reader = PassedStream(call or chat(stream=True))
     out = b"".join([*(reader.feed(event(chunk)) for chunk in chunks), reader.feed(DONE), reader.end()])
     *events, rest = out.split(b"\n\n")
     assert rest == b""
@@ -47,11 +45,11 @@ def deltas(chunks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
 
 
-def recorded(reader: StreamReader) -> list[tuple[Any, ...]]:
+def recorded(reader: PassedStream) -> list[tuple[Any, ...]]:
     """What was sampled, comparable."""
     return [
         (one.prompt_ids.tolist(), one.response_ids.tolist(), repr(one.logprobs), one.finish_reason)
-        for one in reader.sampled()
+        for one in reader.answer.sampled()
     ]
 
 
@@ -63,14 +61,14 @@ def test_text_passes_and_ids_stay() -> None:
     assert "token_ids" not in json.dumps(got)
     assert "prompt_text" not in json.dumps(got)
     assert all(choice["logprobs"] is None for chunk in got for choice in chunk["choices"])
-    (sampled,) = reader.sampled()
+    (sampled,) = reader.answer.sampled()
     assert (sampled.prompt_ids.tolist(), sampled.response_ids.tolist()) == ([1, 2, 3], [7, 8, 9])
     assert sampled.logprobs is not None
     assert sampled.logprobs.tolist() == [-0.5] * 3
-    assert (sampled.finish_reason, reader.usage) == ("stop", Usage(3, 3))
-    assert reader.done
-    assert reader.is_whole
-    assert not reader.is_aborted
+    assert (sampled.finish_reason, reader.answer.usage) == ("stop", Usage(3, 3))
+    assert reader.answer.done
+    assert reader.answer.is_whole
+    assert not reader.answer.is_aborted
 
 
 def test_an_agent_that_asked_for_everything_gets_everything() -> None:
@@ -84,23 +82,23 @@ def test_the_count_is_shown_to_who_asked_for_it() -> None:
     assert "usage" not in json.dumps(hidden)
     reader, shown = read([OPENING, counting, ENDING, USAGE], chat(stream=True, stream_options={"include_usage": True}))
     assert [chunk.get("usage") for chunk in shown] == [None, counting["usage"], None, USAGE["usage"]]
-    assert reader.usage == Usage(3, 3)
+    assert reader.answer.usage == Usage(3, 3)
 
 
 def test_the_model_that_the_engine_names_is_known() -> None:
     reader, _ = read(STREAM)
-    assert [one.model for one in reader.sampled()] == ["m"]
+    assert [one.model for one in reader.answer.sampled()] == ["m"]
     nameless, _ = read([{"choices": chunk["choices"]} for chunk in STREAM])
-    assert [one.model for one in nameless.sampled()] == [""]
+    assert [one.model for one in nameless.answer.sampled()] == [""]
 
 
 def test_a_stream_without_a_count_has_none() -> None:
     reader, _ = read([OPENING, ENDING, {**piece(), "usage": None}])
-    assert reader.usage == NO_USAGE
+    assert reader.answer.usage == NO_USAGE
 
 
 def test_an_event_passes_as_soon_as_its_last_byte_is_there() -> None:
-    reader, whole = StreamReader(chat(stream=True), VLLM), event(STREAM[1])
+    reader, whole = PassedStream(chat(stream=True)), event(STREAM[1])
     for byte in range(len(whole) - 1):
         assert reader.feed(whole[byte : byte + 1]) == b""
     assert json.loads(reader.feed(whole[-1:])[6:])["choices"][0]["delta"] == {"content": "hel"}
@@ -110,18 +108,18 @@ def test_several_choices_are_kept_apart_and_in_order() -> None:
     mixed = [piece({"content": "b"}, 8, index=1), piece({"content": "a"}, 7), piece({"content": "B"}, 18, index=1)]
     ends = [piece({}, index=index, finish_reason=end) for index, end in ((1, "length"), (0, "stop"))]
     reader, got = read([OPENING, *mixed, *ends], chat(stream=True, n=2))
-    assert [(one.response_ids.tolist(), one.finish_reason) for one in reader.sampled()] == [
+    assert [(one.response_ids.tolist(), one.finish_reason) for one in reader.answer.sampled()] == [
         ([7], "stop"),
         ([8, 18], "length"),
     ]
-    assert reader.texts() == ["a", "bB"]
+    assert reader.answer.texts() == ["a", "bB"]
     assert [chunk["choices"][0]["index"] for chunk in got] == [0, 1, 0, 1, 1, 0]
 
 
 def test_a_choice_that_has_not_ended_makes_the_stream_less_than_whole() -> None:
     reader, _ = read([OPENING, ENDING, piece({"content": "b"}, 8, index=1)])
-    assert not reader.is_whole
-    assert not StreamReader(chat(stream=True), VLLM).is_whole
+    assert not reader.answer.is_whole
+    assert not PassedStream(chat(stream=True)).answer.is_whole
 
 
 def test_tool_calls_pass_and_are_remembered_by_their_index() -> None:
@@ -133,8 +131,11 @@ def test_tool_calls_pass_and_are_remembered_by_their_index() -> None:
     ]
     reader, got = read([piece(call, 7) for call in calls] + [ENDING])
     assert deltas(got)[:4] == calls
-    assert {index: "".join(parts) for index, parts in reader.choices[0].arguments.items()} == {0: '{"a": 1}', 1: "{}"}
-    assert reader.texts() == [None]
+    assert {index: "".join(parts) for index, parts in reader.answer.choices[0].arguments.items()} == {
+        0: '{"a": 1}',
+        1: "{}",
+    }
+    assert reader.answer.texts() == [None]
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
@@ -142,7 +143,7 @@ def test_thinking_passes_by_both_names_or_not_at_all(name: str) -> None:
     thinking = [piece({name: "h"}, 5), piece({name: "m"}, 6), ENDING]
     reader, got = read(thinking)
     assert deltas(got)[:2] == [{"reasoning": text, "reasoning_content": text} for text in "hm"]
-    assert (reader.choices[0].reasoning, reader.texts()) == (["h", "m"], [None])
+    assert (reader.answer.choices[0].reasoning, reader.answer.texts()) == (["h", "m"], [None])
     hidden, got = read(thinking, chat(stream=True, include_reasoning=False))
     assert deltas(got) == [{}, {}, {"content": "!"}]
     assert recorded(hidden) == recorded(reader)
@@ -156,11 +157,11 @@ def test_completions_stream_texts_with_each_choice_its_own_prompt() -> None:
 
     chunks = [text(0, [1], None), text(1, [2, 3], "stop"), text(0, [], "stop")]
     reader, got = read(chunks, completion(stream=True, prompt=["a", "b"]))
-    assert [(one.prompt_ids.tolist(), one.response_ids.tolist()) for one in reader.sampled()] == [
+    assert [(one.prompt_ids.tolist(), one.response_ids.tolist()) for one in reader.answer.sampled()] == [
         ([1], [7, 7]),
         ([2, 3], [7]),
     ]
-    assert reader.texts() == ["aa", "a"]
+    assert reader.answer.texts() == ["aa", "a"]
     assert got[0] == {"choices": [{"index": 0, "text": "a", "logprobs": None, "finish_reason": None}]}
 
 
@@ -168,13 +169,13 @@ def test_the_end_of_an_aborted_choice_is_held_back_with_what_it_says() -> None:
     aborted = piece({"content": "lost"}, 10, finish_reason="abort")
     call = chat(stream=True, stream_options={"include_usage": True})
     reader, got = read([*STREAM[:3], aborted, USAGE], call)
-    assert reader.is_aborted
-    assert reader.is_whole
+    assert reader.answer.is_aborted
+    assert reader.answer.is_whole
     assert "".join(delta["content"] for delta in deltas(got)) == "hello"
     assert "usage" not in json.dumps(got)
-    choice = reader.choices[0]
-    assert (choice.ids, choice.told, "".join(choice.content)) == ([7, 8, 10], 2, "hello")
-    assert reader.head == {"id": "x", "model": "m"}
+    choice = reader.answer.choices[0]
+    assert (choice.ids, choice.shown_tokens, "".join(choice.content)) == ([7, 8, 10], 2, "hello")
+    assert reader.answer.head == {"id": "x", "model": "m"}
 
 
 def test_of_a_chunk_with_an_aborted_choice_the_others_pass() -> None:
@@ -187,18 +188,18 @@ def test_of_a_chunk_with_an_aborted_choice_the_others_pass() -> None:
 def test_an_error_is_kept_and_not_passed_on_in_mid_stream() -> None:
     failure = {"error": {"message": "out of memory", "code": 500}}
     reader, got = read([*STREAM[:2], failure])
-    assert reader.error is not None
-    assert json.loads(reader.error) == failure
+    assert reader.answer.error is not None
+    assert reader.answer.error == failure
     assert len(got) == 2
-    assert reader.is_whole, "the engine has said why there is no more"
-    assert read([{**chunk, "error": None} for chunk in STREAM])[0].error is None
+    assert reader.answer.is_whole, "the engine has said why there is no more"
+    assert read([{**chunk, "error": None} for chunk in STREAM])[0].answer.error is None
 
 
 @pytest.mark.parametrize("value", [math.nan, None])
 def test_a_logprob_of_null_or_nan_stays_visible_as_nan(value: float | None) -> None:
     odd = piece({"content": "a"}, 7, logprobs={"content": [{"logprob": value}]})
     reader, _ = read([OPENING, odd, ENDING])
-    (sampled,) = reader.sampled()
+    (sampled,) = reader.answer.sampled()
     assert sampled.logprobs is not None
     assert [math.isnan(logprob) for logprob in sampled.logprobs] == [True, False]
 
@@ -206,14 +207,14 @@ def test_a_logprob_of_null_or_nan_stays_visible_as_nan(value: float | None) -> N
 @pytest.mark.parametrize("content", [["x"], [{"token": "t"}], [None]])
 def test_a_logprob_that_is_missing_counts_as_null(content: Any) -> None:
     reader, _ = read([piece({"content": "a"}, 7, logprobs={"content": content}), ENDING])
-    (sampled,) = reader.sampled()
+    (sampled,) = reader.answer.sampled()
     assert sampled.logprobs is not None
     assert math.isnan(sampled.logprobs[0])
 
 
 def test_ids_that_are_no_numbers_are_no_ids() -> None:
     reader, _ = read([piece({"content": "a"}, token_ids=["7"]), ENDING])
-    assert reader.sampled()[0].response_ids.tolist() == []
+    assert reader.answer.sampled()[0].response_ids.tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -232,28 +233,28 @@ def test_ids_that_are_no_numbers_are_no_ids() -> None:
 )
 def test_events_are_read_however_they_are_written(written: bytes) -> None:
     payload = json.dumps(piece({"content": "hi"})).encode()
-    reader = StreamReader(chat(stream=True), VLLM)
+    reader = PassedStream(chat(stream=True))
     out = reader.feed(written.replace(b"{json}", payload))
     assert json.loads(out.removeprefix(b"data: "))["choices"][0]["delta"] == {"content": "hi"}
-    assert reader.texts() == ["hi"]
+    assert reader.answer.texts() == ["hi"]
 
 
 @pytest.mark.parametrize("last", [b"data: [DONE]", b"data:[DONE]\n", b"data: [DONE] \r\n", b"data: [DONE]\n\n"])
 def test_the_last_event_counts_even_without_its_blank_line(last: bytes) -> None:
-    reader = StreamReader(chat(stream=True), VLLM)
+    reader = PassedStream(chat(stream=True))
     assert reader.feed(event(ENDING) + last) != b""
     assert reader.end() == b""
-    assert reader.done
-    cut = StreamReader(chat(stream=True), VLLM)
+    assert reader.answer.done
+    cut = PassedStream(chat(stream=True))
     assert cut.feed(event(ENDING).strip()) == b""
     assert json.loads(cut.end()[6:])["choices"][0]["finish_reason"] == "stop"
 
 
 def test_bytes_that_are_no_utf8_are_replaced() -> None:
-    reader = StreamReader(chat(stream=True), VLLM)
+    reader = PassedStream(chat(stream=True))
     out = reader.feed(event(piece({"content": "a"}, 7)).replace(b'"a"', b'"a\xff\xc3"'))
     assert json.loads(out[6:])["choices"][0]["delta"]["content"].startswith("a�")
-    assert reader.sampled()[0].response_ids.tolist() == [7]
+    assert reader.answer.sampled()[0].response_ids.tolist() == [7]
 
 
 @pytest.mark.parametrize(
@@ -262,31 +263,30 @@ def test_bytes_that_are_no_utf8_are_replaced() -> None:
         (b"data: {\n\n", "not JSON"),
         (b"data: 5\n\n", "not a JSON object"),
         (b"data: {}\n\n", "without choices"),
-        (b'data: {"choices": ["x"]}\n\n', "no object"),
-        (b'data: {"choices": [{"index": []}]}\n\n', "index is no number"),
-        (b'data: {"choices": [{"index": "0"}]}\n\n', "index is no number"),
+        (b'data: {"choices": ["x"]}\n\n', "not an object"),
+        (b'data: {"choices": [{"index": []}]}\n\n', "index is not a number"),
+        (b'data: {"choices": [{"index": "0"}]}\n\n', "index is not a number"),
     ],
 )
 def test_a_malformed_chunk_is_the_engines_failure(written: bytes, why: str) -> None:
     with pytest.raises(EngineUnavailable, match=why):
-        StreamReader(chat(stream=True), VLLM).feed(written)
+        PassedStream(chat(stream=True)).feed(written)
 
 
 def test_an_event_cut_off_at_the_end_is_the_engines_failure() -> None:
-    reader = StreamReader(chat(stream=True), VLLM)
+    reader = PassedStream(chat(stream=True))
     assert reader.feed(event(STREAM[1])[:20]) == b""
     with pytest.raises(EngineUnavailable, match="not JSON"):
         reader.end()
 
 
-def test_an_event_without_end_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "LONGEST_EVENT", 1000)
+def test_an_event_without_end_is_not_kept_for_ever() -> None:
     for filler in (b"x" * 100, b"x" * 99 + b"\n"):
-        reader = StreamReader(chat(stream=True), VLLM)
-        with pytest.raises(EngineUnavailable, match="without end"):
+        reader = PassedStream(chat(stream=True), longest=1000)
+        with pytest.raises(EngineUnavailable, match="too long"):
             for _ in range(11):
                 reader.feed(filler)
-    long_but_fine = StreamReader(chat(stream=True), VLLM)
+    long_but_fine = PassedStream(chat(stream=True), longest=1000)
     for _ in range(100):
         long_but_fine.feed(event(STREAM[1]))
 
@@ -327,7 +327,7 @@ def test_where_a_stream_is_cut_changes_nothing(
 ) -> None:
     whole = b"".join([event(OPENING), *events, event(USAGE), DONE])
     whole = whole.replace(b"\n", b"\r\n") if crlf else whole
-    at_once, in_pieces = StreamReader(call, VLLM), StreamReader(call, VLLM)
+    at_once, in_pieces = PassedStream(call), PassedStream(call)
     expected = at_once.feed(whole) + at_once.end()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=12)))
     got = b""
@@ -336,8 +336,12 @@ def test_where_a_stream_is_cut_changes_nothing(
             got += in_pieces.feed(whole[start:end])
     assert got + in_pieces.end() == expected
     assert recorded(in_pieces) == recorded(at_once)
-    assert (in_pieces.usage, in_pieces.done) == (at_once.usage, at_once.done) == (Usage(3, 3), True)
-    assert in_pieces.texts() == at_once.texts()
+    assert (
+        (in_pieces.answer.usage, in_pieces.answer.done)
+        == (at_once.answer.usage, at_once.answer.done)
+        == (Usage(3, 3), True)
+    )
+    assert in_pieces.answer.texts() == at_once.answer.texts()
 
 
 PIECES = st.lists(
@@ -356,22 +360,22 @@ ODD_CHUNKS = st.builds(
 
 @given(st.lists(ODD_CHUNKS | ODD_JSON, max_size=4), CALLS)
 def test_whatever_an_engine_streams_is_read_or_is_its_failure(chunks: list[Any], call: ModelCall) -> None:
-    reader = StreamReader(call, VLLM)
+    reader = PassedStream(call)
     for chunk in chunks:
         try:
             out = reader.feed(event(chunk))
         except EngineUnavailable:
             continue
         assert out == b"" or json.loads(out[6:])
-    for sampled in reader.sampled():
+    for sampled in reader.answer.sampled():
         assert sampled.response_ids.ndim == sampled.prompt_ids.ndim == 1
         assert sampled.logprobs is None or sampled.logprobs.ndim == 1
-    assert len(reader.texts()) == len(reader.choices)
+    assert len(reader.answer.texts()) == len(reader.answer.choices)
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5))
 def test_whatever_bytes_come_are_read_or_are_the_engines_failure(pieces: list[bytes]) -> None:
-    reader = StreamReader(chat(stream=True), VLLM)
+    reader = PassedStream(chat(stream=True))
     try:
         for data in pieces:
             reader.feed(data)

@@ -1,9 +1,7 @@
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
-from stepwell.gateway.http import deduplication as joining
 from stepwell.gateway.http.deduplication import KEPT_SECONDS, RequestDeduplicator, SharedResponse, read_call_headers
 from tests.rig.waiting import until
 
@@ -139,26 +137,15 @@ def test_a_failure_or_what_had_no_key_is_not_kept(status: int, keep: bool) -> No
     assert joins.find("k") is None
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    def limit(answers: int, nbytes: int) -> None:
-        monkeypatch.setattr(joining, "KEPT_ANSWERS", answers)
-        monkeypatch.setattr(joining, "KEPT_BYTES", nbytes)
-
-    return limit
-
-
-def test_the_oldest_answers_make_room_for_the_newest(few: Callable[[int, int], None]) -> None:
-    few(2, 1000)
-    joins = RequestDeduplicator(Clock())
+def test_the_oldest_answers_make_room_for_the_newest() -> None:
+    joins = RequestDeduplicator(Clock(), kept_answers=2, kept_bytes=1000)
     for key in "abc":
         answered(joins, key)
     assert [key for key in "abc" if joins.find(key)] == ["b", "c"]
 
 
-def test_answers_are_bounded_in_bytes(few: Callable[[int, int], None]) -> None:
-    few(100, 10)
-    joins = RequestDeduplicator(Clock())
+def test_answers_are_bounded_in_bytes() -> None:
+    joins = RequestDeduplicator(Clock(), kept_answers=100, kept_bytes=10)
     answered(joins, "a", b"x" * 4)
     answered(joins, "b", b"x" * 6)
     assert joins.find("a")
@@ -181,10 +168,9 @@ def test_what_is_too_old_is_dropped_without_being_asked_for() -> None:
     assert old.ended
 
 
-def test_a_newer_answer_to_the_same_key_replaces_the_older(few: Callable[[int, int], None]) -> None:
-    few(100, 10)
+def test_a_newer_answer_to_the_same_key_replaces_the_older() -> None:
     clock = Clock()
-    joins = RequestDeduplicator(clock)
+    joins = RequestDeduplicator(clock, kept_answers=100, kept_bytes=10)
     for _ in range(5):
         latest = answered(joins, "k", b"x" * 9)
         assert joins.find("k") is latest

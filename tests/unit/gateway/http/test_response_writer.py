@@ -1,14 +1,17 @@
 import asyncio
-import json
 from typing import Any
 
 import pytest
 
-from stepwell.errors import EngineUnavailable, Overloaded
-from stepwell.gateway.dialects.sse import DONE, KEEP_ALIVE
+from stepwell.errors import EngineUnavailable
 from stepwell.gateway.http.deduplication import SharedResponse
-from stepwell.gateway.http.response_writer import STREAM_HEADERS, KeepAlives, Message, ResponseWriter
+from stepwell.gateway.http.request_body import Message
+from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
 from tests.rig.waiting import until
+
+KEEP_ALIVE = b": alive\n\n"
+END = b"data: end\n\n"
+STREAM_HEADERS = [(b"content-type", b"text/x-events"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class Client:
@@ -46,7 +49,13 @@ class Client:
 
 
 def make_answer(client: Client) -> ResponseWriter:
-    return ResponseWriter(client.send, asyncio.get_running_loop().time)
+    writer = ResponseWriter(client.send, asyncio.get_running_loop().time)
+    writer.media_type = "text/x-events"
+    return writer
+
+
+def keep_alive() -> bytes:
+    return KEEP_ALIVE
 
 
 async def test_a_whole_answer_has_its_length_and_headers() -> None:
@@ -61,7 +70,7 @@ async def test_a_whole_answer_has_its_length_and_headers() -> None:
     assert answer.first_byte_at is None
 
 
-async def test_a_stream_begins_with_its_first_piece_and_ends_with_done() -> None:
+async def test_a_stream_begins_with_its_first_piece_and_ends_with_its_last() -> None:
     client = Client()
     answer = make_answer(client)
     await answer.write(b"data: 1\n\n")
@@ -71,34 +80,15 @@ async def test_a_stream_begins_with_its_first_piece_and_ends_with_done() -> None
     await answer.write(b"data: 2\n\n")
     assert answer.first_byte_at == first
     assert not client.is_complete
-    await answer.end()
-    assert client.body == b"data: 1\n\ndata: 2\n\n" + DONE
+    await answer.end(END)
+    assert client.body == b"data: 1\n\ndata: 2\n\n" + END
     assert client.is_complete
 
 
 async def test_a_stream_that_has_nothing_but_an_end_is_a_stream_too() -> None:
     client = Client()
-    await make_answer(client).end()
-    assert (client.status, client.body, client.is_complete) == (200, DONE, True)
-
-
-async def test_a_failure_is_an_http_error_before_the_first_byte() -> None:
-    client = Client()
-    await make_answer(client).fail(Overloaded("too many"))
-    assert client.status == 429
-    assert json.loads(client.body)["error"]["message"] == "too many"
-    assert client.headers[b"Retry-After"] == b"1"
-
-
-async def test_a_failure_is_an_error_event_after_it() -> None:
-    client = Client()
-    answer = make_answer(client)
-    await answer.write(b"data: 1\n\n")
-    await answer.fail(EngineUnavailable("it broke"))
-    first, told, done, rest = client.body.split(b"\n\n")
-    assert (client.status, first, done, rest) == (200, b"data: 1", b"data: [DONE]", b"")
-    assert json.loads(told.removeprefix(b"data: "))["error"]["code"] == "engine_unavailable"
-    assert client.is_complete
+    await make_answer(client).end(END)
+    assert (client.status, client.body, client.is_complete) == (200, END, True)
 
 
 async def test_a_follower_answers_what_the_leader_answers() -> None:
@@ -108,7 +98,7 @@ async def test_a_follower_answers_what_the_leader_answers() -> None:
     follow = asyncio.create_task(follower.follow(shared))
     await leader.write(b"data: 1\n\n")
     await until(lambda: following.messages[1:] != [], "the first piece")
-    await leader.end()
+    await leader.end(END)
     await follow
     assert following.messages == leading.messages
     late = Client()
@@ -116,11 +106,11 @@ async def test_a_follower_answers_what_the_leader_answers() -> None:
     assert late.messages == leading.messages
 
 
-async def test_a_follower_gets_a_failure_as_the_leader_got_it() -> None:
+async def test_a_follower_gets_a_whole_answer_as_the_leader_got_it() -> None:
     leading, following, shared = Client(), Client(), SharedResponse(lambda: None)
     leader = make_answer(leading)
     leader.share(shared)
-    await leader.fail(Overloaded("too many"))
+    await leader.whole(429, b"{}", {"Retry-After": "1"})
     await make_answer(following).follow(shared)
     assert following.messages == leading.messages
 
@@ -144,7 +134,7 @@ async def test_what_followers_get_does_not_wait_for_a_leader_that_does_not_read(
     leader.share(shared)
     await leader.write(b"data: 1\n\n")
     leading.reads.clear()
-    writing = asyncio.create_task(leader.end())
+    writing = asyncio.create_task(leader.end(END))
     await make_answer(following).follow(shared)
     assert following.is_complete
     leading.reads.set()
@@ -154,8 +144,8 @@ async def test_what_followers_get_does_not_wait_for_a_leader_that_does_not_read(
 @pytest.fixture
 async def keep_alives() -> Any:
     """Comments after 30 ms of silence."""
-    alive = KeepAlives()
-    running = asyncio.create_task(alive.run(0.03))
+    alive = KeepAlives(0.03)
+    running = asyncio.create_task(alive.run())
     yield alive
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -164,11 +154,11 @@ async def keep_alives() -> Any:
 async def test_a_silent_stream_is_kept_alive_before_and_after_its_first_byte(keep_alives: KeepAlives) -> None:
     client = Client()
     answer = make_answer(client)
-    keep_alives.add(answer)
+    keep_alives.add(answer, keep_alive)
     await until(lambda: client.messages != [] and client.body.startswith(KEEP_ALIVE), "a comment before all else")
     await answer.write(b"data: 1\n\n")
     await until(lambda: client.body.endswith(b"data: 1\n\n" + KEEP_ALIVE), "a comment after it")
-    await answer.end()
+    await answer.end(END)
     assert client.is_complete
 
 
@@ -176,11 +166,11 @@ async def test_no_comment_follows_the_end_or_reaches_who_has_left(keep_alives: K
     ended, gone, open_ = Client(), Client(), Client()
     first, second, third = make_answer(ended), make_answer(gone), make_answer(open_)
     for answer in (first, second, third):
-        keep_alives.add(answer)
+        keep_alives.add(answer, keep_alive)
     keep_alives.discard(second)
-    await first.end()
+    await first.end(END)
     await until(lambda: open_.messages != [] and open_.body.count(KEEP_ALIVE) >= 3, "comments to the open one")
-    assert ended.body == DONE
+    assert ended.body == END
     assert gone.messages == []
 
 
@@ -188,7 +178,7 @@ async def test_a_client_that_does_not_read_holds_up_no_other(keep_alives: KeepAl
     stuck, reading = Client(), Client()
     stuck.reads.clear()
     for client in (stuck, reading):
-        keep_alives.add(make_answer(client))
+        keep_alives.add(make_answer(client), keep_alive)
     await until(lambda: reading.messages != [] and reading.body.count(KEEP_ALIVE) >= 3, "comments to who reads")
     stuck.reads.set()
     await until(lambda: stuck.messages != [] and stuck.body.startswith(KEEP_ALIVE), "the one comment that waited")

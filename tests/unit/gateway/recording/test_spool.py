@@ -4,11 +4,11 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepwell.errors import PoolUnavailable, StepwellError
-from stepwell.gateway.recording import outbox as recorder_module
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.spool import MAX_ROW, Spool
 from stepwell.pool.api.producing import Registration
@@ -18,7 +18,7 @@ from tests.builders import make_step, same_step
 from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import wait_until
 
-StepBuilder = Callable[[Spool], AbstractAsyncContextManager[Outbox]]
+RunOutbox = Callable[..., AbstractAsyncContextManager[Outbox]]
 
 
 @pytest.fixture
@@ -34,15 +34,14 @@ def pool() -> LocalPool:
 
 
 @pytest.fixture
-def recording(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> StepBuilder:
-    """A recorder that delivers, with that spool."""
-    monkeypatch.setattr(recorder_module, "RETRY_PAUSE", 0.001)
+def run_outbox(pool: LocalPool) -> RunOutbox:
+    """A outbox that delivers, with that spool."""
 
     @asynccontextmanager
-    async def run(spool: Spool) -> AsyncIterator[Outbox]:
-        recorder = Outbox(pool, on_refused=lambda _: None, spool=spool)
-        running = asyncio.create_task(recorder.run())
-        yield recorder
+    async def run(spool: Spool, **options: Any) -> AsyncIterator[Outbox]:
+        outbox = Outbox(pool, on_refused=lambda _: None, spool=spool, retry_pause=0.001, **options)
+        running = asyncio.create_task(outbox.run())
+        yield outbox
         running.cancel()
 
     return run
@@ -156,7 +155,7 @@ def test_a_disk_that_takes_no_more_is_told_and_what_comes_later_is_written(
             spool.add([make_step(uid="large", prompt_ids=range(2**18))])
             wait_until(lambda: spool.unwritten == 1, "the step to be counted")
         spool.add([make_step(uid="later")])
-    assert "cannot be written, new steps are in memory alone: disk I/O error" in caplog.text
+    assert "cannot be written, new steps are only in memory: disk I/O error" in caplog.text
     assert left_in(path) == ["later"]
 
 
@@ -168,53 +167,53 @@ def test_steps_that_cannot_be_packed_do_not_end_the_writing(path: Path) -> None:
     assert left_in(path) == ["b"]
 
 
-async def test_what_the_pool_has_is_no_longer_in_the_spool(path: Path, pool: LocalPool, recording: StepBuilder) -> None:
+async def test_what_the_pool_has_is_no_longer_in_the_spool(path: Path, pool: LocalPool, run_outbox: RunOutbox) -> None:
     with Spool(path) as spool:
-        async with recording(spool) as recorder:
-            recorder.record([make_step(uid="a"), make_step("nobody", "p", uid="b")])
-            await recorder.settle()
-    assert recorder.delivered == {"accepted": 1}
+        async with run_outbox(spool) as outbox:
+            outbox.record([make_step(uid="a"), make_step("nobody", "p", uid="b")])
+            await outbox.settle()
+    assert outbox.delivered == {"accepted": 1}
     assert left_in(path) == []
 
 
 async def test_what_an_earlier_process_left_is_delivered_first(
-    path: Path, pool: LocalPool, recording: StepBuilder
+    path: Path, pool: LocalPool, run_outbox: RunOutbox
 ) -> None:
     leave(path, make_step(uid="old"), make_step(uid="older twin"))
     pool.rules.submit([make_step(uid="older twin")])
     with Spool(path) as spool:
-        async with recording(spool) as recorder:
-            recorder.record([make_step(uid="new")])
-            await recorder.settle("t")
-    assert recorder.delivered == {"accepted": 2, "duplicate": 1}
+        async with run_outbox(spool) as outbox:
+            outbox.record([make_step(uid="new")])
+            await outbox.settle("t")
+    assert outbox.delivered == {"accepted": 2, "duplicate": 1}
     pool.rules.complete("t", "p")
     assert [step.uid for step in pool.taken()] == ["older twin", "old", "new"]
     assert left_in(path) == []
 
 
 async def test_what_the_pool_did_not_take_before_the_end_is_not_lost(
-    path: Path, pool: LocalPool, recording: StepBuilder
+    path: Path, pool: LocalPool, run_outbox: RunOutbox
 ) -> None:
     pool.away = True
     with Spool(path) as spool:
-        async with recording(spool) as recorder:
-            recorder.record([make_step(uid="a")])
+        async with run_outbox(spool, settle_timeout=0.02) as outbox:
+            outbox.record([make_step(uid="a")])
             with pytest.raises(PoolUnavailable):
-                await recorder.record_durably([make_step(uid="b")], timeout=0.02)
-            await recorder.drain(0.02)
-    assert recorder.lost.total() == 0
+                await outbox.record_durably([make_step(uid="b")])
+            await outbox.drain(0.02)
+    assert outbox.lost.total() == 0
     assert left_in(path) == ["a", "b"]
 
 
 async def test_what_is_given_up_leaves_the_file_too_so_that_it_stays_small(path: Path, pool: LocalPool) -> None:
     bound = 4 * 2**20
     with Spool(path) as spool:
-        recorder = Outbox(pool, on_refused=lambda _: None, spool=spool, max_held_bytes=bound)
+        outbox = Outbox(pool, on_refused=lambda _: None, spool=spool, max_held_bytes=bound)
         for i in range(400):
-            recorder.record([make_step(uid=str(i), prompt_ids=range(25_000))])
+            outbox.record([make_step(uid=str(i), prompt_ids=range(25_000))])
             await asyncio.sleep(0.0005)
-    assert recorder.lost == {"recorder_full": 400 - recorder.waiting}
+    assert outbox.lost == {"recorder_full": 400 - outbox.waiting}
     assert file_size(path) < 3 * bound
     kept = left_in(path)
-    assert recorder.waiting <= len(kept) < recorder.waiting + MAX_ROW
+    assert outbox.waiting <= len(kept) < outbox.waiting + MAX_ROW
     assert kept[-1] == "399"

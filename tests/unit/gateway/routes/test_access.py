@@ -1,9 +1,15 @@
 import pytest
 
 from stepwell.common.access_keys import AccessKeys
-from stepwell.gateway.routes.access import ACCESS, REFUSALS, Access, missing
+from stepwell.gateway.dialects import DIALECTS
+from stepwell.gateway.routes.access import REFUSALS, Access, AccessCheck, access_table
 
+ACCESS = access_table(DIALECTS)
 CONTROL = "control-key-of-the-tests"
+
+
+def missing(keys: AccessKeys, path: str, authorization: bytes | None) -> Access | None:
+    return AccessCheck(keys, ACCESS).missing(path, authorization)
 
 
 def bearer(key: str) -> bytes:

@@ -6,11 +6,12 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
 from stepwell.common.access_keys import AccessKeys
-from stepwell.gateway.agent_calls import AgentCalls, Receive
-from stepwell.gateway.dialects.dialect import Kind
-from stepwell.gateway.http.response_writer import Headers, Message, Send
-from stepwell.gateway.routes import asgi as module
-from stepwell.gateway.routes.asgi import LARGEST_HEADERS, GatewayAsgi
+from stepwell.gateway.agent_calls import AgentCalls
+from stepwell.gateway.dialects import DIALECTS
+from stepwell.gateway.dialects.dialect import Dialect
+from stepwell.gateway.http.request_body import LARGEST_BODY, LARGEST_HEADERS, Headers, Message, Receive, Send
+from stepwell.gateway.routes.access import AccessCheck, access_table
+from stepwell.gateway.routes.asgi import GatewayAsgi
 from stepwell.pool.api.producing import TrajectoryRef
 from tests.unit.gateway.asgi import exchange
 
@@ -22,12 +23,12 @@ class Behind:
     """What stands behind the front: notes which part was reached, and reads the body."""
 
     def __init__(self) -> None:
-        self.served: list[tuple[TrajectoryRef, Kind]] = []
+        self.served: list[tuple[TrajectoryRef, Dialect]] = []
         self.routed: list[str] = []
         self.read = b""
 
-    async def serve(self, scope: Message, receive: Receive, send: Send, ref: TrajectoryRef, kind: Kind) -> None:
-        self.served.append((ref, kind))
+    async def serve(self, scope: Message, receive: Receive, send: Send, ref: TrajectoryRef, dialect: Dialect) -> None:
+        self.served.append((ref, dialect))
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         self.routed.append(scope.get("path", scope["type"]))
@@ -39,6 +40,12 @@ class Behind:
                     return
 
 
+def make_front(behind: Behind, keys: tuple[str, ...], largest_body: int = LARGEST_BODY) -> GatewayAsgi:
+    access = AccessCheck(AccessKeys(keys), access_table(DIALECTS))
+    calls = cast("AgentCalls", behind)
+    return GatewayAsgi(cast("FastAPI", behind), calls, access, DIALECTS, largest_body=largest_body)
+
+
 async def ask(
     behind: Behind,
     path: str,
@@ -47,19 +54,20 @@ async def ask(
     headers: Headers | None = None,
     keys: tuple[str, ...] = (),
     parts: tuple[bytes, ...] = (b"",),
+    largest_body: int = LARGEST_BODY,
 ) -> tuple[int, Any]:
     """The front's own answer: status and error; (0, None) where it passed the request on."""
-    front = GatewayAsgi(cast("FastAPI", behind), cast("AgentCalls", behind), AccessKeys(keys))
+    front = make_front(behind, keys, largest_body)
     sent = await exchange(front, method, path, headers or [], parts)
     return (sent[0]["status"], json.loads(sent[1]["body"])["error"]) if sent else (0, None)
 
 
 @pytest.mark.parametrize("below", ["", "/v1", "/v1/v1"])
-@pytest.mark.parametrize(("call", "kind"), [("chat/completions", Kind.CHAT), ("completions", Kind.COMPLETIONS)])
-async def test_an_agents_call_is_found_however_its_base_url_ends(below: str, call: str, kind: Kind) -> None:
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+async def test_an_agents_call_is_found_however_its_base_url_ends(below: str, dialect: Dialect) -> None:
     behind = Behind()
-    await ask(behind, f"/t-1.a~:@/p_2{below}/{call}")
-    assert behind.served == [(TrajectoryRef("t-1.a~:@", "p_2"), kind)]
+    await ask(behind, f"/t-1.a~:@/p_2{below}/{dialect.paths[0]}")
+    assert behind.served == [(TrajectoryRef("t-1.a~:@", "p_2"), dialect)]
 
 
 @pytest.mark.parametrize(
@@ -121,27 +129,25 @@ async def test_headers_are_bounded_before_a_key_is_compared() -> None:
     assert await ask(Behind(), "/health", headers=[(b"x", b"x" * (LARGEST_HEADERS - 1))]) == (0, None)
 
 
-async def test_a_body_that_says_it_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST_BODY", 10)
+async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
     for path in ("/t/p/chat/completions", "/init_trajectory"):
         behind = Behind()
-        status, error = await ask(behind, path, headers=[(b"content-length", b"11")], parts=())
+        status, error = await ask(behind, path, headers=[(b"content-length", b"11")], parts=(), largest_body=10)
         assert (status, error["code"]) == (413, "too_large")
         assert (behind.served, behind.routed) == ([], [])
 
 
-async def test_a_body_that_grows_too_large_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST_BODY", 10)
+async def test_a_body_that_grows_too_large_is_not_read_to_its_end() -> None:
     behind = Behind()
-    await ask(behind, "/init_trajectory", parts=(b"12345", b"67890"))
+    await ask(behind, "/init_trajectory", parts=(b"12345", b"67890"), largest_body=10)
     assert behind.read == b"1234567890"
     with pytest.raises(HTTPException, match="413"):
-        await ask(Behind(), "/init_trajectory", parts=(b"12345", b"67890", b"1", b"2"))
+        await ask(Behind(), "/init_trajectory", parts=(b"12345", b"67890", b"1", b"2"), largest_body=10)
 
 
 async def test_what_is_no_http_is_the_apps_own() -> None:
     behind = Behind()
-    front = GatewayAsgi(cast("FastAPI", behind), cast("AgentCalls", behind), AccessKeys([CONTROL]))
+    front = make_front(behind, (CONTROL,))
 
     async def nothing(*_: object) -> Any:
         raise AssertionError("nothing is read or sent here")

@@ -3,11 +3,10 @@ from typing import Any, cast
 import pytest
 
 from stepwell.common.access_keys import AccessKeys
-from stepwell.gateway.http.response_writer import Message
+from stepwell.gateway.http.request_body import Message
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.rollouts import TrajectoryLifecycle
 from stepwell.gateway.routes.fast_routes import FastRoutes
-from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryLifecycle
 from tests.rig.local_pool import LocalPool
 from tests.unit.gateway.asgi import exchange
 
@@ -33,8 +32,8 @@ async def ask(behind: Routed, path: str, *parts: bytes, method: str = "POST") ->
     """The status that was answered at once; 0 where the request went on."""
     pool = LocalPool()
     known = KnownTrajectories(pool)
-    rollouts = TrajectoryLifecycle(pool, Outbox(pool, known.forget), known, AccessKeys([]))
-    sent = await exchange(FastRoutes(cast("Any", behind), rollouts), method, path, [JSON], parts)
+    lifecycle = TrajectoryLifecycle(pool, Outbox(pool, known.forget), known, AccessKeys([]))
+    sent = await exchange(FastRoutes(cast("Any", behind), lifecycle), method, path, [JSON], parts)
     return sent[0]["status"] if sent else 0
 
 

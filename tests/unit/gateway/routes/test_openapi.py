@@ -7,8 +7,9 @@ from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
-from stepwell.gateway.routes.access import ACCESS
-from stepwell.gateway.routes.openapi import documented
+from stepwell.gateway.dialects import DIALECTS
+from stepwell.gateway.routes.access import access_table
+from stepwell.gateway.routes.openapi import openapi_document
 from tests.rig.local_pool import LocalPool
 
 METHODS = {"get", "post", "put", "delete", "patch"}
@@ -25,7 +26,7 @@ def document() -> dict[str, Any]:
         response_length=8,
         keys=AccessKeys([]),
     )
-    return dict(json.loads(documented(front.app.openapi())))
+    return dict(json.loads(openapi_document(front.app.openapi(), DIALECTS)))
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
@@ -76,7 +77,7 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
 
 
 def test_every_path_is_in_the_table_of_who_may_call_what(document: dict[str, Any]) -> None:
-    assert set(document["paths"]) <= set(ACCESS)
+    assert set(document["paths"]) <= set(access_table(DIALECTS))
 
 
 def test_the_agents_calls_are_listed_with_what_they_take(document: dict[str, Any]) -> None:

@@ -8,8 +8,19 @@ from hypothesis import strategies as st
 from stepwell.engines import PRIVATE_FIELDS
 from stepwell.engines.engine import EXTRA_SAMPLING
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.dialect import Kind, read_call
-from tests.unit.wire.asking import HELLO, JSON, asked, chat, completion, objects_with
+from stepwell.gateway.dialects import DIALECTS
+from stepwell.gateway.dialects.dialect import Dialect
+from tests.unit.gateway.dialects.asking import (
+    AROUND,
+    CHAT,
+    COMPLETIONS,
+    HELLO,
+    JSON,
+    asked,
+    chat,
+    completion,
+    objects_with,
+)
 
 
 def test_the_engine_is_asked_for_ids_and_logprobs_and_everything_else_passes() -> None:
@@ -28,7 +39,7 @@ def test_fields_that_reach_past_the_request_are_taken_out(name: str) -> None:
 def test_thinking_is_always_asked_for_because_without_it_the_engine_drops_the_ids() -> None:
     quiet, open_ = chat(include_reasoning=False), chat()
     assert asked(quiet)["include_reasoning"] is asked(open_)["include_reasoning"] is True
-    assert (quiet.wants_reasoning, open_.wants_reasoning) == (False, True)
+    assert (quiet.wants.reasoning, open_.wants.reasoning) == (False, True)
 
 
 def test_a_plain_server_is_sent_none_of_vllms_fields() -> None:
@@ -74,7 +85,7 @@ def test_n_choices_are_as_many_steps(n: int | None, choices: int) -> None:
 def test_a_stream_is_always_counted_and_the_count_shown_to_who_asked(options: Any, told: bool) -> None:
     call = chat(stream=True, stream_options=options)
     assert asked(call)["stream_options"] == {"include_usage": True}
-    assert (call.stream, call.wants_usage) == (True, told)
+    assert (call.stream, call.wants.usage) == (True, told)
 
 
 def test_other_stream_options_pass_and_none_are_added_without_a_stream() -> None:
@@ -88,7 +99,7 @@ def test_other_stream_options_pass_and_none_are_added_without_a_stream() -> None
 )
 def test_completions_ask_for_logprobs_with_a_number(logprobs: Any, wanted: bool, sent: int) -> None:
     call = completion(logprobs=logprobs)
-    assert (call.wants_logprobs, asked(call)["logprobs"]) == (wanted, sent)
+    assert (call.wants.logprobs, asked(call)["logprobs"]) == (wanted, sent)
 
 
 def test_completions_are_forwarded_with_their_prompt_as_it_is() -> None:
@@ -96,22 +107,7 @@ def test_completions_are_forwarded_with_their_prompt_as_it_is() -> None:
         call = completion(prompt=prompt)
         assert asked(call)["prompt"] == prompt
         assert "include_reasoning" not in asked(call)
-        assert (call.kind, call.kind.upstream) == (Kind.COMPLETIONS, "/v1/completions")
-
-
-def test_a_call_marked_as_a_side_call_is_untrainable_whatever_it_asks() -> None:
-    assert chat("side").untrainable == completion("side").untrainable == "side_call: marked"
-    assert chat("side", temperature=0).untrainable == "side_call: marked"
-    assert chat("task").untrainable is completion("task").untrainable is None
-    for make in (chat, completion):
-        with pytest.raises(BadRequest, match="x-stepwell-call"):
-            make("perhaps")
-
-
-def test_a_harness_own_title_call_is_found_without_a_mark() -> None:
-    titling = [{"role": "system", "content": "You are a title generator. You output ONLY a thread title"}, *HELLO]
-    assert chat(messages=titling).untrainable == "side_call: title"
-    assert chat("task", messages=titling).untrainable is None
+        assert (call.dialect, call.upstream) == (COMPLETIONS, "/v1/completions")
 
 
 def test_malformed_history_is_mended_and_counted() -> None:
@@ -137,7 +133,7 @@ def test_malformed_history_is_mended_and_counted() -> None:
 )
 def test_a_body_that_is_no_chat_is_refused_with_the_reason(raw: bytes, why: str) -> None:
     with pytest.raises(BadRequest, match=why):
-        read_call(Kind.CHAT, raw, response_length=64)
+        CHAT.read(raw, AROUND)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +170,7 @@ def test_a_malformed_completion_is_refused(fields: dict[str, Any], why: str) -> 
 
 def test_a_request_nested_too_deep_to_be_written_again_is_refused() -> None:
     deep = b"[" * 500 + b"]" * 500
-    call = read_call(Kind.CHAT, b'{"messages": [{"role": "user"}], "tools": %s}' % deep, response_length=64)
+    call = CHAT.read(b'{"messages": [{"role": "user"}], "tools": %s}' % deep, AROUND)
     for plain in (True, False):
         with pytest.raises(BadRequest, match="cannot be passed on"):
             asked(call, plain=plain)
@@ -194,13 +190,13 @@ FIELDS = objects_with(
 )
 
 
-@given(FIELDS, MESSAGES | GOOD_ENOUGH, st.sampled_from(list(Kind)), JSON)
+@given(FIELDS, MESSAGES | GOOD_ENOUGH, st.sampled_from(DIALECTS), JSON)
 def test_whatever_is_asked_is_a_call_or_a_bad_request(
-    fields: dict[str, Any], messages: list[Any], kind: Kind, prompt: Any
+    fields: dict[str, Any], messages: list[Any], dialect: Dialect, prompt: Any
 ) -> None:
     raw = json.dumps({**fields, "messages": messages, "prompt": prompt}).encode()
     try:
-        call = read_call(kind, raw, response_length=64)
+        call = dialect.read(raw, AROUND)
         body = asked(call)
     except BadRequest:
         return
@@ -212,10 +208,10 @@ def test_whatever_is_asked_is_a_call_or_a_bad_request(
 def test_a_call_asks_again_for_what_it_asked(fields: dict[str, Any], messages: list[Any]) -> None:
     """Reading what was sent changes nothing more."""
     try:
-        call = read_call(Kind.CHAT, json.dumps({**fields, "messages": messages}).encode(), response_length=64)
+        call = CHAT.read(json.dumps({**fields, "messages": messages}).encode(), AROUND)
         body = asked(call)
     except BadRequest:
         return
-    again = read_call(Kind.CHAT, json.dumps(body).encode(), response_length=64)
+    again = CHAT.read(json.dumps(body).encode(), AROUND)
     assert asked(again) == body
     assert again.untrainable == call.untrainable

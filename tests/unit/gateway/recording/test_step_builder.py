@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.gateway.recording.recorded import CallContext, build_steps
+from stepwell.gateway.recording.step_builder import CallContext, build_steps
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness, VersionSpan, ids_array, logprobs_array
 from stepwell.wire.openai import Sampled, Usage

@@ -1,0 +1,112 @@
+"""What a chat and a completions request have in common: reading it, forwarding it, and its JSON schema.
+
+Unknown fields are forwarded. Fields by which a client could reach beyond its own request are removed.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from stepwell.engines import PRIVATE_FIELDS
+from stepwell.errors import BadRequest
+from stepwell.gateway.dialects.dialect import NO_TEXTS, CallSurroundings, Dialect, ModelCall, PromptTexts
+from stepwell.gateway.dialects.openai_choices import Wants
+from stepwell.gateway.dialects.sampling import make_explicit, recorded_sampling, why_untrainable
+from stepwell.wire.openai import Upstream
+
+NOT_FORWARDED = (*PRIVATE_FIELDS, "return_token_ids", "include_reasoning")
+"""The last two are the agent's wishes to the gateway. An engine kind asks for ids and reasoning in its own way."""
+MOST_CHOICES = 128
+
+INTEGER: dict[str, Any] = {"type": "integer"}
+TEXT: dict[str, Any] = {"type": "string"}
+OBJECT: dict[str, Any] = {"type": "object"}
+FLAG: dict[str, Any] = {"type": "boolean"}
+COMMON_FIELDS: dict[str, Any] = {
+    "model": TEXT,
+    "stream": FLAG,
+    "stream_options": {"type": "object", "properties": {"include_usage": FLAG}},
+    "n": {"type": "integer", "minimum": 1, "maximum": MOST_CHOICES},
+    "max_tokens": {"type": "integer", "minimum": 1},
+    "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "top_k": INTEGER,
+    "min_p": {"type": "number", "minimum": 0, "maximum": 1},
+    "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0},
+    "seed": INTEGER,
+    "stop": {"anyOf": [TEXT, {"type": "array", "items": TEXT}]},
+    "return_token_ids": {"type": "boolean", "description": "Show the token ids that are recorded."},
+}
+"""The JSON schema of the fields that both requests have."""
+
+
+def read_json_object(raw: bytes) -> dict[str, Any]:
+    try:
+        request = orjson.loads(raw)
+    except orjson.JSONDecodeError as failure:
+        raise BadRequest(f"the request body is not JSON: {failure}") from None
+    if not isinstance(request, dict):
+        raise BadRequest("the request body must be a JSON object")
+    return request
+
+
+def read_flag(request: dict[str, Any], name: str) -> bool:
+    value = request.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadRequest(f"{name} must be true or false")
+    return bool(value)
+
+
+def make_call(
+    dialect: Dialect,
+    upstream: Upstream,
+    request: dict[str, Any],
+    around: CallSurroundings,
+    *,
+    wants_logprobs: bool,
+    asked_for: Mapping[str, Any],
+    texts: PromptTexts = NO_TEXTS,
+    malformed_history: int = 0,
+) -> ModelCall:
+    """Change a request in place to what the engine is asked: everything explicit, and `asked_for` in any case."""
+    choices, stream = _read_choices(request), read_flag(request, "stream")
+    wants_ids = read_flag(request, "return_token_ids")
+    wants_reasoning = request.get("include_reasoning") is not False
+    for name in NOT_FORWARDED:
+        request.pop(name, None)
+    make_explicit(request, around.response_length)
+    request |= asked_for
+    wants_usage = stream and _ask_for_usage(request)
+    return ModelCall(
+        dialect=dialect,
+        upstream=upstream,
+        request=request,
+        sampling=recorded_sampling(request),
+        untrainable=why_untrainable(request),
+        stream=stream,
+        choices_per_prompt=choices,
+        wants=Wants(wants_ids, wants_logprobs, wants_usage, wants_reasoning),
+        texts=texts,
+        malformed_history=malformed_history,
+    )
+
+
+def _read_choices(request: dict[str, Any]) -> int:
+    n = request.get("n")
+    if n is None:
+        return 1
+    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_CHOICES:
+        raise BadRequest(f"n must be a whole number from 1 to {MOST_CHOICES}")
+    return n
+
+
+def _ask_for_usage(request: dict[str, Any]) -> bool:
+    """Ask for the token count at the end of the stream. Returns whether the agent itself asked for it."""
+    options = request.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise BadRequest("stream_options must be an object")
+    request["stream_options"] = {**(options or {}), "include_usage": True}
+    return bool(options and options.get("include_usage"))
