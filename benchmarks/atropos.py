@@ -1,10 +1,10 @@
-"""What the Atropos server costs: ours before a DataPool on Ray, beside atroposlib's own server.
+"""What the Atropos server costs: ours, with a DataPool on Ray behind it, compared with atroposlib's own server.
 
-A group has 8 sequences of 2,048 tokens with log-probabilities, as JSON some 500 kB; a batch has 64 sequences. Both
-servers get the same load in turns, and a ratio is the median over rounds. What counts is a server's own CPU: of ours,
-the Atropos server and the pool shard together, from the first byte of a POST until the pool has confirmed it, and until
-a served batch is acknowledged. Memory is what the same processes hold for themselves, resident minus shared: the pool
-copies what it keeps, so nothing of a queued group stays in Ray's shared object store. Eight clients send at once.
+A group has 8 sequences of 2,048 tokens with log-probabilities, about 500 kB as JSON; a batch has 64 sequences. Both
+servers get the same load in turns, and a ratio is the median over rounds. The figure is a server's own CPU: for ours,
+that of the Atropos server and the pool shard together, from the first byte of a POST until the pool has confirmed it,
+and until a served batch is acknowledged. Memory is the private memory of the same processes, resident minus shared: the
+pool copies what it keeps, so no part of a queued group stays in Ray's shared object store. Eight clients send at once.
 
     python -m benchmarks.atropos [--quick]
 """

@@ -1,8 +1,8 @@
-"""A DataPool under load whose shards are killed again and again: is a step lost, is one trained twice?
+"""A DataPool under load whose shards are killed repeatedly: is a step lost, is one trained twice?
 
-Producers send groups of trajectories, a few steps a message; consumers take them under leases and acknowledge, give
-back, come too late or never come back at all. Meanwhile one shard after the other is killed with SIGKILL. What the pool
-answered to whom is kept, and compared with what came out in the end.
+Producers send groups of trajectories, a few steps per message. Consumers take them under leases and acknowledge them,
+return them, come too late or never come back. Meanwhile one shard after the other is killed with SIGKILL. All answers
+of the pool are recorded, and compared with what it shipped in the end.
 
     python -m benchmarks.chaos_pool --kills 100
 """

@@ -1,9 +1,9 @@
-"""The dashboard over a pool on Ray that holds 100,000 trajectories: how soon it shows them, how fast it filters,
+"""The dashboard over a pool on Ray with 100,000 trajectories: how soon it shows them, how fast it filters,
 also in a browser, and what it costs the pool.
 
-The pool, of one shard, is under a light load throughout: groups come in and are trained. What watching costs is the CPU
-time of the shard's process, taken in turns with the dashboard's process halted and going, while a page polls it as a
-browser does; so what else the machine does falls on both alike.
+The pool has one shard and a light load throughout: groups arrive and are trained. The cost of watching is the CPU
+time of the shard's process, measured in turns with the dashboard's process stopped and running, while a page polls it
+like a browser; so other load on the machine affects both alike.
 
     python -m benchmarks.dashboard
 """

@@ -1,8 +1,8 @@
-"""A pool out to Parquet, back into another pool, and out again: equal bit for bit, at what rate and in what memory.
+"""A pool exported to Parquet, imported into another pool, and exported again: equal bit for bit, with rate and memory.
 
-Trajectories of four turns, eight of them a group, prompts that grow to 1,000 tokens. The commands run as they do for
-users, as processes of their own; what is measured of each is its whole time and the most memory it took, the pages of
-Ray's shared memory that it looked at included.
+Trajectories have four turns, a group has eight of them, prompts grow to 1,000 tokens. The commands run as they do for
+users, as separate processes. The figures of each are its whole time and its largest memory, with the pages of
+Ray's shared memory that it read.
 
     python -m benchmarks.exports
     python -m benchmarks.exports --steps 4000

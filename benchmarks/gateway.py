@@ -1,10 +1,10 @@
-"""What a recorded call costs: this gateway beside an engine, two bare proxies and two published gateways.
+"""What a recorded call costs: this gateway compared with an engine, two bare proxies and two published gateways.
 
-The same 32 clients and the same canned engine for all: a request of 20 messages (8 KB), a reply of 256 tokens with ids,
-log-probabilities and 2,048 prompt ids; streamed, 64 chunks of 4 tokens, as fast as they are read, and once more paced,
-a chunk every 10 ms, as they come from an engine that has to think. The figure is the CPU of a subject's processes per
-call, recording included; `bare_recorder` is the yardstick. Ours writes into a DataPool on Ray, whose own CPU is
-told apart. All are measured in turns, and every call is shown to be recorded; a ratio is the median over rounds.
+All have the same 32 clients and the same scripted engine: a request of 20 messages (8 KB), a reply of 256 tokens with
+ids, log-probabilities and 2,048 prompt ids; streamed, 64 chunks of 4 tokens, as fast as they are read, and again with a
+chunk every 10 ms, like a real engine. The figure is the CPU of a subject's processes per call, with recording;
+`bare_recorder` is the reference. Ours writes into a DataPool on Ray, whose own CPU is reported separately. All are
+measured in turns, and every call is checked to be recorded; a ratio is the median over rounds.
 
     python -m benchmarks.gateway [--quick] [--without-peers]
 """

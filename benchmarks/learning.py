@@ -1,9 +1,9 @@
-"""Does it learn, how fast, and what does it cost to have a pool and a gateway in between?
+"""Does the model learn, how fast, and what do a pool and a gateway in between cost?
 
-Three things, all with a real vLLM on this machine: `stepwell demo` from start to end, as a command; the same loop in
-turns with a bare one (no pool, no gateway) on one engine, where a ratio is the median over rounds and the bare loop
+Three measurements, all with a real vLLM on this machine: `stepwell demo` from start to end, as a command; the same loop
+in turns with a bare one (no pool, no gateway) on one engine, where a ratio is the median over rounds and the bare loop
 counts in the better of two forms, with sampling during updates and without; and an agent with a slow tool (0.1 to 1 s
-a call), trained synchronously (each batch waits for all its rollouts, then the model is updated) and asynchronously,
+per call), trained synchronously (each batch waits for all its rollouts, then the model is updated) and asynchronously,
 with the same number of samples.
 
     python -m benchmarks.learning [--task rev|tool] [--seed N] [--quick]

@@ -1,10 +1,10 @@
-"""What the DataPool costs over bare Ray: steps of 2,048 + 256 tokens into it and out of it, on this machine.
+"""What the DataPool costs compared with bare Ray: steps of 2,048 + 256 tokens into it and out of it, on this machine.
 
-Ingest: the very same messages of 32 steps, eight in flight, go to a bare actor that only keeps them, to a shard, to a
-shard with a journal, and to four shards in turn. A step is a trajectory, eight of them a group. All are emptied after
-each round, outside the measured time. Fetch: 64 groups, 512 steps, under a lease, against `ray.put` + `ray.get` of that
-batch. What is compared is measured in turns, and a ratio is the median over rounds, so that what else the machine does
-falls on all alike.
+Ingest: the same messages of 32 steps, eight in flight, go to a bare actor that only keeps them, to a shard, to a
+shard with a journal, and to four shards in turn. A step is a trajectory, a group has eight of them. All are emptied
+after each round, outside the measured time. Fetch: 64 groups, 512 steps, under a lease, compared with `ray.put` +
+`ray.get` of that batch. Compared figures are measured in turns, and a ratio is the median over rounds, so that other
+load on the machine affects all alike.
 
     python -m benchmarks.pool
 """

@@ -1,8 +1,8 @@
-"""What submit + take cost per step in the rules and the state of a pool, with little and with much already queued.
+"""What submit + take cost per step in the rules and the state of a pool, with a short and with a long queue.
 
 Each round keeps the queue at its depth: a group of 8 trajectories of 2 steps goes in, the oldest goes out. Each depth
-has a process of its own (one heap would let the garbage collector's work on the deep queue fall on the shallow one),
-and they are measured in turns, so that what else the machine does falls on both alike.
+has its own process (with one heap, garbage collection of the long queue would affect the short one), and they are
+measured in turns, so that other load on the machine affects both alike.
 
     python -m benchmarks.pool_rules
 """

@@ -1,4 +1,4 @@
-"""How every benchmark ends: one JSON object on the last line, with its targets beside its figures."""
+"""How every benchmark ends: with one JSON object on the last line, which has its figures and its targets."""
 
 import json
 import sys

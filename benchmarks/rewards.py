@@ -1,13 +1,13 @@
-"""What a reward costs over a bare Ray actor, and whether agents notice that rewards are computed.
+"""What a reward costs compared with a bare Ray actor, and whether agents notice that rewards are computed.
 
-Scores: trajectories of one step of 2,048 + 256 tokens wait in a DataPool; one reward worker takes them, calls a
-function that does next to nothing in child processes that can be killed, and gives its judgements back, until the last
-has its reward. Beside it, a bare Ray actor with the same function is asked for the same scores, one call a trajectory,
-many in flight; and, told besides, 64 trajectories a call. Every reward is checked.
+Scores: trajectories of one step of 2,048 + 256 tokens wait in a DataPool. One reward worker takes them, calls a
+trivial function in child processes that can be killed, and returns its judgements, until the last trajectory
+has its reward. For comparison, a bare Ray actor with the same function is asked for the same scores, one call per
+trajectory, many in flight; and, as a further figure, 64 trajectories per call. Every reward is checked.
 
-Latency: one client of a real gateway, who waits for each answer, while the reward worker is idle and while it has more
-to do than it can, in turns. Its function waits, as one does that asks a judge: what is measured is who waits for whom,
-not how a machine's cores are shared.
+Latency: one client of a real gateway waits for each answer, while the reward worker is idle and while it is overloaded,
+in turns. Its function sleeps, like a function that asks a judge: the figure shows who waits for whom,
+not how the cores of a machine are shared.
 
     python -m benchmarks.rewards [--quick]
 """

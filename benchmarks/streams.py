@@ -1,9 +1,9 @@
-"""How much one gateway process holds: thousands of slow streams at once, then a crowd of calls at one moment.
+"""The capacity of one gateway process: thousands of slow streams at once, then a burst of calls.
 
-Streams: 2,000 of them, 5 chunks of 4 tokens a second each, all open together for 60 s; every token that the engine sent
-must be in the pool. Crowd: 16,000 clients connect, then all send their call at once; none may fail. Told besides: how
-late the gateway's event loop ran (and for what share of the time it found no free core), what agents saw of it, and the
-gateway's memory.
+Streams: 2,000 of them, each with 5 chunks of 4 tokens per second, all open together for 60 s; every token that the
+engine sent must be in the pool. Burst: 16,000 clients connect, then all send their call at once; none may fail. Further
+figures: the lag of the gateway's event loop (and the share of time without a free core), the latencies that agents saw,
+and the gateway's memory.
 
     python -m benchmarks.streams [--streams 2000] [--seconds 60] [--calls 16000]
 """
