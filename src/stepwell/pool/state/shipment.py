@@ -14,6 +14,7 @@ import numpy as np
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.columns import NO_BASE, Bases, Columns, join
+from stepwell.steps.layout import reward_carrier
 from stepwell.steps.schema import CARRIED
 from stepwell.steps.step import BoolArray, FloatArray, IntArray, JsonObject
 
@@ -49,7 +50,7 @@ def trajectory_rows(trajectory: Trajectory, is_shipped: IsShipped) -> list[Shipp
         return [ShippedRow(trajectory, step, index, False, False) for index, step in indexed]
     last = carrier = indexed[-1][1]
     if last.untrainable is not None:
-        carrier = next((step for _, step in reversed(indexed) if step.untrainable is None), last)
+        carrier = indexed[reward_carrier([step.untrainable for _, step in indexed])][1]
     return [ShippedRow(trajectory, step, index, step is last, step is carrier) for index, step in indexed]
 
 
