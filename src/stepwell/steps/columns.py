@@ -141,6 +141,8 @@ FLAT = ("added", "logprobs", "mask")
 PER_STEP = tuple(name for name in STATE if name not in (*FLAT, "carried", "bases"))
 NAMES = tuple(column.name for column in SCALAR_COLUMNS)
 SCALARS = attrgetter(*NAMES)
+PACKING = tuple((column.packed, DTYPES.get(column.kind)) for column in SCALAR_COLUMNS)
+CARRIED_NAMES = tuple(column.packed for column in CARRIED)
 
 
 def make_columns(count: int, values: Mapping[str, Any]) -> Columns:
@@ -158,7 +160,7 @@ def make_columns(count: int, values: Mapping[str, Any]) -> Columns:
         mask=values["mask"],
         prompt_lengths_S=values["prompt_lengths_S"],
         response_lengths_S=values["response_lengths_S"],
-        carried={column.packed: scalars.pop(column.packed) for column in CARRIED},
+        carried={name: scalars.pop(name) for name in CARRIED_NAMES},
         bases=values.get("bases"),
         **scalars,
     )
@@ -184,16 +186,20 @@ def packed_column(columns: Columns, column: Column) -> Any:
 
 
 def pack(steps: Sequence[Step]) -> Columns:
-    values: dict[str, Any] = {
-        "tokens": join([part for s in steps for part in (s.prompt_ids, s.response_ids)], np.int32),
-        "logprobs": join([_logprobs(s) for s in steps], np.float32),
-        "mask": join([_mask(s) for s in steps], np.bool_),
-        "prompt_lengths_S": np.array([len(s.prompt_ids) for s in steps], np.int32),
-        "response_lengths_S": np.array([len(s.response_ids) for s in steps], np.int32),
+    values = zip(*map(SCALARS, steps), strict=True) if steps else ((),) * len(PACKING)
+    scalars: dict[str, Any] = {
+        name: list(of_steps) if dtype is None else np.array(of_steps, dtype)
+        for (name, dtype), of_steps in zip(PACKING, values, strict=True)
     }
-    for column, of_steps in zip(SCALAR_COLUMNS, zip(*map(SCALARS, steps), strict=True), strict=False):
-        values[column.packed] = pack_values(column, of_steps)
-    return make_columns(len(steps), values) if steps else _no_columns(values)
+    return Columns(
+        added=join([part for s in steps for part in (s.prompt_ids, s.response_ids)], np.int32),
+        logprobs=join([_logprobs(s) for s in steps], np.float32),
+        mask=join([_mask(s) for s in steps], np.bool_),
+        prompt_lengths_S=np.array([len(s.prompt_ids) for s in steps], np.int32),
+        response_lengths_S=np.array([len(s.response_ids) for s in steps], np.int32),
+        carried={name: scalars.pop(name) for name in CARRIED_NAMES},
+        **scalars,
+    )
 
 
 def unpack(columns: Columns, *, copy: bool) -> list[Step]:
@@ -319,10 +325,6 @@ def _logprobs(step: Step) -> FloatArray:
 
 def _mask(step: Step) -> BoolArray:
     return np.ones(len(step.response_ids), np.bool_) if step.response_mask is None else step.response_mask
-
-
-def _no_columns(values: dict[str, Any]) -> Columns:
-    return make_columns(0, values | {column.packed: pack_values(column, []) for column in SCALAR_COLUMNS})
 
 
 def _chained(lists: list[list[Any]]) -> list[Any]:

@@ -77,7 +77,7 @@ class PrefixTree:
     def __init__(self) -> None:
         self._branches: list[Node] = []
         """The node in which each branch ends."""
-        self._roots: list[Node] = []
+        self._roots: tuple[Node, ...] = ()
 
     @property
     def forks(self) -> int:
@@ -97,7 +97,7 @@ class PrefixTree:
         branch, node = len(self._branches), self._node(base, shared)
         if node is None:
             node = Node(None, 0, added, branch)
-            self._roots.append(node)
+            self._roots = (*self._roots, node)
         elif shared == node.end:
             node.tail = np.concatenate([node.tail, added])
             return node.branch
@@ -114,9 +114,10 @@ class PrefixTree:
 
     def read(self, branch: int, length: int, first: int = 0) -> IntArray:
         """The tokens of a branch from `first` up to `length`; a view where they lie in one piece."""
-        node: Node | None = self._branches[branch]
-        if node is not None and node.parent is None:
-            return node.tail[first:length]
+        end = self._branches[branch]
+        if end.parent is None:
+            return end.tail[first:length]
+        node: Node | None = end
         parts: list[IntArray] = []
         while node is not None and (length > first or not parts):
             if length > node.start or node.parent is None:
@@ -127,28 +128,31 @@ class PrefixTree:
 
     def longest_prefix(self, tokens: IntArray) -> tuple[int, int]:
         """A branch that shares as much with `tokens` as any, and how much."""
-        base, shared = ROOT, 0
-        node = next(
-            (root for root in self._roots if len(tokens) and len(root.tail) and root.tail[0] == tokens[0]), None
-        )
-        while node is not None:
-            base, shared = node.branch, shared + common_prefix(node.tail, tokens[shared:])
-            node = node.child(shared, int(tokens[shared])) if shared < len(tokens) else None
-        return base, shared
+        for node in self._roots:
+            if shared := common_prefix(node.tail, tokens):
+                break
+        else:
+            return ROOT, 0
+        while shared < len(tokens) and (child := node.child(shared, int(tokens[shared]))) is not None:
+            node = child
+            shared += common_prefix(node.tail, tokens[shared:])
+        return node.branch, shared
 
     def agree(self, first: int, second: int, length: int) -> bool:
         """Do two branches begin with the same `length` tokens?"""
         return self._node(first, length) is self._node(second, length)
 
-    def bases(self, sequences: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """For each sequence (branch, length): which one before it shares most with it, by its place, and how much.
+    def bases(self, sequences: Sequence[tuple[int, int]], first: int = 0) -> list[tuple[int, int]]:
+        """For each sequence (branch, length): which one before it shares most with it, and how much.
 
-        (ROOT, 0) for a sequence that shares nothing with those before it.
+        Sequences are numbered from `first` on. (ROOT, 0) for one that shares nothing with those before it.
         """
+        if len(self._branches) == 1:
+            return _bases_in_line(sequences, first)
         longest: dict[Node, tuple[int, int]] = {}
         """The sequence that covers most of the path to the end of a node, and how much it covers."""
         found: list[tuple[int, int]] = []
-        for place, (branch, length) in enumerate(sequences):
+        for place, (branch, length) in enumerate(sequences, first):
             found.append(self._longest_before(longest, branch, length))
             self._cover(longest, place, branch, length)
         return found
@@ -176,6 +180,19 @@ class PrefixTree:
         while node is not None and shared <= node.start:
             node = node.parent
         return node
+
+
+def _bases_in_line(sequences: Sequence[tuple[int, int]], first: int) -> list[tuple[int, int]]:
+    """The bases of sequences of one branch: of any two, one is a prefix of the other."""
+    found: list[tuple[int, int]] = []
+    longest, covered = ROOT, 0
+    for place, (_, length) in enumerate(sequences, first):
+        if length > covered:
+            found.append((longest, covered))
+            longest, covered = place, length
+        else:
+            found.append((longest, length) if length else (ROOT, 0))
+    return found
 
 
 def common_prefix(a: IntArray, b: IntArray) -> int:

@@ -125,9 +125,8 @@ def find_bases(columns: Columns, trajectory_of_S: IndexArray) -> Bases:
         if end - first > 1:
             tree = PrefixTree()
             steps = [tokens[start:stop] for start, stop in pairwise(starts[first : end + 1])]
-            found = tree.bases([(tree.place(step).branch, len(step)) for step in steps])
-            base_S[first:end] = [base if base == NO_BASE else first + base for base, _ in found]
-            shared_S[first:end] = [shared for _, shared in found]
+            found = tree.bases([(tree.place(step).branch, len(step)) for step in steps], first)
+            base_S[first:end], shared_S[first:end] = np.array(found, np.int32).T
     return Bases(base_S, shared_S)
 
 

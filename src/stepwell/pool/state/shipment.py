@@ -5,8 +5,6 @@ of the task. If all are marked, it is on the last row.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +14,7 @@ from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.columns import NO_BASE, Bases, Columns, join
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.schema import CARRIED
-from stepwell.steps.step import BoolArray, FloatArray, IntArray, JsonObject
+from stepwell.steps.step import BoolArray, FloatArray, JsonObject
 
 IsShipped: TypeAlias = Callable[[StoredStep], bool]
 TokenMask: TypeAlias = Callable[[StoredStep], BoolArray | None]
@@ -32,7 +30,6 @@ class ShippedRow(NamedTuple):
     """It gets the trajectory's reward, unless it has one of its own."""
 
 
-ROW_TRAJECTORY = attrgetter("trajectory")
 NOTHING_SHARED = (NO_BASE, 0)
 
 
@@ -63,7 +60,10 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
     steps = [row.step for row in rows]
     rewarded = [row.trajectory if _gets_trajectory_reward(row) else row.step for row in rows]
     bases = [NOTHING_SHARED] * len(rows) if separate else _bases(rows)
-    tokens = [_read(row, shared) for row, (_, shared) in zip(rows, bases, strict=True)]
+    tokens = [
+        row.trajectory.tokens.read(step.branch, step.prompt_length + step.response_length, shared)
+        for row, step, (_, shared) in zip(rows, steps, bases, strict=True)
+    ]
     carried = zip(*(step.carried for step in steps), strict=True) if steps else ((),) * len(CARRIED)
     return Columns(
         added=join(tokens, np.int32),
@@ -96,27 +96,18 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
 def _bases(rows: Sequence[ShippedRow]) -> list[tuple[int, int]]:
     """Which earlier row each row begins with, and how many tokens they share. A step that is not shipped is no base."""
     found: list[tuple[int, int]] = []
-    for trajectory, run in groupby(rows, key=ROW_TRAJECTORY):
-        steps = [row.step for row in run]
-        first, branch = len(found), steps[0].branch
-        if len(steps) == 1:
+    first, count = 0, len(rows)
+    while first < count:
+        trajectory, end = rows[first].trajectory, first + 1
+        while end < count and rows[end].trajectory is trajectory:
+            end += 1
+        if end - first == 1:
             found.append(NOTHING_SHARED)
-        elif all(step.branch == branch for step in steps):  # nearly all trajectories: the longest before is the base
-            base, longest = NO_BASE, 0
-            for place, step in enumerate(steps, first):
-                length = step.prompt_length + step.response_length
-                found.append((base, length if length < longest else longest) if length else NOTHING_SHARED)
-                if length > longest:
-                    base, longest = place, length
         else:
-            bases = trajectory.tokens.bases([(step.branch, step.tokens) for step in steps])
-            found += [(base if base == NO_BASE else first + base, shared) for base, shared in bases]
+            steps = [row.step for row in rows[first:end]]
+            found += trajectory.tokens.bases([(s.branch, s.prompt_length + s.response_length) for s in steps], first)
+        first = end
     return found
-
-
-def _read(row: ShippedRow, first: int) -> IntArray:
-    step = row.step
-    return row.trajectory.tokens.read(step.branch, step.prompt_length + step.response_length, first)
 
 
 def _gets_trajectory_reward(row: ShippedRow) -> bool:
