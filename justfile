@@ -40,6 +40,7 @@ docs:
 bench:
     {{python}} -m benchmarks.pool_rules
     {{python}} -m benchmarks.pool
+    {{python}} -m benchmarks.long_rollout
     {{python}} -m benchmarks.gateway
     {{python}} -m benchmarks.streams
     {{python}} -m benchmarks.rewards

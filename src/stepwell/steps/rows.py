@@ -101,7 +101,7 @@ def merge_rows(columns: Columns, trajectory_of_S: IndexArray, group_of_T: IndexA
     total = int(offsets_R[-1])
     known = np.where(np.isnan(columns.logprobs), np.float32(0), columns.logprobs)
     return MergedRows(
-        tokens=_row_tokens(columns, last_of_R, offsets_R),
+        tokens=_row_tokens(columns, row_of_S, last_of_R, offsets_R),
         loss_mask=_placed(columns.mask, written, np.zeros(total, np.bool_)),
         logprobs=_placed(known, written, np.zeros(total, np.float32)),
         versions=_placed(_versions(columns), written, np.full(total, NO_VERSION, np.int64)),
@@ -259,22 +259,26 @@ def _divide(
 # -- what the rows hold ------------------------------------------------------------------------------------------------
 
 
-def _row_tokens(columns: Columns, last_of_R: IndexArray, offsets_R: IndexArray) -> IntArray:
-    """The tokens of each row's last step, put together from what it and its bases add."""
+def _row_tokens(columns: Columns, row_of_S: IndexArray, last_of_R: IndexArray, offsets_R: IndexArray) -> IntArray:
+    """The tokens of each row's last step: what the steps of the row add, and before that what an earlier row has."""
     bases = columns.bases
     shared_S = np.zeros(len(columns), np.int32) if bases is None else bases.shared_S
     starts, shared = offsets(columns.lengths_S - shared_S).tolist(), shared_S.tolist()
     base = [] if bases is None else bases.base_S.tolist()
-    tokens = np.empty(int(offsets_R[-1]), np.int32)
-    for step, at, row_end in zip(last_of_R.tolist(), offsets_R.tolist(), offsets_R[1:].tolist(), strict=False):
-        end = row_end - at
+    tokens, row_of, at = np.empty(int(offsets_R[-1]), np.int32), row_of_S.tolist(), offsets_R.tolist()
+    for row, step in enumerate(last_of_R.tolist()):
+        start, end = at[row], at[row + 1] - at[row]
         while end:
             if shared[step] < end:
-                added = slice(starts[step], starts[step] + end - shared[step])
-                tokens[at + shared[step] : at + end] = columns.added[added]
+                tokens[start + shared[step] : start + end] = columns.added[
+                    starts[step] : starts[step] + end - shared[step]
+                ]
                 end = shared[step]
             if end:
                 step = base[step]
+                if (earlier := row_of[step]) < row:
+                    tokens[start : start + end] = tokens[at[earlier] : at[earlier] + end]
+                    end = 0
     return tokens
 
 
