@@ -40,8 +40,8 @@ class GatewayLimits:
 
     keep_alive_seconds: float = SILENCE
     max_in_flight: int = MAX_IN_FLIGHT
-    settle_timeout: float = SETTLE_TIMEOUT
-    """Seconds in which the pool must confirm steps that somebody waits for."""
+    confirm_timeout: float = SETTLE_TIMEOUT
+    """Seconds in which the pool must confirm a step before its answer ends."""
     drain_timeout: float = 30.0
     """Seconds in which the pool must take the last steps when the gateway ends."""
 
@@ -67,7 +67,7 @@ def create_app(
     metrics, traces, around = GatewayMetrics(), tracing.start(), CallSurroundings(response_length)
     known, confirmer = KnownTrajectories(pool), VersionConfirmer(engines)
     outbox = Outbox(
-        pool, on_refused=known.forget, confirmer=confirmer, spool=spool, settle_timeout=limits.settle_timeout
+        pool, on_refused=known.forget, confirmer=confirmer, spool=spool, confirm_timeout=limits.confirm_timeout
     )
     readiness = ReadinessCheck(pool, engines, tokenizer, rewards)
     steps = StepBuilder(outbox, confirmer, tokenizer, metrics, prompt_length=prompt_length, is_durable=is_durable)

@@ -2,15 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partialmethod
 from typing import Any
 
 import openai
 import pytest
 
-from stepwell.gateway import agent_calls as calls
-from stepwell.gateway.http.response_writer import KeepAlives
-from stepwell.gateway.recording.outbox import Outbox
+from stepwell.gateway.app import GatewayLimits
 from stepwell.steps.step import Exactness
 from tests.integration.gateway.agent import HELLO, Agent, Heard, agent_of
 from tests.rig.chatml import render_chat
@@ -33,28 +30,24 @@ async def agent(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[Agent]:
 # --- an answer that takes its time
 
 
-@pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KeepAlives, "run", partialmethod(KeepAlives.run, silence=0.2))
-
-
-@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize(
     ("faults", "data_before"),
     [(Faults(delay_s=0.7), 0), (Faults(silent_s=0.7), 1), (Faults(silent_s=0.7, silent_at_token=3), 4)],
 )
 async def test_while_an_engine_is_silent_the_stream_is_kept_alive_by_comments(
-    agent: Agent, pool: LocalPool, engine: FakeEngine, faults: Faults, data_before: int
+    pool: LocalPool, engine: FakeEngine, faults: Faults, data_before: int
 ) -> None:
     engine.faults = faults
     engine.replies.extend([Reply("well"), Reply("well")])
-    _, text = await agent.say(stream=True)
-    events = text.split("\n\n")
-    assert events.index(": keep-alive") == data_before
-    assert events.count(": keep-alive") > 1
-    assert events[-2:] == ["data: [DONE]", ""]
-    assert await agent.ask(stream=True) == Heard("well", "stop")
-    await agent.complete()
+    limits = GatewayLimits(keep_alive_seconds=0.2)
+    async with serve_gateway(pool, [engine.url], limits=limits) as url, agent_of(url) as agent:
+        _, text = await agent.say(stream=True)
+        events = text.split("\n\n")
+        assert events.index(": keep-alive") == data_before
+        assert events.count(": keep-alive") > 1
+        assert events[-2:] == ["data: [DONE]", ""]
+        assert await agent.ask(stream=True) == Heard("well", "stop")
+        await agent.complete()
     assert len(pool.taken()) == 2
 
 
@@ -95,18 +88,19 @@ async def test_a_context_that_is_too_long_is_openais_error_and_the_trajectory_sa
 
 
 async def test_beyond_the_most_calls_in_flight_an_agent_is_told_to_come_back(
-    agent: Agent, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    pool: LocalPool, engine: FakeEngine
 ) -> None:
-    monkeypatch.setattr(calls, "MOST_IN_FLIGHT", 2)
-    engine.pause()
-    running = [asyncio.create_task(agent.ask()) for _ in range(2)]
-    await until(lambda: engine.in_flight == 2, "both calls to arrive")
-    with pytest.raises(openai.RateLimitError, match="2 calls are in flight") as refused:
-        await agent.ask()
-    assert (refused.value.code, refused.value.response.headers["Retry-After"]) == ("overloaded", "1")
-    engine.resume()
-    await asyncio.gather(*running)
-    assert (await agent.ask()).text
+    limits = GatewayLimits(max_in_flight=2)
+    async with serve_gateway(pool, [engine.url], limits=limits) as url, agent_of(url) as agent:
+        engine.pause()
+        running = [asyncio.create_task(agent.ask()) for _ in range(2)]
+        await until(lambda: engine.in_flight == 2, "both calls to arrive")
+        with pytest.raises(openai.RateLimitError, match="2 calls are in flight") as refused:
+            await agent.ask()
+        assert (refused.value.code, refused.value.response.headers["Retry-After"]) == ("overloaded", "1")
+        engine.resume()
+        await asyncio.gather(*running)
+        assert (await agent.ask()).text
 
 
 # --- the pool
@@ -129,10 +123,10 @@ async def test_with_durability_sync_an_answer_ends_once_the_pool_has_its_step(
 
 @streamed_or_not
 async def test_with_durability_sync_an_answer_that_the_pool_does_not_confirm_is_an_error_and_is_kept(
-    pool: LocalPool, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
+    pool: LocalPool, engine: FakeEngine, stream: bool
 ) -> None:
-    monkeypatch.setattr(Outbox, "record_durably", partialmethod(Outbox.record_durably, timeout=0.2))
-    async with serve_gateway(pool, [engine.url], is_durable=True) as url, agent_of(url) as agent:
+    limits = GatewayLimits(confirm_timeout=0.2)
+    async with serve_gateway(pool, [engine.url], is_durable=True, limits=limits) as url, agent_of(url) as agent:
         pool.away = True
         with pytest.raises(openai.APIError, match="has not confirmed this call within 0.2 s; it is kept") as failed:
             await agent.ask(stream=stream)

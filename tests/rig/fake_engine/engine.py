@@ -73,6 +73,8 @@ class FakeEngine:
 
         self.request_count = 0
         self.in_flight = 0
+        self.ticks_passed = 0
+        """How often a generation wrote its next token."""
         """Generations being answered now."""
 
         self.disconnects = 0
@@ -148,6 +150,7 @@ class FakeEngine:
             for output in generation.outputs:
                 if k < len(output.ids):
                     output.versions.append(self.weight_version)
+            self.ticks_passed += 1
             yield k
 
     async def _turn(self, generation: Generation, k: int) -> None:

@@ -136,7 +136,7 @@ class Outbox:
         max_held_bytes: int = MAX_HELD_BYTES,
         gather_seconds: float = GATHER_SECONDS,
         retry_pause: float = RETRY_PAUSE,
-        settle_timeout: float = SETTLE_TIMEOUT,
+        confirm_timeout: float = SETTLE_TIMEOUT,
     ) -> None:
         """`on_refused` gets the trajectory_uid of a step that the pool has no trajectory for. The confirmer completes
         steps before they are sent.
@@ -154,7 +154,7 @@ class Outbox:
         self._spool = spool
         self._gather_seconds = gather_seconds
         self._retry_pause = retry_pause
-        self._settle_timeout = settle_timeout
+        self._confirm_timeout = confirm_timeout
         self._queue = OutboxQueue(max_held, max_held_bytes)
         self._arrived = asyncio.Event()
         """There is something to take."""
@@ -200,7 +200,7 @@ class Outbox:
         self._awaited.update(zip(steps, answers, strict=True))
         self.record(steps)
         self._hurried.set()
-        timeout = self._settle_timeout
+        timeout = self._confirm_timeout
         try:
             async with asyncio.timeout(timeout):
                 verdicts = [await answer for answer in answers]
@@ -215,13 +215,12 @@ class Outbox:
             if verdict not in TAKEN:
                 raise _refusal(step, verdict)
 
-    async def settle(self, trajectory_uid: str | None = None, timeout: float | None = None) -> None:
+    async def settle(self, trajectory_uid: str | None = None, timeout: float = SETTLE_TIMEOUT) -> None:
         """Wait until the pool has answered for all steps of that trajectory, or for all steps."""
         if not self._queue.held(trajectory_uid):
             return
         settled = self._settling.setdefault(trajectory_uid, asyncio.Event())
         self._hurried.set()
-        timeout = self._settle_timeout if timeout is None else timeout
         try:
             async with asyncio.timeout(timeout):
                 await settled.wait()

@@ -1,5 +1,6 @@
 """The gateway's OpenAPI document: FastAPI's, completed by the calls of agents, which FastAPI does not serve."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -31,7 +32,7 @@ def openapi_document(schema: dict[str, Any], dialects: Iterable[Dialect]) -> byt
     paths = dict(schema["paths"])
     for dialect in dialects:
         for path in dialect.paths:
-            paths[f"{TRAJECTORY_ROOT}/v1/{path}"] = {"post": _operation(dialect)}
+            paths[f"{TRAJECTORY_ROOT}/v1/{path}"] = {"post": _operation(dialect, path)}
     for path_item in paths.values():
         for operation in path_item.values():
             operation["responses"].pop("422", None)
@@ -45,7 +46,7 @@ def json_content(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
-def _operation(dialect: Dialect) -> dict[str, Any]:
+def _operation(dialect: Dialect, path: str) -> dict[str, Any]:
     uids = [{"name": name, "in": "path", "required": True, "schema": TEXT} for name in ("trajectory_uid", "prompt_uid")]
     headers = [
         {"name": name, "in": "header", "schema": TEXT, "description": text} for name, text in CALL_HEADERS.items()
@@ -56,10 +57,11 @@ def _operation(dialect: Dialect) -> dict[str, Any]:
             "content": {**json_content({"type": "object"}), "text/event-stream": {"schema": TEXT}},
         }
     }
+    name = dialect.summary if path == dialect.paths[0] else f"{dialect.summary} {path}"
     return {
         "summary": dialect.summary,
         "description": dialect.description,
-        "operationId": dialect.summary.lower().replace(" ", "_"),
+        "operationId": re.sub(r"\W", "_", name.lower()),
         "parameters": [*uids, *headers],
         "requestBody": {"required": True, "content": json_content(dialect.request_schema)},
         "responses": answers,

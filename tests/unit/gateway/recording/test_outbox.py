@@ -216,11 +216,11 @@ async def test_a_lost_answer_does_not_keep_a_durable_step_from_its_confirmation(
 async def test_a_durable_step_that_takes_too_long_says_so_and_is_delivered_later(pool: LocalPool) -> None:
     pool.away = True
     late = "not confirmed this call within 0.05 s; it is kept and will be deliver"
-    async with running(pool, settle_timeout=0.05) as outbox:
+    async with running(pool, confirm_timeout=0.05) as outbox:
         with pytest.raises(PoolUnavailable, match=late):
             await outbox.record_durably([make_step(uid="a")])
         pool.away = False
-        await outbox.settle(timeout=30.0)
+        await outbox.settle()
     assert uids_taken(pool) == ["a"]
 
 

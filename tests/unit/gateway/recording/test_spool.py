@@ -196,7 +196,7 @@ async def test_what_the_pool_did_not_take_before_the_end_is_not_lost(
 ) -> None:
     pool.away = True
     with Spool(path) as spool:
-        async with run_outbox(spool, settle_timeout=0.02) as outbox:
+        async with run_outbox(spool, confirm_timeout=0.02) as outbox:
             outbox.record([make_step(uid="a")])
             with pytest.raises(PoolUnavailable):
                 await outbox.record_durably([make_step(uid="b")])
