@@ -1,8 +1,8 @@
-"""Steps as the rectangles most trainers take: prompts padded on the left, responses on the right, one row a step.
+"""Steps as the rectangles that most trainers take: prompts padded on the left, responses on the right, one row a step.
 
-What always holds: nothing is cut. A step that is too long is refused, or left out in sight of the caller. Padded arrays
-are int64 and float32, the masks too, for that is what models index with and trainers calculate with (`1 - mask`).
-They hold no NaN: what is missing is 0 and has a flag that says so.
+- Nothing is truncated. A step that is too long is refused, or left out, and the caller sees which ones are left.
+- Padded arrays are int64 and float32, masks too: models index with them, and trainers compute `1 - mask`.
+- There is no NaN. A missing value is 0, and a flag says that it is missing.
 """
 
 from collections.abc import Mapping
@@ -20,20 +20,20 @@ from stepwell.steps.step import BoolArray, FloatArray, IntArray
 D = TypeVar("D", bound=np.generic)
 Overlong: TypeAlias = Literal["raise", "drop"]
 Limited: TypeAlias = Mapping[str, tuple[NDArray[np.signedinteger], int]]
-"""What is limited, in words: its length in every row, and the longest allowed."""
+"""The length in every row and the largest allowed length, by a description of what is limited."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PaddedSteps:
-    """S steps in rows of T = P + R tokens. In each row the response follows its prompt without a gap, at column P."""
+    """S steps in rows of T = P + R tokens. In each row the response begins at column P, right behind its prompt."""
 
     prompts_S_P: IndexArray
-    """A view of `input_ids_S_T`, as are the responses."""
+    """A view of `input_ids_S_T`, like the responses."""
     responses_S_R: IndexArray
     input_ids_S_T: IndexArray
     attention_mask_S_T: IndexArray
     position_ids_S_T: IndexArray
-    """Counted from 0 at the first real token; padding before it has 0, padding after it the last token's."""
+    """Counted from 0 at the first token. Padding before it has 0, padding at the end has the position of the last."""
     response_mask_S_R: IndexArray
     """1 on the tokens that are trained."""
     rollout_log_probs_S_R: FloatArray
@@ -41,13 +41,13 @@ class PaddedSteps:
     token_level_rewards_S_R: FloatArray
     """The step's reward on its last response token."""
     scored_S: BoolArray
-    """False where no one has given a reward: such a row's rewards are 0 for want of one."""
+    """False where no one has given a reward. The rewards of such a row are 0."""
     prompt_uids: list[str]
     trajectory_uids: list[str]
     step_indexes_S: IntArray
     policy_versions_S: IndexArray
     kept_S: IndexArray
-    """Which of the batch's steps the rows are; all, unless overlong ones were dropped."""
+    """The batch's steps that have a row: all, unless overlong ones were dropped."""
 
 
 def pad_steps(
@@ -88,7 +88,7 @@ def pad_steps(
 
 
 def fitting(limited: Limited, overlong: Overlong) -> IndexArray:
-    """The rows in which everything is within its limit. Unless told to drop the others, there must be none."""
+    """The rows within all limits. BadRequest if there are others and they are not to be dropped."""
     too_long = {what: lengths > longest for what, (lengths, longest) in limited.items()}
     if overlong != "drop" and any(rows.any() for rows in too_long.values()):
         found = "; ".join(
@@ -109,7 +109,7 @@ def spread(
 ) -> NDArray[D]:
     """Copy `flat[at:at + length]` into each row from column `start` on (0 if not given).
 
-    Row by row, since a slice is copied several times faster than a mask over the whole rectangle is scattered.
+    It copies row by row: copying slices is several times faster than scattering through a mask of the rectangle.
     """
     starts = [0] * len(at_N) if starts_N is None else starts_N.tolist()
     for row, at, length, start in zip(into_N_W, at_N.tolist(), lengths_N.tolist(), starts, strict=True):

@@ -1,7 +1,7 @@
-"""What makes a step fit to be trained, checked once, at the door.
+"""Checks whether a step can be trained, once, when it arrives.
 
-Every check returns the reason in words, or None. A recorded step that fails is quarantined with that reason, a
-submitted one is refused with it; neither is ever trained in silence.
+Every check returns the reason why not, or None. A recorded step that fails is quarantined with the reason; a submitted
+one is refused with it.
 """
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 from stepwell.steps.step import FloatArray, Step
 
 LOGPROB_FLOOR = -9999.0
-"""vLLM's way to say that a log-probability is missing."""
+"""vLLM's value for a missing log-probability."""
 
 
 def step_fault(step: Step) -> str | None:
@@ -35,7 +35,7 @@ def logprobs_fault(logprobs: FloatArray, response_tokens: int) -> str | None:
     """Why these log-probabilities cannot belong to a response of that length, or None."""
     if len(logprobs) != response_tokens:
         return f"logprob_count: {len(logprobs)} log-probabilities for {response_tokens} response tokens"
-    if response_tokens and logprobs.min() > LOGPROB_FLOOR and logprobs.max() <= 0:  # no NaN passes this
+    if response_tokens and logprobs.min() > LOGPROB_FLOOR and logprobs.max() <= 0:  # a NaN fails this
         return None
     if not np.isfinite(logprobs).all():
         return "bad_logprob: a log-probability is not finite"
@@ -47,12 +47,12 @@ def logprobs_fault(logprobs: FloatArray, response_tokens: int) -> str | None:
 
 
 def usage_fault(kind: str, ids: int, counted: int | None) -> str | None:
-    """Why that many ids contradict the engine's own count, or None. No count contradicts nothing."""
+    """Why the number of ids contradicts the engine's count, or None. Without a count there is no contradiction."""
     if counted is None or counted == ids:
         return None
     return f"{kind}_count: {ids} {kind} ids, but usage says {counted}"
 
 
 def fault_kind(fault: str) -> str:
-    """The short name a reason is counted under: the word before its colon."""
+    """The kind under which a reason is counted: the word before its colon."""
     return fault.partition(":")[0]

@@ -1,8 +1,9 @@
 """The Step: one LLM call, token for token as the engine sampled it.
 
-What always holds: `exactness` says whether ids are the engine's own, a white-box agent's, or a re-encoding of text;
-`reward` is None until someone scores, so that an error is never mistaken for 0; a step with `quarantine` set is never
-trained, one with `untrainable` set only by a consumer that asks for it.
+- `exactness` says where the ids come from: the engine, a white-box agent, or text that was encoded again.
+- `reward` is None until someone scores the step, so that an error is never taken for 0.
+- A step with `quarantine` is never trained. A step with `untrainable` is trained only if the consumer asks for it.
+- The fields are those of `STEP_COLUMNS` in steps/schema.py.
 """
 
 from collections.abc import Mapping
@@ -20,29 +21,29 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 JsonObject: TypeAlias = Mapping[str, Json]
 
 INDEX_BY_POOL = -1
-"""The step_index of a step whose place in its trajectory the pool decides (every black-box call)."""
+"""The step_index of a step that the pool indexes: every step of a black-box agent."""
 
 
 class Exactness(StrEnum):
-    """How far a step's ids can be trusted to be those that were sampled: a grade, the best one first."""
+    """How certain it is that a step's ids are those that were sampled. The best grade comes first."""
 
     ENGINE = "engine"
-    """Recorded by the gateway from the engine's own answer."""
+    """The gateway recorded them from the engine's reply."""
     SUBMITTED = "submitted"
-    """Handed in by a white-box agent, which vouches for it."""
+    """A white-box agent submitted them."""
     RETOKENIZED = "retokenized"
-    """The engine gave text only, and the gateway encoded it again."""
+    """The engine returned only text, and the gateway encoded it."""
 
     def at_least(self, wanted: "Exactness") -> bool:
         return self is wanted or GRADES[self] <= GRADES[wanted]
 
 
 GRADES = {grade: place for place, grade in enumerate(Exactness)}
-"""0 for the best grade."""
+"""The rank of each grade; 0 for the best."""
 
 
 class VersionSpan(NamedTuple):
-    """Response tokens `start` to `end` (exclusive) were sampled under policy `version`."""
+    """The policy `version` sampled the response tokens from `start` up to `end` (exclusive)."""
 
     version: int
     start: int
@@ -51,50 +52,50 @@ class VersionSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Step:
-    """The atom of RL data: a state (prompt), an action (response), and what is known of them."""
+    """A state (prompt), an action (response), and what is known about them."""
 
     prompt_ids: IntArray
-    """The whole context, as token ids."""
+    """The token ids of the whole context."""
     response_ids: IntArray
-    """What the model wrote, the stop token included."""
+    """The token ids that the model wrote, with the stop token."""
     trajectory_uid: str
     """Shared by all steps of one conversation."""
     prompt_uid: str
-    """Shared by all rollouts of one prompt: the group, and the key by which a shard is found."""
+    """Shared by all rollouts of one prompt. It names the group and selects the shard."""
     step_index: int = INDEX_BY_POOL
-    """Place within the trajectory."""
+    """The place of the step in its trajectory."""
     reward: float | None = None
     reward_source: str = ""
     """Who gave the reward."""
     reward_revision: int = 0
-    """How often it was given; 0 means never."""
+    """How often a reward was given; 0 means never."""
     policy_version: int = 0
     """The version of the weights that wrote the oldest response token."""
     is_last: bool = False
     metadata: JsonObject = field(default_factory=dict)
-    """Dataset fields, data source and the like."""
+    """Fields of the dataset, the data source and so on."""
     response_logprobs: FloatArray | None = None
     response_mask: BoolArray | None = None
-    """Which response tokens are trained; None means all. Lets a multi-turn sequence be one step."""
+    """Which response tokens are trained; None means all. With a mask, a multi-turn sequence can be one step."""
     version_spans: tuple[VersionSpan, ...] = ()
-    """Which weights wrote which response tokens, where the engine says so; empty means `policy_version` for all."""
+    """Which weights wrote which response tokens, if the engine reports it; empty means `policy_version` for all."""
     exactness: Exactness = Exactness.SUBMITTED
     finish_reason: str | None = None
     sampling: JsonObject = field(default_factory=dict)
     """The sampling parameters sent to the engine."""
     extras: JsonObject = field(default_factory=dict)
-    """Fields that only the producer and the consumer understand; they round-trip."""
+    """Fields for the producer and the consumer. Stepwell does not read them."""
     model: str = ""
     """The name of the model or adapter that the engine reported; empty if it is not known."""
     uid: str = ""
-    """Identity within the trajectory: a step sent twice is kept once. Empty means: identified by its step_index."""
+    """Identifies the step in its trajectory: a step that is sent twice is kept once. If empty, step_index does."""
     started_at: float = 0.0
-    """Wall-clock seconds at which the call began. Orders the steps whose index the pool decides."""
+    """When the call began, in seconds of the wall clock. The pool indexes steps in this order."""
     quarantine: str | None = None
-    """Why this step must not be trained; None for a sound one."""
+    """Why the step must not be trained; None if it is sound."""
     untrainable: str | None = None
-    """Why this sound step is kept but not trained unless the consumer asks for it, written "kind: words" (the kinds:
-    greedy, penalties, constrained, side_call); None for an ordinary one."""
+    """Why a sound step is trained only if the consumer asks for it, as "kind: explanation"; None for other steps. The
+    kinds are greedy, penalties, constrained and side_call."""
 
     @property
     def identity(self) -> str:
