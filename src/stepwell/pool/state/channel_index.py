@@ -213,11 +213,15 @@ class ChannelIndex(Channel):
         self.refills[group.seq] = group
 
     def show_step(self, trajectory: Trajectory, step: StoredStep) -> None:
-        if self.unit is Unit.STEPS and step.is_held() and step.lease is None:
-            scored = step.reward is not None or not self._limits.require_reward
-            if scored or (trajectory.completed and trajectory.is_scored()):
-                self.ready_steps.add((step.number,))
-                self._steps[step.number] = (trajectory, step)
+        if self.unit is not Unit.STEPS:
+            return
+        scored = step.reward is not None or not self._limits.require_reward
+        scored = scored or (trajectory.completed and trajectory.is_scored())
+        if scored and step.is_held() and step.lease is None:
+            self.ready_steps.add((step.number,))
+            self._steps[step.number] = (trajectory, step)
+        else:
+            self.hide_step(step)
 
     def hide_step(self, step: StoredStep) -> None:
         self.ready_steps.discard((step.number,))

@@ -698,6 +698,8 @@ class PoolState:
         if lease is None:
             group.lease = None
             self._enter(group)
+            if not group.trajectories:
+                self._regrouped(group)
             self._apply_pending_rejections(group)
         else:
             lease.groups.append(group)

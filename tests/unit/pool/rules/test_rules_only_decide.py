@@ -1,0 +1,41 @@
+"""Rules read the state and call its operations; they change nothing by themselves."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import stepwell.pool.rules
+
+MODULES = sorted(Path(stepwell.pool.rules.__path__[0]).glob("*.py"))
+KEPT_INSIDE = ("journal", "change_log", "ledger", "counters", "reward_queue", "series")
+"""Modules of pool/state that only PoolState calls."""
+MUTATORS = ("ChannelIndex", "ChangeLog", "RewardQueue", "Ledger", "Counters", "SeriesRecorder")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_a_rule_names_no_journal_log_or_index(path: Path) -> None:
+    allowed = {"stepwell.pool.state.journal"} if path.stem == "pool" else set()  # it hands the journal to the state
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module not in allowed:
+            assert str(node.module).rpartition(".")[2] not in KEPT_INSIDE
+            assert not {alias.name for alias in node.names} & set(MUTATORS)
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            assert not node.attr.startswith("_"), f"line {node.lineno}: another object's private {node.attr}"
+            assert node.attr not in KEPT_INSIDE or path.stem == "pool"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_a_rule_writes_no_attribute_of_another_object(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else []
+        targets = [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else targets
+        for target in [part for found in targets for part in ast.walk(found)]:
+            if isinstance(target, ast.Attribute) and isinstance(target.ctx, ast.Store | ast.Del):
+                owner = target.value
+                is_own = isinstance(owner, ast.Name) and owner.id in OWN.get(path.stem, {"self"})
+                assert is_own, f"line {target.lineno}: {ast.unparse(target)} is written"
+
+
+OWN = {"exact_batch": {"self", "pile"}}
+"""An exact batch is computed from values of its own."""

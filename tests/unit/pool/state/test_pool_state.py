@@ -1,0 +1,542 @@
+"""Every operation of PoolState in random order, compared after each with a slow computation from the records alone."""
+
+import inspect
+import itertools
+import re
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from stepwell.errors import BadRequest
+from stepwell.pool.api.curation import AuditEntry, CurationAction, CurationOutcome
+from stepwell.pool.api.leasing import Settlement, Unit
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.scoring import JudgementOutcome
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.shard.journal import GROUP_FIELDS, OWN_NAMES, TRAJECTORY_FIELDS, SqliteJournal
+from stepwell.pool.shard.recovery import JournalReader
+from stepwell.pool.state.journal import NoJournal
+from stepwell.pool.state.ledger import count_steps
+from stepwell.pool.state.pool_state import PoolState
+from stepwell.pool.state.records import Group, Lease, Trajectory
+from stepwell.pool.state.snapshots import snapshot_of, standing_of
+from stepwell.pool.state.stored_step import PackedSteps, StoredStep
+from stepwell.steps.columns import pack, unpack
+from stepwell.steps.step import Exactness
+from stepwell.steps.step_filter import StepFilter
+from tests.builders import make_step
+
+READS = {
+    *("channels", "channel_of", "holds", "expired_lease", "has_unscored", "oldest_unscored", "has_reward_lease"),
+    *("under_reward_lease", "being_scored", "stats", "snapshot"),
+}
+GONE = (TrajectoryState.TRAINED, TrajectoryState.DROPPED)
+
+pick = st.integers(0, 10**6)
+names = st.sampled_from(("train", "validation"))
+values = st.floats(-1, 1)
+
+
+class StateMachine(RuleBasedStateMachine):
+    limits: ClassVar[Limits] = Limits(group_deadline=30, history_size=2)
+    unit: ClassVar[Unit] = Unit.GROUPS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.journal = SqliteJournal(self.folder / "pool.sqlite", closed_kept=self.limits.closed_kept)
+        self.state = PoolState(self.limits, self.journal)
+        self.numbers = itertools.count()
+        self.groups: set[Group] = set()
+        """All that were ever opened."""
+        self.empty: set[Group] = set()
+        """Those that wait for trajectories and have none."""
+        self.submitted: Counter[str] = Counter()
+        self.position = 0
+        self.seen: dict[str, TrajectorySnapshot] = {}
+
+    def teardown(self) -> None:
+        self.journal.db.close()
+        shutil.rmtree(self.folder)
+
+    # -- what there is to choose from ----------------------------------------------------------------------------------
+
+    def queued(self) -> list[Group]:
+        held = (g for g in self.groups if g.lease is None and not g.trained and (g.trajectories or g in self.empty))
+        return sorted(held, key=lambda group: group.seq)
+
+    def at_home(self, *, completed: bool | None = None) -> list[Trajectory]:
+        found = (trajectory for group in self.queued() for trajectory in group.trajectories.values())
+        return [trajectory for trajectory in found if completed in (None, trajectory.completed)]
+
+    def any_at_home(self, pick: int, *, completed: bool | None = None) -> Trajectory | None:
+        found = self.at_home(completed=completed)
+        return found[pick % len(found)] if found else None
+
+    def ready_groups(self) -> list[Group]:
+        return [group for group in self.queued() if self.is_ready(group)]
+
+    def is_ready(self, group: Group) -> bool:
+        return group.is_ready(require_reward=self.limits.require_reward)
+
+    def leased(self) -> list[Trajectory]:
+        return [t for lease in self.state.leases.values() for g in lease.groups for t in g.trajectories.values()]
+
+    def new_uid(self, kind: str) -> str:
+        return f"{kind}{next(self.numbers)}"
+
+    # -- the pool ------------------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.integers(1, 9))
+    def advance(self, seconds: int) -> None:
+        self.state.advance(self.state.now + seconds)
+
+    @rule()
+    def set_policy_version(self) -> None:
+        self.state.set_policy_version(self.state.policy_version + 1)
+
+    @rule(name=names)
+    def claim_unit(self, name: str) -> None:
+        channel = self.state.open_channel(name)
+        if channel.unit is None:
+            self.state.claim_unit(channel, self.unit)
+
+    @rule()
+    def recall_and_load(self) -> None:
+        """A new state from the rows of the journal, as after a restart."""
+        self.commit()
+        groups, leases, reader = self.read_journal()
+        now, self.state = self.state.now, PoolState(self.limits, self.journal)
+        self.state.advance(now)
+        self.state.recall(reader.snapshot())
+        records = list(groups.values())
+        closed, ended, audit = reader.closed(), reader.ended(), reader.audit()
+        self.state.load(records, leases, closed=closed, ended=ended, audit=audit, damaged=False)
+        self.groups, self.empty = set(records), {group for group in records if not group.trajectories}
+        self.position, self.seen = 0, {}
+
+    # -- groups and trajectories ---------------------------------------------------------------------------------------
+
+    def open_group(self, name: str, prompt: str, size: int) -> Group:
+        channel = self.state.open_channel(name)
+        group = channel.joinable(prompt)
+        if group is None:
+            group = self.state.open_group(prompt, channel, size, source=prompt)
+            self.groups.add(group)
+        self.empty.discard(group)
+        return group
+
+    @rule(name=names, prompt=st.sampled_from("pq"), size=st.integers(1, 3))
+    def add_trajectory(self, name: str, prompt: str, size: int) -> None:
+        self.state.add_trajectory(self.open_group(name, prompt, size), self.new_uid("t"), {"n": size})
+
+    @rule(pick=pick, name=names)
+    def move_trajectory(self, pick: int, name: str) -> None:
+        trajectory = self.any_at_home(pick, completed=False)
+        if trajectory is not None and not trajectory.steps and name != trajectory.group.channel:
+            self.state.move_trajectory(trajectory, self.open_group(name, trajectory.group.prompt_uid, 2))
+
+    @rule(pick=pick, on_leased=st.booleans())
+    def update_metadata(self, pick: int, on_leased: bool) -> None:
+        found = [*self.leased(), *self.state.history.values()] if on_leased else self.at_home()
+        if found:
+            self.state.update_metadata(found[pick % len(found)], {"marks": [f"m{pick % 3}"]})
+
+    @rule(pick=pick, reward=st.none() | values)
+    def complete(self, pick: int, reward: float | None) -> None:
+        trajectory = self.any_at_home(pick)
+        if trajectory is not None and any(step.quarantine is None for step in trajectory.steps.values()):
+            self.state.complete(trajectory, reward, "completion")
+
+    @rule(pick=pick, frees_place=st.booleans())
+    def drop_trajectory(self, pick: int, frees_place: bool) -> None:
+        trajectory = self.any_at_home(pick)
+        if trajectory is not None:
+            self.state.drop_trajectory(trajectory, "aborted", "note", frees_place=frees_place)
+
+    @rule(pick=pick)
+    def drop_group(self, pick: int) -> None:
+        groups = self.queued()
+        if groups:
+            self.state.drop_group(groups[pick % len(groups)], "cleared")
+            self.empty.discard(groups[pick % len(groups)])
+
+    @rule(pick=pick, refill=st.booleans())
+    def trim_group(self, pick: int, refill: bool) -> None:
+        groups = [group for group in self.queued() if group.deadline is not None and not self.is_ready(group)]
+        if not groups:
+            return
+        group = groups[pick % len(groups)]
+        finished = [found for found in group.trajectories.values() if found.completed and self.is_scored(found)]
+        if refill:
+            self.state.trim_group(group, finished, "deadline", wait_until=self.state.now + 30)
+            self.empty |= set() if finished else {group}
+        elif finished:
+            self.state.trim_group(group, finished, "deadline", wait_until=None)
+
+    def is_scored(self, trajectory: Trajectory) -> bool:
+        return trajectory.is_scored() or not self.limits.require_reward
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    @rule(pick=pick, length=st.integers(0, 4), reward=st.none() | values, grade=st.sampled_from(Exactness))
+    def add_step(self, pick: int, length: int, reward: float | None, grade: Exactness) -> None:
+        trajectory = self.any_at_home(pick)
+        if trajectory is not None:
+            uid, ids = self.new_uid("s"), [1, *range(length)]
+            step = make_step(trajectory.uid, uid=uid, prompt_ids=ids, started_at=pick, reward=reward, exactness=grade)
+            self.state.add_step(trajectory, PackedSteps(pack([step])), 0)
+            self.submitted["steps"] += 1
+
+    @rule(pick=pick)
+    def quarantine_step(self, pick: int) -> None:
+        trajectory = self.any_at_home(pick)
+        if trajectory is not None:
+            step = make_step(trajectory.uid, uid=self.new_uid("s"), quarantine="bad_logprob: test")
+            self.state.quarantine_step(trajectory, PackedSteps(pack([step])), 0)
+            self.submitted["steps"] += 1
+
+    @rule()
+    def count_refusal(self) -> None:
+        self.state.count_refusal("late")
+        self.submitted["refused"] += 1
+
+    @precondition(lambda self: self.unit is Unit.STEPS)
+    @rule(pick=pick, wanted=st.booleans())
+    def leave_out_or_drop_step(self, pick: int, wanted: bool) -> None:
+        found = [leased for channel in self.state.channels.values() for leased in channel.oldest_steps(100)]
+        if not found:
+            return
+        trajectory, step = found[pick % len(found)]
+        if wanted:
+            self.state.drop_step(trajectory, step, "stale")
+        else:
+            self.state.leave_out_step(trajectory, step, StepFilter(Exactness.ENGINE, untrainable=False))
+
+    # -- rewards -------------------------------------------------------------------------------------------------------
+
+    @rule(pick=pick, value=values)
+    def set_reward(self, pick: int, value: float) -> None:
+        trajectory = self.any_at_home(pick)
+        if trajectory is not None:
+            self.state.set_reward(trajectory, value, "test", parts={"a": value}, notes="why")
+
+    @rule(pick=pick, value=values, notes=st.sampled_from(("", "why")))
+    def set_step_reward(self, pick: int, value: float, notes: str) -> None:
+        trajectory = self.any_at_home(pick)
+        free = [] if trajectory is None else [step for step in trajectory.held_steps() if step.lease is None]
+        if trajectory is not None and free:
+            self.state.set_step_reward(trajectory, free[pick % len(free)], value, "test", notes=notes)
+
+    @rule(pick=pick, value=values)
+    def relabel(self, pick: int, value: float) -> None:
+        found = [*self.at_home(), *self.leased(), *self.state.history.values()]
+        if found:
+            self.state.relabel(found[pick % len(found)], value, "curation:ana", "why")
+
+    @precondition(lambda self: self.limits.require_reward)
+    @rule(pick=pick)
+    def hold_back(self, pick: int) -> None:
+        trajectory = self.any_at_home(pick, completed=True)
+        if trajectory is not None and trajectory.reward is None and trajectory.is_scored():
+            self.state.hold_back(trajectory)
+
+    @rule(pick=pick)
+    def count_late_reward(self, pick: int) -> None:
+        uids = [*(found.uid for found in self.leased()), *self.state.closed]
+        if uids:
+            before = self.state.closed.get(uids[pick % len(uids)])
+            number = self.state.count_late_reward(uids[pick % len(uids)])
+            assert before is None or number == before + 1
+
+    @rule(count=st.integers(1, 3), seconds=st.integers(1, 20))
+    def lease_for_scoring(self, count: int, seconds: int) -> None:
+        chosen = self.state.oldest_unscored(count)
+        if chosen:
+            uid = self.new_uid("reward-lease")
+            self.state.lease_for_scoring(uid, self.state.now + seconds, chosen)
+            assert self.state.under_reward_lease(uid) == chosen
+
+    @rule(pick=pick, outcome=st.sampled_from(JudgementOutcome), then=st.sampled_from(("rest", "give up", "nothing")))
+    def settle_scoring(self, pick: int, outcome: JudgementOutcome, then: str) -> None:
+        found = [t for t in self.at_home() if t.reward_lease and self.state.being_scored(t.reward_lease, t.uid) is t]
+        if not found:
+            self.state.count_late_judgement()
+            return
+        trajectory = found[pick % len(found)]
+        self.state.settle_scoring(trajectory, outcome)
+        if then == "rest":
+            self.state.rest_scoring(trajectory, self.state.now + 5)
+        elif then == "give up":
+            self.state.give_up_scoring(trajectory)
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    @rule(pick=pick, count=st.integers(1, 2), seconds=st.integers(1, 20), grade=st.sampled_from(Exactness))
+    def lease_out(self, pick: int, count: int, seconds: int, grade: Exactness) -> None:
+        for name, channel in self.state.channels.items():
+            if channel.unit is not self.unit:
+                continue
+            step_filter = StepFilter(grade, untrainable=True)
+            lease = Lease(self.new_uid("lease"), name, self.state.now + seconds, step_filter)
+            if self.unit is Unit.GROUPS:
+                lease.groups += [group for group in self.ready_groups() if group.channel == name][:count]
+            elif self.unit is Unit.TRAJECTORIES:
+                keys = channel.ready_trajectories.smallest(count)
+                lease.groups += [self.state.split_off(self.state.trajectories[uid]) for *_, uid in keys]
+                self.groups |= set(lease.groups)
+            else:
+                lease.steps += channel.oldest_steps(count)
+            if lease.groups or lease.steps:
+                self.state.lease_out(lease)
+
+    @rule(pick=pick, how=st.sampled_from(("ack", "nack", "expired")))
+    def end_lease(self, pick: int, how: str) -> None:
+        leases = list(self.state.leases.values())
+        if not leases:
+            return
+        lease = leases[pick % len(leases)]
+        if how == "ack":
+            self.state.mark_trained(lease)
+        else:
+            settlement = Settlement.DONE if how == "nack" else Settlement.EXPIRED
+            self.state.return_leased(lease, settlement, attempted=how == "expired")
+
+    @precondition(lambda self: self.unit is Unit.GROUPS)
+    @rule(pick=pick)
+    def leave_out(self, pick: int) -> None:
+        groups = self.ready_groups()
+        if groups:
+            self.state.leave_out(groups[pick % len(groups)], StepFilter(Exactness.ENGINE, untrainable=False))
+
+    # -- people --------------------------------------------------------------------------------------------------------
+
+    @rule(pick=pick)
+    def reject_when_returned(self, pick: int) -> None:
+        found = self.leased()
+        if found:
+            self.state.reject_when_returned(found[pick % len(found)], "by ana")
+
+    @rule(pick=pick)
+    def forget_history(self, pick: int) -> None:
+        found = list(self.state.history.values())
+        if found:
+            self.state.forget_history(found[pick % len(found)], "rejected by ana")
+
+    @rule()
+    def record_audit(self) -> None:
+        action, outcome = CurationAction.REJECT, CurationOutcome.LATE
+        entry = AuditEntry(at=1.0, by="ana", action=action, trajectory_uid="t", prompt_uid="p", outcome=outcome)
+        self.state.record_audit(entry)
+
+    # -- the slow computation ------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        self.journal.forget_retired()
+        self.journal.commit(self.state.snapshot())
+
+    def read_journal(self) -> tuple[dict[int, Group], dict[str, Lease], JournalReader]:
+        reader = JournalReader(self.journal)
+        groups = {group.seq: group for group in reader.groups()}
+        trajectories = {trajectory.number: trajectory for trajectory in reader.trajectories(groups)}
+        assert reader.read_steps(trajectories) == []
+        assert not reader.damaged
+        return groups, {lease.uid: lease for lease in reader.leases()}, reader
+
+    @invariant()
+    def the_journal_has_every_record_and_no_other(self) -> None:
+        self.commit()
+        groups, leases, reader = self.read_journal()
+        history = [group for channel in self.state.channels.values() for group in channel.history]
+        leased = [group for lease in self.state.leases.values() for group in lease.groups]
+        held = sorted([*self.queued(), *history, *leased], key=lambda group: group.seq)
+        assert [dump_group(group) for group in groups.values()] == [dump_group(group) for group in held]
+        told = {uid: (lease.channel, lease.expires_at, lease.step_filter) for uid, lease in leases.items()}
+        assert told == {
+            uid: (lease.channel, lease.expires_at, lease.step_filter) for uid, lease in self.state.leases.items()
+        }
+        assert dict(reader.closed()) == dict(self.state.closed)
+        assert dict(reader.ended()) == dict(self.state.ended_leases)
+        assert list(reader.audit()) == list(self.state.audit_trail)
+        PoolState(self.limits, NoJournal()).recall(reader.snapshot())
+
+    @invariant()
+    def the_records_agree_with_one_another(self) -> None:
+        state = self.state
+        leased = [group for lease in state.leases.values() for group in lease.groups]
+        held = [trajectory for group in [*self.queued(), *leased] for trajectory in group.trajectories.values()]
+        assert {trajectory.uid: trajectory for trajectory in held} == state.trajectories
+        history = [group for channel in state.channels.values() for group in channel.history]
+        assert {t.uid: t for group in history for t in group.trajectories.values()} == state.history
+        assert not state.closed.keys() & state.trajectories.keys()
+        assert {(lease.expires_at, uid) for uid, lease in state.leases.items()} == set(state._expiry)
+        assert all(group.lease in state.leases for group in leased)
+        for group in [*self.queued(), *leased, *history]:
+            assert group.nbytes == sum(stored_bytes(trajectory) for trajectory in group.trajectories.values())
+            assert all(trajectory.group is group for trajectory in group.trajectories.values())
+
+    @invariant()
+    def the_indexes_have_what_they_should(self) -> None:
+        queued, needs_reward = self.queued(), self.limits.require_reward
+        for name, channel in self.state.channels.items():
+            groups = [group for group in queued if group.channel == name]
+            ready = [group for group in groups if self.is_ready(group)]
+            assert channel.groups == {group.seq: group for group in groups}
+            assert set(channel.by_age) == {group.key for group in groups}
+            assert set(channel.ready) == {group.key for group in ready}
+            sizes = Counter((group.source, group.size) for group in ready)
+            counts = channel.by_size.counts()
+            assert {(source, size): n for source, found in counts.items() for size, n in found.items()} == sizes
+            joinable = {(group.prompt_uid, group.seq) for group in groups if group.can_join()}
+            assert {(prompt, seq) for prompt, found in channel._joinable.items() for seq in found} == joinable
+            waiting = [group for group in groups if group.deadline is not None and group not in ready]
+            assert set(channel.deadlines) == {(group.deadline, group.seq) for group in waiting}
+            assert set(channel.refills) <= {seq for _, seq in joinable}
+            assert channel.nbytes == sum(group.nbytes for group in groups)
+            assert channel.trajectories == sum(len(group.trajectories) for group in groups)
+            assert channel.completed == sum(group.completed for group in groups)
+            leased = [g for lease in self.state.leases.values() for g in lease.groups if g.channel == name]
+            assert channel.leased_groups == len(leased)
+            assert channel.leased_bytes == sum(group.nbytes for group in leased)
+            held = [trajectory for group in groups for trajectory in group.trajectories.values()]
+            complete = {found.key for found in held if found.completed and (found.is_scored() or not needs_reward)}
+            assert set(channel.ready_trajectories) == (complete if channel.unit is Unit.TRAJECTORIES else set())
+            steps = {(step.number,) for found in held for step in found.steps.values() if self.can_go(found, step)}
+            assert set(channel.ready_steps) == (steps if channel.unit is Unit.STEPS else set())
+
+    def can_go(self, trajectory: Trajectory, step: StoredStep) -> bool:
+        if not step.is_held() or step.lease is not None:
+            return False
+        is_scored = trajectory.completed and trajectory.is_scored()
+        return step.reward is not None or is_scored or not self.limits.require_reward
+
+    @invariant()
+    def the_ledgers_have_what_is_held(self) -> None:
+        leased = [group for lease in self.state.leases.values() for group in lease.groups]
+        for name, channel in self.state.channels.items():
+            groups = [group for group in [*self.queued(), *leased] if group.channel == name]
+            assert channel.ledger.held() == count_steps(step for group in groups for step in group.held_steps())
+        stats = self.state.stats()
+        accepted = sum(channel.accepted.steps for channel in stats.channels.values())
+        assert stats.submitted == accepted + stats.quarantined.total() + stats.refused.total()
+        assert stats.submitted == self.submitted["steps"] + self.submitted["refused"]
+
+    @invariant()
+    def the_reward_queue_has_what_lacks_a_reward(self) -> None:
+        free = [found for found in self.at_home() if found.reward_lease is None and found.lacks_reward()]
+        expected = sorted(found.key for found in free) if self.limits.require_reward else []
+        assert [found.key for found in self.state.oldest_unscored(10**6)] == expected
+
+    @invariant()
+    def a_reader_of_the_change_log_knows_how_everything_stands(self) -> None:
+        page = self.state.view.page(self.position, 10**6)
+        self.position = page.position
+        self.seen |= {found.trajectory_uid: found for found in page.snapshots}
+        held = {uid: found for uid, found in self.seen.items() if found.state not in GONE}
+        assert {uid: timeless(found) for uid, found in held.items()} == {
+            uid: self.standing(trajectory) for uid, trajectory in self.state.trajectories.items()
+        }
+        for uid, trajectory in self.state.history.items():
+            known = self.seen[uid]
+            assert timeless(known) == timeless(
+                snapshot_of(trajectory, TrajectoryState.TRAINED, known.cause, known.note)
+            )
+
+    def standing(self, trajectory: Trajectory) -> TrajectorySnapshot:
+        channel = self.state.channels[trajectory.group.channel]
+        state, cause = standing_of(trajectory, channel, require_reward=self.limits.require_reward)
+        return timeless(snapshot_of(trajectory, state, cause, trajectory.rejected or ""))
+
+
+def timeless(snapshot: TrajectorySnapshot) -> TrajectorySnapshot:
+    """A late reward is counted without an entry in the log."""
+    return snapshot._replace(position=0, changed_at=0.0, revision=0)
+
+
+def stored_bytes(trajectory: Trajectory) -> int:
+    return sum(step.nbytes for step in trajectory.steps.values())
+
+
+def dump_group(group: Group) -> tuple[Any, ...]:
+    found = sorted(group.trajectories.values(), key=lambda trajectory: trajectory.number)
+    return group.seq, *(getattr(group, name) for name in GROUP_FIELDS), *map(dump_trajectory, found)
+
+
+def dump_trajectory(trajectory: Trajectory) -> tuple[Any, ...]:
+    own = {name: getattr(trajectory, name) for name in TRAJECTORY_FIELDS if name != "step_count"}
+    steps = sorted(trajectory.steps.values(), key=lambda step: step.number)
+    return trajectory.number, own, *(dump_step(trajectory, step) for step in steps)
+
+
+def dump_step(trajectory: Trajectory, step: StoredStep) -> tuple[Any, ...]:
+    changing = (step.number, step.reward, step.reward_source, step.reward_revision, step.lease, step.shipped)
+    tokens = None if step.quarantine else trajectory.tokens.read(step.branch, step.tokens).tolist()
+    logprobs = None if step.logprobs is None else step.logprobs.tolist()
+    return *changing, *(getattr(step, name) for name in OWN_NAMES), step.carried, tokens, logprobs
+
+
+class ScoredGroups(StateMachine):
+    limits = Limits(require_reward=True, history_size=1, group_deadline=30, closed_kept=1000)
+
+
+class ByTrajectories(StateMachine):
+    limits = Limits(require_reward=True)
+    unit = Unit.TRAJECTORIES
+
+
+class BySteps(StateMachine):
+    unit = Unit.STEPS
+
+
+class ScoredSteps(StateMachine):
+    limits = Limits(require_reward=True)
+    unit = Unit.STEPS
+
+
+for machine in (StateMachine, ScoredGroups, ByTrajectories, BySteps, ScoredSteps):
+    machine.TestCase.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
+
+test_by_groups = StateMachine.TestCase
+test_by_scored_groups = ScoredGroups.TestCase
+test_by_trajectories = ByTrajectories.TestCase
+test_by_steps = BySteps.TestCase
+test_by_scored_steps = ScoredSteps.TestCase
+
+
+def test_every_operation_is_run() -> None:
+    operations = {name for name, _ in inspect.getmembers(PoolState, inspect.isfunction) if not name.startswith("_")}
+    assert operations - READS == set(re.findall(r"self\.state\.(\w+)\(", inspect.getsource(StateMachine))) - READS
+
+
+def test_a_pool_has_a_limited_number_of_channels() -> None:
+    state = PoolState(Limits(max_channels=1), NoJournal())
+    state.open_channel("train")
+    with pytest.raises(BadRequest, match="one too many"):
+        state.open_channel("validation")
+
+
+def test_a_message_is_unpacked_once_whatever_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked: list[int] = []
+
+    def counting(columns: Any, *, copy: bool) -> Any:
+        unpacked.append(len(columns))
+        return unpack(columns, copy=copy)
+
+    monkeypatch.setattr("stepwell.pool.state.stored_step.unpack", counting)
+    state = PoolState(Limits(), NoJournal())
+    group = state.open_group("p", state.open_channel("train"), 1)
+    trajectory = state.add_trajectory(group, "t", {})
+    bad = [make_step(uid=str(n), quarantine="bad_logprob: test", response_ids=[n]) for n in range(50)]
+    packed = PackedSteps(pack(bad))
+    for i in range(50):
+        state.quarantine_step(trajectory, packed, i)
+    assert sum(unpacked) == 50 + 50, "the message once, and each kept step by itself"
+    assert [step.response_ids.tolist() for step in state.quarantine] == [[n] for n in range(50)]
+    assert all(step.prompt_ids.base is None or len(step.prompt_ids.base) == 3 for step in state.quarantine)
