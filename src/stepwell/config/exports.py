@@ -6,10 +6,10 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
-from stepwell.config.sections import RaySection
+from stepwell.config.sections import PoolSection
 
 
-class ExportSettings(RaySection):
+class ExportSettings(PoolSection):
     """Write the steps of a running pool or of an archive to Parquet, JSONL or a dataset folder.
 
     An export changes nothing, and training continues. All given filters apply together.
@@ -21,8 +21,6 @@ class ExportSettings(RaySection):
     """Path or fsspec URL to write: x.parquet, x.jsonl, or a folder for a dataset. It must not exist yet."""
     from_: str | None = Field(default=None, alias="from")
     """Read this instead of a pool: an archive, an earlier export, or a folder or file of them."""
-    data_pool_name: str = "data_pool"
-    """Name of the DataPool's Ray actor."""
     format: Literal["parquet", "jsonl", "dataset"] | None = None
     """File format; without it, the path's suffix decides. A dataset is a folder with data/*.parquet."""
     shape: Literal["steps", "sft", "preferences"] = "steps"
@@ -69,14 +67,12 @@ class ExportSettings(RaySection):
         return self
 
 
-class ImportSettings(RaySection):
+class ImportSettings(PoolSection):
     """Send exported groups, or those of an archive, into a running pool. Groups that the pool has are skipped."""
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_IMPORT_")
 
     path: CliPositionalArg[str]
     """Parquet or JSONL file, or folder or fsspec URL of them: an export of --shape steps, or an archive."""
-    data_pool_name: str = "data_pool"
-    """Name of the DataPool's Ray actor."""
     channel: str | None = None
     """Send all groups to this channel; without it, to the channel in the file. An archive names no channel."""

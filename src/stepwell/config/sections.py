@@ -83,6 +83,19 @@ class RaySection(Section):
     """Ray namespace of the DataPool."""
 
 
+class PoolSection(RaySection):
+    data_pool_name: str = "data_pool"
+    """Name of the DataPool's Ray actor."""
+
+
+class ServerSection(PoolSection):
+    control_keys: Listed = ()
+    """Keys with full access, separated by commas: the current one first, then older ones. Without a key, access is
+    open. Prefer the environment variable: other users can read a command line."""
+    host: str = "0.0.0.0"
+    """Address to listen on."""
+
+
 def read_settings(settings: type[S], argv: Sequence[str], command: str) -> S:
     """The settings from the environment and the flags. BadRequest has one line for each mistake."""
     try:

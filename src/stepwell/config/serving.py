@@ -5,10 +5,10 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from stepwell.config.sections import Addresses, Listed, RaySection
+from stepwell.config.sections import Addresses, ServerSection
 
 
-class GatewaySettings(RaySection):
+class GatewaySettings(ServerSection):
     """Serve agents as an OpenAI-compatible API, and record every call as a step in the DataPool."""
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_GATEWAY_")
@@ -25,9 +25,6 @@ class GatewaySettings(RaySection):
     """Longest response, in tokens; no engine is asked for more."""
     reward_worker_name: str | None = None
     """Name of the reward worker's Ray actor, if there is one."""
-    control_keys: Listed = ()
-    """Keys with full access, separated by commas: the current one first, then older ones. Without a key, access is
-    open. Prefer STEPWELL_GATEWAY_CONTROL_KEYS: other users can read a command line."""
     engine_key: str | None = None
     """API key that the engines require."""
     routing: Literal["round_robin", "least_busy", "sticky"] = "round_robin"
@@ -40,13 +37,11 @@ class GatewaySettings(RaySection):
     """Also serve the Atropos-compatible API, below /atropos."""
     atropos_state: str | None = None
     """File that keeps the registrations and step count of the Atropos-compatible API across restarts."""
-    host: str = "0.0.0.0"
-    """Address to listen on."""
     port: int = Field(default=8100, ge=0, le=65535)
     """Port to listen on."""
 
 
-class AtroposSettings(RaySection):
+class AtroposSettings(ServerSection):
     """Serve environments and trainers that were written for Atropos, with the DataPool as the storage.
 
     Paths below /channel/NAME serve further channels, each with its own trainer.
@@ -54,33 +49,21 @@ class AtroposSettings(RaySection):
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_ATROPOS_")
 
-    data_pool_name: str = "data_pool"
-    """Name of the DataPool's Ray actor."""
-    control_keys: Listed = ()
-    """Keys with full access, separated by commas: the current one first, then older ones. Without a key, access is
-    open. Prefer STEPWELL_ATROPOS_CONTROL_KEYS: other users can read a command line."""
     state: str | None = None
     """File that keeps the registrations and the step count across restarts; without it, they are lost."""
-    host: str = "0.0.0.0"
-    """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on."""
 
 
-class DashboardSettings(RaySection):
+class DashboardSettings(ServerSection):
     """Serve a web page that shows the state of the pool, the gateways and the engines, and lets you curate data."""
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_DASHBOARD_")
 
-    data_pool_name: str = "data_pool"
-    """Name of the DataPool's Ray actor."""
     gateways: Addresses = ()
     """Addresses of the gateways to watch, separated by commas. The first control key is sent to them."""
     tokenizer_path: str | None = None
     """Folder or name of the Hugging Face tokenizer; without it, the page shows token ids, and text search is off."""
-    control_keys: Listed = ()
-    """Keys with full access, separated by commas: the current one first, then older ones. Without a key, access is
-    open. Prefer STEPWELL_DASHBOARD_CONTROL_KEYS: other users can read a command line."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=8200, ge=0, le=65535)
