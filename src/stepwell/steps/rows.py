@@ -46,25 +46,25 @@ class ForkReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MergedRows:
-    """R rows, flat: row r is `[offsets_R[r]:offsets_R[r + 1]]` of the four arrays of tokens."""
+    """R rows in flat arrays: row r is `[offsets_R[r]:offsets_R[r + 1]]` of the four arrays of tokens."""
 
     tokens: IntArray
     loss_mask: BoolArray
     logprobs: FloatArray
-    """0 where the model did not write, or where the step has none; never NaN."""
+    """0 for tokens that the model did not write and for steps that have none; never NaN."""
     versions: IndexArray
-    """The policy version that wrote each token; NO_VERSION where none did."""
+    """The policy version that wrote each token; NO_VERSION for all other tokens."""
     offsets_R: IndexArray
-    """R + 1 long."""
+    """R + 1 values."""
     has_logprobs_R: BoolArray
     """Do all steps of the row have log-probabilities?"""
     rewards_R: NDArray[np.float64]
-    """The rollout's return, the same in all its rows; NaN if no one has scored."""
+    """The rollout's return, the same in all its rows; NaN if no one has scored it."""
     weights_R: NDArray[np.float64]
     trajectory_of_R: IndexArray
     group_of_R: IndexArray
     row_of_S: IndexArray
-    """In which row each of the batch's steps is."""
+    """The row of each step of the batch."""
     forks: Counter[ForkReason]
     """How many rows were opened beside a trajectory's first, by reason."""
 
@@ -73,7 +73,7 @@ class MergedRows:
 
     @property
     def steps_of_R(self) -> list[IndexArray]:  # noqa: N802
-        """Which of the batch's steps are in each row, in order."""
+        """The steps of each row, in order."""
         in_order = np.argsort(self.row_of_S, kind="stable")
         ends = offsets(np.bincount(self.row_of_S, minlength=len(self)))
         return [in_order[start:end] for start, end in pairwise(ends)]
@@ -81,7 +81,7 @@ class MergedRows:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PaddedRows:
-    """Merged rows, padded on the right to L tokens; int64 and float32 throughout, as in steps/padding.py."""
+    """Merged rows, padded on the right to L tokens. All arrays are int64 or float32, as in steps/padding.py."""
 
     input_ids_R_L: IndexArray
     attention_mask_R_L: IndexArray
@@ -89,11 +89,14 @@ class PaddedRows:
     logprobs_R_L: FloatArray
     versions_R_L: IndexArray
     kept_R: IndexArray
-    """Which of the merged rows these are. Once rows are dropped, the weights of a rollout sum to less than 1."""
+    """The merged rows that are kept. If rows of a rollout are dropped, its weights sum to less than 1."""
 
 
 def merge_rows(columns: Columns, trajectory_of_S: IndexArray, group_of_T: IndexArray) -> MergedRows:
-    bases = columns.bases or find_bases(columns, trajectory_of_S)
+    bases = columns.bases
+    if bases is None or _crosses_trajectories(bases, trajectory_of_S):
+        columns = columns.expanded()
+        bases = find_bases(columns, trajectory_of_S)
     row_of_S, last_of_R, forks = _divide(columns, bases, trajectory_of_S)
     rows = len(last_of_R)
     offsets_R, trajectory_of_R = offsets(columns.lengths_S[last_of_R]), trajectory_of_S[last_of_R]
@@ -114,6 +117,11 @@ def merge_rows(columns: Columns, trajectory_of_S: IndexArray, group_of_T: IndexA
         row_of_S=row_of_S,
         forks=forks,
     )
+
+
+def _crosses_trajectories(bases: Bases, trajectory_of_S: IndexArray) -> bool:
+    """Does a step build on one of another trajectory? So it is if a trajectory was divided after it was shipped."""
+    return bool(((bases.base_S != NO_BASE) & (trajectory_of_S[bases.base_S] != trajectory_of_S)).any())
 
 
 def find_bases(columns: Columns, trajectory_of_S: IndexArray) -> Bases:
@@ -283,7 +291,7 @@ def _row_tokens(columns: Columns, row_of_S: IndexArray, last_of_R: IndexArray, o
 
 
 def _places(columns: Columns, row_starts_S: IndexArray) -> IndexArray:
-    """Where each response token stands among the tokens of all rows: in its row, behind its step's prompt."""
+    """The position of each response token among the tokens of all rows: in its row, behind the step's prompt."""
     responses = columns.response_lengths_S
     first_S = row_starts_S + columns.prompt_lengths_S - offsets(responses)[:-1]
     return np.repeat(first_S, responses) + np.arange(responses.sum())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.client.batch import Batch, batch_of
+from stepwell.pool.client.batch import Batch, batch_of, make_batch
 from stepwell.steps.columns import NO_BASE, Columns, cut, stack, unpack
 from stepwell.steps.step import Exactness, Step, ids_array
 from tests.builders import EasyPool, make_step, same_step
@@ -87,6 +87,13 @@ def test_single_steps_share_nothing() -> None:
     assert bases(batch.columns) == [(NO_BASE, 0)] * 4
     assert len(batch.columns.added) == 10 + 20 + 30 + 40
     assert len(batch.merged()) == 4
+
+
+def test_a_trajectory_that_is_divided_into_groups_is_merged_within_them() -> None:
+    columns = fetched(conversation()).columns
+    merged = make_batch(columns, [1, 3]).merged()
+    assert [steps.tolist() for steps in merged.steps_of_R] == [[0], [1, 2, 3]]
+    assert len(make_batch(columns, [1] * 4).merged()) == 4
 
 
 def test_groups_of_history_ship_their_tree_too() -> None:
