@@ -1,11 +1,12 @@
 import asyncio
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from stepwell.common.processes import CommandFailed, run_command
-from tests.rig.waiting import until
+from stepwell.common.processes import CommandFailed, end_group, exit_text, run_command
+from tests.rig.waiting import until, wait_until
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -68,3 +69,13 @@ async def test_what_a_command_leaves_running_ends_with_it(tmp_path: Path) -> Non
         await run_command(python(STUBBORN, str(pids), "0"), env={}, stdin=b"")
     _, child = map(int, pids.read_text().split())
     await until(lambda: not is_alive(child), "its child to be gone")
+
+
+def test_a_process_and_all_that_it_started_are_ended(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    process = subprocess.Popen(python(STUBBORN, str(pids), "600"), start_new_session=True)
+    wait_until(pids.exists, "the command to start its child")
+    end_group(process, timeout=0.5)  # it ignores SIGTERM
+    assert not any(map(is_alive, map(int, pids.read_text().split())))
+    assert exit_text(process.wait()) == "signal 9 (SIGKILL)"
+    assert exit_text(3) == "exit code 3"

@@ -1,8 +1,19 @@
 from collections.abc import Sequence
+from pathlib import Path
 
-from stepwell.common.tokenizers import NO_TOKENIZER, TokenDecoder
+import pytest
+
+from stepwell.common.tokenizers import (
+    NO_TOKENIZER,
+    BackgroundTokenizer,
+    TokenDecoder,
+    load_decode,
+    load_tokenizer,
+)
+from stepwell.errors import BadRequest, NotReady
 from tests.rig.made_up_rollouts import RigTokenizer
 from tests.rig.vocabulary import encode
+from tests.rig.waiting import until
 
 
 class Spaced:
@@ -59,3 +70,27 @@ def test_without_a_tokenizer_it_says_why() -> None:
     loading.missing = "still loading"
     assert TokenDecoder(loading).why_not() == "still loading"
     assert TokenDecoder(RigTokenizer()).why_not() == ""
+
+
+async def test_a_tokenizer_that_is_loaded_in_the_background_says_what_it_lacks() -> None:
+    tokenizer = BackgroundTokenizer("./none", load_tokenizer)
+    assert tokenizer.why_not_ready() == "still loading from ./none"
+    with pytest.raises(NotReady, match="the tokenizer is not ready: still loading"):
+        tokenizer.decode([1])
+    tokenizer.start()
+    await until(
+        lambda: (tokenizer.why_not_ready() or "").startswith("no tokenizer could be loaded from ./none: "), "it"
+    )
+    ready = BackgroundTokenizer("rig", lambda _: RigTokenizer())
+    ready.start()
+    await until(lambda: ready.why_not_ready() is None, "the tokenizer")
+    assert ready.decode(encode("a")) == "a"
+
+
+def test_decoding_by_a_folder_keeps_special_tokens_and_a_missing_one_is_an_error(tiny_model: Path) -> None:
+    ids = encode("<|im_start|>user")
+    assert load_decode(str(tiny_model))(ids) == load_tokenizer(str(tiny_model)).decode(ids) == "<|im_start|>user"
+    with pytest.raises(BadRequest, match="no tokenizer could be loaded from ./none"):
+        load_decode("./none")
+    with pytest.raises(NotReady, match="2 tokens cannot be shown as text"):
+        load_decode(None)([1, 2])

@@ -34,6 +34,16 @@ def test_nothing_is_stored_that_was_there_as_a_prefix(given_sequences: list[list
         assert len(tree.place(ids_array(tokens)).added) == len(tokens) - longest
 
 
+@given(sequences)
+def test_branches_agree_as_far_as_their_tokens_do(given_sequences: list[list[int]]) -> None:
+    tree = PrefixTree()
+    placed = [(tree.place(ids_array(tokens)).branch, tokens) for tokens in given_sequences]
+    for first, a in placed:
+        for second, b in placed:
+            for length in range(min(len(a), len(b)) + 1):
+                assert tree.agree(first, second, length) == (a[:length] == b[:length])
+
+
 def shared(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
