@@ -82,7 +82,8 @@ def trim_choice(choice: dict[str, Any], wants: Wants, content: str) -> None:
     """Remove what the agent did not ask for. `content` is the name of the part that holds a chat's text."""
     if not wants.logprobs:
         choice["logprobs"] = None
-    if isinstance(message := choice.get(content), dict):
+    message = choice.get(content)
+    if isinstance(message, dict) and ("reasoning" in message or "reasoning_content" in message):
         if wants.reasoning:
             copy_reasoning(message)
         else:
@@ -189,7 +190,12 @@ class ChoicesStream:
         choices = chunk.get("choices")
         if not isinstance(choices, list):
             raise EngineUnavailable("the engine's stream has a chunk without choices")
-        self._read_head(chunk)
+        if not self.head:
+            self._read_head(chunk)
+        if chunk.get("usage"):
+            self.usage = read_usage(chunk)
+        if (prompt_ids := self._engine.read_prompt(chunk)) is not None:
+            self._take_prompt(chunk, prompt_ids)
         if not choices:
             return None if self.is_aborted else chunk
         kept = [piece for piece in choices if self._read_piece(piece)]
@@ -200,16 +206,14 @@ class ChoicesStream:
         return chunk
 
     def _read_head(self, chunk: dict[str, Any]) -> None:
-        if chunk.get("usage"):
-            self.usage = read_usage(chunk)
-        if not self.head:
-            self.head = {name: value for name, value in chunk.items() if name not in NOT_IN_HEAD}
-            self._engine.hide_prompt(self.head)
-        if (prompt_ids := self._engine.read_prompt(chunk)) is not None:
-            if len(prompt_ids):
-                self._prompt_ids = prompt_ids
-            if not self._keep_ids:
-                self._engine.hide_prompt(chunk)
+        self.head = {name: value for name, value in chunk.items() if name not in NOT_IN_HEAD}
+        self._engine.hide_prompt(self.head)
+
+    def _take_prompt(self, chunk: dict[str, Any], prompt_ids: IntArray) -> None:
+        if len(prompt_ids):
+            self._prompt_ids = prompt_ids
+        if not self._keep_ids:
+            self._engine.hide_prompt(chunk)
 
     def _read_piece(self, piece: Any) -> bool:
         """Take a piece of a choice. Returns whether it goes to the agent: the end of an aborted choice does not."""
@@ -245,14 +249,14 @@ class ChoicesStreamWriter:
         self._wants = wants
 
     def chunk(self, chunk: dict[str, Any]) -> bytes:
-        choices = chunk["choices"]
-        if not self._wants.usage:
+        choices, wants = chunk["choices"], self._wants
+        if not wants.usage:
             if not choices:
                 return b""
             chunk.pop("usage", None)
         for piece in choices:
-            trim_choice(piece, self._wants, "delta")
-        return event(write_object(chunk, "stream"))
+            trim_choice(piece, wants, "delta")
+        return b"data: " + write_object(chunk, "stream") + b"\n\n"
 
     def finish(self, usage: Usage) -> bytes:
         return DONE

@@ -34,7 +34,7 @@ class EventReader:
         if self._held:
             data = self._release() + data
         elif line == len(data) - 2 and data.endswith(b"\n\n"):  # exactly one event: the usual case
-            return _payloads([data[:-2]])
+            return [data[6:-2]] if data.startswith(b"data: {") else _payloads([data[:-2]])
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         *events, rest = data.split(b"\n\n")
