@@ -1,8 +1,8 @@
-"""Which groups make a batch of exactly so many trajectories.
+"""Which groups form a batch of an exact number of trajectories.
 
-What always holds: the sizes of what is chosen sum exactly to what is asked for, or nothing is chosen. Of all such sets
-it is the oldest: the oldest group is in it if it can be, then the next oldest, and so on. Shares come before age, an
-exact sum before shares.
+- The sizes of the chosen groups sum exactly to the requested number, or nothing is chosen.
+- Of all such sets the oldest is chosen: it contains the oldest group if any does, then the next oldest, and so on.
+- An exact sum comes before shares, shares come before age.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,62 +13,62 @@ from typing import TypeAlias
 from stepwell.pool.api.leasing import GroupOffer
 
 Sums: TypeAlias = int
-"""A set of numbers, as bits: n is in it if bit n is set."""
+"""A set of numbers as bits: it contains n if bit n is set."""
 ZERO: Sums = 1
-"""What nothing at all sums up to."""
+"""The sum of no groups: the set of 0."""
 
 
 def choose_groups(
     offers: Sequence[GroupOffer], trajectories: int, shares: Mapping[str, float]
 ) -> list[GroupOffer] | None:
-    """Whole groups with exactly that many trajectories, oldest first; None if there is no such set of them.
+    """Whole groups with exactly that many trajectories, oldest first; None if there is no such set.
 
-    Each source in `shares` gets at least its part of the batch, as far as it has something on offer and an exact sum
-    allows it; those named first are seen to first. Shares that sum to more than 1 are scaled down.
+    Each source in `shares` gets at least its share of the batch, as far as its offers and an exact sum allow it. The
+    first sources come first. Shares that sum to more than 1 are scaled down.
     """
-    unit = gcd(*(offer.size for offer in offers))  # sizes are mostly alike: counted in units, the sets are small
+    unit = gcd(*(offer.size for offer in offers))  # most sizes are equal: counted in units, the sets are small
     if unit == 0 or trajectories % unit:
         return None
     oldest = sorted(offers, key=lambda offer: (offer.opened_at, offer.age, offer.seq, offer.shard))
-    stock = ExactBatch(oldest, unit, trajectories // unit)
-    chosen = stock.choose({})
+    batch = ExactBatch(oldest, unit, trajectories // unit)
+    chosen = batch.choose({})
     if chosen is None:
         return None
     minimums = _minimums(shares, trajectories, unit)
-    if all(stock.size_of(chosen, source) >= least for source, least in minimums.items()):
+    if all(batch.size_of(chosen, source) >= least for source, least in minimums.items()):
         return chosen
-    return stock.choose(stock.possible(minimums))
+    return batch.choose(batch.reachable(minimums))
 
 
 @dataclass(slots=True, eq=False)
 class SourcePile:
-    """The offers of one source, or of all that have no minimum, as they are gone through from the oldest on."""
+    """The offers of one source, or of all sources without a minimum, during one pass from the oldest on."""
 
-    reach: list[Sums]
-    """What can be made of the offers from the first, the second, … on, and, last, of none."""
+    sums_from: list[Sums]
+    """The sums of the offers from the first on, from the second on, …, and last of none."""
     least: int = 0
-    """How much must still be taken."""
+    """The least that must still be taken."""
     place: int = 0
-    """How many were gone through."""
+    """How many offers the pass has seen."""
 
-    def sums(self) -> Sums:
-        """What can still be taken."""
-        return self.reach[self.place] >> self.least << self.least
+    def remaining(self) -> Sums:
+        """The sums that can still be taken."""
+        return self.sums_from[self.place] >> self.least << self.least
 
 
 @dataclass(frozen=True, slots=True)
 class ExactBatch:
-    """All that is on offer, oldest first. All sizes but the offers' own are in units."""
+    """All offers, oldest first. All sizes except those of the offers are in units."""
 
     offers: Sequence[GroupOffer]
     unit: int
     total: int
-    """What is asked for."""
+    """The requested sum."""
 
     def choose(self, minimums: Mapping[str, int]) -> list[GroupOffer] | None:
-        """The oldest offers that sum to the total and keep the minimums; None if there are none."""
+        """The oldest offers that sum to the total and meet the minimums; None if there are none."""
         piles, others = self._piles(minimums)
-        if not _can_make(self.total, [*piles.values(), others]):
+        if not _can_sum_to(self.total, [*piles.values(), others]):
             return None
         chosen: list[GroupOffer] = []
         left = self.total
@@ -76,10 +76,10 @@ class ExactBatch:
         for offer in self.offers:
             pile, size = piles.get(offer.source, others), offer.size // self.unit
             pile.place += 1
-            if (pile, size) in refused:  # another like it did not fit in, and nothing was taken since
+            if (pile, size) in refused:  # an equal one did not fit, and none was chosen since
                 continue
             least, pile.least = pile.least, max(0, pile.least - size)
-            if _can_make(left - size, [*piles.values(), others]):
+            if _can_sum_to(left - size, [*piles.values(), others]):
                 chosen.append(offer)
                 left -= size
                 refused.clear()
@@ -88,13 +88,13 @@ class ExactBatch:
                 refused.add((pile, size))
         return chosen
 
-    def possible(self, minimums: Mapping[str, int]) -> dict[str, int]:
-        """The minimums, each lowered to the most that an exact sum allows if those before it are kept."""
+    def reachable(self, minimums: Mapping[str, int]) -> dict[str, int]:
+        """The minimums, each lowered to the most that an exact sum allows if those before it are met."""
         kept: dict[str, int] = {}
         for source, least in minimums.items():
             piles, others = self._piles({**kept, source: 0})
-            own = piles.pop(source).sums()
-            rest = _plus_all([*piles.values(), others], self.total)
+            own = piles.pop(source).remaining()
+            rest = _add_all([*piles.values(), others], self.total)
             most = max(n for n in range(self.total + 1) if own >> n & 1 and rest >> (self.total - n) & 1)
             kept[source] = min(least, most)
         return kept
@@ -103,46 +103,46 @@ class ExactBatch:
         return sum(offer.size for offer in chosen if offer.source == source) // self.unit
 
     def _piles(self, minimums: Mapping[str, int]) -> tuple[dict[str, SourcePile], SourcePile]:
-        """One for each source that has a minimum, and one for the others."""
+        """One for each source with a minimum, and one for the others."""
         own: dict[str, list[int]] = {source: [] for source in minimums}
         others: list[int] = []
         for offer in self.offers:
             own.get(offer.source, others).append(offer.size // self.unit)
-        piles = {source: SourcePile(_reach(sizes, self.total), minimums[source]) for source, sizes in own.items()}
-        return piles, SourcePile(_reach(others, self.total))
+        piles = {source: SourcePile(_sums_from(sizes, self.total), minimums[source]) for source, sizes in own.items()}
+        return piles, SourcePile(_sums_from(others, self.total))
 
 
 def _minimums(shares: Mapping[str, float], trajectories: int, unit: int) -> dict[str, int]:
-    """What each source is to get at least, in units."""
+    """The least that each source gets, in units."""
     scale = max(1.0, sum(shares.values()))
     return {source: -(-int(share / scale * trajectories) // unit) for source, share in shares.items()}
 
 
-def _reach(sizes: Sequence[int], most: int) -> list[Sums]:
-    """What can be made of the sizes from each on, up to `most`."""
-    reach, kept = [ZERO], (2 << most) - 1
+def _sums_from(sizes: Sequence[int], most: int) -> list[Sums]:
+    """The sums of the sizes from each one on, up to `most`."""
+    sums_from, kept = [ZERO], (2 << most) - 1
     for size in reversed(sizes):
-        reach.append((reach[-1] | reach[-1] << size) & kept)
-    return reach[::-1]
+        sums_from.append((sums_from[-1] | sums_from[-1] << size) & kept)
+    return sums_from[::-1]
 
 
-def _can_make(total: int, piles: Sequence[SourcePile]) -> bool:
-    return total >= 0 and bool(_plus_all(piles, total) >> total & 1)
+def _can_sum_to(total: int, piles: Sequence[SourcePile]) -> bool:
+    return total >= 0 and bool(_add_all(piles, total) >> total & 1)
 
 
-def _plus_all(piles: Iterable[SourcePile], most: int) -> Sums:
-    """What can be made of all of them together, up to `most`."""
-    made = ZERO
+def _add_all(piles: Iterable[SourcePile], most: int) -> Sums:
+    """The sums of all piles together, up to `most`."""
+    sums = ZERO
     for pile in piles:
-        made = _plus(made, pile.sums(), most)
-    return made
+        sums = _add(sums, pile.remaining(), most)
+    return sums
 
 
-def _plus(a: Sums, b: Sums, most: int) -> Sums:
-    """Every sum of a number of the one and a number of the other, up to `most`."""
+def _add(a: Sums, b: Sums, most: int) -> Sums:
+    """Every sum of a number of `a` and a number of `b`, up to `most`."""
     few, many = sorted((a, b), key=int.bit_count)
-    made = 0
+    sums = 0
     while few:
-        made |= many << (few & -few).bit_length() - 1
+        sums |= many << (few & -few).bit_length() - 1
         few &= few - 1
-    return made & ((2 << most) - 1)
+    return sums & ((2 << most) - 1)

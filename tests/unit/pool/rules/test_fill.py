@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from stepwell.errors import BadRequest, Conflict
-from stepwell.pool.api.leasing import LeasedGroups, ReadyGroups, Settlement, merge_leased_groups, merge_ready_groups
+from stepwell.pool.api.leasing import LeasedGroups, Settlement, merge_leased_groups
 from stepwell.pool.api.plan import Limits, Overflow
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.rules.exact_batch import choose_groups
@@ -199,27 +199,20 @@ def test_an_unknown_grade_is_told() -> None:
         make_step_filter("perfect", True)
 
 
-# -- the backlog, and clearing -----------------------------------------------------------------------------------------
+# -- ready groups, and clearing ----------------------------------------------------------------------------------------
 
 
-def test_the_backlog_counts_what_is_ready_by_source_and_size() -> None:
+def test_ready_groups_are_counted_by_source_and_size() -> None:
     pool = pool_of(("a", 2, "maths"), ("b", 2, "maths"), ("c", 4, "maths"), ("d", 1, ""))
     pool.register(Registration("open", "e"))
-    backlog = pool.ready_groups("train")
-    assert backlog.groups == {"maths": {2: 2, 4: 1}, "": {1: 1}}
-    assert (backlog.total_groups, backlog.total_trajectories, backlog.largest) == (4, 9, 4)
-    assert (backlog.groups_of("maths"), backlog.trajectories_of("maths")) == (3, 8)
-    assert (backlog.groups_of("silent"), backlog.trajectories_of("silent")) == (0, 0)
+    ready = pool.ready_groups("train")
+    assert ready.groups == {"maths": {2: 2, 4: 1}, "": {1: 1}}
+    assert (ready.total_groups, ready.total_trajectories, ready.largest) == (4, 9, 4)
+    assert (ready.groups_of("maths"), ready.trajectories_of("maths")) == (3, 8)
+    assert (ready.groups_of("silent"), ready.trajectories_of("silent")) == (0, 0)
     pool.fill(2)
     assert pool.ready_groups("train").groups == {"maths": {2: 1, 4: 1}, "": {1: 1}}
     assert pool.ready_groups("elsewhere").largest == 0
-
-
-def test_backlogs_of_shards_add_up() -> None:
-    merged = merge_ready_groups(
-        [ReadyGroups({"a": {2: 1}}), ReadyGroups({"a": {2: 2, 3: 1}, "b": {1: 1}}), ReadyGroups({})]
-    )
-    assert merged.groups == {"a": {2: 3, 3: 1}, "b": {1: 1}}
 
 
 def test_a_clear_drops_all_but_what_is_under_lease_and_counts_it() -> None:

@@ -1,11 +1,19 @@
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.leasing import BatchRequest, BatchTerms, Order, Unit, read_batch_request
+from stepwell.pool.api.leasing import (
+    BatchRequest,
+    BatchTerms,
+    Order,
+    ReadyGroups,
+    Unit,
+    merge_ready_groups,
+    read_batch_request,
+)
 from stepwell.steps.step import Exactness
 
 
-def test_what_is_not_said_is_as_in_wanted() -> None:
+def test_defaults_are_those_of_the_request() -> None:
     assert read_batch_request(3) == BatchRequest(count=3, channel="train")
 
 
@@ -34,3 +42,10 @@ def test_words_become_what_they_name() -> None:
 def test_what_makes_no_sense_is_refused_in_words(count: int, terms: BatchTerms, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
         read_batch_request(count, **terms)
+
+
+def test_the_ready_groups_of_shards_add_up() -> None:
+    merged = merge_ready_groups(
+        [ReadyGroups({"a": {2: 1}}), ReadyGroups({"a": {2: 2, 3: 1}, "b": {1: 1}}), ReadyGroups({})]
+    )
+    assert merged.groups == {"a": {2: 3, 3: 1}, "b": {1: 1}}
