@@ -33,11 +33,9 @@ class FileSource:
     """A path, or any fsspec URL."""
 
     def __init__(self, url: str) -> None:
-        import fsspec
-
         self._url = url
         self._fs: Any
-        self._fs, self._path = fsspec.core.url_to_fs(url)
+        self._fs, self._path = require("fsspec", EXTRA).core.url_to_fs(url)
 
     def groups(self) -> Iterator[StepGroup]:
         files = self._files()

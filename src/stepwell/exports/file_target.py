@@ -50,10 +50,8 @@ def open_target(
     url: str, format_: str, shape: ExportShape, max_file_bytes: int = MAX_FILE_BYTES
 ) -> Iterator[FileTarget]:
     """A target that becomes a file or a dataset at `url` at the end of the block. A failed block leaves nothing."""
-    import fsspec
-
     fs: Any
-    fs, path = fsspec.core.url_to_fs(url)
+    fs, path = require("fsspec", EXTRA).core.url_to_fs(url)
     if fs.exists(path):
         raise BadRequest(f"{url} exists already and is not overwritten; name another, or remove it")
     with writing_under_temporary_name(fs, path) as temporary:

@@ -1,8 +1,10 @@
-"""Scored groups, as Atropos' environments send them: JSON in, arrays out.
+"""Scored groups as Atropos' environments send them: JSON is read into arrays.
 
-What always holds: a group that was read has at least one sequence, each of at least one token; ids fit int32; every
-number is finite. What the arrays cannot say is kept as it was sent, under its wire name, and comes out again. Lists of
-thousands of numbers are checked by hand: struct.pack takes nothing but numbers, in a fraction of a validator's time.
+Invariants:
+- A group has at least one sequence, and a sequence at least one token. Ids fit int32. Every number is finite.
+- Fields that have no array are kept as they were sent, under their wire name, and are sent out again.
+
+Long lists of numbers are checked by struct.pack, which accepts only numbers and is much faster than a validator.
 """
 
 import re
@@ -24,11 +26,11 @@ from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, Json
 T = TypeVar("T")
 
 UNTRAINED = -100
-"""The mask's value where a token is not trained; elsewhere it repeats the token."""
+"""The mask of a token that is not trained; a trained token's mask repeats its id."""
 FILLER = 1.0
 """The log-probability of a token that no policy wrote."""
 OF_SEQUENCES = ("advantages", "ref_logprobs", "messages", "overrides", "distill_token_ids", "distill_logprobs")
-"""Optional fields with one entry a sequence."""
+"""Optional fields with one entry per sequence."""
 OF_GROUPS = ("generation_params", "group_overrides", "images")
 """Optional fields of the group as a whole."""
 NO_NUMBER = re.compile(rb"NaN|Infinity|nan|inf")
@@ -37,22 +39,22 @@ LARGEST_VERSION = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ScoredGroup:
-    """N sequences that were scored together; token by token, one sequence after the other."""
+    """N sequences that were scored together. Arrays over tokens have one sequence after the other."""
 
     tokens: IntArray
     trained: BoolArray
     logprobs: FloatArray | None
-    """One a token; NaN throughout a sequence that has none."""
+    """One per token; NaN for all tokens of a sequence that has none."""
     lengths_N: IndexArray
     scores_N: NDArray[np.float64]
-    """NaN where no one has scored, which no environment sends: rollouts that agents recorded may lack a reward."""
+    """NaN without a score. Environments send every score; rollouts that agents recorded may lack a reward."""
     policy_versions: Sequence[int | None]
-    """The oldest of each sequence; None where its sender does not know."""
+    """The oldest version of each sequence; None if its sender does not know it."""
     exactness: Sequence[Exactness]
     extras_N: Sequence[JsonObject]
-    """By wire name, what else was sent for each sequence."""
+    """Further fields of each sequence, by wire name."""
     extras: JsonObject
-    """By wire name, what else was sent for the group."""
+    """Further fields of the group, by wire name."""
     env_id: int | None
 
     def __len__(self) -> int:
@@ -64,19 +66,19 @@ def groups_from_json(body: bytes, kind: Literal["group", "list"]) -> list[Scored
     try:
         sent = orjson.loads(body)
     except orjson.JSONDecodeError as failure:
-        more = "; NaN and Infinity are no numbers to train with" if NO_NUMBER.search(body) else ""
-        raise BadRequest(f"this is no JSON: {failure}{more}") from None
+        more = "; NaN and Infinity are not allowed" if NO_NUMBER.search(body) else ""
+        raise BadRequest(f"the body is not JSON: {failure}{more}") from None
     if kind == "group":
         return [group_from_json(sent)]
     if not isinstance(sent, list):
-        raise BadRequest("a list of groups is wanted")
+        raise BadRequest("the body must be a list of groups")
     return [group_from_json(group) for group in sent]
 
 
 def group_from_json(sent: object) -> ScoredGroup:
-    """A group from its wire fields, of which tokens, masks and scores must be there."""
+    """A group from its wire fields. tokens, masks and scores are required."""
     if not isinstance(sent, dict):
-        raise BadRequest("a scored group is an object with tokens, masks and scores")
+        raise BadRequest("a scored group must be an object with tokens, masks and scores")
     tokens, lengths = _numbers("tokens", sent.get("tokens"), "i", None)
     require_ids(tokens, lengths)
     masks, _ = _numbers("masks", sent.get("masks"), "i", lengths)
@@ -99,24 +101,24 @@ def group_from_json(sent: object) -> ScoredGroup:
 
 def require_ids(tokens: IntArray, lengths: NDArray[np.integer[Any]]) -> None:
     if not lengths.all():
-        raise BadRequest(f"tokens[{int(lengths.argmin())}]: a sequence without tokens")
+        raise BadRequest(f"tokens[{int(lengths.argmin())}]: a sequence has no tokens")
     if tokens.min() < 0:
         raise BadRequest("tokens: an id is negative")
 
 
 def require_finite(field: str, numbers: NDArray[np.floating[Any]]) -> None:
     if not np.isfinite(numbers).all():
-        raise BadRequest(f"{field}: {numbers[~np.isfinite(numbers)][0]} is no number to train with")
+        raise BadRequest(f"{field}: {numbers[~np.isfinite(numbers)][0]} is not a finite number")
 
 
 def _numbers(
     field: str, rows: object, code: Literal["i", "f"], lengths: IndexArray | None
 ) -> tuple[NDArray[Any], IndexArray]:
-    """All numbers of a field, and how many each sequence has: as many as it has tokens, if these were counted."""
+    """All numbers of a field, and how many each sequence has. With `lengths`, each must have as many as tokens."""
     if not isinstance(rows, list) or not rows:
-        raise BadRequest(f"{field}: a list of lists of numbers is wanted, one for each of at least one sequence")
+        raise BadRequest(f"{field}: must be a list with a list of numbers for each of at least one sequence")
     if lengths is not None and len(rows) != len(lengths):
-        raise BadRequest(f"{field}: {len(rows)} sequences, where tokens has {len(lengths)}")
+        raise BadRequest(f"{field}: {len(rows)} sequences, but tokens has {len(lengths)}")
     numbers = b"".join([_packed(f"{field}[{place}]", row, code) for place, row in enumerate(rows)])
     own = np.fromiter(map(len, rows), np.int64, len(rows))
     if lengths is not None and not np.array_equal(own, lengths):
@@ -127,7 +129,7 @@ def _numbers(
 
 def _packed(where: str, row: object, code: Literal["i", "f"]) -> bytes:
     if not isinstance(row, list):
-        raise BadRequest(f"{where}: a list of numbers is wanted, not {_shown(row)}")
+        raise BadRequest(f"{where}: must be a list of numbers, not {_shown(row)}")
     try:
         return struct.pack(f"{len(row)}{code}", *row)
     except struct.error:
@@ -135,9 +137,9 @@ def _packed(where: str, row: object, code: Literal["i", "f"]) -> bytes:
 
 
 def _wrong(row: list[object], code: Literal["i", "f"]) -> str:
-    wanted, name = (Integral, "an integer") if code == "i" else (Real, "a number")
-    odd = next((place for place, value in enumerate(row) if not isinstance(value, wanted)), None)
-    return "a number is too large" if odd is None else f"entry {odd} is {_shown(row[odd])}, not {name}"
+    number_type, name = (Integral, "an integer") if code == "i" else (Real, "a number")
+    wrong = next((place for place, value in enumerate(row) if not isinstance(value, number_type)), None)
+    return "a number is too large" if wrong is None else f"entry {wrong} is {_shown(row[wrong])}, not {name}"
 
 
 def _shown(value: object) -> str:
@@ -146,12 +148,12 @@ def _shown(value: object) -> str:
 
 
 def _logprobs(rows: object, lengths: IndexArray, extras: dict[str, Json]) -> FloatArray | None:
-    """One a token, or none at all. An empty list for a sequence means that it has none."""
+    """One per token, or None. An empty list means that the sequence has none."""
     if rows is None:
         return None
     field = "inference_logprobs"
     if not isinstance(rows, list) or len(rows) != len(lengths):
-        raise BadRequest(f"{field}: a list for each of the {len(lengths)} sequences is wanted, or null")
+        raise BadRequest(f"{field}: must be null, or a list for each of the {len(lengths)} sequences")
     has = np.array([row != [] for row in rows])
     if not has.any():
         extras[field] = rows
@@ -167,18 +169,18 @@ def _logprobs(rows: object, lengths: IndexArray, extras: dict[str, Json]) -> Flo
 
 def _scores(scores: object, count: int) -> NDArray[np.float64]:
     if not isinstance(scores, list) or len(scores) != count:
-        raise BadRequest(f"scores: a list of {count} numbers is wanted, one a sequence")
+        raise BadRequest(f"scores: must be a list of {count} numbers, one per sequence")
     try:
         read = np.frombuffer(array("d", scores), np.float64)
     except (TypeError, OverflowError):
         place = next(i for i, score in enumerate(scores) if not isinstance(score, float | int))
-        raise BadRequest(f"scores[{place}]: {_shown(scores[place])} is no number") from None
+        raise BadRequest(f"scores[{place}]: {_shown(scores[place])} is not a number") from None
     require_finite("scores", read)
     return read
 
 
 def _extras(sent: Mapping[str, Json], count: int) -> tuple[list[dict[str, Json]], dict[str, Json]]:
-    """What else was sent: for each sequence, where there is an entry for each, and for the group."""
+    """Further fields of each sequence, if there is an entry for each, and of the group."""
     extras_N: list[dict[str, Json]] = [{} for _ in range(count)]
     extras = {field: sent[field] for field in OF_GROUPS if sent.get(field) is not None}
     for field in OF_SEQUENCES:
@@ -204,14 +206,14 @@ def _each(field: str, values: object, count: int, read: Any, default: T) -> list
     if values is None:
         return [default] * count
     if not isinstance(values, list) or len(values) != count:
-        raise BadRequest(f"{field}: a list of {count} entries is wanted, one a sequence")
+        raise BadRequest(f"{field}: must be a list of {count} entries, one per sequence")
     return [read(f"{field}[{place}]", value) for place, value in enumerate(values)]
 
 
 def _version(where: str, value: object) -> int | None:
     if value is None or (type(value) is int and 0 <= value <= LARGEST_VERSION):
         return value
-    raise BadRequest(f"{where}: {_shown(value)} is no policy version")
+    raise BadRequest(f"{where}: {_shown(value)} is not a policy version")
 
 
 def read_grade(where: str, value: object) -> Exactness:
@@ -224,4 +226,4 @@ def read_grade(where: str, value: object) -> Exactness:
 def read_env_id(value: object) -> int | None:
     if value is None or type(value) is int:
         return value
-    raise BadRequest(f"env_id: {_shown(value)} is no integer")
+    raise BadRequest(f"env_id: {_shown(value)} is not an integer")

@@ -1,7 +1,7 @@
-"""Scored groups as Atropos' trainers get them: 14 keys, and the policy versions.
+"""Scored groups as JSON for Atropos' trainers: 14 keys, and the policy versions.
 
-A batch is written piece by piece, each at most a sequence long, so that its sender can do other things in between.
-Log-probabilities are written as the float32 they are kept as: what was sent, but for the rounding to it.
+A batch is written in parts of at most one sequence, so that other tasks can run in between. Log-probabilities are
+written as float32, as they are stored.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,11 +24,11 @@ NO_EXAMPLE: dict[str, list[object]] = {
     for field in ORDER
     if field not in ("overrides", "group_overrides", "env_id", "distill_token_ids", "distill_logprobs")
 }
-"""What is shown where no group has come yet."""
+"""The answer to GET /latest_example before the first group."""
 
 
 def batch_parts(groups: Iterable[ScoredGroup]) -> Iterator[bytes]:
-    """The answer to GET /batch."""
+    """The body of a response to GET /batch."""
     yield b'{"batch":['
     for place, group in enumerate(groups):
         if place:
@@ -48,28 +48,28 @@ def group_parts(group: ScoredGroup) -> Iterator[bytes]:
 
 def _field(group: ScoredGroup, field: str) -> Iterator[bytes]:
     if field == "tokens":
-        return _listed(_written(group.tokens[start:end]) for start, end in _places(group))
+        return _json_list(_dump(group.tokens[start:end]) for start, end in _spans(group))
     if field == "masks":
-        return _listed(_written(mask) for mask in _masks(group))
+        return _json_list(_dump(mask) for mask in _masks(group))
     if field == "inference_logprobs" and group.logprobs is not None:
-        return _listed(_logprobs(group, start, end) for start, end in _places(group))
+        return _json_list(_logprobs(group, start, end) for start, end in _spans(group))
     return _small(group, field)
 
 
 def _small(group: ScoredGroup, field: str) -> Iterator[bytes]:
     if field == "scores":
-        yield _written(group.scores_N)
+        yield _dump(group.scores_N)
     elif field == "env_id":
-        yield _written(group.env_id)
+        yield _dump(group.env_id)
     elif field == "policy_versions":
-        yield _written(list(group.policy_versions))
+        yield _dump(list(group.policy_versions))
     elif field in OF_SEQUENCES and any(field in own for own in group.extras_N):
-        yield from _listed(_written(own.get(field)) for own in group.extras_N)
+        yield from _json_list(_dump(own.get(field)) for own in group.extras_N)
     else:
-        yield _written(group.extras.get(field))
+        yield _dump(group.extras.get(field))
 
 
-def _listed(parts: Iterable[bytes]) -> Iterator[bytes]:
+def _json_list(parts: Iterable[bytes]) -> Iterator[bytes]:
     opening = b"["
     for part in parts:
         yield opening
@@ -78,12 +78,12 @@ def _listed(parts: Iterable[bytes]) -> Iterator[bytes]:
     yield b"]"
 
 
-def _places(group: ScoredGroup) -> Iterable[tuple[int, int]]:
+def _spans(group: ScoredGroup) -> Iterable[tuple[int, int]]:
     return pairwise(offsets(group.lengths_N).tolist())
 
 
 def _masks(group: ScoredGroup) -> Iterator[IntArray]:
-    for (start, end), own in zip(_places(group), group.extras_N, strict=True):
+    for (start, end), own in zip(_spans(group), group.extras_N, strict=True):
         sent = own.get("masks")
         labels = group.tokens[start:end] if sent is None else np.array(sent, np.int32)
         yield np.where(group.trained[start:end], labels, np.int32(UNTRAINED))
@@ -92,8 +92,8 @@ def _masks(group: ScoredGroup) -> Iterator[IntArray]:
 def _logprobs(group: ScoredGroup, start: int, end: int) -> bytes:
     assert group.logprobs is not None
     own = group.logprobs[start:end]
-    return b"[]" if np.isnan(own[0]) else _written(own)
+    return b"[]" if np.isnan(own[0]) else _dump(own)
 
 
-def _written(value: object) -> bytes:
+def _dump(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,10 +1,12 @@
 """Scored groups as steps, and steps as scored groups.
 
-A sequence is a trajectory of one step: what stands before its first trained token is the prompt, the rest the response.
-What always holds: `groups_from_columns(columns_from_group(g))` gives what was sent, log-probabilities as float32; a
-prompt has a token, so that every trained one has a context, and where an environment trains the very first, or gives
-log-probabilities before it, the extras say so. A trajectory of several steps, which agents leave, becomes one sequence
-for each of its merged rows.
+A sequence is a trajectory of one step: the tokens before its first trained token are the prompt, the rest is the
+response. A trajectory of several steps, which an agent recorded, becomes one sequence for each of its merged rows.
+
+Invariants:
+- `groups_from_columns(columns_from_group(g))` gives what was sent, with log-probabilities as float32.
+- A prompt has at least one token, so that every trained token has a context. If an environment trains the first token,
+  or gives log-probabilities before it, the extras record that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,7 @@ from stepwell.steps.step import GRADES, BoolArray, FloatArray, Json, JsonObject,
 from stepwell.wire.scored_groups import FILLER, ScoredGroup
 
 GROUP = "group"
-"""In the extras of a group's first step: what was sent for the group as a whole."""
+"""The key in the extras of a group's first step for the fields of the group."""
 FIRST_TRAINED = "first_token_trained"
 PROMPT_LOGPROBS = "prompt_logprobs"
 OURS = (GROUP, FIRST_TRAINED, PROMPT_LOGPROBS)
@@ -30,7 +32,7 @@ SOLE_STEP = 0
 def columns_from_group(
     group: ScoredGroup, prompt_uid: str, *, source: str, policy_version: int, arrived_at: float
 ) -> Columns:
-    """The group as steps of trajectories `{prompt_uid}-{n}`; `policy_version` counts where none was told."""
+    """The group as steps of trajectories `{prompt_uid}-{n}`; `policy_version` is used where the group names none."""
     count = len(group)
     starts = offsets(group.lengths_N).tolist()
     middles = [start + _prompt_length(group.trained[start:end]) for start, end in pairwise(starts)]
@@ -59,12 +61,12 @@ def columns_from_group(
 
 
 def groups_from_columns(columns: Columns, group_sizes: Sequence[int]) -> Iterator[ScoredGroup]:
-    """The groups of a batch, of so many steps each; each is made when its turn comes."""
+    """The groups of a batch, by their numbers of steps. Each is made when it is asked for."""
     return map(_group, cut(columns, group_sizes))
 
 
 def _prompt_length(trained: BoolArray) -> int:
-    """Up to the first trained token, but at least one token, and all but one where none is trained."""
+    """Up to the first trained token, but at least one token; all but one if no token is trained."""
     first = int(trained.argmax())
     return max(1, first if trained[first] else len(trained) - 1)
 
@@ -81,17 +83,17 @@ def _step_extras(group: ScoredGroup, starts: Sequence[int], middles: Sequence[in
         if group.trained[start]:
             own[FIRST_TRAINED] = True
     if group.logprobs is not None:
-        _remember_unusual(extras, group.logprobs, starts, middles)
+        _keep_prompt_logprobs(extras, group.logprobs, starts, middles)
     of_group = dict(group.extras) if group.env_id is None else {**group.extras, "env_id": group.env_id}
     if of_group:
         extras[0][GROUP] = of_group
     return list(extras)
 
 
-def _remember_unusual(
+def _keep_prompt_logprobs(
     extras: list[dict[str, Json]], logprobs: FloatArray, starts: Sequence[int], middles: Sequence[int]
 ) -> None:
-    """Log-probabilities of sequences before their responses, where there are any, and others than no policy's."""
+    """Log-probabilities of prompts, for sequences in which they are not all the filler."""
     is_filler = logprobs == FILLER
     for own, start, middle, end in zip(extras, starts, middles, starts[1:], strict=False):
         is_usual = middle < end and is_filler[start:middle].all()
@@ -126,7 +128,7 @@ def _of_single_steps(columns: Columns) -> ScoredGroup:
 
 
 def _whole_sequences(columns: Columns, starts: Sequence[int]) -> tuple[BoolArray, FloatArray | None]:
-    """Mask and log-probabilities of prompts and responses, the latter only if any sequence has them."""
+    """Mask and log-probabilities of prompts and responses. The latter are None if no sequence has them."""
     trained, logprobs = np.zeros(starts[-1], np.bool_), np.full(starts[-1], FILLER, np.float32)
     responses = offsets(columns.response_lengths_S).tolist()
     has_any = False
@@ -153,7 +155,7 @@ def _oldest_versions(columns: Columns) -> list[int]:
 
 
 def _of_trajectories(columns: Columns) -> ScoredGroup:
-    """What agents left: merged rows, without what only an environment could have said."""
+    """A group that agents recorded, as merged rows. It has none of the fields that only environments send."""
     trajectory_of_S = trajectories_of(columns.trajectory_uids, ids_array([len(columns)]))
     rows = merge_rows(columns, trajectory_of_S, np.zeros(len(set(columns.trajectory_uids)), np.int64))
     lengths_N = np.diff(rows.offsets_R)

@@ -119,28 +119,31 @@ def test_what_agents_recorded_becomes_one_sequence_for_each_merged_row() -> None
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"tokens": []}, "tokens: a list of lists of numbers is wanted"),
-        ({"tokens": None}, "tokens: a list of lists"),
-        ({"tokens": [[1, 2, 3], []]}, r"tokens\[1\]: a sequence without tokens"),
-        ({"tokens": [[1, 2, 3], 4]}, r"tokens\[1\]: a list of numbers is wanted, not 4"),
+        ({"tokens": []}, "tokens: must be a list with a list of numbers"),
+        ({"tokens": None}, "tokens: must be a list with a list"),
+        ({"tokens": [[1, 2, 3], []]}, r"tokens\[1\]: a sequence has no tokens"),
+        ({"tokens": [[1, 2, 3], 4]}, r"tokens\[1\]: must be a list of numbers, not 4"),
         ({"tokens": [[1, 2, 3], [4, 2**31]]}, r"tokens\[1\]: a number is too large"),
         ({"tokens": [[1, 2, 3], [4, -1]]}, "tokens: an id is negative"),
         ({"tokens": [[1, 2, 3], [4, 0.5]]}, r"tokens\[1\]: entry 1 is 0.5, not an integer"),
         ({"tokens": [[1, 2, 3], ["4", 5]]}, r'tokens\[1\]: entry 0 is "4", not an integer'),
         ({"tokens": [[1, 2, None], [4, 5]]}, r"tokens\[0\]: entry 2 is null, not an integer"),
-        ({"masks": [[1, 2, 3]]}, "masks: 1 sequences, where tokens has 2"),
+        ({"masks": [[1, 2, 3]]}, "masks: 1 sequences, but tokens has 2"),
         ({"masks": [[1, 2, 3], [4]]}, r"masks\[1\]: 1 entries for 2 tokens"),
-        ({"scores": [1.0]}, "scores: a list of 2 numbers is wanted"),
-        ({"scores": [1.0, None]}, r"scores\[1\]: null is no number"),
-        ({"scores": 1.0}, "scores: a list of 2"),
+        ({"scores": [1.0]}, "scores: must be a list of 2 numbers"),
+        ({"scores": [1.0, None]}, r"scores\[1\]: null is not a number"),
+        ({"scores": 1.0}, "scores: must be a list of 2"),
         ({"inference_logprobs": [[1.0, -1.0, None], [1.0, 1.0]]}, r"inference_logprobs\[0\]: entry 2 is null"),
         ({"inference_logprobs": [[1.0, -1.0], [1.0, 1.0]]}, r"inference_logprobs\[0\]: 2 entries for 3 tokens"),
-        ({"inference_logprobs": [[1.0, -1.0, -1e300], [1.0, 1.0]]}, "inference_logprobs: -inf is no number"),
-        ({"inference_logprobs": [[1.0, -1.0, -1.0]]}, "inference_logprobs: a list for each of the 2 sequences"),
-        ({"policy_versions": [1]}, "policy_versions: a list of 2 entries"),
-        ({"policy_versions": [1, -1]}, r"policy_versions\[1\]: -1 is no policy version"),
+        ({"inference_logprobs": [[1.0, -1.0, -1e300], [1.0, 1.0]]}, "inference_logprobs: -inf is not a finite number"),
+        (
+            {"inference_logprobs": [[1.0, -1.0, -1.0]]},
+            "inference_logprobs: must be null, or a list for each of the 2 sequences",
+        ),
+        ({"policy_versions": [1]}, "policy_versions: must be a list of 2 entries"),
+        ({"policy_versions": [1, -1]}, r"policy_versions\[1\]: -1 is not a policy version"),
         ({"exactness": ["engine", "sure"]}, r'exactness\[1\]: "sure" is none of engine, submitted, retokenized'),
-        ({"env_id": "one"}, 'env_id: "one" is no integer'),
+        ({"env_id": "one"}, 'env_id: "one" is not an integer'),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_its_place(change: dict[str, Any], why: str) -> None:
@@ -153,7 +156,7 @@ def test_what_cannot_be_trained_is_refused_with_its_place(change: dict[str, Any]
 def test_what_is_no_finite_number_never_comes_in(number: str, field: str) -> None:
     body = json.dumps({**GROUP, "advantages": [[0.0], [0.0]], field: "HERE"})
     body = body.replace('"HERE"', f"[[1.0, -0.5, {number}], [1.0, -0.1]]" if field != "scores" else f"[1.0, {number}]")
-    with pytest.raises(BadRequest, match="no JSON|finite|no number"):
+    with pytest.raises(BadRequest, match="not JSON|not a finite number|not a number"):
         groups_from_json(body.encode(), "group")
 
 

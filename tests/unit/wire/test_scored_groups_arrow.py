@@ -66,21 +66,21 @@ def test_other_integer_and_float_types_and_further_columns_are_taken() -> None:
     ("change", "why"),
     [
         ({"tokens": None}, "tokens: a row is null"),
-        ({"tokens": []}, "a sequence without tokens"),
+        ({"tokens": []}, "a sequence has no tokens"),
         ({"tokens": [1, None]}, "tokens: an entry is null"),
         ({"tokens": [1, -2]}, "tokens: an id is negative"),
-        ({"mask": [True]}, "mask: a row has another length than its tokens"),
+        ({"mask": [True]}, "mask: a row is not as long as its tokens"),
         ({"mask": [True, None]}, "mask: an entry is null"),
-        ({"score": float("nan")}, "score: nan is no number"),
-        ({"logprobs": [1.0, float("-inf")]}, "logprobs: -inf is no number"),
-        ({"logprobs": [1.0]}, "logprobs: a row has another length"),
+        ({"score": float("nan")}, "score: nan is not a finite number"),
+        ({"logprobs": [1.0, float("-inf")]}, "logprobs: -inf is not a finite number"),
+        ({"logprobs": [1.0]}, "logprobs: a row is not as long"),
         ({"logprobs": [1.0, None]}, "logprobs: an entry is null"),
-        ({"group": None}, "group: a row without a group"),
-        ({"extras": "no"}, "extras: no JSON"),
-        ({"extras": "[]"}, "extras: a JSON object is wanted"),
-        ({"extras": '{"group": 3}'}, '"group" is an object'),
+        ({"group": None}, "group: a row has no group"),
+        ({"extras": "no"}, "extras: not JSON"),
+        ({"extras": "[]"}, "extras: must be a JSON object"),
+        ({"extras": '{"group": 3}'}, '"group" must be an object'),
         ({"extras": '{"exactness": "sure"}'}, "none of engine, submitted, retokenized"),
-        ({"extras": '{"group": {"env_id": "x"}}'}, 'env_id: "x" is no integer'),
+        ({"extras": '{"group": {"env_id": "x"}}'}, 'env_id: "x" is not an integer'),
     ],
 )
 def test_what_cannot_be_trained_is_refused(change: dict[str, Any], why: str) -> None:
@@ -91,7 +91,7 @@ def test_what_cannot_be_trained_is_refused(change: dict[str, Any], why: str) -> 
 def test_what_is_no_stream_or_is_cut_off_is_refused() -> None:
     whole = groups_to_arrow([group_from_json({"tokens": [[1] * 99], "masks": [[1] * 99], "scores": [1]})])
     for broken in (b"", b"hello", whole[: len(whole) // 2], stream(schema=pa.schema({"group": pa.int32()}))):
-        with pytest.raises(BadRequest, match="no Arrow stream of scored groups"):
+        with pytest.raises(BadRequest, match="not an Arrow stream of scored groups"):
             groups_from_arrow(broken)
 
 
