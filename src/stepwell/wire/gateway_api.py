@@ -1,4 +1,4 @@
-"""The gateway's own endpoints: what is asked and answered, checked as it comes through the door."""
+"""The bodies of the gateway's own routes: requests and answers, validated."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -12,14 +12,14 @@ from stepwell.steps.step import Step, VersionSpan, ids_array, logprobs_array, ma
 
 UID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._~:@-]{0,127}"
 Uid = Annotated[str, StringConstraints(pattern=f"^{UID_PATTERN}$")]
-"""Stands in a URL as it is: letters, digits and . _ ~ : @ -, the first a letter or digit, 128 at most."""
+"""A name that needs no escaping in a URL: at most 128 letters, digits and . _ ~ : @ -, a letter or digit first."""
 ChannelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 GroupSize = Annotated[int, Field(ge=1, le=65536)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenCount = Annotated[int, Field(ge=0, lt=2**31)]
 Version = Annotated[int, Field(ge=0, lt=2**63)]
 Logprob = Annotated[float, Field(gt=-1e38, lt=1e38)]
-"""Fits in 32 bits; whether it can be one is for steps/soundness.py to say."""
+"""A number that fits in 32 bits; steps/soundness.py decides whether it can be a log-probability."""
 JsonFields = dict[str, Any]
 
 
@@ -29,11 +29,11 @@ class GatewayBody(BaseModel):
 
 class InitTrajectory(GatewayBody):
     prompt_uid: Uid | None = None
-    """The group this rollout belongs to; without one it gets a group of its own."""
+    """The group that the rollout belongs to; without one it gets its own group."""
     trajectory_uid: Uid | None = None
     channel: ChannelName | None = None
     group_size: GroupSize | None = None
-    """How many rollouts make the group complete."""
+    """How many rollouts complete the group."""
     metadata: JsonFields = {}
 
 
@@ -41,7 +41,7 @@ class TrajectoryOpened(GatewayBody):
     trajectory_uid: str
     prompt_uid: str
     base_url: str
-    """Give it to the agent as its OpenAI base_url."""
+    """The agent's OpenAI base_url."""
     api_key: str
 
 
@@ -57,7 +57,7 @@ class CompleteTrajectory(GatewayBody):
 
 class AbortTrajectory(GatewayBody):
     reason: str = ""
-    """Why the rollout failed; it goes to the log."""
+    """Why the rollout failed; it is logged."""
 
 
 class TrajectoryEnded(GatewayBody):
@@ -68,16 +68,16 @@ class Feedback(GatewayBody):
     value: FiniteFloat
     """The reward."""
     step_index: int | None = Field(default=None, ge=0, lt=2**31)
-    """The step that it is for; without one, it is for the whole trajectory."""
+    """The step that gets the reward; without one, the whole trajectory gets it."""
     source: str = Field(default="feedback", min_length=1, max_length=200)
     """Who gives it."""
     note: str = Field(default="", max_length=10_000)
-    """Why, in words; it goes to the trajectory's metadata."""
+    """The reason as text; it is added to the trajectory's metadata."""
 
 
 class FeedbackGiven(GatewayBody):
     status: Literal["counted", "late"]
-    """counted: it is the reward to train with or, if the trajectory was handed out already, is kept in the archive."""
+    """counted: the reward is used for training or, if the trajectory was already handed out, kept in the archive."""
 
 
 class Registered(GatewayBody):
@@ -152,11 +152,11 @@ class RefillWanted(GatewayBody):
 
 class PacingNow(GatewayBody):
     may_start: int | None
-    """New trajectories that may start without anything becoming too stale; null while no one has trained yet."""
+    """New trajectories that may start without making others too stale; null before the first training step."""
     in_flight: int
     queued: int
     refills: list[RefillWanted]
-    """Groups whose deadline passed and that need so many more rollouts."""
+    """Groups whose deadline has passed, and how many more rollouts each needs."""
 
 
 class Generate(GatewayBody):
@@ -191,7 +191,7 @@ class RewardComputed(GatewayBody):
 class Readiness(GatewayBody):
     ready: bool
     missing: dict[str, str]
-    """What is not there yet, and why."""
+    """The reason for each part that is not ready."""
 
 
 Address = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+[^\s?#]*$", max_length=2000)]
@@ -211,7 +211,7 @@ class EngineNow(GatewayBody):
     in_flight: int
     weight_version: str | None
     server: str
-    """The version the server reports; empty for a plain OpenAI server."""
+    """The version that the server reports; empty for a plain OpenAI server."""
 
 
 class EngineList(GatewayBody):

@@ -1,6 +1,7 @@
-"""Reading an engine's answers, whatever is wrong with them: a missing part is empty, never an exception.
+"""Reads an engine's answers in OpenAI's form.
 
-Whether what was read is fit for training is not decided here but in steps/soundness.py.
+A part that is missing or of the wrong type is read as empty. An answer without its main parts is EngineUnavailable.
+steps/soundness.py decides whether what was read can be trained on.
 """
 
 import json
@@ -37,16 +38,16 @@ class Sampled:
     logprobs: FloatArray | None
     finish_reason: str | None
     version_spans: tuple[VersionSpan, ...] = ()
-    """Which weights wrote which tokens, where that is known exactly."""
+    """Which weights wrote which tokens; empty if that is not known exactly."""
     stop_string: str | None = None
-    """What ended it, where that was a text the request had named; told of generations only."""
+    """The stop string of the request that ended it; only generations tell it."""
     model: str = ""
     """The name of the model or adapter that wrote it, as the engine reports it; empty if it reports none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The engine's own count; None where it gave none."""
+    """The engine's own token count; None if it gave none."""
 
     prompt_tokens: int | None
     completion_tokens: int | None
@@ -66,7 +67,7 @@ def read_object(raw: bytes, what: str) -> dict[str, Any]:
 
 
 def write_object(value: dict[str, Any], what: str) -> bytes:
-    """What was read, as bytes again. orjson reads what is nested deeper than it writes."""
+    """JSON of an object that was read before. orjson reads deeper nesting than it writes."""
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError as failure:
@@ -121,7 +122,7 @@ def read_text(value: object) -> str | None:
 
 
 def read_ids(value: object) -> IntArray:
-    """Whole numbers only: numpy by itself would make ids of 1.5 and "1", and two dimensions of nested lists."""
+    """Whole numbers only: numpy would also make ids of 1.5 and "1", and two dimensions of nested lists."""
     try:
         return np.frombuffer(array("i", value), np.int32) if isinstance(value, list) and value else NO_IDS
     except (TypeError, OverflowError):
@@ -156,7 +157,7 @@ def read_logprob_list(value: object) -> list[Any]:
 
 
 def read_floats(values: list[Any]) -> FloatArray | None:
-    """A null becomes NaN; None where one is no number at all."""
+    """A null becomes NaN. None if a value is not a number."""
     try:
         return np.frombuffer(array("f", values), np.float32) if values else np.empty(0, np.float32)
     except (TypeError, OverflowError):
@@ -168,7 +169,7 @@ def _read_count(value: object) -> int | None:
 
 
 def _read_leniently(raw: bytes, what: str) -> Any:
-    """Some engines write NaN, which becomes null, and cut characters in two, which become U+FFFD."""
+    """Some engines write NaN, which is read as null, and half characters, which are read as U+FFFD."""
     try:
         return orjson.loads(orjson.dumps(json.loads(raw.decode(errors="replace"))))
     except (ValueError, TypeError, RecursionError) as failure:
