@@ -17,7 +17,7 @@ from stepwell.pool.api.ports import StepSink
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# The gateway's API
 
-Written by `scripts/api_docs.py` from `GET /openapi.json`. [gateway.md](gateway.md) explains them.
+Written by `scripts/api_docs.py` from `GET /openapi.json`. [gateway.md](gateway.md) explains the calls.
 
 Below a trajectory, `/v1` may be left out or doubled. Errors are OpenAI error objects:
 `{"error": {"message", "type", "param", "code"}}`. The key goes into the header `Authorization: Bearer KEY`; a gateway
