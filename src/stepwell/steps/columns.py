@@ -17,7 +17,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from stepwell.steps.layout import IndexArray, offsets, sums
@@ -303,6 +302,8 @@ def _read_columns(packed: bytes) -> Columns:
 
 
 def _dump(value: object) -> bytes:
+    import orjson  # a trainer's environment needs numpy alone to read a batch
+
     try:
         return orjson.dumps(value, default=list)  # orjson does not know named tuples
     except TypeError:  # an integer beyond 64 bits, for example
