@@ -22,8 +22,8 @@ from stepwell.errors import JournalRefused
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.shard.late_rewards import LateReward
-from stepwell.pool.state.pool_state import ENDED_KEPT
 from stepwell.pool.state.records import Group, Lease, Trajectory
+from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import Placement
 from stepwell.steps.schema import CARRIED, STEP_COLUMNS

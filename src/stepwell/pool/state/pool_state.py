@@ -6,124 +6,29 @@
 - Data that leaves is counted under a cause, and its trajectories are remembered as closed.
 """
 
-from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from stepwell.errors import BadRequest
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement, Unit
-from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.scoring import JudgementOutcome
-from stepwell.pool.api.stats import PoolStats, ScoringStats
-from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
-from stepwell.pool.state.change_log import ChangeLog
+from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel, ChannelIndex
-from stepwell.pool.state.counters import Counters, dump_numbers, load_ledger, load_unit
-from stepwell.pool.state.journal import StateJournal
-from stepwell.pool.state.ledger import Ledger, count_steps
-from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.counters import Counters, load_ledger, load_unit
+from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.records import Group, Lease, Trajectory
-from stepwell.pool.state.reward_queue import RewardQueue
-from stepwell.pool.state.series import SeriesRecorder
+from stepwell.pool.state.state_base import StateBase
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
-from stepwell.pool.state.view import PoolView
 from stepwell.steps.soundness import fault_kind
-from stepwell.steps.step import Json, JsonObject, Step
+from stepwell.steps.step import Json, JsonObject
 from stepwell.steps.step_filter import StepFilter
 
 REJECTED = "rejected"
 """The cause of what a person rejected."""
-ENDED_KEPT = 10_000
-"""How many ended leases are remembered, to tell an expired lease from an acknowledged one."""
-AUDIT_KEPT = 10_000
-"""How many audit entries are held in memory. A journal keeps all."""
 
 
-class PoolState:
-    def __init__(self, limits: Limits, journal: StateJournal) -> None:
-        self.limits = limits
-        self.now = 0.0
-        self.policy_version = 0
-        self.trajectories: dict[str, Trajectory] = {}
-        """Open, complete or under lease."""
-        self.history: dict[str, Trajectory] = {}
-        """Trained, and kept for batches that mix new and old."""
-        self.closed: OrderedDict[str, int] = OrderedDict()
-        """The last trajectories that are gone, each with the number of the last reward given to it."""
-        self.leases: dict[str, Lease] = {}
-        self.ended_leases: OrderedDict[str, Settlement] = OrderedDict()
-        self.quarantine: deque[Step] = deque(maxlen=limits.quarantine_kept)
-        self.audit_trail: deque[AuditEntry] = deque(maxlen=AUDIT_KEPT)
-        """Oldest first."""
-        self._journal = journal
-        self._counters = Counters()
-        self._channels: dict[str, ChannelIndex] = {}
-        self._expiry: PrioritySet[tuple[float, str]] = PrioritySet()
-        self._rewards = RewardQueue(self.trajectories)
-        self._log = ChangeLog(self.trajectories, limits.gone_kept)
-        self._series = SeriesRecorder(self._channels)
-        self.view = PoolView(
-            limits, self._channels, self.trajectories, self.history, self.quarantine, self._log, self._series
-        )
-
-    # -- reading -------------------------------------------------------------------------------------------------------
-
-    @property
-    def channels(self) -> Mapping[str, Channel]:
-        return self._channels
-
-    def channel_of(self, group: Group) -> Channel:
-        return self._channels[group.channel]
-
-    def holds(self, trajectory: Trajectory) -> bool:
-        """A trajectory can be dropped while single steps of it are under lease."""
-        return self.trajectories.get(trajectory.uid) is trajectory
-
-    def expired_lease(self) -> Lease | None:
-        """The lease that expired first, if any has."""
-        first = self._expiry.first()
-        return self.leases[first[1]] if first is not None and first[0] <= self.now else None
-
-    def has_unscored(self) -> bool:
-        return len(self._rewards) > 0
-
-    def oldest_unscored(self, count: int) -> list[Trajectory]:
-        return self._rewards.oldest(count)
-
-    def has_reward_lease(self, lease_uid: str) -> bool:
-        return self._rewards.has_lease(lease_uid)
-
-    def under_reward_lease(self, lease_uid: str) -> list[Trajectory]:
-        return self._rewards.under(lease_uid)
-
-    def being_scored(self, lease_uid: str, trajectory_uid: str) -> Trajectory | None:
-        """The trajectory, if it is still under that reward lease."""
-        return self._rewards.find(lease_uid, trajectory_uid)
-
-    def stats(self) -> PoolStats:
-        counters = self._counters
-        return PoolStats(
-            policy_version=self.policy_version,
-            channels={name: channel.stats() for name, channel in self._channels.items()},
-            submitted=counters.submitted,
-            refused=counters.refused.copy(),
-            quarantined=counters.quarantined.copy(),
-            leases=len(self.leases),
-            forks=counters.forks,
-            scoring=ScoringStats(
-                waiting=len(self._rewards),
-                under_way=self._rewards.leased(),
-                resting=self._rewards.resting(),
-                scored=counters.scored,
-                failed=counters.failed_judgements.copy(),
-                late=counters.late_judgements,
-            ),
-        )
-
-    def snapshot(self) -> dict[str, Any]:
-        """The numbers, in plain values; `recall` takes them back."""
-        return dump_numbers(self.policy_version, self._counters, self._channels)
+class PoolState(StateBase):
+    """The operations. Records, reading and the helpers that they end in are in StateBase."""
 
     # -- the pool ------------------------------------------------------------------------------------------------------
 
@@ -494,115 +399,10 @@ class PoolState:
 
     # -- private -------------------------------------------------------------------------------------------------------
 
-    def _index(self, name: str) -> ChannelIndex:
-        if name not in self._channels:
-            if len(self._channels) >= self.limits.max_channels:
-                raise BadRequest(f"channel {name!r} would be one too many: the pool has {len(self._channels)} already")
-            self._channels[name] = ChannelIndex(name, self.limits)
-        return self._channels[name]
-
     def _groups_of(self, index: ChannelIndex) -> list[Group]:
         """All groups of a channel, in its queue and under leases."""
         leased = [group for lease in self.leases.values() if lease.channel == index.name for group in lease.groups]
         return [*index.groups.values(), *leased]
-
-    def _changed(self, trajectory: Trajectory) -> None:
-        """The end of every operation on a trajectory's own fields."""
-        self._journal.save_trajectory(trajectory)
-        if trajectory.group.trained:
-            last = self._log.last_snapshot(trajectory.uid)
-            self._log.end(trajectory, TrajectoryState.TRAINED, last.cause if last else "")
-        else:
-            self._log.record(trajectory)
-            if self.limits.require_reward:
-                self._rewards.update(trajectory)
-
-    def _regrouped(self, group: Group) -> None:
-        """The end of every operation that may make a queued group ready, or no longer ready."""
-        if self._channels[group.channel].reindex(group):
-            self._log.record_all(group.trajectories.values())
-
-    def _rewarded(self, group: Group) -> None:
-        """A reward makes a group ready only where rewards are required."""
-        if self.limits.require_reward:
-            self._regrouped(group)
-
-    def _update_rewards(self, trajectory: Trajectory) -> None:
-        if self.limits.require_reward:
-            self._rewards.update(trajectory)
-
-    def _withdraw_rewards(self, group: Group) -> None:
-        if self.limits.require_reward:
-            for uid in group.trajectories:
-                self._rewards.withdraw(uid)
-
-    def _enter(self, group: Group) -> None:
-        """Into its channel's queue."""
-        self._channels[group.channel].add(group)
-        self._log.record_all(group.trajectories.values())
-        if self.limits.require_reward:
-            for trajectory in group.trajectories.values():
-                self._rewards.update(trajectory)
-
-    def _leave(self, group: Group) -> None:
-        """Out of its channel's queue."""
-        self._channels[group.channel].remove(group)
-        self._withdraw_rewards(group)
-
-    def _join(self, group: Group, trajectory: Trajectory) -> None:
-        trajectory.group = group
-        self.trajectories[trajectory.uid] = group.trajectories[trajectory.uid] = trajectory
-        if self._channels[group.channel].add_trajectory(trajectory):
-            self._log.record_all(group.trajectories.values())
-        self._changed(trajectory)
-
-    def _take_out(self, trajectory: Trajectory) -> None:
-        """Out of its group. The group stays in the queue unless it is empty now."""
-        group = trajectory.group
-        self._leave(group)
-        del group.trajectories[trajectory.uid]
-        group.nbytes -= trajectory.nbytes
-        if group.trajectories:
-            self._enter(group)
-        else:
-            self._journal.remove_group(group)
-
-    def _close(
-        self, trajectory: Trajectory, state: TrajectoryState, cause: str = "", note: str = ""
-    ) -> TrajectorySnapshot:
-        """It is gone. Only its last snapshot is left."""
-        uid = trajectory.uid
-        self.trajectories.pop(uid, None)
-        snapshot = self._log.end(trajectory, state, cause, note)
-        self.closed[uid] = snapshot.revision
-        self._journal.add_closed(uid, snapshot.revision)
-        if len(self.closed) > self.limits.closed_kept:
-            self.closed.popitem(last=False)
-        return snapshot
-
-    def _close_if_spent(self, group: Group) -> None:
-        """A group is gone when all its steps have been taken one by one."""
-        index = self._channels[group.channel]
-        if index.unit is not Unit.STEPS or group.completed != group.size or any(True for _ in group.held_steps()):
-            return
-        self._leave(group)
-        self._journal.remove_group(group)
-        for trajectory in group.trajectories.values():
-            snapshot = self._close(trajectory, TrajectoryState.TRAINED)
-            self._series.trained(index.name).add(snapshot, self.policy_version)
-        group.dissolve()
-
-    def _ship_step(self, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter) -> None:
-        self._channels[trajectory.group.channel].ledger.ship((step,), step_filter)
-        self._retire_step(trajectory, step)
-
-    def _retire_step(self, trajectory: Trajectory, step: StoredStep) -> None:
-        """Only the identity of a shipped step is still needed. The last one takes its group along."""
-        step.shipped = True
-        self._channels[trajectory.group.channel].hide_step(step)
-        self._log.record(trajectory)
-        self._journal.save_step(step)
-        self._close_if_spent(trajectory.group)
 
     def _set_reward(self, trajectory: Trajectory, value: float, source: str) -> None:
         trajectory.reward, trajectory.reward_source = value, source
@@ -626,60 +426,9 @@ class PoolState:
             trajectory.reward_left_out = False
             self._journal.save_trajectory(trajectory)
 
-    def _add_lease(self, lease: Lease) -> None:
-        self.leases[lease.uid] = lease
-        self._expiry.add((lease.expires_at, lease.uid))
-
-    def _end_lease(self, lease: Lease, how: Settlement) -> None:
-        del self.leases[lease.uid]
-        self._expiry.discard((lease.expires_at, lease.uid))
-        self._journal.end_lease(lease, how)
-        self.ended_leases[lease.uid] = how
-        if len(self.ended_leases) > ENDED_KEPT:
-            self.ended_leases.popitem(last=False)
-
     def _apply_pending_rejections(self, group: Group) -> None:
         for trajectory in [found for found in group.trajectories.values() if found.rejected is not None]:
             self.drop_trajectory(trajectory, REJECTED, trajectory.rejected or "", frees_place=False)
-
-    def _train(self, group: Group, step_filter: StepFilter, version: int) -> None:
-        index = self._channels[group.channel]
-        accumulator = self._series.trained(index.name)
-        for trajectory in group.trajectories.values():
-            snapshot = self._close(trajectory, TrajectoryState.TRAINED, note=trajectory.rejected or "")
-            refusal = _count_shipped(index.ledger, trajectory, snapshot, step_filter)
-            if refusal:
-                self._log.end(trajectory, TrajectoryState.TRAINED, refusal)
-            else:
-                accumulator.add(snapshot, version)
-        group.lease, group.trained = None, True
-        for trajectory in [found for found in group.trajectories.values() if found.rejected is not None]:
-            self._remove_history(trajectory)
-        if group.trajectories:
-            self._keep_history(group)
-        else:
-            self._journal.remove_group(group)
-
-    def _keep_history(self, group: Group) -> None:
-        """A group that leaves the history, or does not enter it, may move to the archive."""
-        leaving = self._channels[group.channel].keep_history(group)
-        if leaving is not group:
-            self.history |= group.trajectories
-            self._journal.save_group(group)
-        if leaving is not None:
-            if leaving is not group:
-                for uid in leaving.trajectories:
-                    self.history.pop(uid, None)
-            self._journal.retire_group(leaving)
-
-    def _remove_history(self, trajectory: Trajectory) -> None:
-        group, index = trajectory.group, self._channels[trajectory.group.channel]
-        self.history.pop(trajectory.uid, None)
-        del group.trajectories[trajectory.uid]
-        self._journal.remove_trajectory(trajectory)
-        if not group.trajectories and group in index.history:
-            index.history.remove(group)
-            self._journal.remove_group(group)
 
     def _load_group(self, group: Group, leases: Mapping[str, Lease]) -> None:
         index = self._index(group.channel)
@@ -705,17 +454,6 @@ class PoolState:
             lease.groups.append(group)
             index.load_leased(group)
             self._log.record_all(group.trajectories.values())
-
-
-def _count_shipped(
-    ledger: Ledger, trajectory: Trajectory, snapshot: TrajectorySnapshot, step_filter: StepFilter
-) -> str:
-    """As `Ledger.ship`. A trajectory that the filter accepts whole is counted at once."""
-    worst = snapshot.exactness
-    if worst and snapshot.untrainable == 0 and worst.at_least(step_filter.min_exactness):
-        ledger.ship_all(snapshot.steps - snapshot.quarantined, snapshot.tokens)
-        return ""
-    return ledger.ship(trajectory.held_steps(), step_filter)
 
 
 def _array_bytes(step: StoredStep) -> int:
