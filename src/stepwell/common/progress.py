@@ -15,11 +15,15 @@ CLEAR = "\r\x1b[K"
 
 class ProgressLine:
     def __init__(
-        self, text: Callable[[], str], out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        text: Callable[[], str],
+        out: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        interval: float | None = None,
     ) -> None:
         self._text, self._out, self._clock = text, out or sys.stderr, clock
         self._is_terminal = self._out.isatty()
-        self._interval = TERMINAL_INTERVAL if self._is_terminal else INTERVAL
+        self._interval = (TERMINAL_INTERVAL if self._is_terminal else INTERVAL) if interval is None else interval
         self._shown_at = clock()
 
     def update(self) -> None:

@@ -3,7 +3,6 @@ import io
 
 import pytest
 
-from stepwell.common import progress
 from stepwell.common.progress import CLEAR, ProgressLine
 
 
@@ -12,8 +11,7 @@ class Terminal(io.StringIO):
         return True
 
 
-async def test_a_cancelled_line_leaves_its_last_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "TERMINAL_INTERVAL", 0.0)
+async def test_a_cancelled_line_leaves_its_last_text() -> None:
     out, shown, enough = Terminal(), 0, asyncio.Event()
 
     def text() -> str:
@@ -23,7 +21,7 @@ async def test_a_cancelled_line_leaves_its_last_text(monkeypatch: pytest.MonkeyP
             enough.set()
         return f"number {shown}"
 
-    running = asyncio.create_task(ProgressLine(text, out).run())
+    running = asyncio.create_task(ProgressLine(text, out, interval=0.0).run())
     await enough.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
