@@ -30,9 +30,6 @@ class ShippedRow(NamedTuple):
     """It gets the trajectory's reward, unless it has one of its own."""
 
 
-NOTHING_SHARED = (NO_BASE, 0)
-
-
 def group_rows(group: Group, is_shipped: IsShipped) -> list[ShippedRow]:
     return [row for trajectory in group.trajectories.values() for row in trajectory_rows(trajectory, is_shipped)]
 
@@ -59,10 +56,10 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
     """The rows as columns, with their prefix tree. If they are `separate`, each row is a group of its own."""
     steps = [row.step for row in rows]
     rewarded = [row.trajectory if _gets_trajectory_reward(row) else row.step for row in rows]
-    bases = [NOTHING_SHARED] * len(rows) if separate else _bases(rows)
+    bases, shared = ([NO_BASE] * len(rows), [0] * len(rows)) if separate else _bases(rows)
     tokens = [
-        row.trajectory.tokens.read(step.branch, step.prompt_length + step.response_length, shared)
-        for row, step, (_, shared) in zip(rows, steps, bases, strict=True)
+        row.trajectory.tokens.read(step.branch, step.prompt_length + step.response_length, first)
+        for row, step, first in zip(rows, steps, shared, strict=True)
     ]
     carried = zip(*(step.carried for step in steps), strict=True) if steps else ((),) * len(CARRIED)
     return Columns(
@@ -87,27 +84,37 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
         quarantine=[step.quarantine for step in steps],
         untrainable=[step.untrainable for step in steps],
         carried={column.packed: list(values) for column, values in zip(CARRIED, carried, strict=True)},
-        bases=Bases(
-            np.array([base for base, _ in bases], np.int32), np.array([shared for _, shared in bases], np.int32)
-        ),
+        bases=Bases(np.array(bases, np.int32), np.array(shared, np.int32)),
     )
 
 
-def _bases(rows: Sequence[ShippedRow]) -> list[tuple[int, int]]:
+def _bases(rows: Sequence[ShippedRow]) -> tuple[list[int], list[int]]:
     """Which earlier row each row begins with, and how many tokens they share. A step that is not shipped is no base."""
-    found: list[tuple[int, int]] = []
-    first, count = 0, len(rows)
-    while first < count:
-        trajectory, end = rows[first].trajectory, first + 1
-        while end < count and rows[end].trajectory is trajectory:
-            end += 1
-        if end - first == 1:
-            found.append(NOTHING_SHARED)
+    bases: list[int] = []
+    shared: list[int] = []
+    forked: list[int] = []
+    """The first rows of trajectories that have several branches."""
+    trajectory, branch, first, base, longest = None, NO_BASE, 0, NO_BASE, 0
+    for place, row in enumerate(rows):
+        step = row.step
+        length = step.prompt_length + step.response_length
+        if row.trajectory is not trajectory:
+            trajectory, branch, first, base, longest = row.trajectory, step.branch, place, NO_BASE, 0
+        elif step.branch != branch and first not in forked[-1:]:
+            forked.append(first)
+        bases.append(base)
+        if length > longest:
+            shared.append(longest)
+            base, longest = place, length
         else:
-            steps = [row.step for row in rows[first:end]]
-            found += trajectory.tokens.bases([(s.branch, s.prompt_length + s.response_length) for s in steps], first)
-        first = end
-    return found
+            shared.append(length)
+    for first in forked:
+        trajectory, end = rows[first].trajectory, first + 1
+        while end < len(rows) and rows[end].trajectory is trajectory:
+            end += 1
+        sequences = [(step.branch, step.prompt_length + step.response_length) for _, step, *_ in rows[first:end]]
+        bases[first:end], shared[first:end] = zip(*trajectory.tokens.bases(sequences, first), strict=True)
+    return bases, shared
 
 
 def _gets_trajectory_reward(row: ShippedRow) -> bool:
