@@ -1,8 +1,8 @@
-"""`python -m stepwell.gateway FLAGS` is `stepwell gateway FLAGS`."""
+"""`python -m stepwell.gateway`: the same as `stepwell gateway`."""
 
-import runpy
 import sys
+from importlib import import_module
 
 if __name__ == "__main__":
-    sys.argv.insert(1, "gateway")
-    runpy.run_module("stepwell", run_name="__main__", alter_sys=True)
+    cli = import_module("stepwell.cli")  # by name: the command line is above this room
+    cli.run("gateway", sys.argv[1:], "python -m stepwell.gateway")
