@@ -149,10 +149,10 @@ class VllmEngine:
     def read_delta(self, piece: Mapping[str, Any], tokens: StreamedTokens) -> None:
         if isinstance(ids := piece.get("token_ids"), list):
             tokens.ids += ids
-        if (logprobs := piece.get("logprobs")) is not None:
+        if logprobs := piece.get("logprobs"):
             tokens.logprobs += read_logprob_list(logprobs)
-        if piece.get("prompt_token_ids"):
-            tokens.prompt_ids = read_ids(piece["prompt_token_ids"])
+        if prompt_ids := piece.get("prompt_token_ids"):
+            tokens.prompt_ids = read_ids(prompt_ids)
 
     def hide_prompt(self, reply: dict[str, Any]) -> None:
         reply.pop("prompt_token_ids", None)
