@@ -140,6 +140,7 @@ FLAT = ("added", "logprobs", "mask")
 PER_STEP = tuple(name for name in STATE if name not in (*FLAT, "carried", "bases"))
 NAMES = tuple(column.name for column in SCALAR_COLUMNS)
 SCALARS = attrgetter(*NAMES)
+UNPACKED = ("prompt_ids", "response_ids", "response_logprobs", "response_mask", *NAMES)
 PACKING = tuple((column.packed, DTYPES.get(column.kind)) for column in SCALAR_COLUMNS)
 CARRIED_NAMES = tuple(column.packed for column in CARRIED)
 
@@ -213,17 +214,17 @@ def unpack(columns: Columns, *, copy: bool) -> list[Step]:
         token_ends, response_ends, lengths, scalars, strict=True
     ):
         of_step = own(tokens[token_end - prompt - response : token_end])
-        logprobs = columns.logprobs[response_end - response : response_end]
-        mask = columns.mask[response_end - response : response_end]
-        steps.append(
-            Step(
-                prompt_ids=of_step[:prompt],
-                response_ids=of_step[prompt:],
-                response_logprobs=None if response == 0 or np.isnan(logprobs[0]) else own(logprobs),
-                response_mask=None if all_trained or mask.all() else own(mask),
-                **dict(zip(NAMES, values, strict=True)),
-            )
+        of_response = slice(response_end - response, response_end)
+        logprobs = columns.logprobs[of_response]
+        is_known = response > 0 and logprobs[0] == logprobs[0]
+        is_masked = not all_trained and not columns.mask[of_response].all()
+        arrays = (
+            of_step[:prompt],
+            of_step[prompt:],
+            own(logprobs) if is_known else None,
+            own(columns.mask[of_response]) if is_masked else None,
         )
+        steps.append(Step(**dict(zip(UNPACKED, (*arrays, *values), strict=True))))
     return steps
 
 
