@@ -20,7 +20,6 @@ from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
 
-LIMITS = GatewayLimits(keep_alive_seconds=0.4)
 GOLDEN = Path(__file__).with_name("golden")
 HIDDEN_HEADERS = ("Date", "Server")
 TRAJECTORY = "/t/p/v1"
@@ -48,6 +47,7 @@ class Case:
     headers: dict[str, str] = field(default_factory=dict)
     base: str = TRAJECTORY
     engine: dict[str, Any] = field(default_factory=dict)
+    keep_alive: float = 15.0
 
 
 def chat(name: str, **rest: Any) -> Case:
@@ -120,14 +120,14 @@ CASES = (
         ADDED, Reply("m", ADDED.tool_calls),
     ), faults=Faults(abort_at_token=2, times=1)),
     chat("stream_broken_off_always", stream=True, faults=Faults(abort_at_token=1)),
-    chat("stream_keep_alive", stream=True, faults=Faults(silent_s=1.2, silent_at_token=3)),
+    chat("stream_keep_alive", stream=True, faults=Faults(silent_s=2.0, silent_at_token=3), keep_alive=0.8),
     chat("stream_awkward", stream=True, replies=(Reply("naïve ☕"),), faults=Faults(awkward_splits=True)),
     chat("stream_no_done", stream=True, faults=Faults(no_done=True)),
     chat("stream_engine_error", stream=True, faults=Faults(error_at_token=3)),
     chat("stream_cut", stream=True, faults=Faults(disconnect_at_token=3)),
     chat("stream_no_choices", stream=True, faults=Faults(malformed="no_choices")),
     chat("stream_refused", stream=True, model="other"),
-    chat("stream_refused_late", stream=True, faults=Faults(delay_s=1.2, error_status=400)),
+    chat("stream_refused_late", stream=True, faults=Faults(delay_s=2.0, error_status=400), keep_alive=0.8),
     chat("stream_bad_options", stream=True, stream_options=1),
     chat("stream_plain_engine", stream=True, engine={"plain": True}),
     chat("root", base="/v1"),
@@ -212,10 +212,10 @@ def compare(name: str, text: str) -> None:
 
 
 async def transcript(case: Case) -> str:
-    pool = NotingPool()
+    pool, limits = NotingPool(), GatewayLimits(keep_alive_seconds=case.keep_alive)
     async with (
         FakeEngine(replies=case.replies, **case.engine) as engine,
-        serve_gateway(pool, [engine.url], load_tokenizer=lambda _: Tokenizer(), limits=LIMITS) as url,
+        serve_gateway(pool, [engine.url], load_tokenizer=lambda _: Tokenizer(), limits=limits) as url,
         aiohttp.ClientSession(url) as http,
     ):
         engine.faults = case.faults

@@ -30,38 +30,43 @@ async def agent(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[Agent]:
 # --- an answer that takes its time
 
 
+@pytest.fixture
+async def impatient(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[Agent]:
+    """An agent whose gateway keeps a stream alive after 0.2 s of silence."""
+    limits = GatewayLimits(keep_alive_seconds=0.2)
+    async with serve_gateway(pool, [engine.url], limits=limits) as url, agent_of(url) as agent:
+        yield agent
+
+
 @pytest.mark.parametrize(
     ("faults", "data_before"),
     [(Faults(delay_s=0.7), 0), (Faults(silent_s=0.7), 1), (Faults(silent_s=0.7, silent_at_token=3), 4)],
 )
 async def test_while_an_engine_is_silent_the_stream_is_kept_alive_by_comments(
-    pool: LocalPool, engine: FakeEngine, faults: Faults, data_before: int
+    impatient: Agent, pool: LocalPool, engine: FakeEngine, faults: Faults, data_before: int
 ) -> None:
     engine.faults = faults
     engine.replies.extend([Reply("well"), Reply("well")])
-    limits = GatewayLimits(keep_alive_seconds=0.2)
-    async with serve_gateway(pool, [engine.url], limits=limits) as url, agent_of(url) as agent:
-        _, text = await agent.say(stream=True)
-        events = text.split("\n\n")
-        assert events.index(": keep-alive") == data_before
-        assert events.count(": keep-alive") > 1
-        assert events[-2:] == ["data: [DONE]", ""]
-        assert await agent.ask(stream=True) == Heard("well", "stop")
-        await agent.complete()
+    _, text = await impatient.say(stream=True)
+    events = text.split("\n\n")
+    comments = [place for place, event in enumerate(events) if event == ": keep-alive"]
+    assert len(comments) > 1
+    assert data_before in {sum(event != ": keep-alive" for event in events[:place]) for place in comments}
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert await impatient.ask(stream=True) == Heard("well", "stop")
+    await impatient.complete()
     assert len(pool.taken()) == 2
 
 
-@pytest.mark.usefixtures("_impatient")
-async def test_an_error_after_comments_is_an_event_that_the_sdk_raises(agent: Agent, engine: FakeEngine) -> None:
+async def test_an_error_after_comments_is_an_event_that_the_sdk_raises(impatient: Agent, engine: FakeEngine) -> None:
     engine.faults = Faults(delay_s=0.5, error_status=400)
     with pytest.raises(openai.APIError, match="told to fail"):
-        await agent.ask(stream=True)
+        await impatient.ask(stream=True)
 
 
-@pytest.mark.usefixtures("_impatient")
-async def test_an_unstreamed_answer_is_given_no_comments(agent: Agent, engine: FakeEngine) -> None:
+async def test_an_unstreamed_answer_is_given_no_comments(impatient: Agent, engine: FakeEngine) -> None:
     engine.faults = Faults(delay_s=0.5)
-    assert (await agent.say())[1].startswith("{")
+    assert (await impatient.say())[1].startswith("{")
 
 
 # --- limits
