@@ -31,6 +31,9 @@ class Bucket(NamedTuple):
 
 
 EMPTY = Bucket()
+ADDED = ("steps", "tokens", "trained_steps", "trained_tokens", "rewards", "groups", "ready_groups")
+AVERAGED = ("reward_mean", "reward_low", "reward_high")
+"""The fields that are added up, and those whose mean is taken, by the number of rewards."""
 
 Interval: TypeAlias = tuple[float, Mapping[str, Bucket]]
 """The time at which it ends, and its buckets by channel. Empty buckets are left out."""
@@ -125,24 +128,18 @@ def _sum(buckets: Sequence[Bucket]) -> Bucket:
     for bucket in buckets:
         staleness.update(bucket.staleness)
         dropped.update(bucket.dropped_tokens)
+    merged: dict[str, Any] = {name: sum([getattr(bucket, name) for bucket in buckets]) for name in ADDED}
+    for name in AVERAGED:
+        merged[name] = _mean([(getattr(bucket, name), bucket.rewards) for bucket in buckets])
     return Bucket(
-        steps=sum(bucket.steps for bucket in buckets),
-        tokens=sum(bucket.tokens for bucket in buckets),
-        trained_steps=sum(bucket.trained_steps for bucket in buckets),
-        trained_tokens=sum(bucket.trained_tokens for bucket in buckets),
-        rewards=sum(bucket.rewards for bucket in buckets),
-        reward_mean=_weighted_mean([(bucket.reward_mean, bucket.rewards) for bucket in buckets]),
-        reward_low=_weighted_mean([(bucket.reward_low, bucket.rewards) for bucket in buckets]),
-        reward_high=_weighted_mean([(bucket.reward_high, bucket.rewards) for bucket in buckets]),
+        **merged,
         staleness=dict(staleness),
-        groups=sum(bucket.groups for bucket in buckets),
-        ready_groups=sum(bucket.ready_groups for bucket in buckets),
         oldest_age=max((bucket.oldest_age for bucket in buckets), default=0.0),
         dropped_tokens=dict(dropped),
     )
 
 
-def _weighted_mean(weighted: Sequence[tuple[float | None, int]]) -> float | None:
+def _mean(weighted: Sequence[tuple[float | None, int]]) -> float | None:
     known = [(value, weight) for value, weight in weighted if value is not None]
     total = sum(weight for _, weight in known)
     return sum(value * weight for value, weight in known) / total if total else None

@@ -23,63 +23,47 @@ class AgedStep(Protocol):
     def oldest_version(self) -> int: ...
 
 
-class StalenessRule(Protocol):
-    def is_stale(self, steps: Iterable[AgedStep], policy_version: int) -> bool:
-        """Must these steps be dropped instead of shipped?"""
-
-    def token_mask(self, step: AgedStep, policy_version: int) -> BoolArray | None:
-        """Which response tokens of a shipped step are trained; None means all."""
-
-    def explain(self, behind: int) -> str:
-        """What happens to held data whose oldest token is that many versions behind; empty if nothing."""
-
-
 @dataclass(frozen=True, slots=True)
-class KeepStale:
-    """Old data is shipped as it is."""
+class StalenessRule:
+    """What happens to old data. This rule ships it as it is."""
 
     max_staleness: int
     """How many policy versions a token may be behind."""
 
     def is_stale(self, steps: Iterable[AgedStep], policy_version: int) -> bool:
+        """Must these steps be dropped instead of shipped?"""
         return False
 
     def token_mask(self, step: AgedStep, policy_version: int) -> BoolArray | None:
+        """Which response tokens of a shipped step are trained; None means all."""
         return step.mask
 
     def explain(self, behind: int) -> str:
+        """What happens to held data whose oldest token is that many versions behind; empty if nothing."""
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class DropStale:
+class DropStale(StalenessRule):
     """Data with a token that is too old is dropped."""
-
-    max_staleness: int
 
     def is_stale(self, steps: Iterable[AgedStep], policy_version: int) -> bool:
         oldest = oldest_version(steps)
         return oldest is not None and policy_version - oldest > self.max_staleness
 
-    def token_mask(self, step: AgedStep, policy_version: int) -> BoolArray | None:
-        return step.mask
-
     def explain(self, behind: int) -> str:
         return "it is dropped when its turn comes" if behind > self.max_staleness else ""
 
 
-@dataclass(frozen=True, slots=True)
-class MaskStale:
+class MaskStale(StalenessRule):
     """Data is shipped, and its tokens that are too old are masked out of training. Without any other it is dropped."""
-
-    max_staleness: int
 
     def is_stale(self, steps: Iterable[AgedStep], policy_version: int) -> bool:
         found = list(steps)
         oldest = oldest_version(found)
         if oldest is None or policy_version - oldest <= self.max_staleness:
             return False
-        return not any(self._has_trained_tokens(step, policy_version) for step in found)
+        masks = (self.token_mask(step, policy_version) for step in found)
+        return not any(mask is None or mask.any() for mask in masks)
 
     def token_mask(self, step: AgedStep, policy_version: int) -> BoolArray | None:
         oldest_trained = policy_version - self.max_staleness
@@ -96,14 +80,10 @@ class MaskStale:
     def explain(self, behind: int) -> str:
         return "tokens that old are masked" if behind > self.max_staleness else ""
 
-    def _has_trained_tokens(self, step: AgedStep, policy_version: int) -> bool:
-        mask = self.token_mask(step, policy_version)
-        return mask is None or bool(mask.any())
-
 
 STALENESS_RULES: Mapping[str, Callable[[int], StalenessRule]] = {
     "drop": DropStale,
-    "keep": KeepStale,
+    "keep": StalenessRule,
     "mask": MaskStale,
 }
 """By the name that `on_stale` has."""
@@ -111,7 +91,7 @@ STALENESS_RULES: Mapping[str, Callable[[int], StalenessRule]] = {
 
 def staleness_rule(max_staleness: int | None, on_stale: str) -> StalenessRule:
     """The rule of that name. Without a limit, data of any age is shipped."""
-    return KeepStale(0) if max_staleness is None else STALENESS_RULES[on_stale](max_staleness)
+    return StalenessRule(0) if max_staleness is None else STALENESS_RULES[on_stale](max_staleness)
 
 
 def oldest_version(steps: Iterable[AgedStep]) -> int | None:

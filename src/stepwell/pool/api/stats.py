@@ -8,7 +8,8 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -85,46 +86,16 @@ class PoolStats:
 
 def merge_stats(parts: Sequence[PoolStats]) -> PoolStats:
     """The statistics of a pool from those of its shards."""
-    names = sorted({name for part in parts for name in part.channels})
-    return PoolStats(
-        policy_version=max(part.policy_version for part in parts),
-        channels={name: _merge_channel([p.channels[name] for p in parts if name in p.channels]) for name in names},
-        submitted=sum(part.submitted for part in parts),
-        refused=sum((part.refused for part in parts), Counter()),
-        quarantined=sum((part.quarantined for part in parts), Counter()),
-        leases=sum(part.leases for part in parts),
-        forks=sum(part.forks for part in parts),
-        scoring=_merge_scoring([part.scoring for part in parts]),
-    )
+    merged: PoolStats = _sum(parts)
+    return replace(merged, policy_version=max(part.policy_version for part in parts))
 
 
-def _merge_channel(parts: Sequence[ChannelStats]) -> ChannelStats:
-    return ChannelStats(
-        groups=sum(part.groups for part in parts),
-        ready_groups=sum(part.ready_groups for part in parts),
-        ready_by_source=sum((part.ready_by_source for part in parts), Counter()),
-        trajectories=sum(part.trajectories for part in parts),
-        nbytes=sum(part.nbytes for part in parts),
-        history_groups=sum(part.history_groups for part in parts),
-        held=sum((part.held for part in parts), StepCount()),
-        accepted=sum((part.accepted for part in parts), StepCount()),
-        shipped=sum((part.shipped for part in parts), StepCount()),
-        dropped=_merge_counts([part.dropped for part in parts]),
-        left_out=_merge_counts([part.left_out for part in parts]),
-    )
-
-
-def _merge_scoring(parts: Sequence[ScoringStats]) -> ScoringStats:
-    return ScoringStats(
-        waiting=sum(part.waiting for part in parts),
-        under_way=sum(part.under_way for part in parts),
-        resting=sum(part.resting for part in parts),
-        scored=sum(part.scored for part in parts),
-        failed=sum((part.failed for part in parts), Counter()),
-        late=sum(part.late for part in parts),
-    )
-
-
-def _merge_counts(parts: Sequence[Mapping[str, StepCount]]) -> dict[str, StepCount]:
-    names = sorted({name for part in parts for name in part})
-    return {name: sum((part.get(name, StepCount()) for part in parts), StepCount()) for name in names}
+def _sum(parts: Sequence[Any]) -> Any:
+    """Numbers and counts are added, mappings name by name, statistics field by field."""
+    kind = type(parts[0])
+    if kind is dict:
+        names = sorted({name for part in parts for name in part})
+        return {name: _sum([part[name] for part in parts if name in part]) for name in names}
+    if kind in (PoolStats, ChannelStats, ScoringStats):
+        return kind(**{field.name: _sum([getattr(part, field.name) for part in parts]) for field in fields(kind)})
+    return sum(parts, kind())

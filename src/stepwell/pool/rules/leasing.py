@@ -229,7 +229,7 @@ class Leasing:
 
     def _drop_step_if_ineligible(self, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter) -> bool:
         if not step_filter.accepts(step):
-            self._state.leave_out_step(trajectory, step, step_filter)
+            self._state.ship_step(trajectory, step, step_filter)
             return True
         if self._is_stale((step,)):
             self._state.drop_step(trajectory, step, STALE)

@@ -16,7 +16,7 @@ from stepwell.pool.rules.curation import Curator
 from stepwell.pool.rules.ingest import Ingest
 from stepwell.pool.rules.leasing import Leasing
 from stepwell.pool.rules.rewards_due import RewardsDue
-from stepwell.pool.state.journal import NoJournal, StateJournal
+from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group
 
@@ -27,7 +27,7 @@ class Pool:
     """Producers use `ingest`, consumers `leasing`, reward workers `rewards_due`, people `curator`, watchers `view`."""
 
     def __init__(self, limits: Limits, journal: StateJournal | None = None) -> None:
-        self.state = PoolState(limits, journal or NoJournal())
+        self.state = PoolState(limits, journal or StateJournal())
         self.ingest = Ingest(self.state)
         self.leasing = Leasing(self.state)
         self.rewards_due = RewardsDue(self.state)

@@ -22,6 +22,7 @@ from stepwell.errors import JournalRefused
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.shard.late_rewards import LateReward
+from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.pool.state.stored_step import StoredStep
@@ -70,8 +71,8 @@ in_journal_order = itemgetter(*map((*OWN_NAMES, *CARRIED_NAMES).index, STEP_FIEL
 FILTER_FIELDS = ("min_exactness", "untrainable")
 
 
-class SqliteJournal:
-    """Implements StateJournal. Changes are collected until `commit` writes them in one transaction."""
+class SqliteJournal(StateJournal):
+    """Changes are collected until `commit` writes them in one transaction."""
 
     def __init__(self, path: Path, *, closed_kept: int) -> None:
         self.path = path

@@ -5,7 +5,7 @@ reader of the archive takes, of all rewards of a trajectory or step, the one wit
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from stepwell.pool.api.curation import BY_A_PERSON, Curation
@@ -19,14 +19,7 @@ FOLDER = "_rewards"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LateReward:
-    trajectory_uid: str
-    prompt_uid: str
-    step_index: int | None
-    """None for a reward of the whole trajectory."""
-    value: float
-    source: str
-    notes: str
+class LateReward(RewardGiven):
     revision: int
     """Higher than that of every earlier reward of the trajectory and its steps."""
     at: float
@@ -34,16 +27,7 @@ class LateReward:
 
 
 def late_reward(reward: RewardGiven, revision: int, at: float) -> LateReward:
-    return LateReward(
-        trajectory_uid=reward.trajectory_uid,
-        prompt_uid=reward.prompt_uid,
-        step_index=reward.step_index,
-        value=reward.value,
-        source=reward.source,
-        notes=reward.notes,
-        revision=revision,
-        at=at,
-    )
+    return LateReward(**asdict(reward), revision=revision, at=at)
 
 
 def reward_of_relabel(relabel: Curation) -> RewardGiven:

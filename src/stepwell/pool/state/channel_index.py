@@ -164,42 +164,20 @@ class ChannelIndex(Channel):
                 self._show(trajectory)
         return ready is not was_ready
 
-    def add_trajectory(self, trajectory: Trajectory) -> bool:
-        """A trajectory joined its group. Returns what `reindex` returns."""
-        self.trajectories += 1
-        self.completed += trajectory.completed
-        return self.reindex(trajectory.group)
-
-    def complete(self) -> None:
-        """A trajectory was completed. Its group must be reindexed."""
-        self.completed += 1
-
     def add_step(self, trajectory: Trajectory, step: StoredStep) -> None:
         self.ledger.accept(step)
         self.nbytes += step.nbytes
         if self.unit is Unit.STEPS:
             self.show_step(trajectory, step)
 
-    def lease_out(self, group: Group) -> None:
-        self.remove(group)
+    def begin_lease(self, group: Group) -> None:
+        """The group is not in the queue any more."""
         self.leased_groups += 1
         self.leased_bytes += group.nbytes
 
     def end_lease(self, group: Group) -> None:
         self.leased_groups -= 1
         self.leased_bytes -= group.nbytes
-
-    def return_leased(self, group: Group) -> None:
-        self.end_lease(group)
-        self.add(group)
-
-    def load_leased(self, group: Group) -> None:
-        """After a restart: a group that was under lease before."""
-        self.leased_groups += 1
-        self.leased_bytes += group.nbytes
-
-    def set_last_taken(self, trajectories: int) -> None:
-        self.last_taken = trajectories
 
     def claim(self, unit: Unit | None) -> None:
         """Index what a consumer of that unit gets. This happens once, at the first fetch. Groups are always indexed."""
@@ -208,9 +186,6 @@ class ChannelIndex(Channel):
         if self._by_parts:
             for group in self.groups.values():
                 self.reindex(group)
-
-    def ask_for_refill(self, group: Group) -> None:
-        self.refills[group.seq] = group
 
     def show_step(self, trajectory: Trajectory, step: StoredStep) -> None:
         if self.unit is not Unit.STEPS:

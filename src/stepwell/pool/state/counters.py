@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.stats import StepCount
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.ledger import Ledger
@@ -42,7 +41,7 @@ class Counters:
 
 
 def dump_numbers(policy_version: int, counters: Counters, channels: Mapping[str, Channel]) -> dict[str, Any]:
-    """In plain values; `load_ledger`, `load_unit` and `Counters` take them back."""
+    """In plain values; `load_ledger` and `Counters` take them back."""
     return {
         "policy_version": policy_version,
         "counters": {name: getattr(counters, name) for name in Counters.__slots__},
@@ -62,10 +61,6 @@ def load_ledger(plain: Any) -> Ledger:
     accepted, shipped, *named = plain
     counts = ({name: StepCount(*count) for name, count in part.items()} for part in named)
     return Ledger(StepCount(*accepted), StepCount(*shipped), *counts)
-
-
-def load_unit(plain: str | None) -> Unit | None:
-    return None if plain is None else Unit(plain)
 
 
 def _plain(count: StepCount) -> list[int]:

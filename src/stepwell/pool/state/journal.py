@@ -1,7 +1,5 @@
 """What PoolState writes down with every change, so that another process can continue after a kill."""
 
-from typing import Protocol
-
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.state.records import Group, Lease, Trajectory
@@ -9,8 +7,8 @@ from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import Placement
 
 
-class StateJournal(Protocol):
-    """PoolState calls it with every change, in order. The shard commits once per message."""
+class StateJournal:
+    """PoolState calls it with every change, in order. This one keeps nothing: the pool is lost with its process."""
 
     def save_group(self, group: Group) -> None: ...
 
@@ -29,6 +27,7 @@ class StateJournal(Protocol):
 
     def retire_group(self, group: Group) -> None:
         """It is trained and no longer needed: it may move to the archive. After that it is dissolved."""
+        group.dissolve()
 
     def add_closed(self, trajectory_uid: str, revision: int) -> None:
         """The trajectory is gone. Called again with a higher revision for each later reward."""
@@ -40,40 +39,3 @@ class StateJournal(Protocol):
 
     def add_audit(self, entry: AuditEntry) -> None:
         """A person's decision. Entries are kept forever."""
-
-
-class NoJournal:
-    """For a pool that is lost with its process."""
-
-    def save_group(self, group: Group) -> None:
-        pass
-
-    def save_trajectory(self, trajectory: Trajectory) -> None:
-        pass
-
-    def add_step(self, trajectory: Trajectory, step: StoredStep, placement: Placement | None) -> None:
-        pass
-
-    def save_step(self, step: StoredStep) -> None:
-        pass
-
-    def remove_trajectory(self, trajectory: Trajectory) -> None:
-        pass
-
-    def remove_group(self, group: Group) -> None:
-        pass
-
-    def retire_group(self, group: Group) -> None:
-        group.dissolve()
-
-    def add_closed(self, trajectory_uid: str, revision: int) -> None:
-        pass
-
-    def save_lease(self, lease: Lease) -> None:
-        pass
-
-    def end_lease(self, lease: Lease, how: Settlement) -> None:
-        pass
-
-    def add_audit(self, entry: AuditEntry) -> None:
-        pass

@@ -7,14 +7,15 @@
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.scoring import JudgementOutcome
 from stepwell.pool.api.watching import TrajectoryState
-from stepwell.pool.state.channel_index import Channel, ChannelIndex
-from stepwell.pool.state.counters import Counters, load_ledger, load_unit
+from stepwell.pool.state.channel_index import Channel
+from stepwell.pool.state.counters import Counters, load_ledger
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.state_base import StateBase
@@ -87,7 +88,7 @@ class PoolState(StateBase):
             self._set_reward(trajectory, reward, source)
         if is_new:
             trajectory.completed = True
-            self._channels[group.channel].complete()
+            self._channels[group.channel].completed += 1
         if is_new or reward is not None:
             self._changed(trajectory)
         if is_new and self.limits.require_reward:  # the others of its group may wait for something else from now on
@@ -132,7 +133,7 @@ class PoolState(StateBase):
         self._enter(group)
         if wait_until is not None:
             self._regrouped(group)
-            index.ask_for_refill(group)
+            index.refills[group.seq] = group
         self._journal.save_group(group)
 
     def split_off(self, trajectory: Trajectory) -> Group:
@@ -169,7 +170,11 @@ class PoolState(StateBase):
         placement = trajectory.tokens.place(packed.tokens(i))
         counters.forks += placement.is_fork
         step.branch = placement.branch
-        step.nbytes = placement.added.nbytes + _array_bytes(step)
+        step.nbytes = placement.added.nbytes
+        if step.logprobs is not None:
+            step.nbytes += step.logprobs.nbytes
+        if step.mask is not None:
+            step.nbytes += step.mask.nbytes
         trajectory.steps[step.identity] = step
         group.nbytes += step.nbytes
         self._channels[group.channel].add_step(trajectory, step)
@@ -198,9 +203,10 @@ class PoolState(StateBase):
         self._channels[trajectory.group.channel].ledger.drop(cause, (step,))
         self._retire_step(trajectory, step)
 
-    def leave_out_step(self, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter) -> None:
-        """A consumer of single steps does not want it."""
-        self._ship_step(trajectory, step, step_filter)
+    def ship_step(self, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter) -> None:
+        """A consumer of single steps has acknowledged it, or its filter refuses it: then it counts as left out."""
+        self._channels[trajectory.group.channel].ledger.ship((step,), step_filter)
+        self._retire_step(trajectory, step)
 
     # -- rewards -------------------------------------------------------------------------------------------------------
 
@@ -290,8 +296,8 @@ class PoolState(StateBase):
         """Hand out the groups and steps of a new lease."""
         index = self._channels[lease.channel]
         for group in lease.groups:
-            self._withdraw_rewards(group)
-            index.lease_out(group)
+            self._leave(group)
+            index.begin_lease(group)
             group.lease = lease.uid
             self._log.record_all(group.trajectories.values())
             self._journal.save_group(group)
@@ -301,7 +307,7 @@ class PoolState(StateBase):
             self._log.record(trajectory)
             self._journal.save_step(step)
         lease.version = self.policy_version
-        index.set_last_taken(sum(len(group.trajectories) for group in lease.groups) or len(lease.steps))
+        index.last_taken = sum(len(group.trajectories) for group in lease.groups) or len(lease.steps)
         self._journal.save_lease(lease)
         self._add_lease(lease)
 
@@ -333,7 +339,7 @@ class PoolState(StateBase):
         for trajectory, step in lease.steps:
             step.lease = None
             if self.holds(trajectory):
-                self._ship_step(trajectory, step, lease.step_filter)
+                self.ship_step(trajectory, step, lease.step_filter)
 
     def leave_out(self, group: Group, step_filter: StepFilter) -> None:
         """A consumer wants nothing of the group: it goes as if it were acknowledged."""
@@ -362,7 +368,7 @@ class PoolState(StateBase):
         self.policy_version = snapshot["policy_version"]
         self._counters = Counters(**snapshot["counters"])
         for name, unit in snapshot["units"].items():
-            self._index(name).claim(load_unit(unit))
+            self._index(name).claim(unit and Unit(unit))
         for name, ledger in snapshot["ledgers"].items():
             self._index(name).ledger = load_ledger(ledger)
 
@@ -393,16 +399,11 @@ class PoolState(StateBase):
             self._add_lease(lease)
         if damaged:
             for index in self._channels.values():
-                index.ledger.repair(
-                    count_steps(step for group in self._groups_of(index) for step in group.held_steps())
-                )
+                leased = [lease.groups for lease in self.leases.values() if lease.channel == index.name]
+                found = chain(index.groups.values(), *leased)
+                index.ledger.repair(count_steps(step for group in found for step in group.held_steps()))
 
     # -- private -------------------------------------------------------------------------------------------------------
-
-    def _groups_of(self, index: ChannelIndex) -> list[Group]:
-        """All groups of a channel, in its queue and under leases."""
-        leased = [group for lease in self.leases.values() if lease.channel == index.name for group in lease.groups]
-        return [*index.groups.values(), *leased]
 
     def _set_reward(self, trajectory: Trajectory, value: float, source: str) -> None:
         trajectory.reward, trajectory.reward_source = value, source
@@ -452,10 +453,5 @@ class PoolState(StateBase):
             self._apply_pending_rejections(group)
         else:
             lease.groups.append(group)
-            index.load_leased(group)
+            index.begin_lease(group)
             self._log.record_all(group.trajectories.values())
-
-
-def _array_bytes(step: StoredStep) -> int:
-    nbytes = 0 if step.logprobs is None else step.logprobs.nbytes
-    return nbytes if step.mask is None else nbytes + step.mask.nbytes

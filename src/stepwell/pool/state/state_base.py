@@ -173,8 +173,10 @@ class StateBase:
     def _join(self, group: Group, trajectory: Trajectory) -> None:
         trajectory.group = group
         self.trajectories[trajectory.uid] = group.trajectories[trajectory.uid] = trajectory
-        if self._channels[group.channel].add_trajectory(trajectory):
-            self._log.record_all(group.trajectories.values())
+        index = self._channels[group.channel]
+        index.trajectories += 1
+        index.completed += trajectory.completed
+        self._regrouped(group)
         self._changed(trajectory)
 
     def _take_out(self, trajectory: Trajectory) -> None:
@@ -212,10 +214,6 @@ class StateBase:
             snapshot = self._close(trajectory, TrajectoryState.TRAINED)
             self._series.trained(index.name).add(snapshot, self.policy_version)
         group.dissolve()
-
-    def _ship_step(self, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter) -> None:
-        self._channels[trajectory.group.channel].ledger.ship((step,), step_filter)
-        self._retire_step(trajectory, step)
 
     def _retire_step(self, trajectory: Trajectory, step: StoredStep) -> None:
         """Only the identity of a shipped step is still needed. The last one takes its group along."""

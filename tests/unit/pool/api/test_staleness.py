@@ -1,6 +1,6 @@
 """Another staleness rule is one class and one row."""
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass, fields
 from typing import cast, get_args
 
@@ -16,14 +16,8 @@ from stepwell.steps.step import BoolArray
 from tests.builders import EasyPool
 
 
-@dataclass(frozen=True)
-class HalveStale:
+class HalveStale(StalenessRule):
     """Trains the first half of the tokens of old data."""
-
-    max_staleness: int
-
-    def is_stale(self, steps: Iterable[AgedStep], policy_version: int) -> bool:
-        return False
 
     def token_mask(self, step: AgedStep, policy_version: int) -> BoolArray | None:
         if policy_version - step.oldest_version <= self.max_staleness:

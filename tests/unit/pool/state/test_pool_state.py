@@ -22,7 +22,7 @@ from stepwell.pool.api.scoring import JudgementOutcome
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.shard.journal import GROUP_FIELDS, OWN_NAMES, TRAJECTORY_FIELDS, SqliteJournal
 from stepwell.pool.shard.recovery import JournalReader
-from stepwell.pool.state.journal import NoJournal
+from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group, Lease, Trajectory
@@ -218,7 +218,7 @@ class StateMachine(RuleBasedStateMachine):
         if wanted:
             self.state.drop_step(trajectory, step, "stale")
         else:
-            self.state.leave_out_step(trajectory, step, StepFilter(Exactness.ENGINE, untrainable=False))
+            self.state.ship_step(trajectory, step, StepFilter(Exactness.ENGINE, untrainable=False))
 
     # -- rewards -------------------------------------------------------------------------------------------------------
 
@@ -365,7 +365,7 @@ class StateMachine(RuleBasedStateMachine):
         assert dict(reader.closed()) == dict(self.state.closed)
         assert dict(reader.ended()) == dict(self.state.ended_leases)
         assert list(reader.audit()) == list(self.state.audit_trail)
-        PoolState(self.limits, NoJournal()).recall(reader.snapshot())
+        PoolState(self.limits, StateJournal()).recall(reader.snapshot())
 
     @invariant()
     def the_records_agree_with_one_another(self) -> None:
@@ -516,7 +516,7 @@ def test_every_operation_is_run() -> None:
 
 
 def test_a_pool_has_a_limited_number_of_channels() -> None:
-    state = PoolState(Limits(max_channels=1), NoJournal())
+    state = PoolState(Limits(max_channels=1), StateJournal())
     state.open_channel("train")
     with pytest.raises(BadRequest, match="one too many"):
         state.open_channel("validation")
@@ -530,7 +530,7 @@ def test_a_message_is_unpacked_once_whatever_is_quarantined(monkeypatch: pytest.
         return unpack(columns, copy=copy)
 
     monkeypatch.setattr("stepwell.pool.state.stored_step.unpack", counting)
-    state = PoolState(Limits(), NoJournal())
+    state = PoolState(Limits(), StateJournal())
     group = state.open_group("p", state.open_channel("train"), 1)
     trajectory = state.add_trajectory(group, "t", {})
     bad = [make_step(uid=str(n), quarantine="bad_logprob: test", response_ids=[n]) for n in range(50)]
