@@ -72,14 +72,11 @@ class GroupExchange(Protocol):
     def policy_version(self) -> int:
         """The newest version that the pool has reported."""
 
-    async def submit_groups(self, steps: Sequence[Step], registrations: Sequence[Registration]) -> list[SubmitVerdict]:
-        """Register trajectories and submit their steps in one call. One verdict per step, in order.
+    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
+        """Register trajectories and submit their steps, many groups in one call. One verdict per step, in order.
 
         Safe to repeat: a step is accepted once.
         """
-
-    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
-        """The same for packed steps. Many groups in one message (`stack`) cost little more than one."""
 
     async def fill_batch(
         self,

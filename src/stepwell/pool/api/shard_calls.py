@@ -21,7 +21,7 @@ from stepwell.pool.api.leasing import (
 )
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict, TrajectoryRef
 from stepwell.pool.api.scoring import Judgement
 from stepwell.pool.api.series import SeriesChunk
 from stepwell.pool.api.stats import PoolStats
@@ -30,39 +30,22 @@ from stepwell.steps.columns import Columns
 from stepwell.steps.step import Step
 
 
-@dataclass(frozen=True, slots=True)
-class KnowsCall:
+class KnowsCall(TrajectoryRef):
     """Is this trajectory registered, and not closed yet? The answer is a bool."""
 
-    trajectory_uid: str
-    prompt_uid: str
 
-
-@dataclass(frozen=True, slots=True)
-class RegisterCall:
-    """The answer is None."""
-
-    registration: Registration
-
-
-@dataclass(frozen=True, slots=True)
-class CompleteCall:
+class AbortCall(TrajectoryRef):
     """The answer is an EndResult."""
 
-    trajectory_uid: str
-    prompt_uid: str
+
+@dataclass(frozen=True, slots=True)
+class CompleteCall(TrajectoryRef):
+    """The answer is an EndResult."""
+
     reward: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class AbortCall:
-    """The answer is an EndResult."""
-
-    trajectory_uid: str
-    prompt_uid: str
-
-
-ProducerCall = KnowsCall | RegisterCall | CompleteCall | AbortCall
+ProducerCall = KnowsCall | Registration | CompleteCall | AbortCall
 """What every rollout calls. These calls share messages."""
 ProducerAnswer = bool | EndResult | None
 

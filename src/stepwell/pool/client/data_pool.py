@@ -10,7 +10,6 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar, Unpack, overload
 
@@ -29,18 +28,8 @@ from stepwell.pool.api.leasing import (
 )
 from stepwell.pool.api.pacing import Pacing, merge_pacing
 from stepwell.pool.api.producing import TRAIN, EndResult, Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.api.scoring import Judgement
-from stepwell.pool.api.series import TimeSeries
-from stepwell.pool.api.shard_calls import (
-    AbortCall,
-    CompleteCall,
-    KnowsCall,
-    ProducerAnswer,
-    ProducerCall,
-    RegisterCall,
-)
+from stepwell.pool.api.shard_calls import AbortCall, CompleteCall, KnowsCall, ProducerAnswer, ProducerCall
 from stepwell.pool.api.stats import PoolStats, merge_stats
-from stepwell.pool.api.watching import Changes, Cursor
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_oldest, settle_leases
@@ -62,8 +51,8 @@ DELIVERY_LEASE = 60.0
 """Seconds. The lease of a batch that is acknowledged on arrival."""
 
 
-class PoolClient:
-    """Reaches every shard of one DataPool, by Ray unless another transport is given.
+class PoolClient(ScoringClient, WatchClient):
+    """Reaches every shard of one DataPool, by Ray unless another transport is given. Implements the ports of the pool.
 
     `timeout` is the time in seconds that a call waits for a shard.
     """
@@ -76,11 +65,9 @@ class PoolClient:
         transport: ShardTransport | None = None,
         timeout: float = CALL_TIMEOUT,
     ) -> None:
-        self.shards = ShardSet(name, transport or RayTransport(name, namespace), timeout=timeout)
+        super().__init__(ShardSet(name, transport or RayTransport(name, namespace), timeout=timeout))
         self._senders: dict[str, BatchSender[ProducerCall, ProducerAnswer]] = {}
         """By shard."""
-        self._scoring = ScoringClient(self.shards)
-        self._watching = WatchClient(self.shards)
         self._version = 0
 
     @property
@@ -88,10 +75,10 @@ class PoolClient:
         return self._version
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
-        return await self._send(prompt_uid, KnowsCall(trajectory_uid, prompt_uid))
+        return await self._send(KnowsCall(trajectory_uid, prompt_uid))
 
     async def register_trajectory(self, registration: Registration) -> None:
-        await self._send(registration.prompt_uid, RegisterCall(registration))
+        await self._send(registration)
 
     async def submit_steps(
         self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
@@ -126,17 +113,11 @@ class PoolClient:
     async def give_reward(self, reward: RewardGiven) -> bool:
         return await self.shards.at(await self.shards.owner(reward.prompt_uid)).give_reward(reward)
 
-    async def take_unscored(self, count: int, *, lease: float, timeout: float) -> tuple[str, list[list[Step]]] | None:
-        return await self._scoring.take(count, lease, timeout)
-
-    async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
-        return await self._scoring.give(judgements)
-
     async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> EndResult:
-        return await self._send(prompt_uid, CompleteCall(trajectory_uid, prompt_uid, reward))
+        return await self._send(CompleteCall(trajectory_uid, prompt_uid, reward))
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
-        return await self._send(prompt_uid, AbortCall(trajectory_uid, prompt_uid))
+        return await self._send(AbortCall(trajectory_uid, prompt_uid))
 
     async def pacing(self, channel: str) -> Pacing:
         parts = await self.shards.call_all(lambda shard: shard.pacing(channel))
@@ -194,26 +175,6 @@ class PoolClient:
     async def stats(self) -> PoolStats:
         return merge_stats(await self.shards.call_all(lambda shard: shard.stats()))
 
-    async def series(self, *, seconds: float) -> TimeSeries:
-        """What happened in the last so many seconds. The interval is shorter for a short time."""
-        return await self._watching.series(seconds)
-
-    async def changes(self, cursors: Mapping[str, Cursor], limit: int = 2_000) -> Changes:
-        """Snapshots of the trajectories that have changed, about so many at most; without cursors, of all."""
-        return await self._watching.changes(cursors, limit)
-
-    async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
-        """The steps of each (trajectory_uid, prompt_uid), in order; none for what the pool no longer holds."""
-        return await self._watching.read(uids)
-
-    async def curate(self, curation: Curation) -> CurationOutcome:
-        """Carry out a person's decision about a trajectory."""
-        return await self._watching.curate(curation)
-
-    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> list[AuditEntry]:
-        """The last decisions, newest first."""
-        return await self._watching.audit(limit, trajectory_uid)
-
     async def quarantined(self) -> list[Step]:
         return [step for answer in await self.shards.call_all(lambda shard: shard.quarantined()) for step in answer]
 
@@ -232,25 +193,22 @@ class PoolClient:
                 await asyncio.sleep(VERSION_RETRY_PAUSE)
 
     @overload
-    async def _send(self, prompt_uid: str, call: KnowsCall) -> bool: ...
+    async def _send(self, call: KnowsCall) -> bool: ...
     @overload
-    async def _send(self, prompt_uid: str, call: RegisterCall) -> None: ...
+    async def _send(self, call: Registration) -> None: ...
     @overload
-    async def _send(self, prompt_uid: str, call: CompleteCall | AbortCall) -> EndResult: ...
+    async def _send(self, call: CompleteCall | AbortCall) -> EndResult: ...
 
-    async def _send(self, prompt_uid: str, call: ProducerCall) -> ProducerAnswer:
+    async def _send(self, call: ProducerCall) -> ProducerAnswer:
         """Send a call to the group's shard, in a message that it shares with other calls."""
-        shard = await self.shards.owner(prompt_uid)
+        shard = await self.shards.owner(call.prompt_uid)
         if shard not in self._senders:
-            self._senders[shard] = BatchSender(partial(self._answer, shard))
+            self._senders[shard] = BatchSender(self.shards.at(shard).answer)
         try:
             async with asyncio.timeout(self.shards.timeout):
                 return await self._senders[shard].submit(call)
         except TimeoutError:
             raise PoolUnavailable(f"DataPool {shard!r}: no answer within {self.shards.timeout:g} s") from None
-
-    async def _answer(self, shard: str, calls: list[ProducerCall]) -> list[ProducerAnswer | Exception]:
-        return await self.shards.at(shard).answer(calls)
 
 
 class DataPool:

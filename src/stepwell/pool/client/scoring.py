@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.scoring import Judgement
-from stepwell.pool.client.shards import RETRY_PAUSE, ShardSet
+from stepwell.pool.client.shards import RETRY_PAUSE, ShardClient
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import Step
 
@@ -27,24 +27,22 @@ ANSWER_TIMEOUT = 2.0
 """Seconds that the answer may come after the end of the wait."""
 
 
-class ScoringClient:
-    def __init__(self, shards: ShardSet) -> None:
-        self._shards = shards
-        self._turn = 0
+class ScoringClient(ShardClient):
+    """Implements RewardSource."""
 
-    async def take(self, count: int, lease: float, timeout: float) -> tuple[str, list[list[Step]]] | None:
-        """A reward lease and its trajectories, from one shard; None if no shard had work for `timeout`."""
-        names = await self._shards.names()
+    _turn = 0
+
+    async def take_unscored(self, count: int, *, lease: float, timeout: float) -> tuple[str, list[list[Step]]] | None:
+        names = await self.shards.names()
         self._turn = (self._turn + 1) % len(names)
         taken = await self._take(names[self._turn], count, lease)
         return taken or await self._take_first(names[self._turn :] + names[: self._turn], count, lease, timeout)
 
-    async def give(self, judgements: Sequence[Judgement]) -> list[bool]:
-        """For each judgement, whether it counted."""
+    async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
         counted = [False] * len(judgements)
 
         async def give(name: str, indexes: list[int]) -> None:
-            shard = self._shards.at(name, await_restart=False)
+            shard = self.shards.at(name, await_restart=False)
             try:
                 answers = await shard.give_judgements([judgements[index] for index in indexes])
             except PoolUnavailable as failure:
@@ -53,7 +51,7 @@ class ScoringClient:
             for index, answer in zip(indexes, answers, strict=True):
                 counted[index] = answer
 
-        by_shard = await self._shards.indexes_by_owner(judgement.prompt_uid for judgement in judgements)
+        by_shard = await self.shards.indexes_by_owner(judgement.prompt_uid for judgement in judgements)
         await asyncio.gather(*(give(name, indexes) for name, indexes in by_shard.items()))
         return counted
 
@@ -89,7 +87,7 @@ class ScoringClient:
             timeout = min(MAX_WAIT, max(0.0, deadline - time.monotonic()))
             failure = None
             try:
-                if await self._shards.at(name, timeout=timeout + ANSWER_TIMEOUT).wait_unscored(timeout):
+                if await self.shards.at(name, timeout=timeout + ANSWER_TIMEOUT).wait_unscored(timeout):
                     return True
             except PoolUnavailable as away:
                 failure = away
@@ -100,7 +98,7 @@ class ScoringClient:
     async def _take(self, name: str, count: int, lease: float) -> tuple[str, list[list[Step]]] | None:
         lease_uid = f"{name}/{uuid4().hex}"
         try:
-            columns = await self._shards.at(name, await_restart=False).take_unscored(count, lease, lease_uid)
+            columns = await self.shards.at(name, await_restart=False).take_unscored(count, lease, lease_uid)
         except PoolUnavailable:
             return None
         if columns is None:

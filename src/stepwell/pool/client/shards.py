@@ -132,6 +132,13 @@ class ShardSet:
             raise PoolUnavailable(f"DataPool {shard!r}: no {method} within {timeout:g} s; {reason}") from None
 
 
+class ShardClient:
+    """The base of what reaches the shards of one pool."""
+
+    def __init__(self, shards: ShardSet) -> None:
+        self.shards = shards
+
+
 class _BoundShard:
     """Turns `.method(args)` into a call. `ShardSet.at` gives it the type ShardCalls."""
 

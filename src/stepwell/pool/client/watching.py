@@ -10,26 +10,25 @@ from operator import attrgetter
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
 from stepwell.pool.api.series import TimeSeries, merge_chunks
 from stepwell.pool.api.watching import Changes, ChangesPage, Cursor, TrajectorySnapshot
-from stepwell.pool.client.shards import ShardSet
+from stepwell.pool.client.shards import ShardClient
 from stepwell.steps.columns import Columns, cut, pack, stack
 
 WATCH_TIMEOUT = 10.0
 """Seconds. A shard that was killed is back after about three."""
 
 
-class WatchClient:
-    def __init__(self, shards: ShardSet) -> None:
-        self._shards = shards
+class WatchClient(ShardClient):
+    """The part of PoolReader that is more than one merged answer."""
 
-    async def series(self, seconds: float) -> TimeSeries:
-        return merge_chunks(await self._shards.call_all(lambda shard: shard.series(seconds), timeout=WATCH_TIMEOUT))
+    async def series(self, *, seconds: float) -> TimeSeries:
+        return merge_chunks(await self.shards.call_all(lambda shard: shard.series(seconds), timeout=WATCH_TIMEOUT))
 
-    async def changes(self, cursors: Mapping[str, Cursor], limit: int) -> Changes:
-        names = await self._shards.names()
+    async def changes(self, cursors: Mapping[str, Cursor], limit: int = 2_000) -> Changes:
+        names = await self.shards.names()
         shard_limit = max(1, limit // len(names))
 
         async def ask(name: str) -> ChangesPage:
-            shard = self._shards.at(name, timeout=WATCH_TIMEOUT)
+            shard = self.shards.at(name, timeout=WATCH_TIMEOUT)
             return await shard.changes(cursors.get(name, Cursor()), shard_limit)
 
         pages = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
@@ -42,19 +41,19 @@ class WatchClient:
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
         async def read(name: str, indexes: list[int]) -> dict[int, Columns]:
-            shard = self._shards.at(name, timeout=WATCH_TIMEOUT)
+            shard = self.shards.at(name, timeout=WATCH_TIMEOUT)
             columns, sizes = await shard.read([uids[index] for index in indexes])
             return dict(zip(indexes, cut(columns, sizes), strict=True))
 
-        by_shard = await self._shards.indexes_by_owner(prompt_uid for _, prompt_uid in uids)
+        by_shard = await self.shards.indexes_by_owner(prompt_uid for _, prompt_uid in uids)
         answers = await asyncio.gather(*(read(name, indexes) for name, indexes in by_shard.items()))
         parts = {index: part for answer in answers for index, part in answer.items()}
         return stack([parts[index] for index in sorted(parts)]) if parts else pack([])
 
     async def curate(self, curation: Curation) -> CurationOutcome:
-        return await self._shards.at(await self._shards.owner(curation.prompt_uid)).curate(curation)
+        return await self.shards.at(await self.shards.owner(curation.prompt_uid)).curate(curation)
 
-    async def audit(self, limit: int, trajectory_uid: str | None) -> list[AuditEntry]:
-        answers = await self._shards.call_all(lambda shard: shard.audit(limit, trajectory_uid), timeout=WATCH_TIMEOUT)
+    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> list[AuditEntry]:
+        answers = await self.shards.call_all(lambda shard: shard.audit(limit, trajectory_uid), timeout=WATCH_TIMEOUT)
         entries = [entry for answer in answers for entry in answer]
         return sorted(entries, key=attrgetter("at"), reverse=True)[:limit]

@@ -29,15 +29,7 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import TRAIN, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome
 from stepwell.pool.api.series import SeriesChunk
-from stepwell.pool.api.shard_calls import (
-    AbortCall,
-    CompleteCall,
-    KnowsCall,
-    ProducerAnswer,
-    ProducerCall,
-    RegisterCall,
-    ShardCalls,
-)
+from stepwell.pool.api.shard_calls import AbortCall, CompleteCall, KnowsCall, ProducerAnswer, ProducerCall, ShardCalls
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.rules.pool import Pool
@@ -267,8 +259,8 @@ class ShardService(ShardCalls):
             match call:
                 case KnowsCall(trajectory_uid, prompt_uid):
                     return self.pool.ingest.knows(trajectory_uid, prompt_uid)
-                case RegisterCall(registration):
-                    self.pool.ingest.register(registration)
+                case Registration():
+                    self.pool.ingest.register(call)
                     return None
                 case CompleteCall(trajectory_uid, prompt_uid, reward):
                     return self.pool.ingest.complete(trajectory_uid, prompt_uid, reward)

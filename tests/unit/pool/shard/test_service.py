@@ -11,7 +11,7 @@ from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.api.shard_calls import AbortCall, CompleteCall, KnowsCall, RegisterCall
+from stepwell.pool.api.shard_calls import AbortCall, CompleteCall, KnowsCall
 from stepwell.pool.api.watching import Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import SqliteJournal
@@ -45,7 +45,7 @@ def open_journal(path: Path) -> SqliteJournal:
 
 
 async def rollout(service: ShardService, uid: str = "t", prompt: str = "p", reward: float | None = 1.0) -> None:
-    await service.answer([RegisterCall(Registration(uid, prompt))])
+    await service.answer([Registration(uid, prompt)])
     assert await service.submit_steps(pack([make_step(uid, prompt)])) == [SubmitVerdict.ACCEPTED]
     assert await service.answer([CompleteCall(uid, prompt, reward)]) == [EndResult.COMPLETED]
 
@@ -55,9 +55,9 @@ async def test_calls_that_share_a_message_are_answered_each_for_itself(clock: Cl
     answers = await service.answer(
         [
             KnowsCall("t", "p"),
-            RegisterCall(Registration("t", "p")),
+            Registration("t", "p"),
             KnowsCall("t", "p"),
-            RegisterCall(Registration("t", "other")),
+            Registration("t", "other"),
             CompleteCall("stranger", "p", None),
             AbortCall("t", "p"),
         ]
@@ -78,7 +78,7 @@ async def test_a_failure_of_one_call_is_logged_and_costs_the_others_nothing(
 
     monkeypatch.setattr(service.pool.ingest, "knows", fail)
     with caplog.at_level(logging.ERROR):
-        failed, registered = await service.answer([KnowsCall("t", "p"), RegisterCall(Registration("t", "p"))])
+        failed, registered = await service.answer([KnowsCall("t", "p"), Registration("t", "p")])
     assert isinstance(failed, ZeroDivisionError)
     assert registered is None
     assert "a fault of ours" in caplog.text
@@ -152,7 +152,7 @@ async def test_a_service_with_the_journal_of_another_continues_where_that_was_ki
 async def test_what_a_refused_call_changed_is_in_the_journal_too(clock: Clock, tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "pool.sqlite")
     service = make_service(clock, journal)
-    await service.answer([RegisterCall(Registration("t", "p")), RegisterCall(Registration("t", "other"))])
+    await service.answer([Registration("t", "p"), Registration("t", "other")])
     journal.db.close()
     journal = open_journal(tmp_path / "pool.sqlite")
     assert await make_service(clock, journal).answer([KnowsCall("t", "p")]) == [True]
