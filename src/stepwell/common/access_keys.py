@@ -9,6 +9,7 @@
 import hmac
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 from stepwell.errors import BadRequest
@@ -48,22 +49,15 @@ class AccessKeys:
         return _derived_key(self._control[0], _key_message(trajectory_uid, prompt_uid)).decode("ascii")
 
     def may_control(self, authorization: str | bytes | None) -> bool:
-        if not self._control:
-            return True
-        key = _key_in(authorization)
-        return key is not None and self._is_control(key)
+        return self.open or self._is_control(_key_in(authorization))
 
     def may_call(self, authorization: str | bytes | None, trajectory_uid: str, prompt_uid: str) -> bool:
         """True if an agent with that header may make calls for that trajectory."""
-        if not self._control:
+        if self.open:
             return True
-        key = _key_in(authorization)
-        if key is None:
-            return False
-        message = _key_message(trajectory_uid, prompt_uid)
-        if any(hmac.compare_digest(key, _derived_key(control, message)) for control in self._control):
-            return True
-        return self._is_control(key)
+        key, message = _key_in(authorization), _key_message(trajectory_uid, prompt_uid)
+        is_own = any(hmac.compare_digest(key, _derived_key(control, message)) for control in self._control)
+        return is_own or self._is_control(key)
 
     def _is_control(self, key: bytes) -> bool:
         return any(hmac.compare_digest(key, control) for control in self._control)
@@ -79,27 +73,21 @@ def _require_strong(number: int, key: str) -> None:
         )
 
 
-def _key_in(authorization: str | bytes | None) -> bytes | None:
-    """The key in an Authorization header: a bearer token, or the password of basic credentials (http://:KEY@host)."""
-    if authorization is None:
-        return None
+def _key_in(authorization: str | bytes | None) -> bytes:
+    """The key in an Authorization header: a bearer token, or the password of basic credentials (http://:KEY@host).
+
+    Empty, which is never a key, if there is none.
+    """
     if isinstance(authorization, str):
-        if not authorization.isascii():
-            return None
-        authorization = authorization.encode("ascii")
+        authorization = authorization.encode(errors="surrogatepass")
+    if authorization is None:
+        return b""
     if authorization[: len(BEARER)].lower() == BEARER:
         return authorization[len(BEARER) :].strip()
     if authorization[: len(BASIC)].lower() == BASIC:
-        return _password(authorization[len(BASIC) :].strip())
-    return None
-
-
-def _password(credentials: bytes) -> bytes | None:
-    try:
-        _, colon, password = b64decode(credentials, validate=True).partition(b":")
-    except ValueError:
-        return None
-    return password if colon else None
+        with suppress(ValueError):
+            return b64decode(authorization[len(BASIC) :].strip(), validate=True).partition(b":")[2]
+    return b""
 
 
 def _key_message(trajectory_uid: str, prompt_uid: str) -> bytes:

@@ -38,11 +38,13 @@ async def in_thread(function: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            settle = partial(_succeed, done, function())
+            settle = partial(done.set_result, function())
+        except StopIteration:
+            settle = partial(done.set_exception, RuntimeError("StopIteration"))  # a future refuses StopIteration
         except BaseException as failure:  # noqa: BLE001 - it is raised again where the result is awaited
-            settle = partial(_fail, done, failure)
+            settle = partial(done.set_exception, failure)
         with suppress(RuntimeError):  # the loop may be closed already
-            loop.call_soon_threadsafe(settle)
+            loop.call_soon_threadsafe(lambda: None if done.cancelled() else settle())
 
     threading.Thread(target=run, name="agent", daemon=True).start()
     return await done
@@ -78,13 +80,3 @@ async def _repeat(work: RepeatedWork, pause_after_failure: float) -> None:
             log.exception("%s failed and is repeated", getattr(work, "__qualname__", work))
             pause = pause_after_failure
         await asyncio.sleep(pause)
-
-
-def _succeed(done: asyncio.Future[T], result: T) -> None:
-    if not done.cancelled():
-        done.set_result(result)
-
-
-def _fail(done: asyncio.Future[T], failure: BaseException) -> None:
-    if not done.cancelled():  # a future refuses StopIteration
-        done.set_exception(RuntimeError("StopIteration") if isinstance(failure, StopIteration) else failure)

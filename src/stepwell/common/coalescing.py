@@ -4,13 +4,15 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from stepwell.errors import PoolUnavailable
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+MIN_AGE, MAX_AGE = 1.0, 10.0
+LARGEST_SHARE = 0.002
 
 
 class Coalescer:
@@ -62,24 +64,13 @@ class Coalescer:
 class SharedAnswer(Generic[T]):
     """The pool's answer to one question. Any number of callers cost the pool as much as one caller.
 
-    An answer is reused for `max_age` seconds at most, and for `min_age` at least; in between, for so long that the
-    question takes no more than `share` of the pool's time.
+    An answer is reused for so long that the question takes no more than LARGEST_SHARE of the pool's time, between
+    MIN_AGE and MAX_AGE seconds.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[], Awaitable[T]],
-        *,
-        timeout: float = 2.0,
-        min_age: float = 1.0,
-        max_age: float = 10.0,
-        share: float = 0.002,
-    ) -> None:
+    def __init__(self, ask: Callable[[], Awaitable[T]], *, timeout: float = 2.0) -> None:
         self._ask = ask
         self._timeout = timeout
-        self._min_age = min_age
-        self._max_age = max_age
-        self._share = share
         self._asking: asyncio.Task[T] | None = None
         self._asked_at = 0.0
         self._valid_until = 0.0
@@ -117,17 +108,11 @@ class SharedAnswer(Generic[T]):
         try:
             answer = await self._ask()
         except PoolUnavailable:
-            self._valid_until = time.monotonic() + self._min_age
+            self._valid_until = time.monotonic() + MIN_AGE
             raise
         now = time.monotonic()
-        self._valid_until = now + min(self._max_age, max(self._min_age, (now - self._asked_at) / self._share))
+        self._valid_until = now + min(MAX_AGE, max(MIN_AGE, (now - self._asked_at) / LARGEST_SHARE))
         return answer
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class QueuedItem(Generic[T, R]):
-    item: T
-    answer: asyncio.Future[R]
 
 
 class BatchSender(Generic[T, R]):
@@ -159,15 +144,16 @@ class BatchSender(Generic[T, R]):
         self._weigh = weigh
         self._max_weight = max_weight
         self._sends_cancelled = sends_cancelled
-        self._queue: list[QueuedItem[T, R]] = []
+        self._queue: list[tuple[T, asyncio.Future[R]]] = []
+        """The items, and their answers."""
         self._sending: asyncio.Task[None] | None = None
 
     async def submit(self, item: T) -> R:
-        queued: QueuedItem[T, R] = QueuedItem(item, asyncio.get_running_loop().create_future())
-        self._queue.append(queued)
+        answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._queue.append((item, answer))
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_all())
-        return await queued.answer
+        return await answer
 
     async def _send_all(self) -> None:
         try:
@@ -183,28 +169,28 @@ class BatchSender(Generic[T, R]):
         finally:
             self._sending = None
 
-    def _next_message(self) -> list[QueuedItem[T, R]]:
+    def _next_message(self) -> list[tuple[T, asyncio.Future[R]]]:
         if not self._sends_cancelled:
-            self._queue = [queued for queued in self._queue if not queued.answer.done()]
+            self._queue = [(item, answer) for item, answer in self._queue if not answer.done()]
         weight = count = 0
-        for queued in self._queue:
-            weight += self._weigh(queued.item)
+        for item, _ in self._queue:
+            weight += self._weigh(item)
             if count and weight > self._max_weight:
                 break
             count += 1
         message, self._queue = self._queue[:count], self._queue[count:]
         return message
 
-    async def _exchange(self, message: Sequence[QueuedItem[T, R]]) -> None:
-        answers: Sequence[R | Exception]
+    async def _exchange(self, message: Sequence[tuple[T, asyncio.Future[R]]]) -> None:
+        results: Sequence[R | Exception]
         try:
-            answers = await self._send([queued.item for queued in message])
+            results = await self._send([item for item, _ in message])
         except Exception as failure:  # noqa: BLE001 - each caller gets it
-            answers = [failure] * len(message)
-        for queued, answer in zip(message, answers, strict=True):
-            if queued.answer.done():
+            results = [failure] * len(message)
+        for (_, answer), result in zip(message, results, strict=True):
+            if answer.done():
                 continue
-            if isinstance(answer, Exception):
-                queued.answer.set_exception(answer)
+            if isinstance(result, Exception):
+                answer.set_exception(result)
             else:
-                queued.answer.set_result(answer)
+                answer.set_result(result)

@@ -24,7 +24,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self, TypeAlias
 
 import orjson
@@ -190,14 +189,20 @@ class SupervisedProcess:
         self._supervision = asyncio.create_task(self._restart_when_it_ends())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        """Terminates the program, and kills it if it does not end within the grace period."""
         assert self._supervision is not None
         self._supervision.cancel()
         await asyncio.wait([self._supervision])
         assert self._child is not None
-        await self._end(self._child)
+        try:
+            self._child.terminate()
+            async with asyncio.timeout(GRACE):
+                await self._child.wait()
+        except TimeoutError:
+            log.warning("the %s did not end within %g s and is killed", self._program.name, GRACE)
+        finally:
+            await self._child.close()
 
     def _start(self) -> ChildProcess:
         command = dying_with_this_process(self._program.command)
@@ -233,17 +238,6 @@ class SupervisedProcess:
             pause = min(2 * pause, LONGEST_PAUSE)
             self.restarts += 1
             self._start()
-
-    async def _end(self, child: ChildProcess) -> None:
-        """Terminates it, and kills it if it does not end within the grace period."""
-        try:
-            child.terminate()
-            async with asyncio.timeout(GRACE):
-                await child.wait()
-        except TimeoutError:
-            log.warning("the %s did not end within %g s and is killed", self._program.name, GRACE)
-        finally:
-            await child.close()
 
 
 def dying_with_this_process(command: Sequence[str]) -> list[str]:
