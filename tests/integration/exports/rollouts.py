@@ -88,7 +88,7 @@ class Maker:
         }
 
 
-async def fill(pool: PoolClient, steps: int, seed: int = 0) -> None:
+async def fill(pool: PoolClient, steps: int, seed: int = 0, *, completed: float = 0.9) -> None:
     """Until it holds so many: complete or still open, with rewards of rollouts and of steps, revised and not."""
     maker, held, number = Maker(seed), 0, 0
     while held < steps:
@@ -109,5 +109,5 @@ async def fill(pool: PoolClient, steps: int, seed: int = 0) -> None:
                 await pool.give_reward(given)
                 await pool.give_reward(given)
                 reward = None
-            if maker.some(0.9):
+            if maker.some(completed):
                 await pool.complete_trajectory(wanted.trajectory_uid, wanted.prompt_uid, reward)
