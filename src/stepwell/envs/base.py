@@ -15,11 +15,11 @@ from typing import Any, ClassVar, TypeVar
 
 from stepwell.common.tokenizers import load_tokenizer
 from stepwell.envs.checkpoints import Checkpoints
-from stepwell.envs.collection import collect
+from stepwell.envs.collection import collect_group
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
 from stepwell.envs.failure_count import FailureCount
 from stepwell.envs.output.wandb_tracker import WandbTracker
-from stepwell.envs.scored_data import Groups, Item, ScoredDataItem, gather
+from stepwell.envs.scored_data import Groups, Item, ScoredDataItem
 from stepwell.envs.servers import ServerManager
 from stepwell.errors import BadRequest
 
@@ -79,12 +79,7 @@ class BaseEnv(ABC):
         By default: config.group_size concurrent calls of collect_trajectory. If a subclass returns anything else,
         its postprocess_histories must turn that into groups.
         """
-        collected = await collect(self.collect_trajectory, item, self.config.group_size)
-        if len(collected.rollouts) == self.config.group_size:
-            return gather(collected.rollouts), collected.backlog
-        if collected.failure is not None:
-            raise collected.failure
-        return None, collected.backlog
+        return await collect_group(self.collect_trajectory, item, self.config.group_size)
 
     async def postprocess_histories(self, trajectories: Any) -> Groups:
         """The last change of what collect_trajectories returned, before it is sent."""

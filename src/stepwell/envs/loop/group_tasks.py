@@ -3,6 +3,7 @@
 - A task ends by itself: it delivers, fails or times out. Only `cancel` ends it earlier; its item then returns to the
   head of the backlog.
 - Whatever the environment's code raises is logged and counted.
+- A finished group is delivered, or it is dropped and counted under its cause.
 - get_next_item is never called concurrently.
 """
 
@@ -10,25 +11,31 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from stepwell.envs.environment import RunnableEnv
 from stepwell.envs.loop.progress import EnvProgress
-from stepwell.envs.scored_data import Item, ScoredDataGroup
+from stepwell.envs.scored_data import Item, ScoredDataGroup, append_group, group_fault
 
-Deliver = Callable[[ScoredDataGroup], Awaitable[None]]
+Send: TypeAlias = Callable[[ScoredDataGroup], Awaitable[str]]
+"""Returns an empty text if the group has arrived, else the reason why not."""
 
 TIMED_OUT = "timed out"
 NOTHING = "nothing collected"
+NOT_SENT = "not sent"
 
 
 class GroupTasks:
-    def __init__(self, env: RunnableEnv, deliver: Deliver) -> None:
+    def __init__(self, env: RunnableEnv, send: Send, *, max_length: int | None = None) -> None:
+        """`max_length`: the most tokens that the trainer accepts."""
         self._env = env
-        self._deliver = deliver
+        self._send = send
+        self._max_length = max_length
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._numbers = itertools.count()
         self._item_lock = asyncio.Lock()
+        self._file_lock = asyncio.Lock()
         self._has_changed = asyncio.Event()
         self._last_item_was_none = False
 
@@ -138,6 +145,28 @@ class GroupTasks:
                 self._env.failure_count.drop(NOTHING)
             return groups
         return []
+
+    async def _deliver(self, group: ScoredDataGroup) -> None:
+        env, config = self._env, self._env.config
+        fault = group_fault(
+            group,
+            group_size=config.group_size,
+            max_length=self._max_length,
+            may_be_equal=not config.ensure_scores_are_not_same,
+        )
+        if fault is not None:
+            env.failure_count.drop(*fault)
+            return
+        if config.include_messages and not group.get("messages"):
+            group["messages"] = [[{"role": "user", "content": str(env.tokenizer.decode(t))}] for t in group["tokens"]]
+        env.wandb.keep(group)
+        if config.data_path_to_save_groups is not None:
+            async with self._file_lock:
+                await asyncio.to_thread(append_group, Path(config.data_path_to_save_groups), group)
+        if await self._send(group):
+            env.failure_count.drop(NOT_SENT)
+        else:
+            env.groups_delivered += 1
 
 
 def _as_list(groups: Any) -> list[Any]:

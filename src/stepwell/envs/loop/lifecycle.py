@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from stepwell.envs.checkpoints import claim
 from stepwell.envs.environment import RunnableEnv
-from stepwell.envs.loop.delivery import GroupDelivery
 from stepwell.envs.loop.group_tasks import GroupTasks
 from stepwell.envs.loop.membership import Membership, agree, join
 from stepwell.envs.loop.process_loop import ProcessLoop
@@ -62,7 +61,7 @@ async def _serve(
     if joined.starting_step > 0:
         env.load_checkpoint()
     await _start_tracking(env, server, joined.wandb_name)
-    tasks = GroupTasks(env, GroupDelivery(env, membership.send, max_length=max_length).deliver)
+    tasks = GroupTasks(env, membership.send, max_length=max_length)
     loop = ServeLoop(env, membership, terms, tasks, view, stop)
     try:
         log.info("the run has ended: %s", await loop.run())

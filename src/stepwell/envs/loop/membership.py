@@ -68,26 +68,12 @@ async def agree(env: RunnableEnv, server: RolloutServer, joined: EnvJoined) -> t
             if batch_size > 0
             else "neither the rollout server nor --env.batch-size says how many sequences a batch has"
         )
-    terms = terms_of(env, joined, batch_size)
-    if terms.total_steps == -1:
+    total_steps = joined.num_steps if env.config.total_steps == -1 else env.config.total_steps
+    if total_steps == -1:
         raise BadRequest("neither the rollout server nor --env.total-steps says how many steps there are")
+    workers = max_workers(env.config, len(env.server_configs))
+    terms = PaceTerms(env.config, batch_size, workers, total_steps, joined.checkpoint_interval)
     return terms, max_token_len if max_token_len > 0 else None
-
-
-def terms_of(env: RunnableEnv, joined: EnvJoined, batch_size: int) -> PaceTerms:
-    config = env.config
-    return PaceTerms(
-        group_size=config.group_size,
-        batch_size=batch_size,
-        max_workers=max_workers(config, len(env.server_configs)),
-        max_batches_offpolicy=config.max_batches_offpolicy,
-        min_batch_allocation=config.min_batch_allocation,
-        total_steps=joined.num_steps if config.total_steps == -1 else config.total_steps,
-        steps_per_eval=config.steps_per_eval,
-        eval_handling=config.eval_handling,
-        eval_limit_ratio=config.eval_limit_ratio,
-        checkpoint_interval=joined.checkpoint_interval,
-    )
 
 
 async def _register(env: RunnableEnv, server: RolloutServer) -> EnvJoined:

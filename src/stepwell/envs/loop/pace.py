@@ -13,17 +13,12 @@ from stepwell.envs.config import BaseEnvConfig, EvalHandling
 
 @dataclass(frozen=True, slots=True)
 class PaceTerms:
-    """What does not change during a run."""
+    """What does not change during a run; what is not set in the configuration comes from the rollout server."""
 
-    group_size: int
+    config: BaseEnvConfig
     batch_size: int
     max_workers: int
-    max_batches_offpolicy: int
-    min_batch_allocation: float | None
     total_steps: int
-    steps_per_eval: int
-    eval_handling: EvalHandling
-    eval_limit_ratio: float
     checkpoint_interval: int
     """0 or less: never."""
 
@@ -85,13 +80,13 @@ def decide(terms: PaceTerms, now: Situation) -> Decision:
 
 def offpolicy_room(terms: PaceTerms, now: Situation) -> int | None:
     """How many groups may be in progress within the off-policy limit; None if there is no limit."""
-    if terms.max_batches_offpolicy == 0:
+    if terms.config.max_batches_offpolicy == 0:
         return None
-    own_share = terms.min_batch_allocation or 0.0
+    own_share = terms.config.min_batch_allocation or 0.0
     open_share = min(1.0, now.unallocated_fraction + own_share)
-    ahead = terms.max_batches_offpolicy * terms.batch_size
-    room = max(1, int(ahead * open_share) // terms.group_size) - now.queue_size
-    own_room = math.ceil(ahead * own_share / terms.group_size) - now.self_queue_size
+    ahead = terms.config.max_batches_offpolicy * terms.batch_size
+    room = max(1, int(ahead * open_share) // terms.config.group_size) - now.queue_size
+    own_room = math.ceil(ahead * own_share / terms.config.group_size) - now.self_queue_size
     return max(0, room, own_room)
 
 
@@ -100,10 +95,10 @@ def _most_running(terms: PaceTerms, now: Situation, *, is_evaluating: bool) -> t
     if now.is_pausing:
         return 0, "a group failed a moment ago"
     most, why = terms.max_workers, ""
-    if is_evaluating and terms.eval_handling is EvalHandling.STOP_TRAIN:
+    if is_evaluating and terms.config.eval_handling is EvalHandling.STOP_TRAIN:
         return 0, "evaluating"
-    if is_evaluating and terms.eval_handling is EvalHandling.LIMIT_TRAIN:
-        most, why = int(most * terms.eval_limit_ratio), "evaluating"
+    if is_evaluating and terms.config.eval_handling is EvalHandling.LIMIT_TRAIN:
+        most, why = int(most * terms.config.eval_limit_ratio), "evaluating"
     room = offpolicy_room(terms, now)
     if room is not None and room < most:
         most, why = room, "enough waits for the trainer"
@@ -121,9 +116,9 @@ def _finished(terms: PaceTerms, now: Situation) -> str:
 
 
 def _must_evaluate(terms: PaceTerms, now: Situation) -> bool:
-    if now.is_evaluating or terms.steps_per_eval == 0:
+    if now.is_evaluating or terms.config.steps_per_eval == 0:
         return False
-    return now.step // terms.steps_per_eval > now.evaluated_at // terms.steps_per_eval
+    return now.step // terms.config.steps_per_eval > now.evaluated_at // terms.config.steps_per_eval
 
 
 def _checkpoint(terms: PaceTerms, now: Situation) -> int | None:

@@ -1,22 +1,23 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from stepwell.envs.config import BaseEnvConfig, EvalHandling
 from stepwell.envs.loop.pace import PaceTerms, Situation, decide, max_workers
 
-TERMS = PaceTerms(
-    group_size=4,
-    batch_size=8,
-    max_workers=10,
-    max_batches_offpolicy=3,
-    min_batch_allocation=None,
-    total_steps=100,
-    steps_per_eval=10,
-    eval_handling=EvalHandling.STOP_TRAIN,
-    eval_limit_ratio=0.5,
-    checkpoint_interval=5,
-)
+
+def terms_with(**config: Any) -> PaceTerms:
+    return PaceTerms(
+        BaseEnvConfig(**{"steps_per_eval": 10, **config}),
+        batch_size=8,
+        max_workers=10,
+        total_steps=100,
+        checkpoint_interval=5,
+    )
+
+
+TERMS = terms_with()
 NOW = Situation(
     step=0,
     queue_size=0,
@@ -37,7 +38,7 @@ def test_what_waits_and_what_runs_stay_within_the_off_policy_limit(queue: int, r
 
 
 def test_no_more_run_than_there_are_workers() -> None:
-    terms = replace(TERMS, max_batches_offpolicy=0)
+    terms = terms_with(max_batches_offpolicy=0)
     assert decide(terms, replace(NOW, queue_size=1_000)).start == 10
     assert decide(terms, replace(NOW, running=10)).start == 0
 
@@ -45,7 +46,7 @@ def test_no_more_run_than_there_are_workers() -> None:
 def test_a_pause_says_why_and_full_work_is_no_pause() -> None:
     assert decide(TERMS, replace(NOW, queue_size=6)).idle == "enough waits for the trainer"
     assert decide(TERMS, replace(NOW, running=6)).idle == "enough waits for the trainer"
-    assert decide(replace(TERMS, max_batches_offpolicy=0), replace(NOW, running=10)).idle == ""
+    assert decide(terms_with(max_batches_offpolicy=0), replace(NOW, running=10)).idle == ""
     assert decide(TERMS, NOW).idle == ""
 
 
@@ -60,7 +61,7 @@ def test_an_environment_without_any_share_still_gets_a_turn_when_nothing_waits()
 
 
 def test_an_own_share_is_filled_however_much_others_have_queued() -> None:
-    terms = replace(TERMS, min_batch_allocation=0.5)
+    terms = terms_with(min_batch_allocation=0.5)
     now = replace(NOW, unallocated_fraction=0.5, queue_size=50)
     assert decide(terms, now).start == 3
     assert decide(terms, replace(now, self_queue_size=2)).start == 1
@@ -72,7 +73,7 @@ def test_an_own_share_is_filled_however_much_others_have_queued() -> None:
     ("handling", "start"), [(EvalHandling.STOP_TRAIN, 0), (EvalHandling.LIMIT_TRAIN, 5), (EvalHandling.NONE, 10)]
 )
 def test_an_evaluation_holds_new_work_back_as_configured(handling: EvalHandling, start: int) -> None:
-    terms = replace(TERMS, eval_handling=handling, max_batches_offpolicy=0)
+    terms = terms_with(eval_handling=handling, max_batches_offpolicy=0)
     assert decide(terms, replace(NOW, is_evaluating=True)).start == start
     begins = decide(terms, replace(NOW, step=10))
     assert (begins.evaluate, begins.start) == (True, start)
@@ -94,7 +95,7 @@ def test_an_evaluation_that_is_due_while_one_runs_begins_after_it() -> None:
 
 
 def test_no_evaluations_where_none_are_wanted() -> None:
-    assert not decide(replace(TERMS, steps_per_eval=0), replace(NOW, step=50)).evaluate
+    assert not decide(terms_with(steps_per_eval=0), replace(NOW, step=50)).evaluate
 
 
 @pytest.mark.parametrize(("step", "at", "due"), [(4, 0, None), (5, 0, 5), (12, 5, 10), (12, 10, None), (7, 7, None)])
