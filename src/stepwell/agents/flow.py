@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from numbers import Real
-from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
@@ -76,10 +75,8 @@ class AgentFlow(ABC):
         await self.gateway.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.gateway.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self.gateway.__aexit__()
 
 
 class _Attempt:

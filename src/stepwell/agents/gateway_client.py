@@ -7,7 +7,6 @@
 """
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
@@ -143,9 +142,7 @@ class GatewayClient:
         self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._http is not None
         await self._http.close()
         self._http = None

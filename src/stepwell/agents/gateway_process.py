@@ -9,7 +9,6 @@ It keeps its address over restarts, so base_urls stay valid. The guarantees of S
 import logging
 import sys
 import time
-from types import TracebackType
 from typing import Self
 
 from stepwell.agents.gateway_client import GatewayClient
@@ -63,10 +62,8 @@ class GatewayProcess:
         log.info("the gateway at %s is ready", self.url)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._process.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self._process.__aexit__()
 
     async def _why_not_ready(self) -> str | None:
         async with GatewayClient(self.url, self.key) as gateway:

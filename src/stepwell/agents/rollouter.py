@@ -23,8 +23,8 @@ from stepwell.agents.gateway_client import GatewayClient
 from stepwell.agents.gateway_process import GatewayProcess
 from stepwell.agents.rollout import RolloutResult
 from stepwell.agents.rollout_counts import RolloutCounts
-from stepwell.agents.schedule import GroupEnd, GroupSizes, RolloutSchedule, RolloutStart, StartPace
-from stepwell.agents.validation import Validation, ValidationReport, ValidationRound, ValidationSchedule
+from stepwell.agents.schedule import GroupEnd, RolloutSchedule, RolloutStart
+from stepwell.agents.validation import Validation, ValidationReport, ValidationRound
 from stepwell.common.progress import ProgressLine
 from stepwell.errors import BadRequest, StepwellError
 from stepwell.logs import about
@@ -60,7 +60,8 @@ class AsyncRollouter:
         self._concurrency = concurrency
         self._retries = retries
         self._validation = validation
-        self._validation_schedule = ValidationSchedule(validation.every) if validation else None
+        self._next_validation: int | None = None
+        """The policy version at which to validate; None before the first validation."""
         self._round: ValidationRound | None = None
         self._on_result = on_result
         self._on_validation = on_validation
@@ -98,11 +99,11 @@ class AsyncRollouter:
 
     def _new_schedule(self, groups: int | None) -> RolloutSchedule:
         bounds = [bound for bound in (groups, self._dataset.left) if bound is not None]
-        sizes = GroupSizes(self._flow.group_size, self._validation.flow.group_size if self._validation else 0)
         return RolloutSchedule(
             iter(self._dataset),
             self._dataset.find,
-            sizes,
+            group_size=self._flow.group_size,
+            validation_size=self._validation.flow.group_size if self._validation else 0,
             concurrency=self._concurrency,
             retries=self._retries,
             groups=min(bounds, default=None),
@@ -126,12 +127,10 @@ class AsyncRollouter:
         while True:
             schedule.pacing_requested()
             try:
-                now = await gateway.pacing(self._flow.channel)
-                refills = [(refill.prompt_uid, refill.missing) for refill in now.refills]
-                schedule.pacing_received(StartPace(now.may_start, refills))
-                if self._validation_schedule is not None and time.monotonic() > version_at + VERSION_EVERY:
+                schedule.pacing_received(await gateway.pacing(self._flow.channel))
+                if self._validation is not None and time.monotonic() > version_at + VERSION_EVERY:
                     version_at = time.monotonic()
-                    self._validate_if_due(schedule, self._validation_schedule, await gateway.policy_version())
+                    self._validate_if_due(schedule, self._validation, await gateway.policy_version())
                 trouble = ""
             except StepwellError as failure:
                 schedule.pacing_received(None)
@@ -141,17 +140,15 @@ class AsyncRollouter:
             self._changed.set()
             await asyncio.sleep(PACE_EVERY)
 
-    def _validate_if_due(self, schedule: RolloutSchedule, validations: ValidationSchedule, version: int | None) -> None:
-        if (
-            self._validation is None
-            or schedule.is_validating
-            or schedule.is_stopping
-            or not validations.is_due(version)
-        ):
-            return
-        validations.begin(version)
-        self._round = ValidationRound(version)
-        schedule.validate(self._validation.dataset.rest_of_epoch())
+    def _validate_if_due(self, schedule: RolloutSchedule, validation: Validation, version: int | None) -> None:
+        """At the start, then each time the version has grown by `every`. An unknown version counts as 0: the weights
+        that an engine starts with have no number."""
+        number = version or 0
+        is_due = self._next_validation is None or number >= self._next_validation
+        if is_due and not schedule.is_validating and not schedule.is_stopping:
+            self._next_validation = number + validation.every
+            self._round = ValidationRound(version)
+            schedule.validate(validation.dataset.rest_of_epoch())
 
     # -- one rollout ---------------------------------------------------------------------------------------------------
 
@@ -189,7 +186,7 @@ class AsyncRollouter:
             names = about(trajectory_uid=result.trajectory_uid, prompt_uid=result.prompt_uid, attempt=result.attempt)
             log.info("a rollout was not completed: %s, %s", result.status, result.why, extra=names)
         if start.is_validation and self._round is not None:
-            self._round.add(result)
+            self._round.results.append(result)
         self._on_result(result)
 
     def _note_end(self, schedule: RolloutSchedule, end: GroupEnd, last: RolloutResult) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from stepwell.agents.dataset import Prompt
 from stepwell.agents.rollout import RolloutStatus
+from stepwell.wire.gateway_api import PacingNow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,16 +24,6 @@ class RolloutStart:
     prompt: Prompt
     attempt: int
     is_validation: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StartPace:
-    """The pool's pacing of a channel."""
-
-    may_start: int | None
-    """Rollouts that may start; None while the pool does not know."""
-    refills: Sequence[tuple[str, int]] = ()
-    """Groups that lack rollouts, and how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +57,14 @@ class OpenGroup:
         return len(self.waiting) + len(self.running), self.number
 
 
-@dataclass(slots=True)
-class GroupSizes:
-    """Rollouts in a group."""
-
-    train: int
-    validation: int
-
-
 class RolloutSchedule:
     def __init__(
         self,
         prompts: Iterator[Prompt],
         find: Callable[[str], Prompt | None],
-        sizes: GroupSizes,
         *,
+        group_size: int,
+        validation_size: int,
         concurrency: int,
         retries: int,
         groups: int | None = None,
@@ -89,7 +73,8 @@ class RolloutSchedule:
         training; it must not exceed the number of prompts."""
         self._prompts = prompts
         self._find = find
-        self._sizes = sizes
+        self._group_size = group_size
+        self._validation_size = validation_size
         self._concurrency = concurrency
         self._retries = retries
         self._left = groups
@@ -98,7 +83,7 @@ class RolloutSchedule:
         self._running: set[RolloutStart] = set()
         self._unopened: set[RolloutStart] = set()
         """Running, and not yet registered in the pool."""
-        self._pace: StartPace | None = None
+        self._pace: PacingNow | None = None
         self._uncounted: list[RolloutStart] = []
         """Rollouts for training that the pool's last answer may not include."""
         self._uncounted_next: list[RolloutStart] | None = None
@@ -136,11 +121,14 @@ class RolloutSchedule:
         """The pool's answer may not include rollouts that start from now on."""
         self._uncounted_next = [start for start in self._unopened if not start.is_validation]
 
-    def pacing_received(self, pace: StartPace | None) -> None:
+    def pacing_received(self, pace: PacingNow | None) -> None:
         """None: the gateway did not answer."""
         self._pace, self._uncounted, self._uncounted_next = pace, self._uncounted_next or [], None
-        for prompt_uid, missing in _summed(pace.refills if pace else ()).items():
-            self._refill(prompt_uid, missing)
+        missing = Counter[str]()
+        for refill in pace.refills if pace else ():
+            missing[refill.prompt_uid] += refill.missing
+        for prompt_uid, count in missing.items():
+            self._refill(prompt_uid, count)
 
     def _refill(self, prompt_uid: str, missing: int) -> None:
         group = self._groups.get(prompt_uid)
@@ -164,10 +152,11 @@ class RolloutSchedule:
         for group in sorted(self._groups.values(), key=lambda group: group.urgency):
             starts += self._start(group)
         while self._has_slot() and self._to_validate:
-            group = self._open(self._to_validate.popleft(), self._sizes.validation, is_validation=True)
+            group = self._open(self._to_validate.popleft(), self._validation_size, is_validation=True)
             starts += self._start(group)
         while self._has_slot() and self._may_open():
-            starts += self._start(self._open(self._next_prompt(), self._sizes.train, is_validation=False))
+            self._left = None if self._left is None else self._left - 1
+            starts += self._start(self._open(next(self._prompts), self._group_size, is_validation=False))
         return starts
 
     def _start(self, group: OpenGroup) -> list[RolloutStart]:
@@ -177,16 +166,12 @@ class RolloutSchedule:
             group.running.add(start)
             self._running.add(start)
             self._unopened.add(start)
-            self._count(start)
             starts.append(start)
+        if not group.is_validation:
+            self._uncounted += starts
+            if self._uncounted_next is not None:
+                self._uncounted_next += starts
         return starts
-
-    def _count(self, start: RolloutStart) -> None:
-        if start.is_validation:
-            return
-        self._uncounted.append(start)
-        if self._uncounted_next is not None:
-            self._uncounted_next.append(start)
 
     def _open(self, prompt: Prompt, size: int, *, is_validation: bool) -> OpenGroup:
         self._opened += 1
@@ -204,10 +189,6 @@ class RolloutSchedule:
             return True
         promised = sum(len(group.waiting) for group in self._groups.values() if not group.is_validation)
         return self._pace.may_start > len(self._uncounted) + promised
-
-    def _next_prompt(self) -> Prompt:
-        self._left = None if self._left is None else self._left - 1
-        return next(self._prompts)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -239,10 +220,3 @@ class RolloutSchedule:
         if is_given_up:
             self._given_up.add(group.prompt.uid)
         return GroupEnd(group.prompt, group.is_validation, group.completed, is_given_up, tuple(group.running))
-
-
-def _summed(refills: Sequence[tuple[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for prompt_uid, missing in refills:
-        total[prompt_uid] += missing
-    return total

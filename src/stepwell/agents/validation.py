@@ -36,37 +36,16 @@ class ValidationRound:
 
     policy_version: int | None
     started: float = field(default_factory=time.monotonic)
-    rewards: list[float] = field(default_factory=list)
-    completed: int = 0
-    failed: int = 0
-
-    def add(self, result: RolloutResult) -> None:
-        self.completed += result.is_completed
-        self.failed += not result.is_completed
-        if result.reward is not None:
-            self.rewards.append(result.reward)
+    results: list[RolloutResult] = field(default_factory=list)
 
     def report(self) -> ValidationReport:
+        rewards = [result.reward for result in self.results if result.reward is not None]
+        completed = sum(result.is_completed for result in self.results)
         return ValidationReport(
             policy_version=self.policy_version,
-            mean_reward=sum(self.rewards) / len(self.rewards) if self.rewards else None,
-            scored=len(self.rewards),
-            completed=self.completed,
-            failed=self.failed,
+            mean_reward=sum(rewards) / len(rewards) if rewards else None,
+            scored=len(rewards),
+            completed=completed,
+            failed=len(self.results) - completed,
             seconds=time.monotonic() - self.started,
         )
-
-
-class ValidationSchedule:
-    """When to validate: at the start, then each time the version has grown by `every`."""
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-        self._next: int | None = None
-
-    def is_due(self, version: int | None) -> bool:
-        """An unknown version counts as 0: the weights that an engine starts with have no number."""
-        return self._next is None or (version or 0) >= self._next
-
-    def begin(self, version: int | None) -> None:
-        self._next = (version or 0) + self._every

@@ -8,10 +8,18 @@ from hypothesis import strategies as st
 
 from stepwell.agents.dataset import Prompt
 from stepwell.agents.rollout import RolloutStatus
-from stepwell.agents.schedule import GroupEnd, GroupSizes, RolloutSchedule, RolloutStart, StartPace
+from stepwell.agents.schedule import GroupEnd, RolloutSchedule, RolloutStart
+from stepwell.wire.gateway_api import PacingNow, RefillWanted
 
 COMPLETED, ABORTED, EMPTY, LATE, FAILED = RolloutStatus
-FREE = StartPace(None)
+
+
+def pacing(may_start: int | None, refills: Sequence[tuple[str, int]] = ()) -> PacingNow:
+    wanted = [RefillWanted(prompt_uid=uid, missing=missing) for uid, missing in refills]
+    return PacingNow(may_start=may_start, in_flight=0, queued=0, refills=wanted)
+
+
+FREE = pacing(None)
 """A pool that does not know how much may start."""
 
 
@@ -20,10 +28,18 @@ def make_schedule(
 ) -> RolloutSchedule:
     prompts = (Prompt(f"g{number}", {}) for number in count())
     find = {uid: Prompt(uid, {}) for uid in known}.get
-    return RolloutSchedule(prompts, find, GroupSizes(size, 1), concurrency=concurrency, retries=retries, groups=groups)
+    return RolloutSchedule(
+        prompts,
+        find,
+        group_size=size,
+        validation_size=1,
+        concurrency=concurrency,
+        retries=retries,
+        groups=groups,
+    )
 
 
-def tell(schedule: RolloutSchedule, pace: StartPace | None) -> None:
+def tell(schedule: RolloutSchedule, pace: PacingNow | None) -> None:
     schedule.pacing_requested()
     schedule.pacing_received(pace)
 
@@ -53,38 +69,38 @@ def test_no_more_run_than_the_bound_on_concurrency() -> None:
 
 def test_groups_are_opened_only_as_far_as_the_pool_leaves_room() -> None:
     schedule = make_schedule(size=4)
-    tell(schedule, StartPace(8))
+    tell(schedule, pacing(8))
     assert names(schedule.next_starts()) == ["g0"] * 4 + ["g1"] * 4
     assert schedule.next_starts() == []
 
 
 def test_what_has_started_counts_until_an_answer_that_knows_of_it() -> None:
     schedule = make_schedule(size=1)
-    tell(schedule, StartPace(2))
+    tell(schedule, pacing(2))
     first = schedule.next_starts()
-    tell(schedule, StartPace(2))  # the pool was asked before either was opened
+    tell(schedule, pacing(2))  # the pool was asked before either was opened
     assert schedule.next_starts() == []
     schedule.opened(first[0])
-    tell(schedule, StartPace(1))
+    tell(schedule, pacing(1))
     assert schedule.next_starts() == []
     schedule.opened(first[1])
-    tell(schedule, StartPace(1))
+    tell(schedule, pacing(1))
     assert len(schedule.next_starts()) == 1
 
 
 def test_what_starts_between_question_and_answer_counts_too() -> None:
     schedule = make_schedule(size=1)
-    tell(schedule, StartPace(2))
+    tell(schedule, pacing(2))
     schedule.pacing_requested()
     for start in schedule.next_starts():
         schedule.opened(start)
-    schedule.pacing_received(StartPace(2))
+    schedule.pacing_received(pacing(2))
     assert schedule.next_starts() == []
 
 
 def test_a_group_is_opened_whole_even_where_the_pool_has_room_for_less() -> None:
     schedule = make_schedule(size=4)
-    tell(schedule, StartPace(1))
+    tell(schedule, pacing(1))
     assert names(schedule.next_starts()) == ["g0"] * 4, "a batch smaller than a group would otherwise never be made"
     assert schedule.next_starts() == []
 
@@ -146,7 +162,7 @@ def test_a_group_that_the_pool_wants_more_of_gets_as_many_as_are_missing_once() 
     for start in (first, *lost):
         schedule.opened(start)
     schedule.ended(first, COMPLETED)
-    wanted = StartPace(None, [("g0", 2)])
+    wanted = pacing(None, [("g0", 2)])
     tell(schedule, wanted)
     again = schedule.next_starts()
     assert names(again) == ["g0", "g0"]
@@ -160,7 +176,7 @@ def test_a_group_that_the_pool_wants_more_of_gets_as_many_as_are_missing_once() 
 
 def test_a_group_from_before_a_restart_is_refilled_and_a_strangers_is_not() -> None:
     schedule = make_schedule(groups=0, known=["before"])
-    tell(schedule, StartPace(0, [("before", 1), ("stranger", 3)]))
+    tell(schedule, pacing(0, [("before", 1), ("stranger", 3)]))
     (start,) = schedule.next_starts()
     assert start.prompt.uid == "before"
     assert not schedule.is_over
@@ -173,14 +189,14 @@ def test_a_group_that_was_given_up_is_not_refilled() -> None:
     tell(schedule, FREE)
     (start,) = schedule.next_starts()
     schedule.ended(start, ABORTED)
-    tell(schedule, StartPace(None, [("g0", 1)]))
+    tell(schedule, pacing(None, [("g0", 1)]))
     assert schedule.next_starts() == []
 
 
 def test_validation_is_started_first_and_does_not_count_for_pacing() -> None:
     schedule = make_schedule(size=2, concurrency=5)
     schedule.validate([Prompt(f"v{number}", {}) for number in range(3)])
-    tell(schedule, StartPace(2))
+    tell(schedule, pacing(2))
     starts = schedule.next_starts()
     assert names(starts) == ["v0", "v1", "v2", "g0", "g0"]
     assert [start.is_validation for start in starts] == [True] * 3 + [False] * 2
@@ -210,8 +226,8 @@ class ToyPool:
         self.room = room
         self.in_flight = self.queued = 0
 
-    def pace(self) -> StartPace:
-        return StartPace(max(0, self.room - self.in_flight - self.queued))
+    def pace(self) -> PacingNow:
+        return pacing(max(0, self.room - self.in_flight - self.queued))
 
 
 @given(st.data(), st.integers(1, 4), st.integers(1, 4))
@@ -221,12 +237,12 @@ def test_the_pools_room_is_never_exceeded_whatever_the_order_of_events(
     schedule, pool = make_schedule(size=size, retries=100), ToyPool(size * batches)
     running: deque[RolloutStart] = deque()
     opened: deque[RolloutStart] = deque()
-    answers: deque[StartPace] = deque()
+    answers: deque[PacingNow] = deque()
     for _ in range(60):
         event = data.draw(st.sampled_from(["ask", "count", "answer", "start", "open", "complete", "abort", "train"]))
         if event == "ask" and not answers:
             schedule.pacing_requested()
-            answers.append(StartPace(-1))
+            answers.append(pacing(-1))
         elif event == "count" and answers:
             answers[0] = pool.pace()
         elif event == "answer" and answers and answers[0].may_start != -1:

@@ -12,7 +12,6 @@ from stepwell.envs.loop.process_loop import ProcessLoop
 from stepwell.envs.loop.progress import GroupSink, NoView, ProgressView
 from stepwell.envs.loop.serve_loop import ServeLoop
 from stepwell.envs.loop.stop_signal import StopSignal, stop_by_signal, unless
-from stepwell.envs.output.wandb_tracker import WandbRun
 from stepwell.envs.rollout_server.client import RolloutServer
 
 log = logging.getLogger("stepwell.envs")
@@ -77,7 +76,8 @@ async def _start_tracking(env: RunnableEnv, server: RolloutServer, name: str) ->
     if env.config.use_wandb:
         project, group = await server.wandb_info()
         config = env.config.model_dump(mode="json", exclude={"rollout_server_key"})
-        env.wandb.start(WandbRun(name, project, group, config), lambda ids: str(env.tokenizer.decode(ids)))
+        run = {"name": name, "project": project, "group": group, "config": config}
+        env.wandb.start(run, lambda ids: str(env.tokenizer.decode(ids)))
 
 
 async def _close(env: RunnableEnv) -> None:

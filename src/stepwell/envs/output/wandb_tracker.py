@@ -13,9 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from stepwell.common.optional import require
 from stepwell.common.tokenizers import Decode
@@ -31,28 +30,10 @@ TABLE = "train/rollouts"
 DROPPED = "tracking/dropped"
 
 
-@dataclass(frozen=True, slots=True)
-class WandbRun:
-    """The arguments of wandb.init."""
-
-    name: str
-    project: str | None = None
-    group: str | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TrackedRollout:
-    tokens: list[int]
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class WandbEntry:
-    metrics: dict[str, Any]
-    step: int | None
-    rollouts: list[TrackedRollout]
-    """For the table; decoded in wandb's thread."""
+TrackedRollout: TypeAlias = tuple[list[int], float]
+"""Tokens and score."""
+WandbEntry: TypeAlias = tuple[dict[str, Any], int | None, list[TrackedRollout]]
+"""Metrics, their step, and the rollouts of the table, which are decoded in wandb's thread."""
 
 
 class WandbTracker:
@@ -73,28 +54,29 @@ class WandbTracker:
         self._close_timeout = close_timeout
         self._load = load or _wandb
         self._thread: threading.Thread | None = None
+        self._failed: set[str] = set()
 
     @property
     def is_on(self) -> bool:
         return self._thread is not None
 
-    def start(self, run: WandbRun, decode: Decode | None = None) -> None:
-        """`decode` makes the texts of the table; without it, the table has token ids."""
-        writer = WandbWriter(self._entries, self._load, run, decode or str)
-        self._thread = threading.Thread(target=writer.serve, name="wandb", daemon=True)
+    def start(self, run: Mapping[str, Any], decode: Decode | None = None) -> None:
+        """`run` are the arguments of wandb.init. `decode` makes the texts of the table; without it, the table has token
+        ids."""
+        self._thread = threading.Thread(target=self._write, args=(run, decode or str), name="wandb", daemon=True)
         self._thread.start()
 
     def keep(self, group: ScoredDataGroup) -> None:
         """Keeps its rollouts for the next table."""
         if self.is_on:
-            self._rollouts.extend(map(TrackedRollout, group["tokens"], group["scores"]))
+            self._rollouts.extend(zip(group["tokens"], group["scores"], strict=True))
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         if not self.is_on:
             return
         dropped = {DROPPED: self.dropped} if self.dropped else {}
         try:
-            self._entries.put_nowait(WandbEntry({**metrics, **dropped}, step, list(self._rollouts)))
+            self._entries.put_nowait(({**metrics, **dropped}, step, list(self._rollouts)))
         except queue.Full:
             self.dropped += 1
         else:
@@ -113,42 +95,32 @@ class WandbTracker:
         if thread.is_alive():
             log.warning("wandb did not end within %g s: what it had not received is lost", self._close_timeout)
 
+    # -- in wandb's thread: only it calls wandb, and it handles all its failures ---------------------------------------
 
-class WandbWriter:
-    """The part that runs in the thread: only it calls wandb, and it handles all its failures."""
-
-    def __init__(
-        self,
-        entries: "queue.Queue[WandbEntry | None]",
-        load: Callable[[], Any],
-        run: WandbRun,
-        decode: Callable[[list[int]], str],
-    ) -> None:
-        self._entries, self._load, self._run, self._decode = entries, load, run, decode
-        self._logged: set[str] = set()
-
-    def serve(self) -> None:
+    def _write(self, arguments: Mapping[str, Any], decode: Decode) -> None:
         wandb = self._try("import", self._load)
-        run = wandb and self._try("init", lambda: wandb.init(**asdict(self._run)))
+        run = wandb and self._try("init", lambda: wandb.init(**arguments))
         while (entry := self._entries.get()) is not None:
             if run is not None:
-                table = self._try("table", partial(self._table, wandb, entry.rollouts))
-                self._try("log", partial(run.log, {**entry.metrics, **(table or {})}, step=entry.step))
+                metrics, step, rollouts = entry
+                table = self._try("table", partial(_table, wandb, decode, rollouts))
+                self._try("log", partial(run.log, {**metrics, **(table or {})}, step=step))
         if run is not None:
             self._try("finish", run.finish)
-
-    def _table(self, wandb: Any, rollouts: list[TrackedRollout]) -> dict[str, Any]:
-        rows = [[self._decode(rollout.tokens), rollout.score] for rollout in rollouts]
-        return {TABLE: wandb.Table(columns=["text", "score"], data=rows)} if rows else {}
 
     def _try(self, what: str, act: Callable[[], Any]) -> Any:
         try:
             return act()
         except Exception as failure:  # noqa: BLE001 - a failure of wandb must not reach the environment
-            if what not in self._logged:
+            if what not in self._failed:
                 log.warning("wandb (%s) fails; the environment goes on: %s: %s", what, type(failure).__name__, failure)
-            self._logged.add(what)
+            self._failed.add(what)
             return None
+
+
+def _table(wandb: Any, decode: Decode, rollouts: list[TrackedRollout]) -> dict[str, Any]:
+    rows = [[decode(tokens), score] for tokens, score in rollouts]
+    return {TABLE: wandb.Table(columns=["text", "score"], data=rows)} if rows else {}
 
 
 def _wandb() -> Any:

@@ -5,7 +5,6 @@ import logging
 import os
 from collections import deque
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 from stepwell.common.optional import require
@@ -55,9 +54,7 @@ class CallSlots:
                 self._waiting.remove(admission)
             raise
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._leave()
 
     def _leave(self) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from stepwell.envs.output.wandb_tracker import WandbRun, WandbTracker
+from stepwell.envs.output.wandb_tracker import WandbTracker
 from stepwell.envs.scored_data import ScoredDataGroup
 from stepwell.errors import BadRequest
 
-RUN = WandbRun("sums_0", project="p", group="g", config={"group_size": 4})
+RUN = {"name": "sums_0", "project": "p", "group": "g", "config": {"group_size": 4}}
 
 
 def group(*scores: float) -> ScoredDataGroup:
