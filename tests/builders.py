@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from stepwell.pool.api.leasing import BatchRequest, LeasedGroups, Settlement
+from stepwell.pool.api.leasing import BatchRequest, ExactFill, LeasedGroups, Settlement
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome, Score
 from stepwell.pool.rules.exact_batch import choose_groups
@@ -107,12 +107,15 @@ class EasyPool(Pool):
         step_filter: StepFilter = EVERYTHING,
     ) -> tuple[str, LeasedGroups] | None:
         """A lease's name and what is under it: groups with exactly that many trajectories."""
-        chosen = choose_groups(self.leasing.offers(channel, trajectories, step_filter), trajectories, shares or {})
+        request = ExactFill(
+            trajectories=trajectories, channel=channel, shares=shares or {}, lease=seconds, step_filter=step_filter
+        )
+        chosen = choose_groups(self.leasing.offers(request), trajectories, request.shares)
         if chosen is None:
             return None
         self.leases += 1
         uid = f"lease-{self.leases}"
-        taken = self.leasing.take_offers(channel, chosen, step_filter, uid, self.state.now + seconds)
+        taken = self.leasing.take_offers(request, chosen, uid, self.state.now + seconds)
         assert taken is not None, "what was just offered is gone"
         return uid, taken
 

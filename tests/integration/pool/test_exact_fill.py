@@ -115,4 +115,5 @@ async def test_a_single_shard_fills_a_batch_by_itself_also_when_it_is_killed_mea
     assert filled is not None
     assert (filled.sources, filled.attempts) == (["games"] * 3, [0] * 3)
     await client.ack(filled)
-    assert (await client.ready_groups("train")).total_trajectories == 12
+    ready = await client.ready_groups("train")
+    assert sum(map(ready.trajectories_of, ready.groups)) == 12

@@ -175,19 +175,12 @@ class ReadyGroups:
 
     @property
     def total_groups(self) -> int:
-        return sum(map(self.groups_of, self.groups))
-
-    @property
-    def total_trajectories(self) -> int:
-        return sum(map(self.trajectories_of, self.groups))
+        return sum(sum(sizes.values()) for sizes in self.groups.values())
 
     @property
     def largest(self) -> int:
         """The size of the largest group; 0 if there is none."""
         return max((size for sizes in self.groups.values() for size in sizes), default=0)
-
-    def groups_of(self, source: str) -> int:
-        return sum(self.groups.get(source, {}).values())
 
     def trajectories_of(self, source: str) -> int:
         return sum(size * count for size, count in self.groups.get(source, {}).items())

@@ -83,14 +83,10 @@ class PoolClient(ScoringClient, WatchClient):
     async def submit_steps(
         self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
     ) -> list[SubmitVerdict]:
-        async def submit(shard: str, indexes: list[int]) -> dict[int, SubmitVerdict]:
-            verdicts = await self.shards.at(shard).submit_steps(pack([steps[i] for i in indexes]), channel, group_size)
-            return dict(zip(indexes, verdicts, strict=True))
+        async def submit(shard: str, own: list[Step]) -> list[SubmitVerdict]:
+            return await self.shards.at(shard).submit_steps(pack(own), channel, group_size)
 
-        by_shard = await self.shards.indexes_by_owner(step.prompt_uid for step in steps)
-        answers = await asyncio.gather(*(submit(shard, indexes) for shard, indexes in by_shard.items()))
-        verdicts = {index: verdict for answer in answers for index, verdict in answer.items()}
-        return [verdicts[i] for i in range(len(steps))]
+        return await self.shards.call_owners((step.prompt_uid for step in steps), steps, submit)
 
     async def submit_groups(self, steps: Sequence[Step], registrations: Sequence[Registration]) -> list[SubmitVerdict]:
         return await self.submit_columns(pack(steps), registrations)
@@ -144,7 +140,6 @@ class PoolClient(ScoringClient, WatchClient):
         min_exactness: str = "retokenized",
         untrainable: bool = True,
     ) -> LeasedGroups | None:
-        """The oldest groups with exactly that many trajectories, or nothing (shares: pool/rules/exact_batch.py)."""
         step_filter = make_step_filter(min_exactness, untrainable)
         request = ExactFill(
             trajectories=trajectories, channel=channel, shares=shares, lease=lease, step_filter=step_filter
@@ -152,20 +147,16 @@ class PoolClient(ScoringClient, WatchClient):
         return await fill_exactly(self.shards, request)
 
     async def ready_groups(self, channel: str) -> ReadyGroups:
-        """The ready groups, by source and size."""
         return merge_ready_groups(await self.shards.call_all(lambda shard: shard.ready_groups(channel)))
 
     async def clear(self, channel: str) -> int:
-        """Drop every group that is not leased. Returns their number."""
         return sum(await self.shards.call_all(lambda shard: shard.clear(channel)))
 
     async def ack(self, leased: HasLeases) -> None:
-        """It was trained. LeaseExpired if that took too long: some of it will be handed out again."""
         if await settle_leases(self.shards, leased, lambda shard, uid: shard.ack(uid)) is Settlement.EXPIRED:
             raise LeaseExpired("the lease was over before the batch was acknowledged; ask for a longer one")
 
     async def nack(self, leased: HasLeases) -> None:
-        """It was not trained: it goes back to the head of the queue."""
         await settle_leases(self.shards, leased, lambda shard, uid: shard.nack(uid))
 
     async def set_policy_version(self, version: int) -> None:

@@ -38,8 +38,8 @@ def join_ray(address: str, namespace: str) -> None:
 
     if ray.is_initialized():
         return
-    host_and_port = _host_and_port(address)
-    if host_and_port is not None and not _listens(*host_and_port):
+    found = re.fullmatch(r"([\w.-]+):(\d+)", address)
+    if found and not _listens(found[1], int(found[2])):
         raise RayUnreachable(f"no Ray cluster listens at {address}; start one with: ray start --head")
     try:
         with _redirected_stderr() as read_stderr:
@@ -141,11 +141,6 @@ def _token_text(address: str) -> str:
         f"Ray at {address} did not let this process in: its token is missing or wrong. Set RAY_AUTH_MODE=token and "
         "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token the cluster was started with"
     )
-
-
-def _host_and_port(address: str) -> tuple[str, int] | None:
-    found = re.fullmatch(r"([\w.-]+):(\d+)", address)
-    return (found[1], int(found[2])) if found else None
 
 
 def _listens(host: str, port: int) -> bool:

@@ -39,21 +39,14 @@ class ScoringClient(ShardClient):
         return taken or await self._take_first(names[self._turn :] + names[: self._turn], count, lease, timeout)
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
-        counted = [False] * len(judgements)
-
-        async def give(name: str, indexes: list[int]) -> None:
-            shard = self.shards.at(name, await_restart=False)
+        async def give(name: str, own: list[Judgement]) -> list[bool]:
             try:
-                answers = await shard.give_judgements([judgements[index] for index in indexes])
+                return await self.shards.at(name, await_restart=False).give_judgements(own)
             except PoolUnavailable as failure:
-                log.warning("%d judgements are lost and will be made again: %s", len(indexes), failure)
-                return
-            for index, answer in zip(indexes, answers, strict=True):
-                counted[index] = answer
+                log.warning("%d judgements are lost and will be made again: %s", len(own), failure)
+                return [False] * len(own)
 
-        by_shard = await self.shards.indexes_by_owner(judgement.prompt_uid for judgement in judgements)
-        await asyncio.gather(*(give(name, indexes) for name, indexes in by_shard.items()))
-        return counted
+        return await self.shards.call_owners((found.prompt_uid for found in judgements), judgements, give)
 
     async def _take_first(
         self, names: Sequence[str], count: int, lease: float, timeout: float

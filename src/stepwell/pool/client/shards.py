@@ -8,6 +8,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from zlib import crc32
 
@@ -18,6 +19,7 @@ from stepwell.pool.api.shard_calls import ShardCalls
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 CALL_TIMEOUT = 30.0
@@ -98,12 +100,17 @@ class ShardSet:
         names = await self.names()
         return names[shard_of(prompt_uid, len(names))]
 
-    async def indexes_by_owner(self, prompt_uids: Iterable[str]) -> dict[str, list[int]]:
-        """The shards that hold these groups, each with the indexes of its prompt_uids."""
+    async def call_owners(
+        self, prompt_uids: Iterable[str], items: Sequence[S], call: Callable[[str, list[S]], Awaitable[Sequence[T]]]
+    ) -> list[T]:
+        """Call each shard with the items that belong to its groups. One answer per item, in the order of the items."""
         indexes: dict[str, list[int]] = {}
         for index, prompt_uid in enumerate(prompt_uids):
             indexes.setdefault(await self.owner(prompt_uid), []).append(index)
-        return indexes
+        calls = (call(shard, [items[index] for index in own]) for shard, own in indexes.items())
+        answers = chain.from_iterable(await asyncio.gather(*calls))
+        by_index = dict(zip(chain.from_iterable(indexes.values()), answers, strict=True))
+        return [by_index[index] for index in range(len(items))]
 
     def at(self, shard: str, *, timeout: float | None = None, await_restart: bool = True) -> ShardCalls:
         """The calls of one shard. A shard that restarts is waited for, unless `await_restart` is False."""

@@ -40,15 +40,11 @@ class WatchClient(ShardClient):
         )
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
-        async def read(name: str, indexes: list[int]) -> dict[int, Columns]:
-            shard = self.shards.at(name, timeout=WATCH_TIMEOUT)
-            columns, sizes = await shard.read([uids[index] for index in indexes])
-            return dict(zip(indexes, cut(columns, sizes), strict=True))
+        async def read(name: str, own: list[tuple[str, str]]) -> list[Columns]:
+            return cut(*await self.shards.at(name, timeout=WATCH_TIMEOUT).read(own))
 
-        by_shard = await self.shards.indexes_by_owner(prompt_uid for _, prompt_uid in uids)
-        answers = await asyncio.gather(*(read(name, indexes) for name, indexes in by_shard.items()))
-        parts = {index: part for answer in answers for index, part in answer.items()}
-        return stack([parts[index] for index in sorted(parts)]) if parts else pack([])
+        parts = await self.shards.call_owners((prompt_uid for _, prompt_uid in uids), uids, read)
+        return stack(parts) if parts else pack([])
 
     async def curate(self, curation: Curation) -> CurationOutcome:
         return await self.shards.at(await self.shards.owner(curation.prompt_uid)).curate(curation)

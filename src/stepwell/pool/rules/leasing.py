@@ -63,16 +63,18 @@ class Leasing:
         self._state.lease_out(lease)
         return self._shipment(lease, history)
 
-    def offers(self, name: str, trajectories: int, step_filter: StepFilter, shard: str = "") -> list[GroupOffer]:
-        """The groups that could be part of the oldest batch of that many trajectories, whatever is queued."""
-        channel = self._state.channels.get(name)
+    def offers(self, request: ExactFill, shard: str = "") -> list[GroupOffer]:
+        """The groups that could be part of the oldest such batch, whatever is queued."""
+        channel, trajectories = self._state.channels.get(request.channel), request.trajectories
         if channel is None:
             return []
         self._claim(channel, Unit.GROUPS)
         groups = [
-            group for bucket in channel.by_size for group in self._oldest_of(channel, bucket, trajectories, step_filter)
+            group
+            for bucket in channel.by_size
+            for group in self._oldest_of(channel, bucket, trajectories, request.step_filter)
         ]
-        sized = ((group, _accepted_trajectories(group, step_filter)) for group in groups)
+        sized = ((group, _accepted_trajectories(group, request.step_filter)) for group in groups)
         return [
             GroupOffer(shard, group.seq, group.age, group.opened_at, size, group.source)
             for group, size in sized
@@ -80,7 +82,7 @@ class Leasing:
         ]
 
     def take_offers(
-        self, name: str, offers: Sequence[GroupOffer], step_filter: StepFilter, lease_uid: str, expires_at: float
+        self, request: ExactFill, offers: Sequence[GroupOffer], lease_uid: str, expires_at: float
     ) -> LeasedGroups | None:
         """These groups under a lease of that name; None if one of them is no longer as it was offered.
 
@@ -88,7 +90,7 @@ class Leasing:
         """
         if lease_uid in self._state.leases:
             return self._shipment(self._state.leases[lease_uid], [])
-        channel = self._state.channels.get(name)
+        channel, step_filter = self._state.channels.get(request.channel), request.step_filter
         groups = [] if channel is None else [channel.groups[o.seq] for o in offers if o.seq in channel.groups]
         if channel is None or len(groups) < len(offers):
             return None
@@ -108,11 +110,8 @@ class Leasing:
         """
         if lease_uid in self._state.leases:
             return self._shipment(self._state.leases[lease_uid], [])
-        offers = self.offers(request.channel, request.trajectories, request.step_filter)
-        chosen = choose_groups(offers, request.trajectories, request.shares)
-        if chosen is None:
-            return None
-        return self.take_offers(request.channel, chosen, request.step_filter, lease_uid, expires_at)
+        chosen = choose_groups(self.offers(request), request.trajectories, request.shares)
+        return None if chosen is None else self.take_offers(request, chosen, lease_uid, expires_at)
 
     def ack(self, lease_uid: str) -> Settlement:
         """The data is trained: it leaves the pool."""
@@ -135,13 +134,8 @@ class Leasing:
         while (lease := self._state.expired_lease()) is not None:
             self._return(lease, Settlement.EXPIRED, attempted=True)
 
-    def claim(self, request: BatchRequest) -> None:
-        """The first request decides what its channel is consumed by."""
-        channel = self._state.channels.get(request.channel)
-        if channel is not None and channel.unit is None:
-            self._state.claim_unit(channel, request.unit)
-
     def _claim(self, channel: Channel, unit: Unit) -> None:
+        """The first request decides what its channel is consumed by."""
         if channel.unit is None:
             self._state.claim_unit(channel, unit)
         elif channel.unit is not unit:

@@ -65,10 +65,11 @@ class Pool:
 
     def ready_ages(self, request: BatchRequest) -> list[float]:
         """When the oldest items that could be taken were opened, oldest first, at most as many as requested."""
-        self.leasing.claim(request)
         channel, count = self.state.channels.get(request.channel), request.count
         if channel is None:
             return []
+        if channel.unit is None:
+            self.state.claim_unit(channel, request.unit)
         if request.unit is Unit.GROUPS:
             groups = channel.oldest_groups(count, request.order)
             return [group.opened_at for group in takewhile(channel.is_ready, groups)]

@@ -56,10 +56,14 @@ def start_pool(plan: PoolPlan, namespace: str, *, timeout: float = START_TIMEOUT
         if plan.resource is None or plan.resource in ray.cluster_resources():  # type: ignore[no-untyped-call]
             raise PoolUnavailable(text) from None
         _end(made)
-        raise PoolUnavailable(f"{text}: {_missing_resource_text(plan.resource)}") from None
+        raise PoolUnavailable(
+            f"{text}: no Ray node offers the resource {plan.resource!r}. Start the node that has the journals' volume "
+            f"with: ray start --resources='{{\"{plan.resource}\": 1}}'"
+        ) from None
     except RayActorError as failure:
         _end(made)
-        raise PoolUnavailable(f"DataPool {plan.name!r} could not start: {_last_line(str(failure))}") from None
+        last_line = str(failure).strip().splitlines()[-1].strip()
+        raise PoolUnavailable(f"DataPool {plan.name!r} could not start: {last_line}") from None
 
 
 def _actor(plan: PoolPlan, name: str, namespace: str) -> Any:
@@ -91,14 +95,3 @@ def _plans(shards: Sequence[Any], timeout: float) -> list[PoolPlan]:
 def _end(shards: Sequence[Any]) -> None:
     for shard in shards:
         ray.kill(shard)
-
-
-def _missing_resource_text(resource: str) -> str:
-    return (
-        f"no Ray node offers the resource {resource!r}. Start the node that has the journals' volume with: "
-        f"ray start --resources='{{\"{resource}\": 1}}'"
-    )
-
-
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1].strip()

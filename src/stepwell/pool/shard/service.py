@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar, assert_never
 from uuid import uuid4
 
@@ -116,13 +117,14 @@ class ShardService(ShardCalls):
     async def fetch_batch(
         self, request: BatchRequest, timeout: float = 60.0, lease: float | None = None, lease_uid: str = ""
     ) -> LeasedGroups:
-        leased = await self._wait_until(lambda: self._take(request, lease_uid, lease), timeout)
+        take, uid = partial(self.pool.leasing.take, request), lease_uid or uuid4().hex
+        leased = await self._wait_until(lambda: self._lease_out(take, uid, lease), timeout)
         if leased is None:
             raise FetchTimeout(f"waited {timeout:g} s for {self.pool.waiting_for(request)}")
         return leased
 
     async def take(self, request: BatchRequest, lease: float, lease_uid: str) -> LeasedGroups | None:
-        return self._take(request, lease_uid, lease)
+        return self._lease_out(partial(self.pool.leasing.take, request), lease_uid, lease)
 
     async def ack(self, lease_uid: str) -> Settlement:
         with self._transaction():
@@ -143,21 +145,15 @@ class ShardService(ShardCalls):
 
     async def offers(self, request: ExactFill) -> list[GroupOffer]:
         with self._transaction():
-            return self.pool.leasing.offers(request.channel, request.trajectories, request.step_filter, self._name)
+            return self.pool.leasing.offers(request, self._name)
 
     async def take_offers(
         self, request: ExactFill, offers: Sequence[GroupOffer], lease_uid: str
     ) -> LeasedGroups | None:
-        with self._transaction():
-            leased = self.pool.leasing.take_offers(
-                request.channel, offers, request.step_filter, lease_uid, self._clock() + request.lease
-            )
-        return self._with_lease(leased, lease_uid)
+        return self._lease_out(partial(self.pool.leasing.take_offers, request, offers), lease_uid, request.lease)
 
     async def fill(self, request: ExactFill, lease_uid: str) -> LeasedGroups | None:
-        with self._transaction():
-            leased = self.pool.leasing.fill(request, lease_uid, self._clock() + request.lease)
-        return self._with_lease(leased, lease_uid)
+        return self._lease_out(partial(self.pool.leasing.fill, request), lease_uid, request.lease)
 
     async def put_back(self, lease_uid: str) -> Settlement:
         return await self._change(lambda: self.pool.leasing.nack(lease_uid, attempted=False))
@@ -282,17 +278,15 @@ class ShardService(ShardCalls):
         self._archive.add_late_reward(late_reward(reward, revision, self._clock()))
         return True
 
-    def _take(self, request: BatchRequest, lease_uid: str, lease: float | None) -> LeasedGroups | None:
-        uid = lease_uid or uuid4().hex
+    def _lease_out(
+        self, take: Callable[[str, float], LeasedGroups | None], lease_uid: str, lease: float | None
+    ) -> LeasedGroups | None:
+        """What `take` finds, under a lease of that name and so many seconds. Without a lease it counts as trained."""
         with self._transaction():
-            leased = self.pool.leasing.take(request, uid, self._clock() + (lease or 0.0))
+            leased = take(lease_uid, self._clock() + (lease or 0.0))
             if leased is not None and lease is None:
-                self.pool.leasing.ack(uid)
-                return leased
-        return self._with_lease(leased, uid)
-
-    def _with_lease(self, leased: LeasedGroups | None, lease_uid: str) -> LeasedGroups | None:
-        return None if leased is None else replace(leased, leases=((self._name, lease_uid),))
+                self.pool.leasing.ack(lease_uid)
+        return leased if leased is None or lease is None else replace(leased, leases=((self._name, lease_uid),))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

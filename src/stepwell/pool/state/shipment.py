@@ -5,6 +5,7 @@ of the task. If all are marked, it is on the last row.
 """
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from stepwell.steps.step import BoolArray, FloatArray, JsonObject
 IsShipped: TypeAlias = Callable[[StoredStep], bool]
 TokenMask: TypeAlias = Callable[[StoredStep], BoolArray | None]
 """Which response tokens of a step are trained; None means all."""
+own_mask: TokenMask = attrgetter("mask")
 
 
 class ShippedRow(NamedTuple):
@@ -46,10 +48,6 @@ def trajectory_rows(trajectory: Trajectory, is_shipped: IsShipped) -> list[Shipp
     if last.untrainable is not None:
         carrier = indexed[reward_carrier([step.untrainable for _, step in indexed])][1]
     return [ShippedRow(trajectory, step, index, step is last, step is carrier) for index, step in indexed]
-
-
-def own_mask(step: StoredStep) -> BoolArray | None:
-    return step.mask
 
 
 def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separate: bool = False) -> Columns:

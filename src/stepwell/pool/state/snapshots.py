@@ -87,7 +87,8 @@ def marks_of(trajectory: Trajectory) -> tuple[str, ...]:
 def standing_of(trajectory: Trajectory, channel: Channel, *, require_reward: bool) -> tuple[TrajectoryState, str]:
     """The state of a held trajectory, and its cause."""
     group = trajectory.group
-    if group.lease is not None or (channel.unit is Unit.STEPS and _has_leased_steps(trajectory)):
+    steps = trajectory.steps.values() if channel.unit is Unit.STEPS else ()
+    if group.lease is not None or any(step.lease is not None for step in steps):
         return TrajectoryState.LEASED, ""
     if not trajectory.completed:
         return TrajectoryState.OPEN, ""
@@ -98,7 +99,3 @@ def standing_of(trajectory: Trajectory, channel: Channel, *, require_reward: boo
     if channel.unit in (Unit.TRAJECTORIES, Unit.STEPS):
         return TrajectoryState.READY, ""
     return TrajectoryState.WAITING, ROLLOUTS if group.completed < group.size else REWARD
-
-
-def _has_leased_steps(trajectory: Trajectory) -> bool:
-    return any(step.lease is not None for step in trajectory.steps.values())

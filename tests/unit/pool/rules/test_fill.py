@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from stepwell.errors import BadRequest, Conflict
-from stepwell.pool.api.leasing import LeasedGroups, Settlement, merge_leased_groups
+from stepwell.pool.api.leasing import ExactFill, LeasedGroups, Settlement, merge_leased_groups
 from stepwell.pool.api.plan import Limits, Overflow
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.rules.exact_batch import choose_groups
@@ -13,6 +13,10 @@ from stepwell.steps.columns import cut, pack, stack, unpack
 from stepwell.steps.step import Exactness, Step
 from stepwell.steps.step_filter import StepFilter, make_step_filter
 from tests.builders import EVERYTHING, EasyPool, in_groups, make_group, make_step, same_step
+
+
+def wanted(trajectories: int, channel: str = "train") -> ExactFill:
+    return ExactFill(trajectories=trajectories, channel=channel, shares={}, lease=10.0, step_filter=EVERYTHING)
 
 
 def prompts(filled: tuple[str, LeasedGroups] | None) -> list[str]:
@@ -140,9 +144,9 @@ def test_what_no_one_saw_goes_back_without_counting_as_an_attempt() -> None:
 
 def test_asking_again_under_the_same_lease_gives_the_same_again() -> None:
     pool = pool_of(("a", 2, ""), ("b", 2, ""))
-    chosen = choose_groups(pool.leasing.offers("train", 2, EVERYTHING), 2, {})
+    chosen = choose_groups(pool.leasing.offers(wanted(2)), 2, {})
     assert chosen is not None
-    one, two = (pool.leasing.take_offers("train", chosen, EVERYTHING, "lease", 10.0) for _ in range(2))
+    one, two = (pool.leasing.take_offers(wanted(2), chosen, "lease", 10.0) for _ in range(2))
     assert one is not None
     assert two is not None
     assert one.columns.uids == two.columns.uids == ["a-0-0", "a-1-0"]
@@ -150,18 +154,18 @@ def test_asking_again_under_the_same_lease_gives_the_same_again() -> None:
 
 def test_nothing_is_taken_if_a_part_of_it_is_gone() -> None:
     pool = pool_of(("a", 2, ""), ("b", 2, ""))
-    offers = pool.leasing.offers("train", 4, EVERYTHING)
+    offers = pool.leasing.offers(wanted(4))
     pool.take(1)
-    assert pool.leasing.take_offers("train", offers, EVERYTHING, "lease", 10.0) is None
+    assert pool.leasing.take_offers(wanted(4), offers, "lease", 10.0) is None
     assert prompts(pool.fill(2)) == ["b"]
-    assert pool.leasing.take_offers("elsewhere", offers, EVERYTHING, "lease", 10.0) is None
+    assert pool.leasing.take_offers(wanted(4, "elsewhere"), offers, "lease", 10.0) is None
 
 
 def test_what_is_offered_does_not_grow_with_the_queue() -> None:
     pool = pool_of(*((f"p{n}", 4, "maths") for n in range(200)), *((f"q{n}", 8, "games") for n in range(100)))
-    assert len(pool.leasing.offers("train", 64, EVERYTHING)) == 16 + 8
-    assert pool.leasing.offers("train", 3, EVERYTHING) == []
-    assert pool.leasing.offers("elsewhere", 64, EVERYTHING) == []
+    assert len(pool.leasing.offers(wanted(64))) == 16 + 8
+    assert pool.leasing.offers(wanted(3)) == []
+    assert pool.leasing.offers(wanted(64, "elsewhere")) == []
 
 
 def test_stale_groups_are_dropped_when_they_are_come_upon() -> None:
@@ -207,9 +211,9 @@ def test_ready_groups_are_counted_by_source_and_size() -> None:
     pool.register(Registration("open", "e"))
     ready = pool.ready_groups("train")
     assert ready.groups == {"maths": {2: 2, 4: 1}, "": {1: 1}}
-    assert (ready.total_groups, ready.total_trajectories, ready.largest) == (4, 9, 4)
-    assert (ready.groups_of("maths"), ready.trajectories_of("maths")) == (3, 8)
-    assert (ready.groups_of("silent"), ready.trajectories_of("silent")) == (0, 0)
+    assert (ready.total_groups, sum(map(ready.trajectories_of, ready.groups)), ready.largest) == (4, 9, 4)
+    assert (sum(ready.groups.get("maths", {}).values()), ready.trajectories_of("maths")) == (3, 8)
+    assert (sum(ready.groups.get("silent", {}).values()), ready.trajectories_of("silent")) == (0, 0)
     pool.fill(2)
     assert pool.ready_groups("train").groups == {"maths": {2: 1, 4: 1}, "": {1: 1}}
     assert pool.ready_groups("elsewhere").largest == 0
