@@ -18,6 +18,7 @@ from tests.rig.vocabulary import END_OF_TURN, encode
 from tests.rig.waiting import until
 
 CHAT = "/v1/chat/completions"
+FOR_EVER = 3600.0
 streamed_or_not = pytest.mark.parametrize("stream", [False, True])
 
 
@@ -40,18 +41,25 @@ async def impatient(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[Agent]
 
 @pytest.mark.parametrize(
     ("faults", "data_before"),
-    [(Faults(delay_s=0.7), 0), (Faults(silent_s=0.7), 1), (Faults(silent_s=0.7, silent_at_token=3), 4)],
+    [
+        (Faults(delay_s=FOR_EVER), 0),
+        (Faults(silent_s=FOR_EVER), 1),
+        (Faults(silent_s=FOR_EVER, silent_at_token=3), 4),
+    ],
 )
 async def test_while_an_engine_is_silent_the_stream_is_kept_alive_by_comments(
     impatient: Agent, pool: LocalPool, engine: FakeEngine, faults: Faults, data_before: int
 ) -> None:
     engine.faults = faults
     engine.replies.extend([Reply("well"), Reply("well")])
-    _, text = await impatient.say(stream=True)
-    events = text.split("\n\n")
-    comments = [place for place, event in enumerate(events) if event == ": keep-alive"]
-    assert len(comments) > 1
-    assert data_before in {sum(event != ": keep-alive" for event in events[:place]) for place in comments}
+    async with asyncio.timeout(30), impatient.http.post(impatient.chat, json={**HELLO, "stream": True}) as answer:
+        text = ""
+        while text.count("data: ") < data_before or not text.endswith(2 * ": keep-alive\n\n"):
+            assert (part := await answer.content.readany()), text
+            text += part.decode()
+        assert text.count("data: ") == data_before
+        engine.speaks.set()
+        events = (await answer.text()).split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     assert await impatient.ask(stream=True) == Heard("well", "stop")
     await impatient.complete()

@@ -84,7 +84,7 @@ def _generation(engine: "FakeEngine", shape: Shape) -> Handler:
         faults = engine.deal_faults()
         ask = faulty_asked(ask, faults)
         with _in_flight(engine):
-            await asyncio.sleep(faults.delay_s)
+            await engine.be_silent(faults.delay_s)
             if faults.hang_up:
                 return _hang_up(web.StreamResponse(), request)
             if faults.error_status is not None:

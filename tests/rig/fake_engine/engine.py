@@ -1,6 +1,7 @@
 """The fake engine as tests hold it: its state, its switches, what it has seen, and its life as a server."""
 
 import asyncio
+import contextlib
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,9 @@ class FakeEngine:
         """Cleared: /weight_info and /is_paused do not answer, as while vLLM loads weights."""
         self.listens.set()
 
+        self.speaks = asyncio.Event()
+        """Set: a delay or a silence that faults ask for ends at once."""
+
         self._port = port
         self._switch = FaultSwitch()
         self._running = asyncio.Event()
@@ -153,12 +157,17 @@ class FakeEngine:
             self.ticks_passed += 1
             yield k
 
+    async def be_silent(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.speaks.wait()
+
     async def _turn(self, generation: Generation, k: int) -> None:
         faults = generation.faults
         if k and faults.token_delay_s:
             await asyncio.sleep(faults.token_delay_s)
         if faults.silent_s and faults.silent_at_token == k:
-            await asyncio.sleep(faults.silent_s)
+            await self.be_silent(faults.silent_s)
         if faults.version_change_at_token == k:
             self.weight_version = faults.new_version
         if k == 0:
