@@ -6,7 +6,6 @@ other code reads `EngineFacts` and calls the kind's methods; it never asks which
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,20 +18,10 @@ from stepwell.wire.openai import Sampled, Upstream, Usage
 
 BROKEN = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)
 """What aiohttp raises when a connection fails; UnicodeError for a host name that cannot be encoded."""
+NO_TOKENS = "this kind of engine takes no token ids"
 JSON_BODY = {"Content-Type": "application/json"}
 EXTRA_SAMPLING: Mapping[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling parameters that OpenAI's API does not have, each with the value that switches it off."""
-
-
-class LogprobMode(StrEnum):
-    """Which distribution the reported log-probabilities belong to."""
-
-    RAW = "raw"
-    """The model's own, before temperature and top_p."""
-    PROCESSED = "processed"
-    """The one that the tokens were sampled from."""
-    UNKNOWN = "unknown"
-    """The engine does not tell; `stepwell doctor` measures it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +42,6 @@ class EngineFacts:
     """Tokens that prompt and response may have together."""
     token_ids: bool = False
     """Replies carry the ids of prompt and response, so its steps are exact."""
-    logprobs: LogprobMode = LogprobMode.UNKNOWN
     extra_sampling: frozenset[str] = frozenset()
     """The parameters of EXTRA_SAMPLING that it accepts."""
     generate: bool = False
@@ -64,8 +52,6 @@ class EngineFacts:
     """It can be paused for a weight update, and tells whether it is."""
     weight_versions: bool = False
     """It tells the version of its weights."""
-    span_versions: bool = False
-    """It tells which version of the weights sampled which tokens of a generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +130,10 @@ class EngineHttp:
 
 
 class EngineKind(Protocol):
-    """Everything that is particular to one kind of engine. Instances hold no state."""
+    """Everything that is particular to one kind of engine. Instances hold no state.
+
+    A kind inherits the methods of what its facts deny: they answer None or raise EngineUnavailable.
+    """
 
     name: str
     private_fields: frozenset[str]
@@ -160,12 +149,15 @@ class EngineKind(Protocol):
 
     async def is_paused(self, http: EngineHttp) -> bool | None:
         """None if it does not answer: an engine that loads weights is healthy and silent."""
+        return None
 
     async def weight_version(self, http: EngineHttp) -> str | None:
         """None if it does not answer."""
+        return None
 
     async def detokenize(self, http: EngineHttp, model: str, ids: Sequence[int]) -> str | None:
         """The text of token ids, with control tokens; None if the engine does not tell."""
+        return None
 
     def request(self, upstream: Upstream, request: Mapping[str, Any], facts: EngineFacts) -> EngineRequest:
         """`request` with the fields that yield token ids, without fields that the engine refuses, and with max_tokens
@@ -176,26 +168,32 @@ class EngineKind(Protocol):
 
     def read_prompt(self, chunk: Mapping[str, Any]) -> IntArray | None:
         """The prompt's ids from a chunk of a stream; None if this chunk has no place for them."""
+        return None
 
     def read_delta(self, piece: Mapping[str, Any], tokens: StreamedTokens) -> None:
         """Adds the ids and log-probabilities of one piece of a streamed choice to `tokens`."""
 
     def hide_prompt(self, reply: dict[str, Any]) -> None:
         """Removes the prompt's ids from a reply or chunk."""
+        return
 
     def hide_tokens(self, choice: dict[str, Any]) -> None:
         """Removes the ids from a choice, or a piece of one."""
+        return
 
     def generation(self, prompt_ids: Sequence[int], sampling: JsonObject, facts: EngineFacts) -> EngineRequest:
         """A request to sample from token ids. EngineUnavailable if the engine cannot."""
 
-    def read_generated(self, raw: bytes, prompt_ids: Sequence[int], facts: EngineFacts) -> Generated: ...
+    def read_generated(self, raw: bytes, prompt_ids: Sequence[int], facts: EngineFacts) -> Generated:
+        raise EngineUnavailable(NO_TOKENS)
 
     def derender(self, request: Mapping[str, Any], sampled: Sampled) -> EngineRequest:
         """A request for the chat message that the tokens of `sampled` spell, sampled as a reply to `request`."""
+        raise EngineUnavailable(NO_TOKENS)
 
     def read_derendered(self, raw: bytes, sampled: Sampled) -> dict[str, Any]:
         """The message; all its parts are of the right type."""
+        raise EngineUnavailable(NO_TOKENS)
 
     def control(self, url: str, *, key: str | None, timeout: float) -> "EngineControl":
         """BadRequest if engines of this kind cannot be controlled."""

@@ -17,7 +17,7 @@ import aiohttp
 
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineHttp, EngineKind, EngineRequest, EngineTimeouts, Generated, failure_text
-from stepwell.engines.replica import EngineReplica, EngineView
+from stepwell.engines.replica import EngineReplica
 from stepwell.engines.replies import EngineReply, RefusedReply
 from stepwell.engines.routing import EngineSelector, routing_named
 from stepwell.errors import BadRequest, EngineUnavailable
@@ -122,8 +122,9 @@ class EngineFleet:
                 return self._selector.remove(engine)
         raise BadRequest(f"there is no engine {address}")
 
-    def states(self) -> list[EngineView]:
-        return [engine.view() for engine in self._selector.engines]
+    @property
+    def replicas(self) -> Sequence[EngineReplica]:
+        return self._selector.engines
 
     async def watch(self) -> None:
         """Keeps the states of all engines up to date, also of those added later, until cancelled."""

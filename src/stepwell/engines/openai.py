@@ -9,27 +9,19 @@ from stepwell.engines.engine import (
     EngineControl,
     EngineFacts,
     EngineHttp,
+    EngineKind,
     EngineRequest,
-    Generated,
     StreamedTokens,
     encode_request,
 )
 from stepwell.errors import BadRequest, EngineUnavailable
-from stepwell.steps.step import IntArray, JsonObject
-from stepwell.wire.openai import (
-    NO_IDS,
-    Sampled,
-    Upstream,
-    read_logprob_list,
-    read_model,
-    read_sampled,
-)
+from stepwell.steps.step import JsonObject
+from stepwell.wire.openai import NO_IDS, Sampled, Upstream, read_logprob_list, read_model, read_sampled
 
 MODELS = "/v1/models"
-NO_TOKENS = "a plain OpenAI server gives no token ids: it cannot generate from tokens"
 
 
-class OpenAIEngine:
+class OpenAIEngine(EngineKind):
     name = "openai"
     private_fields: frozenset[str] = frozenset()
     advice: Mapping[str, str] = {
@@ -48,44 +40,17 @@ class OpenAIEngine:
     async def check_health(self, http: EngineHttp) -> None:
         await http.require_ok(MODELS)
 
-    async def is_paused(self, http: EngineHttp) -> bool | None:
-        return None
-
-    async def weight_version(self, http: EngineHttp) -> str | None:
-        return None
-
-    async def detokenize(self, http: EngineHttp, model: str, ids: Sequence[int]) -> str | None:
-        return None
-
     def request(self, upstream: Upstream, request: Mapping[str, Any], facts: EngineFacts) -> EngineRequest:
         return plain_request(upstream, request, facts)
 
     def read_sampled(self, reply: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> tuple[Sampled, ...]:
         return tuple(read_sampled(reply, choice, NO_IDS) for choice in choices)
 
-    def read_prompt(self, chunk: Mapping[str, Any]) -> IntArray | None:
-        return None
-
     def read_delta(self, piece: Mapping[str, Any], tokens: StreamedTokens) -> None:
         tokens.logprobs += read_logprob_list(piece.get("logprobs"))
 
-    def hide_prompt(self, reply: dict[str, Any]) -> None:
-        """There is nothing to hide."""
-
-    def hide_tokens(self, choice: dict[str, Any]) -> None:
-        """There is nothing to hide."""
-
     def generation(self, prompt_ids: Sequence[int], sampling: JsonObject, facts: EngineFacts) -> EngineRequest:
-        raise EngineUnavailable(NO_TOKENS)
-
-    def read_generated(self, raw: bytes, prompt_ids: Sequence[int], facts: EngineFacts) -> Generated:
-        raise EngineUnavailable(NO_TOKENS)
-
-    def derender(self, request: Mapping[str, Any], sampled: Sampled) -> EngineRequest:
-        raise EngineUnavailable(NO_TOKENS)
-
-    def read_derendered(self, raw: bytes, sampled: Sampled) -> dict[str, Any]:
-        raise EngineUnavailable(NO_TOKENS)
+        raise EngineUnavailable("a plain OpenAI server gives no token ids: it cannot generate from tokens")
 
     def control(self, url: str, *, key: str | None, timeout: float) -> EngineControl:
         raise BadRequest(f"{url}: a plain OpenAI server cannot be given weights")

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from yarl import URL
@@ -33,19 +32,6 @@ class EngineState(StrEnum):
     DOWN = "down"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineView:
-    """An engine at one moment, for statistics."""
-
-    address: str
-    state: EngineState
-    why: str
-    """Why it is down; else empty."""
-    in_flight: int
-    weight_version: str | None
-    facts: EngineFacts
-
-
 class EngineReplica:
     """Compared by identity: an address that was removed and added again is another replica."""
 
@@ -57,6 +43,7 @@ class EngineReplica:
         self.probed = False
         self.state = EngineState.DOWN
         self.why = "not probed yet"
+        """Why it is down; else empty."""
         self.in_flight = 0
         """Calls whose replies are not yet read to the end, including those that wait for a connection."""
         self.weight_version: str | None = None
@@ -78,9 +65,6 @@ class EngineReplica:
         if url is None:
             url = self._urls[path] = URL(self.address + path)
         return url
-
-    def view(self) -> EngineView:
-        return EngineView(self.address, self.state, self.why, self.in_flight, self.weight_version, self.facts)
 
     def set_down(self, why: str) -> None:
         self.probed = False

@@ -20,14 +20,13 @@ class RefusedReply:
 class EngineReply:
     """Must be closed. Closing it before its end drops the connection, which frees the engine."""
 
-    __slots__ = ("_is_open", "_response", "content_type", "engine", "status", "version_before")
+    __slots__ = ("_is_open", "_response", "engine", "status", "version_before")
 
     def __init__(self, engine: EngineReplica, response: aiohttp.ClientResponse, version_before: int | None) -> None:
         self.engine = engine
         self.version_before = version_before
         """The engine's policy version, as known when the call was sent: no token is older."""
         self.status = response.status
-        self.content_type = response.headers.get("Content-Type", "")
         self._response = response
         self._is_open = True
         engine.in_flight += 1

@@ -22,6 +22,7 @@ from stepwell.engines.engine import (
     EXTRA_SAMPLING,
     EngineFacts,
     EngineHttp,
+    EngineKind,
     EngineRequest,
     Generated,
     StreamedTokens,
@@ -65,7 +66,7 @@ HINTS = {
 }
 
 
-class VllmEngine:
+class VllmEngine(EngineKind):
     name = "vllm"
     private_fields = frozenset(
         (
@@ -105,7 +106,6 @@ class VllmEngine:
             extra_sampling=frozenset(EXTRA_SAMPLING) if token_ids else frozenset(),
             generate=generate,
             derender=generate if is_tested else token_ids,  # of other versions only a call can tell
-            span_versions=generate,
             weight_versions=isinstance(await http.field("/weight_info", "weight_version"), str),
             pause=isinstance(await http.field("/is_paused", "is_paused"), bool),
         )

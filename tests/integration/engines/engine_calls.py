@@ -36,7 +36,7 @@ async def addresses(engines: EngineFleet, count: int) -> list[str]:
 
 
 def states(engines: EngineFleet) -> list[str]:
-    return [str(view.state) for view in engines.states()]
+    return [str(view.state) for view in engines.replicas]
 
 
 def generations(fake: FakeEngine) -> int:

@@ -71,7 +71,7 @@ async def test_engines_come_and_go_under_load(two: tuple[FakeEngine, FakeEngine]
         assert generations(first) == arrived
         stop.set()
         assert set.union(*await asyncio.gather(*callers)) == {200}
-        assert [view.address for view in engines.states()] == [second.url]
+        assert [view.address for view in engines.replicas] == [second.url]
 
 
 async def test_a_call_in_flight_on_a_removed_engine_comes_to_its_end(engine: FakeEngine) -> None:

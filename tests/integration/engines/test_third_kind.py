@@ -139,7 +139,7 @@ async def echo_server() -> AsyncIterator[EchoServer]:
 async def test_each_engine_of_a_mixed_fleet_is_probed_and_asked_as_its_kind_needs_it(engine: FakeEngine) -> None:
     async with echo_server() as echo, FakeEngine(plain=True) as plain, watched(engine, plain, kinds=KINDS) as engines:
         await engines.add(echo.url)
-        assert [view.facts.kind for view in engines.states()] == ["vllm", "openai", "echo"]
+        assert [view.facts.kind for view in engines.replicas] == ["vllm", "openai", "echo"]
         for _ in range(3):
             reply = await engines.send(CHAT, ASKED)
             assert reply.status == 200

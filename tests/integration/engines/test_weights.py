@@ -109,7 +109,7 @@ async def test_the_version_is_told_by_a_question_asked_afterwards(engine: FakeEn
         before = time.monotonic()
         assert await engines.version_after(reply.engine) == 7
         assert reply.engine.version_checked_at >= before
-        assert engines.states()[0].weight_version == "7"
+        assert engines.replicas[0].weight_version == "7"
 
 
 async def test_many_who_ask_for_the_version_share_a_question(engine: FakeEngine) -> None:
@@ -147,7 +147,7 @@ async def test_states_show_each_engine(two: tuple[FakeEngine, FakeEngine]) -> No
     two[1].weight_version = "12"
     async with watched(*two) as engines:
         reply = await engines.send(CHAT, LONG_STREAM)
-        first, second = engines.states()
+        first, second = engines.replicas
         assert (first.address, first.state, first.why, first.in_flight) == (two[0].url, EngineState.HEALTHY, "", 1)
         assert (second.weight_version, second.in_flight) == ("12", 0)
         reply.close()

@@ -55,8 +55,8 @@ async def test_while_an_engine_is_silent_the_stream_is_kept_alive_by_comments(
     async with asyncio.timeout(30), impatient.http.post(impatient.chat, json={**HELLO, "stream": True}) as answer:
         text = ""
         while text.count("data: ") < data_before or not text.endswith(2 * ": keep-alive\n\n"):
-            assert (part := await answer.content.readany()), text
-            text += part.decode()
+            text += (await answer.content.readany()).decode()
+            assert not answer.content.at_eof(), text
         assert text.count("data: ") == data_before
         engine.speaks.set()
         events = (await answer.text()).split("\n\n")

@@ -59,7 +59,7 @@ class ReadinessCheck:
 
     def _why_no_engine(self) -> str | None:
         """A paused engine counts as ready: a call to it waits."""
-        states = self._engines.states()
+        states = self._engines.replicas
         if any(engine.state is not EngineState.DOWN for engine in states):
             return None
         return "; ".join(f"{engine.address}: {engine.why}" for engine in states) or "there is none"
@@ -125,7 +125,7 @@ def register_readings(
     """Show values that other objects hold; they are read when /metrics is."""
 
     def states() -> Iterator[tuple[tuple[str, ...], float]]:
-        for view in engines.states():
+        for view in engines.replicas:
             for state in EngineState:
                 yield (view.address, state), float(view.state is state)
 
@@ -135,7 +135,7 @@ def register_readings(
         "stepwell_engine_in_flight",
         "Calls in flight at an engine.",
         ("engine",),
-        lambda: [((view.address,), view.in_flight) for view in engines.states()],
+        lambda: [((view.address,), view.in_flight) for view in engines.replicas],
     )
     metrics.read_from("stepwell_waiting_steps", "Steps on their way to the pool.", (), lambda: [((), outbox.waiting)])
     metrics.read_from("stepwell_waiting_bytes", "Their size.", (), lambda: [((), outbox.waiting_bytes)])
@@ -174,6 +174,6 @@ def _listed(engines: EngineFleet) -> gateway_api.EngineList:
                 weight_version=view.weight_version,
                 server=view.facts.server_version,
             )
-            for view in engines.states()
+            for view in engines.replicas
         ]
     )
