@@ -35,17 +35,13 @@ class Checkpoints:
 
     def newest(self, step: int) -> Path | None:
         """The last checkpoint at or before this step."""
-        return newest(self.folder, step)
+        names = (FILE.fullmatch(path.name) for path in self.folder.glob("step-*.json"))
+        earlier = [int(name[1]) for name in names if name and int(name[1]) <= step]
+        return self.folder / f"step-{max(earlier)}.json" if earlier else None
 
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
-
-
-def newest(folder: Path, step: int) -> Path | None:
-    steps = [int(match[1]) for path in folder.glob("step-*.json") if (match := FILE.fullmatch(path.name))]
-    earlier = [each for each in steps if each <= step]
-    return folder / f"step-{max(earlier)}.json" if earlier else None
 
 
 def claim(checkpoint_dir: str, name: str, desired_name: str, step: int) -> Checkpoints:
@@ -53,7 +49,7 @@ def claim(checkpoint_dir: str, name: str, desired_name: str, step: int) -> Check
     of the same desired name."""
     root = Path(checkpoint_dir) / "env_checkpoints"
     for folder in [root / name, *_siblings(root, desired_name)] if step > 0 else []:
-        if newest(folder, step) is not None and (lock := _lock_folder(folder)) is not None:
+        if Checkpoints(folder).newest(step) is not None and (lock := _lock_folder(folder)) is not None:
             return Checkpoints(folder, lock)
     return Checkpoints(root / name)
 

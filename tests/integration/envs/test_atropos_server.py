@@ -13,7 +13,7 @@ import uvicorn
 from stepwell.atropos.app import create_atropos
 from stepwell.common.access_keys import AccessKeys
 from stepwell.envs.loop import lifecycle
-from stepwell.envs.rollout_server.bodies import pack_group
+from stepwell.envs.rollout_server import pack_group
 from stepwell.errors import RolloutServerRefused
 from tests.integration.envs.counting import CountingEnv, counting
 from tests.rig.local_pool import LocalPool
@@ -141,9 +141,9 @@ async def test_json_and_arrow_bring_the_same_group() -> None:
     group |= {"messages": [[{"role": "user", "content": "?"}]] * 4, "group_overrides": {"x": 1}, "env_id": None}
     async with atropos_server(LocalPool()) as url, training(url) as trainer:
         for arrow in (False, True):
-            packed = pack_group(group, arrow=arrow)
-            headers = {**packed.headers, "Idempotency-Key": str(arrow)}
-            answer = await trainer.client.post("scored_data", content=packed.body, headers=headers)
+            body, headers = pack_group(group, arrow=arrow)
+            headers |= {"Idempotency-Key": str(arrow)}
+            answer = await trainer.client.post("scored_data", content=body, headers=headers)
             assert answer.raise_for_status().json()["status"] == "received"
         await trainer.train(1)
         as_json, as_arrow = trainer.groups

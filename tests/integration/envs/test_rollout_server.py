@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from stepwell.envs.rollout_server.client import RolloutServer
+from stepwell.envs.rollout_server import RolloutServer
 from stepwell.envs.scored_data import ScoredDataGroup
 from stepwell.errors import RolloutServerAway
 from tests.rig.rollout_server import FakeRolloutServer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepwell.envs.config import EvalHandling
-from stepwell.envs.failure_count import FailureCount, FailureLimits
+from stepwell.envs.failure_count import FailureCount
 from stepwell.envs.loop import lifecycle
 from stepwell.envs.loop.progress import EnvProgress
 from stepwell.errors import BadRequest, EnvironmentFailed, RolloutServerRefused
@@ -303,7 +303,7 @@ async def test_an_environment_that_fails_again_and_again_says_why_it_stops() -> 
 
     async with server() as rollouts:
         env = Broken(counting(rollouts.url).config)
-        env.failure_count = FailureCount(FailureLimits(failures=3, first_pause=0.01))
+        env.failure_count = FailureCount(3, first_pause=0.01)
         async with serving(env) as (task, shown):
             with pytest.raises(EnvironmentFailed, match="3 failures in a row.*ValueError: no such dataset"):
                 await task

@@ -1,6 +1,6 @@
 import pytest
 
-from stepwell.envs.failure_count import FailureCount, FailureLimits
+from stepwell.envs.failure_count import FailureCount
 from stepwell.errors import EnvironmentFailed
 
 
@@ -14,7 +14,7 @@ class Clock:
 
 def failure_count(failures: int = 3) -> tuple[FailureCount, Clock]:
     clock = Clock()
-    return FailureCount(FailureLimits(failures=failures, first_pause=1.0, longest_pause=4.0), clock), clock
+    return FailureCount(failures, first_pause=1.0, longest_pause=4.0, clock=clock), clock
 
 
 def test_groups_that_were_under_way_together_fail_as_one() -> None:

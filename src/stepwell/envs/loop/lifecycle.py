@@ -12,7 +12,7 @@ from stepwell.envs.loop.process_loop import ProcessLoop
 from stepwell.envs.loop.progress import GroupSink, NoView, ProgressView
 from stepwell.envs.loop.serve_loop import ServeLoop
 from stepwell.envs.loop.stop_signal import StopSignal, stop_by_signal, unless
-from stepwell.envs.rollout_server.client import RolloutServer
+from stepwell.envs.rollout_server import RolloutServer
 
 log = logging.getLogger("stepwell.envs")
 

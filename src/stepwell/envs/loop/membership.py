@@ -8,7 +8,7 @@ import logging
 
 from stepwell.envs.environment import RunnableEnv
 from stepwell.envs.loop.pace import PaceTerms, max_workers
-from stepwell.envs.rollout_server.client import EnvJoined, RolloutServer, ServerStatus
+from stepwell.envs.rollout_server import EnvJoined, RolloutServer, ServerStatus
 from stepwell.envs.scored_data import ScoredDataGroup
 from stepwell.errors import BadRequest, RolloutServerAway, RolloutServerRefused, StepwellError
 

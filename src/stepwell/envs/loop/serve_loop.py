@@ -14,7 +14,7 @@ from stepwell.envs.loop.membership import Membership
 from stepwell.envs.loop.pace import Decision, PaceTerms, Situation, decide
 from stepwell.envs.loop.progress import EnvProgress, ProgressView
 from stepwell.envs.loop.stop_signal import StopSignal, unless
-from stepwell.envs.rollout_server.client import ServerStatus
+from stepwell.envs.rollout_server import ServerStatus
 
 log = logging.getLogger("stepwell.envs")
 

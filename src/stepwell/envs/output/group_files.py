@@ -8,7 +8,6 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -46,22 +45,22 @@ class GroupFolder:
     def __init__(self, folder: str | Path, title: str, decode: Decode | None = None) -> None:
         self._folder, self._title, self._decode = Path(folder), title, decode
         self._files = ExitStack()
-        self._outputs: _Outputs | None = None
+        self._outputs: tuple[TextIO, GroupTable, GroupPage] | None = None
         for name in (LINES, TABLE, PAGE):
             if (self._folder / name).exists():
                 raise BadRequest(f"{self._folder} already has a {name}: name another folder, or remove it")
 
     def write(self, group: Mapping[str, Any]) -> None:
-        outputs = self._outputs = self._outputs or self._open()
-        outputs.lines.write(json.dumps(dict(group), default=_jsonable) + "\n")
-        outputs.lines.flush()
-        outputs.table.write(group)
-        outputs.page.add(group)
+        lines, table, page = self._outputs = self._outputs or self._open()
+        lines.write(json.dumps(dict(group), default=_jsonable) + "\n")
+        lines.flush()
+        table.write(group)
+        page.add(group)
 
     def close(self) -> None:
         self._files.close()
 
-    def _open(self) -> "_Outputs":
+    def _open(self) -> "tuple[TextIO, GroupTable, GroupPage]":
         self._folder.mkdir(parents=True, exist_ok=True)
         table = GroupTable(self._folder / TABLE)
         self._files.callback(table.close)
@@ -69,14 +68,7 @@ class GroupFolder:
         page = self._files.enter_context((self._folder / PAGE).open("x", encoding="utf-8", errors="backslashreplace"))
         html = GroupPage(page, self._title, self._decode)
         self._files.callback(html.close)
-        return _Outputs(lines, table, html)
-
-
-@dataclass(frozen=True, slots=True)
-class _Outputs:
-    lines: TextIO
-    table: "GroupTable"
-    page: GroupPage
+        return lines, table, html
 
 
 class GroupTable:
@@ -140,7 +132,7 @@ def rows_of(number: int, group: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = [
         {
             "group": number,
-            **{column: _at(group.get(key), k) for key, column in PER_SEQUENCE.items()},
+            **{column: None if group.get(key) is None else group[key][k] for key, column in PER_SEQUENCE.items()},
             "extras": _json({key: group[key][k] for key in with_extras}),
             "group_extras": None,
         }
@@ -161,10 +153,6 @@ def group_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         **{key: [extra[key] for extra in extras] for key in extras[0]},
         **json.loads(rows[0]["group_extras"] or "{}"),
     }
-
-
-def _at(values: Any, k: int) -> Any:
-    return None if values is None else values[k]
 
 
 def _json(value: dict[str, Any]) -> str | None:

@@ -49,22 +49,24 @@ class ManagedServer:
         return {"nodes": [self._tree.node(sequence, self._text(sequence)) for sequence in self._tree.ends]}
 
     def reset(self) -> None:
-        self._tree.clear()
+        self._tree = TurnTree()
 
     async def _call(self, upstream: Upstream, request: dict[str, Any], split: Split) -> Any:
         if request.get("stream"):
             raise BadRequest("a managed session does not stream: leave stream out")
         answered = await self._ask(upstream, request, split, self._server)
         self._server = answered.server
-        self._tree.add(await self._turns(answered, request))
+        for turn in await self._turns(answered, request):
+            self._tree.add(turn)
         return answered.reply
 
     async def _turns(self, answered: ServerReply, request: dict[str, Any]) -> list[SampledTurn]:
         reply = read_object(answered.raw, "answer")
         choices = read_choices(reply)
         turns = [read_turn(reply, choice) for choice in choices]
-        if None in turns:
-            await self._load_tokenizer(answered.server)
+        if None in turns and self._tokenizer is None:
+            config = answered.server.config
+            self._tokenizer = await self._tokenizers.named(config.tokenizer_name or config.model_name)
         complete = [
             turn if turn is not None else await asyncio.to_thread(encoded_turn, self._tokenizer, request, choice, n)
             for n, (turn, choice) in enumerate(zip(turns, choices, strict=True))
@@ -72,10 +74,6 @@ class ManagedServer:
         if any(turn.exactness is Exactness.RETOKENIZED for turn in complete):
             answered.server.warn_of_text()
         return complete
-
-    async def _load_tokenizer(self, server: Server) -> None:
-        if self._tokenizer is None:
-            self._tokenizer = await self._tokenizers.named(server.config.tokenizer_name or server.config.model_name)
 
     def _text(self, sequence: TurnSequence) -> str:
         return "" if self._tokenizer is None else str(self._tokenizer.decode(self._tree.tokens(sequence)))

@@ -7,7 +7,7 @@
   beginning: each is a rollout.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,21 +85,19 @@ class TurnTree:
     def __init__(self) -> None:
         self._tokens = PrefixTree()
         self._sequences: list[TurnSequence] = []
-        self._ends: list[TurnSequence] = []
-
-    @property
-    def ends(self) -> tuple[TurnSequence, ...]:
+        self.ends: list[TurnSequence] = []
         """The sequences that no turn has continued, in the order in which they began."""
-        return tuple(self._ends)
 
-    def add(self, turns: Iterable[SampledTurn]) -> None:
-        for turn in turns:
-            self._add(turn)
-
-    def clear(self) -> None:
-        self._tokens = PrefixTree()
-        self._sequences.clear()
-        self._ends.clear()
+    def add(self, turn: SampledTurn) -> None:
+        parent = self._longest_prefix_of(turn.prompt_ids)
+        tokens = np.concatenate([turn.prompt_ids, turn.response_ids])
+        turns = (*(parent.turns if parent else ()), turn)
+        sequence = TurnSequence(turns, self._tokens.place(tokens).branch, len(tokens))
+        self._sequences.append(sequence)
+        if parent in self.ends:
+            self.ends[self.ends.index(parent)] = sequence
+        else:
+            self.ends.append(sequence)
 
     def tokens(self, sequence: TurnSequence) -> list[int]:
         return list(self._tokens.read(sequence.branch, sequence.length).tolist())
@@ -115,17 +113,6 @@ class TurnTree:
             policy_version=min(versions, default=None),
             exactness=str(max((turn.exactness for turn in sequence.turns), key=lambda grade: GRADES[grade])),
         )
-
-    def _add(self, turn: SampledTurn) -> None:
-        parent = self._longest_prefix_of(turn.prompt_ids)
-        tokens = np.concatenate([turn.prompt_ids, turn.response_ids])
-        turns = (*(parent.turns if parent else ()), turn)
-        sequence = TurnSequence(turns, self._tokens.place(tokens).branch, len(tokens))
-        self._sequences.append(sequence)
-        if parent in self._ends:
-            self._ends[self._ends.index(parent)] = sequence
-        else:
-            self._ends.append(sequence)
 
     def _longest_prefix_of(self, prompt_ids: IntArray) -> TurnSequence | None:
         """The longest sequence that the prompt begins with; of equal ones, the newest."""

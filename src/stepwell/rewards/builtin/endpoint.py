@@ -6,9 +6,7 @@
 """
 
 import asyncio
-import contextlib
 import os
-from collections.abc import AsyncIterator
 from weakref import WeakKeyDictionary
 
 import aiohttp
@@ -53,12 +51,10 @@ class Endpoint:
         self._backoff = backoff
         self._limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
-    @contextlib.asynccontextmanager
-    async def session(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """The HTTP connections for one sample."""
+    def session(self) -> aiohttp.ClientSession:
+        """The HTTP connections for one sample, used inside `async with`."""
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        async with aiohttp.ClientSession(timeout=self._timeout, headers=headers) as session:
-            yield session
+        return aiohttp.ClientSession(timeout=self._timeout, headers=headers)
 
     async def post(self, session: aiohttp.ClientSession, path: str, body: JsonObject) -> JsonObject:
         return await retry_while_unavailable(

@@ -13,7 +13,7 @@ from stepwell.errors import StepwellError
 from stepwell.pool.api.scoring import JudgementOutcome
 from stepwell.rewards.attempt import Attempt
 from stepwell.rewards.sample import Sample
-from stepwell.rewards.sandbox.child_process import Hello, RewardChild, start_child
+from stepwell.rewards.sandbox.child_process import RewardChild, start_child
 from stepwell.rewards.sandbox.lane import STALLED_AFTER, ChildLane
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.sandbox.queue import Prefetch, QueuedSample, SampleQueue
@@ -38,7 +38,10 @@ class RewardRunner:
     async def start(self) -> None:
         """BadRequest if the function cannot be loaded."""
         child, hello = await start_child(self.job)
-        self._learn(hello)
+        self.name = hello.name
+        if hello.is_async:
+            self._prefetch = Prefetch(max(1, self.job.calls // self.job.children))
+            self.slots = self._prefetch.size * self.job.children
         for place in range(self.job.children):
             self._open_lane(child if place == 0 else None)
         self._tasks.append(asyncio.create_task(self._add_lanes_when_stalled()))
@@ -63,12 +66,6 @@ class RewardRunner:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def _learn(self, hello: Hello) -> None:
-        self.name = hello.name
-        if hello.is_async:
-            self._prefetch = Prefetch(max(1, self.job.calls // self.job.children))
-            self.slots = self._prefetch.size * self.job.children
 
     async def _add_lanes_when_stalled(self) -> None:
         while True:

@@ -6,10 +6,16 @@ from stepwell.steps.step import Exactness
 from tests.unit.envs.servers.sampled import turn
 
 
+def tree_of(*turns: SampledTurn) -> TurnTree:
+    tree = TurnTree()
+    for each in turns:
+        tree.add(each)
+    return tree
+
+
 def spelt(*turns: SampledTurn) -> list[str]:
     """The sequences that come of them: what is trained in capitals."""
-    tree = TurnTree()
-    tree.add(turns)
+    tree = tree_of(*turns)
     return [shown(tree.node(sequence, "")) for sequence in tree.ends]
 
 
@@ -46,20 +52,12 @@ def test_the_longest_line_that_fits_is_continued() -> None:
     assert spelt(turn("q", "a"), turn("qa|", "b"), turn("qa|b|", "c"), turn("qa|x", "d")) == ["qA|B|C", "qA|xD"]
 
 
-def test_nothing_is_left_after_clearing() -> None:
-    tree = TurnTree()
-    tree.add([turn("q", "a")])
-    tree.clear()
-    tree.add([turn("qa", "b")])
-    assert [shown(tree.node(sequence, "")) for sequence in tree.ends] == ["qaB"]
-
-
 @given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=6), st.text("ab", min_size=1, max_size=3)), max_size=8))
 def test_every_turn_is_trained_in_some_sequence_and_none_is_trained_at_what_no_turn_wrote(
     given: list[tuple[str, str]],
 ) -> None:
-    tree, turns = TurnTree(), [turn(prompt, response) for prompt, response in given]
-    tree.add(turns)
+    turns = [turn(prompt, response) for prompt, response in given]
+    tree = tree_of(*turns)
     assert {id(each) for sequence in tree.ends for each in sequence.turns} == {id(each) for each in turns}
     for sequence in tree.ends:
         node = tree.node(sequence, "")
@@ -90,8 +88,7 @@ def test_the_sequences_are_those_of_a_search_through_all_texts(given: list[tuple
 
 
 def node(*turns: SampledTurn) -> SequenceNode:
-    tree = TurnTree()
-    tree.add(turns)
+    tree = tree_of(*turns)
     (sequence,) = tree.ends
     return tree.node(sequence, "text")
 

@@ -1,12 +1,15 @@
 """The client of a rollout server: `stepwell atropos`, or any server with Atropos' API.
 
 - Every attempt to send a group has the same idempotency key, so a server that remembers keys accepts the group once.
-- A group is accepted by the server, or counted and written to `unsent`.
+- A group is accepted by the server, or counted and written to `unsent`. It travels as Arrow if both sides support it,
+  else as JSON, compressed from 1 KiB on.
 - RolloutServerAway means that a repetition may help, RolloutServerRefused that it will not.
 """
 
 import asyncio
 import contextlib
+import gzip
+import importlib.util
 import logging
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -18,9 +21,8 @@ import aiohttp
 import orjson
 
 from stepwell.common.retry import Backoff, retry_while_unavailable
-from stepwell.envs.rollout_server.bodies import PackedGroup, can_pack_arrow, pack_group
 from stepwell.envs.scored_data import ScoredDataGroup, append_group
-from stepwell.errors import RolloutServerAway, RolloutServerRefused
+from stepwell.errors import BadRequest, RolloutServerAway, RolloutServerRefused
 
 log = logging.getLogger("stepwell.envs")
 
@@ -33,6 +35,9 @@ POLL = 1.0
 WAITING = Backoff(first=POLL, longest=POLL)
 BUSY = (408, 425, 429)
 """Statuses below 500 after which a repetition may help."""
+COMPRESSED_FROM = 1_024
+GZIP_LEVEL = 1
+"""Saves most of the bytes in a quarter of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +141,16 @@ class RolloutServer:
 
     async def _send(self, group: Mapping[str, Any]) -> None:
         key = uuid.uuid4().hex
-        packed: PackedGroup | None = None
+        packed: tuple[bytes, dict[str, str]] | None = None
 
         async def send_once() -> None:
             nonlocal packed
             if packed is None:
                 packed = await asyncio.to_thread(pack_group, group, arrow=await self._accepts_arrow())
-            await self._post(packed, key)
+            body, headers = packed
+            headers = {**headers, "Idempotency-Key": key}
+            async with self._answer("POST", "/scored_data", data=body, headers=headers) as answer:
+                await answer.read()
 
         def log_pause(away: RolloutServerAway, pause: float) -> float:
             log.warning("a group is sent again in %.1f s: %s", pause, away)
@@ -152,16 +160,12 @@ class RolloutServer:
             send_once, RolloutServerAway, BACKOFF, seconds=self._send_timeout, before_pause=log_pause
         )
 
-    async def _post(self, packed: PackedGroup, key: str) -> None:
-        headers = {**packed.headers, "Idempotency-Key": key}
-        async with self._answer("POST", "/scored_data", data=packed.body, headers=headers) as answer:
-            await answer.read()
-
     async def _accepts_arrow(self) -> bool:
         """Asked once."""
         if self._has_arrow is None:
             try:
-                self._has_arrow = can_pack_arrow() and bool((await self._ask("GET", "/")).get("arrow"))
+                has_pyarrow = importlib.util.find_spec("pyarrow") is not None
+                self._has_arrow = has_pyarrow and bool((await self._ask("GET", "/")).get("arrow"))
             except RolloutServerRefused:
                 self._has_arrow = False
         return self._has_arrow
@@ -203,6 +207,30 @@ class RolloutServer:
             raise RolloutServerAway(f"the rollout server at {self.url} cannot be reached: {why}") from failure
         except orjson.JSONDecodeError as failure:
             raise RolloutServerRefused(f"{self.url}{path} is no rollout server: it did not answer JSON") from failure
+
+
+def pack_group(group: Mapping[str, Any], *, arrow: bool) -> tuple[bytes, dict[str, str]]:
+    """A group as a request body, with its headers. RolloutServerRefused if no server could accept it."""
+    try:
+        body = orjson.dumps(group, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as failure:
+        raise RolloutServerRefused(f"the group cannot be written as JSON: {failure}") from failure
+    if arrow:
+        return _as_arrow(body), {"Content-Type": "application/vnd.apache.arrow.stream"}
+    headers = {"Content-Type": "application/json"}
+    if len(body) < COMPRESSED_FROM:
+        return body, headers
+    return gzip.compress(body, GZIP_LEVEL), {**headers, "Content-Encoding": "gzip"}
+
+
+def _as_arrow(body: bytes) -> bytes:
+    from stepwell.wire.scored_groups import groups_from_json
+    from stepwell.wire.scored_groups_arrow import groups_to_arrow
+
+    try:
+        return groups_to_arrow(groups_from_json(body, "group"))
+    except BadRequest as failure:
+        raise RolloutServerRefused(f"rollout servers do not accept this group: {failure}") from failure
 
 
 def _failure(status: int, where: str, text: str) -> RolloutServerAway | RolloutServerRefused:
