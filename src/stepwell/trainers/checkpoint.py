@@ -8,6 +8,7 @@ Invariants:
   again.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepwell.common.atomic_files import SUFFIX, replacing_file
-from stepwell.errors import BadRequest
-from stepwell.trainers.ports import Leases
+from stepwell.errors import BadRequest, LeaseExpired
+from stepwell.trainers.ports import Leases, TrainingPool
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger("stepwell.trainers")
 
 FILE = "trainer.pt"
 REMEMBERED = 10_000
@@ -65,8 +68,12 @@ class TrainedLedger:
         self._leases += leases
         self._trained.update(OrderedDict.fromkeys(trained))
 
-    def mark_acknowledged(self) -> None:
-        """The open leases were acknowledged."""
+    def acknowledge(self, pool: TrainingPool) -> None:
+        """Acknowledge the open leases."""
+        try:
+            pool.ack(self.open_leases)
+        except LeaseExpired:
+            log.warning("a lease expired before its batch was acknowledged; it comes back and is skipped")
         self._leases = []
         while len(self._trained) > REMEMBERED:
             self._trained.popitem(last=False)

@@ -6,7 +6,6 @@
 - A batch with nothing to learn is acknowledged and skipped.
 """
 
-import logging
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepwell.common.optional import require
-from stepwell.errors import LeaseExpired
 from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows
@@ -22,8 +20,6 @@ from stepwell.trainers.rows import TrainedRows, choose_rows
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
-
-log = logging.getLogger("stepwell.trainers")
 
 
 def pool_loader(
@@ -66,16 +62,8 @@ def _tensors(
                 if not sys.is_finalizing():  # at exit nobody answers, and the lease expires by itself
                     pool.nack(batch)
                 raise
-        trained.add((), rows.uids)
-        _acknowledge(pool, batch)
-        trained.mark_acknowledged()
-
-
-def _acknowledge(pool: TrainingPool, batch: TrainingBatch) -> None:
-    try:
-        pool.ack(batch)
-    except LeaseExpired:
-        log.warning("a lease expired before its batch was trained; it comes back and is skipped")
+        trained.add(batch.leases, rows.uids)
+        trained.acknowledge(pool)
 
 
 def _as_tensors(batch: TrainingBatch, rows: TrainedRows) -> "dict[str, torch.Tensor]":

@@ -6,13 +6,12 @@
 - A resumed run continues bit for bit.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from stepwell.errors import BadRequest, LeaseExpired, StepwellError
+from stepwell.errors import BadRequest, StepwellError
 from stepwell.trainers.checkpoint import (
     Checkpoint,
     TrainedLedger,
@@ -29,8 +28,6 @@ from stepwell.trainers.settings import Settings
 
 if TYPE_CHECKING:
     import torch
-
-log = logging.getLogger("stepwell.trainers")
 
 
 class Synced(Protocol):
@@ -91,7 +88,7 @@ class AsyncTrainer:
             return
         if self._checkpoints and (saved := read_checkpoint(self._checkpoints)):
             self._restore(saved)
-            self._acknowledge()
+            self._ledger.acknowledge(self._pool)
         if self._sync is not None:
             newest = self._pool.stats().policy_version
             self.version = self.version if newest <= self.version else newest + 1
@@ -183,14 +180,7 @@ class AsyncTrainer:
                 trajectories=self._ledger.trained,
             )
             write_checkpoint(self._checkpoints, checkpoint)
-        self._acknowledge()
-
-    def _acknowledge(self) -> None:
-        try:
-            self._pool.ack(self._ledger.open_leases)
-        except LeaseExpired:
-            log.warning("a lease expired before its batch was acknowledged; it comes back and is not trained again")
-        self._ledger.mark_acknowledged()
+        self._ledger.acknowledge(self._pool)
 
     def _restore(self, saved: Checkpoint) -> None:
         self.model.load_state_dict(saved.model)

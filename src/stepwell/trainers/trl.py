@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from stepwell.errors import FetchTimeout, LeaseExpired
+from stepwell.errors import FetchTimeout
 from stepwell.steps.step import FloatArray, IntArray
 from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
@@ -86,32 +86,6 @@ def samples_of(rows: TrainedRows, group_id: int, version_offset: int) -> list[Ro
     return samples
 
 
-class Delivered:
-    """The groups in TRL's buffer, the oldest first, with the numbers of their samples."""
-
-    def __init__(self) -> None:
-        self._groups: deque[tuple[range, TrainingBatch]] = deque()
-        self._samples = 0
-
-    def add(self, batch: TrainingBatch, samples: int) -> None:
-        self._groups.append((range(self._samples, self._samples + samples), batch))
-        self._samples += samples
-
-    def finished(self, taken: int) -> list[TrainingBatch]:
-        """Removes and returns the groups whose last sample is among the `taken` first ones."""
-        done = []
-        while self._groups and self._groups[0][0].stop <= taken:
-            done.append(self._groups.popleft()[1])
-        return done
-
-    def begun(self, taken: int) -> list[TrainingBatch]:
-        """The groups of which some samples are taken, but not all."""
-        return [batch for samples, batch in self._groups if samples.start < taken < samples.stop]
-
-    def untouched(self, taken: int) -> list[TrainingBatch]:
-        return [batch for samples, batch in self._groups if samples.start >= taken]
-
-
 class StepwellRolloutWorker:
     """Fetches groups from the pool in its own thread, and puts their samples into TRL's buffer.
 
@@ -129,7 +103,8 @@ class StepwellRolloutWorker:
         self._lease = lease
         self._version_offset = 0
         self._known = TrainedLedger()
-        self._delivered = Delivered()
+        self._delivered: deque[tuple[range, TrainingBatch]] = deque()
+        """The groups in TRL's buffer, the oldest first, with the numbers of their samples."""
         self._groups = 0
         self._samples = 0
         self._missing = ""
@@ -167,9 +142,12 @@ class StepwellRolloutWorker:
                 self._deliver_group()
         finally:
             self._settle()
-            self._acknowledge(self._delivered.begun(self._taken))
-            for batch in self._delivered.untouched(self._taken):
-                self._pool.nack(batch)
+            taken = self._taken
+            for samples, batch in self._delivered:
+                if samples.start < taken:
+                    self._acknowledge(batch)
+                else:
+                    self._pool.nack(batch)
 
     def _deliver_group(self) -> None:
         batch = self._fetch()
@@ -177,7 +155,7 @@ class StepwellRolloutWorker:
             rows = choose_rows(batch, self._known)
             samples = samples_of(rows, self._groups, self._version_offset)
             self._groups += 1
-            self._delivered.add(batch, len(samples))
+            self._delivered.append((range(self._samples, self._samples + len(samples)), batch))
             self._note(batch, rows)
             for sample in samples:
                 self._put(sample)
@@ -207,7 +185,6 @@ class StepwellRolloutWorker:
         if len(rewards):
             self.metrics_queue.put({"reward": (float(rewards.sum()), float(len(rewards)))})
         self._known.add((), rows.uids)
-        self._known.mark_acknowledged()
 
     # -- taken samples -------------------------------------------------------------------------------------------------
 
@@ -217,14 +194,14 @@ class StepwellRolloutWorker:
         return self._samples - self.rollout_buffer.qsize()
 
     def _settle(self) -> None:
-        self._acknowledge(self._delivered.finished(self._taken))
+        """Acknowledge the groups whose last sample is taken."""
+        taken = self._taken
+        while self._delivered and self._delivered[0][0].stop <= taken:
+            self._acknowledge(self._delivered.popleft()[1])
 
-    def _acknowledge(self, batches: Iterable[TrainingBatch]) -> None:
-        for batch in batches:
-            try:
-                self._pool.ack(batch)
-            except LeaseExpired:
-                log.warning("a lease expired before TRL had taken its group; it comes back and is skipped")
+    def _acknowledge(self, batch: TrainingBatch) -> None:
+        self._known.add(batch.leases, ())
+        self._known.acknowledge(self._pool)
 
 
 class StateSync(Protocol):

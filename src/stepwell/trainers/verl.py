@@ -22,7 +22,6 @@ from stepwell.steps.advantages import GroupMean
 from stepwell.steps.columns import Columns, cut, stack
 from stepwell.steps.layout import IndexArray, parts_of
 from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps
-from stepwell.steps.step import FloatArray
 from stepwell.trainers.ports import TrainingBatch
 
 DataProto: TypeAlias = Any
@@ -107,12 +106,9 @@ def _tensors(padded: PaddedSteps, advantages_R: NDArray[np.float64]) -> dict[str
         "advantages": advantages_R_T,
         "returns": advantages_R_T.copy(),
     }
-    return tensors | _log_probs(padded)
-
-
-def _log_probs(padded: PaddedSteps) -> dict[str, FloatArray]:
-    """Of all rows or of none: if the tensor is missing, verl computes its own."""
-    return {"rollout_log_probs": padded.rollout_log_probs_S_R} if padded.has_logprobs_S.all() else {}
+    if padded.has_logprobs_S.all():  # of all rows or of none: if the tensor is missing, verl computes its own
+        tensors["rollout_log_probs"] = padded.rollout_log_probs_S_R
+    return tensors
 
 
 def _labels(batch: TrainingBatch, padded: PaddedSteps, trajectory_of_R: IndexArray) -> dict[str, NDArray[np.object_]]:

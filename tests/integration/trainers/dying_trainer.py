@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.client import connect
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
@@ -66,10 +67,6 @@ class DyingTrainer(AsyncTrainer):
         self._passes("save")
         super()._save()
 
-    def _acknowledge(self) -> None:
-        self._passes("ack")
-        super()._acknowledge()
-
 
 def main() -> None:
     address, namespace, folder, place = sys.argv[1:]
@@ -77,13 +74,18 @@ def main() -> None:
     settings = Settings(groups=2, updates=UPDATES, lease=8.0, fetch_timeout=60.0)
     pool = connect("data_pool", address=address, namespace=namespace)
     trainer = DyingTrainer(pool, Counting(), settings=settings, checkpoints=Path(folder), dies_at=place)
-    replace = os.replace
+    replace, acknowledge = os.replace, pool.ack
 
     def replace_or_die(source: Any, target: Any) -> None:
         trainer._passes("write")
         replace(source, target)
 
+    def acknowledge_or_die(leased: HasLeases) -> None:
+        trainer._passes("ack")
+        acknowledge(leased)
+
     os.replace = replace_or_die  # type: ignore[assignment]
+    pool.ack = acknowledge_or_die  # type: ignore[method-assign]
     trainer.run()
 
 
