@@ -7,8 +7,8 @@
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +18,18 @@ from stepwell.common.optional import require
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import DTYPES, Columns, cut, make_columns, pack_values, packed_column, stack
 from stepwell.steps.groups import StepGroup, with_sorted_metadata
-from stepwell.steps.layout import offsets, parts_of, sums
-from stepwell.steps.schema import GROUP_COLUMNS, REQUIRED, SCALAR_COLUMNS, SCHEMA, STEP_COLUMNS, Column, ColumnKind
-from stepwell.steps.step import BoolArray, Exactness, IntArray, JsonObject, VersionSpan, ids_array
+from stepwell.steps.layout import offsets, parts_of, run_lengths, sums
+from stepwell.steps.schema import (
+    GROUP_COLUMNS,
+    READERS,
+    REQUIRED,
+    SCALAR_COLUMNS,
+    SCHEMA,
+    STEP_COLUMNS,
+    Column,
+    ColumnKind,
+)
+from stepwell.steps.step import BoolArray, IntArray, VersionSpan, ids_array
 
 if TYPE_CHECKING:
     import pyarrow
@@ -55,8 +64,11 @@ def columns_from_arrow(table: "pyarrow.Table") -> Columns:
     check_schema(table)
     prompts, prompt_lengths = _lists(table["prompt_ids"], np.int32)
     responses, response_lengths = _lists(table["response_ids"], np.int32)
+    in_response = _in_response(prompt_lengths, response_lengths)
+    tokens = np.empty(len(in_response), np.int32)
+    tokens[in_response], tokens[~in_response] = responses, prompts
     values: dict[str, Any] = {
-        "tokens": _interleaved(prompts, responses, prompt_lengths, response_lengths),
+        "tokens": tokens,
         "logprobs": _optional(table["response_logprobs"], response_lengths, np.float32(np.nan)),
         "mask": _optional(table["response_mask"], response_lengths, np.True_),
         "prompt_lengths_S": prompt_lengths,
@@ -71,8 +83,7 @@ def group_sizes(table: "pyarrow.Table") -> list[int]:
     """How many steps each group has. A group ends where its number or its prompt_uid changes."""
     if missing := {"group", "prompt_uid"} - set(table.column_names):
         raise BadRequest(f"a file without a column {min(missing)!r} has no steps; only --shape steps can be read back")
-    names = zip(table["group"].to_pylist(), table["prompt_uid"].to_pylist(), strict=True)
-    return [len(list(run)) for _, run in groupby(names)]
+    return run_lengths(zip(table["group"].to_pylist(), table["prompt_uid"].to_pylist(), strict=True))
 
 
 def group_columns(table: "pyarrow.Table", sizes: Sequence[int]) -> dict[str, Any]:
@@ -175,26 +186,8 @@ def _read_scalars(column: Column, table: "pyarrow.Table") -> Any:
         return pack_values(column, [column.default] * len(table))
     if column.kind in DTYPES:
         return _numbers(table[column.name], DTYPES[column.kind])
-    return _READERS.get(column.kind, list)(table[column.name].to_pylist())
-
-
-def _read_grades(values: Iterable[str]) -> list[Exactness]:
-    return [Exactness(value) for value in values]
-
-
-def _read_objects(values: Iterable[str]) -> list[JsonObject]:
-    return [json.loads(text) for text in values]
-
-
-def _read_spans(values: Iterable[list[dict[str, int]]]) -> list[tuple[VersionSpan, ...]]:
-    return [tuple(VersionSpan(**span) for span in spans) for spans in values]
-
-
-_READERS: dict[ColumnKind, Callable[[Any], list[Any]]] = {
-    ColumnKind.GRADE: _read_grades,
-    ColumnKind.OBJECT: _read_objects,
-    ColumnKind.SPANS: _read_spans,
-}
+    values, read = table[column.name].to_pylist(), READERS.get(column.kind)
+    return values if read is None else [read(value) for value in values]
 
 
 def _lists(column: "pyarrow.ChunkedArray", dtype: type[np.generic]) -> tuple[NDArray[Any], IntArray]:
@@ -218,23 +211,10 @@ def _numbers(column: "pyarrow.ChunkedArray", dtype: type[np.generic]) -> NDArray
     return np.asarray(column.to_numpy(), dtype)
 
 
-# -- prompts and responses in one array --------------------------------------------------------------------------------
-
-
 def _in_response(prompt_lengths_S: IntArray, response_lengths_S: IntArray) -> BoolArray:
     """For each token of prompt, response, prompt, response, …: is it in a response?"""
     both = np.stack([prompt_lengths_S, response_lengths_S], axis=1).ravel()
     return np.repeat(np.tile([False, True], len(prompt_lengths_S)), both)
-
-
-def _interleaved(
-    prompts: IntArray, responses: IntArray, prompt_lengths_S: IntArray, response_lengths_S: IntArray
-) -> IntArray:
-    in_response = _in_response(prompt_lengths_S, response_lengths_S)
-    tokens = np.empty(len(in_response), np.int32)
-    tokens[in_response] = responses
-    tokens[~in_response] = prompts
-    return tokens
 
 
 def _pyarrow() -> Any:

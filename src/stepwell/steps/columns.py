@@ -94,10 +94,6 @@ class Columns:
         return self._expanded
 
     @property
-    def finish_reasons(self) -> list[str | None]:
-        return self.carried["finish_reasons"]
-
-    @property
     def sampling(self) -> list[JsonObject]:
         return self.carried["sampling"]
 

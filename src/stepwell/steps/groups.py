@@ -6,9 +6,9 @@
 
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from stepwell.steps.columns import Columns, cut, stack
+from stepwell.steps.layout import run_lengths
 
 STEP_BYTES = 1_000
 """What a step takes beside its arrays, roughly."""
@@ -28,7 +28,7 @@ class StepGroup:
         return tokens + columns.logprobs.nbytes + columns.mask.nbytes + STEP_BYTES * len(columns)
 
     def trajectories(self) -> list[Columns]:
-        return cut(self.columns, [len(list(run)) for _, run in groupby(self.columns.trajectory_uids)])
+        return cut(self.columns, run_lengths(self.columns.trajectory_uids))
 
     def count(self) -> int:
         """How many trajectories it has."""

@@ -16,8 +16,8 @@ import orjson
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns, pack, unpack
 from stepwell.steps.groups import StepGroup, with_sorted_metadata
-from stepwell.steps.schema import SCHEMA, STEP_COLUMNS, Column, ColumnKind
-from stepwell.steps.step import Exactness, Step, VersionSpan, ids_array, logprobs_array, mask_array
+from stepwell.steps.schema import READERS, SCHEMA, STEP_COLUMNS, Column, ColumnKind
+from stepwell.steps.step import Step
 
 SCHEMA_KEY = "stepwell_schema"
 Record: TypeAlias = Mapping[str, Any]
@@ -55,14 +55,6 @@ _WRITERS: dict[ColumnKind, Callable[[Any], Any]] = {
     ColumnKind.SPANS: lambda spans: [span._asdict() for span in spans],
     ColumnKind.OBJECT: lambda value: json.dumps(dict(value)),
 }
-_READERS: dict[ColumnKind, Callable[[Any], Any]] = {
-    ColumnKind.IDS: ids_array,
-    ColumnKind.FLOATS: logprobs_array,
-    ColumnKind.FLAGS: mask_array,
-    ColumnKind.GRADE: Exactness,
-    ColumnKind.SPANS: lambda spans: tuple(VersionSpan(**span) for span in spans),
-    ColumnKind.OBJECT: json.loads,
-}
 
 
 def _record(line: bytes, number: int, name: str) -> tuple[int, Record]:
@@ -89,7 +81,7 @@ def _read(column: Column, record: Record) -> Any:
     """KeyError if a line lacks a column that its version of the schema has."""
     if column.name not in record and column.since > record[SCHEMA_KEY]:
         return column.default
-    value, read = record[column.name], _READERS.get(column.kind)
+    value, read = record[column.name], READERS.get(column.kind)
     return value if read is None or (value is None and column.default is None) else read(value)
 
 

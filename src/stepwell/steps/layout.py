@@ -4,7 +4,8 @@
 - A trajectory belongs to one group, even if the next group begins with a trajectory of the same uid.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +26,11 @@ def offsets(lengths: NDArray[np.integer[Any]]) -> IndexArray:
 def parts_of(lengths: NDArray[np.integer[Any]]) -> IndexArray:
     """The part of each element."""
     return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def run_lengths(names: Iterable[object]) -> list[int]:
+    """How often each name follows itself: a part ends where the name changes."""
+    return [len(list(run)) for _, run in groupby(names)]
 
 
 def sums(flags: BoolArray, lengths: IntArray) -> IndexArray:

@@ -6,9 +6,8 @@
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepwell.common.atomic_files import writing_under_temporary_name
@@ -17,6 +16,7 @@ from stepwell.errors import BadRequest
 from stepwell.steps.arrow import check_schema, columns_from_arrow, group_sizes, step_groups_from_arrow
 from stepwell.steps.columns import unpack
 from stepwell.steps.groups import StepGroup
+from stepwell.steps.layout import run_lengths
 from stepwell.steps.step import Step
 
 if TYPE_CHECKING:
@@ -88,44 +88,32 @@ class ParquetWriter:
     @contextmanager
     def writing(self, name: str) -> Iterator[Write]:
         """A new file of that name, from tables with the same columns."""
+        pa, parquet = require("pyarrow", EXTRA), require("pyarrow.parquet", EXTRA)
+        waiting: list[pyarrow.Table] = []
+        held, writer = 0, None
+
+        def write(table: "pyarrow.Table") -> None:
+            nonlocal held
+            waiting.append(table)
+            held += table.nbytes
+            if held >= self._row_group_bytes:
+                flush()
+
+        def flush() -> None:
+            nonlocal held, writer
+            if waiting:
+                writer = writer or opened.enter_context(parquet.ParquetWriter(output, waiting[0].schema))
+                writer.write_table(pa.concat_tables(waiting))
+                waiting.clear()
+                held = 0
+
         with (
             writing_under_temporary_name(self._fs, f"{self._path}/{name}") as temporary,
             self._fs.open(temporary, "wb") as output,
-            _RowGroups(output, self._row_group_bytes) as row_groups,
+            ExitStack() as opened,
         ):
-            yield row_groups.write
-
-
-class _RowGroups:
-    def __init__(self, output: Any, nbytes: int) -> None:
-        self._output, self._limit = output, nbytes
-        self._writer: Any = None
-        self._waiting: list[pyarrow.Table] = []
-        self._bytes = 0
-
-    def write(self, table: "pyarrow.Table") -> None:
-        self._waiting.append(table)
-        self._bytes += table.nbytes
-        if self._bytes >= self._limit:
-            self._flush()
-
-    def __enter__(self) -> "_RowGroups":
-        return self
-
-    def __exit__(self, failed: object, *_: object) -> None:
-        if not failed:
-            self._flush()
-        if self._writer is not None:
-            self._writer.close()
-
-    def _flush(self) -> None:
-        if not self._waiting:
-            return
-        table = require("pyarrow", EXTRA).concat_tables(self._waiting)
-        if self._writer is None:
-            self._writer = require("pyarrow.parquet", EXTRA).ParquetWriter(self._output, table.schema)
-        self._writer.write_table(table)
-        self._waiting, self._bytes = [], 0
+            yield write
+            flush()
 
 
 def read_step_groups(fs: Any, file: str) -> Iterator[StepGroup]:
@@ -158,5 +146,4 @@ def read_whole(fs: Any, file: str, sizes_of: "Callable[[pyarrow.Table], list[int
 def _trajectory_sizes(table: "pyarrow.Table") -> list[int]:
     """How many steps each trajectory has."""
     check_schema(table)
-    names = zip(table["group"].to_pylist(), table["trajectory_uid"].to_pylist(), strict=True)
-    return [len(list(run)) for _, run in groupby(names)]
+    return run_lengths(zip(table["group"].to_pylist(), table["trajectory_uid"].to_pylist(), strict=True))

@@ -6,10 +6,13 @@
 - A column is never removed or moved. A new one comes last among the step columns, with a default for older files.
 """
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
-from stepwell.steps.step import INDEX_BY_POOL, Exactness
+from stepwell.steps.step import INDEX_BY_POOL, Exactness, VersionSpan, ids_array, logprobs_array, mask_array
 
 
 class ColumnKind(Enum):
@@ -154,5 +157,14 @@ SCHEMA = max(column.since for column in STEP_COLUMNS + GROUP_COLUMNS)
 ARRAY_KINDS = (K.IDS, K.FLOATS, K.FLAGS)
 SCALAR_COLUMNS = tuple(column for column in STEP_COLUMNS if column.kind not in ARRAY_KINDS)
 """The columns with one value for each step."""
+READERS: dict[ColumnKind, Callable[[Any], Any]] = {
+    K.IDS: ids_array,
+    K.FLOATS: logprobs_array,
+    K.FLAGS: mask_array,
+    K.GRADE: Exactness,
+    K.OBJECT: json.loads,
+    K.SPANS: lambda spans: tuple(VersionSpan(**span) for span in spans),
+}
+"""How a value is read from a table or a line; values of other kinds are there as they are."""
 CARRIED = tuple(column for column in STEP_COLUMNS if column.stored is S.CARRIED)
 SHOWN = tuple(column.name for column in STEP_COLUMNS if column.shown)

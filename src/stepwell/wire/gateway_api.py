@@ -1,14 +1,13 @@
 """The bodies of the gateway's own routes: requests and answers, validated."""
 
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, create_model
 
 from stepwell.pool.api.producing import EndResult
-from stepwell.steps.schema import REQUIRED, STEP_COLUMNS, Column, ColumnKind, ColumnScope
-from stepwell.steps.step import Step, VersionSpan, ids_array, logprobs_array, mask_array
+from stepwell.steps.schema import ARRAY_KINDS, READERS, REQUIRED, STEP_COLUMNS, Column, ColumnKind, ColumnScope
+from stepwell.steps.step import Step, VersionSpan
 
 UID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._~:@-]{0,127}"
 Uid = Annotated[str, StringConstraints(pattern=f"^{UID_PATTERN}$")]
@@ -104,12 +103,6 @@ SUBMITTED_TYPES: dict[ColumnKind, Any] = {
         ),
     ],
 }
-STEP_VALUES: dict[ColumnKind, Callable[[Any], Any]] = {
-    ColumnKind.IDS: ids_array,
-    ColumnKind.FLOATS: logprobs_array,
-    ColumnKind.FLAGS: mask_array,
-    ColumnKind.SPANS: lambda spans: tuple(VersionSpan(*span) for span in spans),
-}
 BY_NAME = {column.name: column for column in STEP_COLUMNS}
 SUBMITTED = tuple(BY_NAME[field.name] for field in fields(Step) if BY_NAME[field.name].submitted)
 
@@ -131,8 +124,9 @@ class SubmittedStep(_SubmittedColumns):  # type: ignore[misc]
 
 
 def _step_value(column: Column, value: Any) -> Any:
-    convert = STEP_VALUES.get(column.kind)
-    return value if convert is None or value is None else convert(value)
+    if column.kind is ColumnKind.SPANS:
+        return tuple(VersionSpan(*span) for span in value)
+    return READERS[column.kind](value) if column.kind in ARRAY_KINDS and value is not None else value
 
 
 class SubmitSteps(GatewayBody):
