@@ -83,10 +83,8 @@ class _Attempt:
     """One rollout in progress."""
 
     def __init__(self, flow: AgentFlow, sample: Sample, prompt_uid: str, attempt: int) -> None:
-        self._flow = flow
-        self._sample = sample
-        self._prompt_uid = prompt_uid
-        self._attempt = attempt
+        self._flow, self._sample = flow, sample
+        self._prompt_uid, self._attempt = prompt_uid, attempt
         self._uid = uuid4().hex
         self._ref = f"{self._uid}/{prompt_uid}"
         self._started = time.monotonic()
@@ -95,7 +93,8 @@ class _Attempt:
         try:
             return await self._run(on_open)
         except asyncio.CancelledError:
-            await self._abort_cancelled()
+            with suppress(StepwellError):
+                await self._flow.gateway.abort_trajectory(self._ref, "cancelled", CANCEL_PATIENCE)
             raise
 
     async def _run(self, on_open: Callable[[], None]) -> RolloutResult:
@@ -156,10 +155,6 @@ class _Attempt:
         except StepwellError as failure:
             return self._result(RolloutStatus.FAILED, why=f"{why}; and it could not be aborted: {failure}")
         return self._result(RolloutStatus(status), why=why)
-
-    async def _abort_cancelled(self) -> None:
-        with suppress(StepwellError):
-            await self._flow.gateway.abort_trajectory(self._ref, "cancelled", CANCEL_PATIENCE)
 
     def _result(self, status: RolloutStatus, *, reward: float | None = None, why: str = "") -> RolloutResult:
         return RolloutResult(

@@ -21,8 +21,7 @@ from stepwell.agents.dataset import Dataset
 from stepwell.agents.flow import AgentFlow
 from stepwell.agents.gateway_client import GatewayClient
 from stepwell.agents.gateway_process import GatewayProcess
-from stepwell.agents.rollout import RolloutResult
-from stepwell.agents.rollout_counts import RolloutCounts
+from stepwell.agents.rollout import RolloutCounts, RolloutResult
 from stepwell.agents.schedule import GroupEnd, RolloutSchedule, RolloutStart
 from stepwell.agents.validation import Validation, ValidationReport, ValidationRound
 from stepwell.common.progress import ProgressLine

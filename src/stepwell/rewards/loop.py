@@ -8,8 +8,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
+from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.errors import StepwellError
 from stepwell.pool.api.ports import RewardSource
 from stepwell.pool.api.scoring import Judgement
@@ -18,6 +21,8 @@ from stepwell.rewards.sandbox.runner import RewardRunner
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.rewards")
+
+T = TypeVar("T")
 
 SPARE_LEASE = 30.0
 """Seconds of a lease beyond the time of two calls. After a lease, another worker scores what a killed worker held."""
@@ -67,7 +72,7 @@ class RewardLoop:
         self._runner = runner
         self._pool = pool
         self._lease = SPARE_LEASE + 2 * runner.job.timeout if lease is None else lease
-        self._retry_pause = retry_pause
+        self._pauses = Backoff(first=retry_pause, longest=retry_pause)
         self._pace = HoldingPace(runner.slots)
         self._has_room = asyncio.Event()
         self._judgements: list[Judgement] = []
@@ -84,13 +89,8 @@ class RewardLoop:
             while (room := self._pace.room()) == 0:
                 self._has_room.clear()
                 await self._has_room.wait()
-            try:
-                taken = await self._pool.take_unscored(room, lease=self._lease, timeout=TAKE_TIMEOUT)
-            except StepwellError as failure:
-                log.warning("no trajectories can be taken now: %s", failure)
-                await asyncio.sleep(self._retry_pause)
-                continue
-            if taken is not None:
+            take = partial(self._pool.take_unscored, room, lease=self._lease, timeout=TAKE_TIMEOUT)
+            if (taken := await self._until_answered(take, "no trajectories can be taken now")) is not None:
                 self._start_scoring(*taken)
 
     def _start_scoring(self, lease_uid: str, trajectories: Sequence[Sequence[Step]]) -> None:
@@ -127,17 +127,16 @@ class RewardLoop:
             await asyncio.sleep(GATHER)
             judgements, self._judgements = self._judgements, []
             self._has_judgements.clear()
-            await self._give_until_accepted(judgements)
+            give = partial(self._pool.give_judgements, judgements)
+            await self._until_answered(give, f"{len(judgements)} judgements wait for the pool")
             self._finish(len(judgements))
 
-    async def _give_until_accepted(self, judgements: list[Judgement]) -> None:
-        while True:
-            try:
-                await self._pool.give_judgements(judgements)
-                return
-            except StepwellError as failure:
-                log.warning("%d judgements wait for the pool: %s", len(judgements), failure)
-                await asyncio.sleep(self._retry_pause)
+    async def _until_answered(self, call: Callable[[], Awaitable[T]], trouble: str) -> T:
+        def log_failure(failure: StepwellError, pause: float) -> float:
+            log.warning("%s: %s", trouble, failure)
+            return pause
+
+        return await retry_while_unavailable(call, StepwellError, self._pauses, before_pause=log_failure)
 
     def _finish(self, count: int) -> None:
         self._pace.finish(count, time.monotonic())

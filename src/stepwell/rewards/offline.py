@@ -45,23 +45,19 @@ class AttemptSummary:
 
     def __init__(self) -> None:
         self._failures: Counter[JudgementOutcome] = Counter()
-        self._scored = 0
-        self._sum, self._least, self._most = 0.0, float("inf"), float("-inf")
+        self._values: list[float] = []
 
     def add(self, attempt: Attempt) -> None:
         if attempt.score is None:
             self._failures[attempt.outcome] += 1
-            return
-        value = attempt.score.value
-        self._scored += 1
-        self._sum += value
-        self._least, self._most = min(self._least, value), max(self._most, value)
+        else:
+            self._values.append(attempt.score.value)
 
     def close(self) -> str:
         """The summary in one line; RewardFailed with the same text if there were failures."""
-        text = f"{self._scored} scored"
-        if self._scored:
-            text += f" (mean {self._sum / self._scored:.4g}, from {self._least:.4g} to {self._most:.4g})"
+        text, values = f"{len(self._values)} scored", self._values
+        if values:
+            text += f" (mean {sum(values) / len(values):.4g}, from {min(values):.4g} to {max(values):.4g})"
         if self._failures:
             failures = ", ".join(f"{outcome}: {count}" for outcome, count in sorted(self._failures.items()))
             raise RewardFailed(f"{text}; {self._failures.total()} without a score ({failures})")

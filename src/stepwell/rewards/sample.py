@@ -29,6 +29,11 @@ class SampleStep:
     """Prompt and response, if they are decoded already."""
     decode: Decode = field(default=no_tokenizer, repr=False)
 
+    @property
+    def is_side_call(self) -> bool:
+        """Whether it is one of the harness's own calls (titles, summaries)."""
+        return (self.untrainable or "").startswith(SIDE_CALL)
+
     @cached_property
     def prompt_text(self) -> str:
         """As the engine read it, with the chat template's markers."""
@@ -68,9 +73,8 @@ class Sample:
 
     @cached_property
     def _conversation(self) -> tuple[SampleStep, ...]:
-        """Without the harness's side calls (titles, summaries), unless there is nothing else."""
-        task_steps = tuple(step for step in self.steps if not (step.untrainable or "").startswith(SIDE_CALL))
-        return task_steps or self.steps
+        """Without side calls, unless there is nothing else."""
+        return tuple(step for step in self.steps if not step.is_side_call) or self.steps
 
     def decoded_by(self, decode: Decode) -> "Sample":
         return replace(self, steps=tuple(replace(step, decode=decode) for step in self.steps))

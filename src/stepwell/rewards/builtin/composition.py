@@ -16,7 +16,7 @@ from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.attempt import as_score
 from stepwell.rewards.function import Call, Loader, RewardFunction
-from stepwell.rewards.sample import SIDE_CALL, Sample
+from stepwell.rewards.sample import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ def weighted_sum(load: Loader, /, *, of: Mapping[str, Part]) -> Call:
         )
 
     functions = [load(part.function or name, dict(part.options)) for name, part in of.items()]
-    return _composed(functions, _whole, join)
+    return _composed(functions, lambda sample: [sample], join)
 
 
 def length_shaping(
@@ -78,7 +78,7 @@ def length_shaping(
             notes=score.notes,
         )
 
-    return _composed([load(function, options)], _whole, join)
+    return _composed([load(function, options)], lambda sample: [sample], join)
 
 
 def per_step(
@@ -127,16 +127,12 @@ def _composed(
 
     def call(sample: Sample) -> Score:
         calls = calls_for(sample)
-        direct = [None if function.is_async else _call(function, each) for function, each in calls]
+        direct = [None if f.is_async else as_score(f.call(each), len(each.steps)) for f, each in calls]
         async_calls = [call for call in calls if call[0].is_async]
         awaited = iter(asyncio.run(_gather(async_calls)) if async_calls else [])
         return join(sample, [score or next(awaited) for score in direct])
 
     return call_async if all(function.is_async for function in functions) else call
-
-
-def _call(function: RewardFunction, sample: Sample) -> Score:
-    return as_score(function.call(sample), len(sample.steps))
 
 
 async def _gather(calls: Sequence[tuple[RewardFunction, Sample]]) -> list[Score]:
@@ -155,16 +151,12 @@ async def _gather(calls: Sequence[tuple[RewardFunction, Sample]]) -> list[Score]
     return [task.result() for task in tasks]
 
 
-def _whole(sample: Sample) -> list[Sample]:
-    return [sample]
-
-
 def _up_to_each_step(sample: Sample) -> list[Sample]:
     return [replace(sample, steps=sample.steps[: n + 1], num_turns=n + 1) for n in _scored_places(sample)]
 
 
 def _scored_places(sample: Sample) -> list[int]:
-    return [n for n, step in enumerate(sample.steps) if not (step.untrainable or "").startswith(SIDE_CALL)]
+    return [n for n, step in enumerate(sample.steps) if not step.is_side_call]
 
 
 def _multiplied(score: Score, weight: float) -> Score:
