@@ -76,7 +76,7 @@ class Curator:
 
     def _decide_late(self, curation: Curation) -> Decision:
         """The trajectory is gone. If it was rejected before, a rejection finds it as it should be."""
-        last = self._state.view.last_snapshot(curation.trajectory_uid)
+        last = self._state.last_snapshot(curation.trajectory_uid)
         before = "" if last is None else f"{last.state}: {last.cause}" if last.cause else last.state.value
         if curation.action is CurationAction.REJECT:
             is_rejected = last is not None and last.cause == REJECTED

@@ -19,6 +19,7 @@ from stepwell.pool.rules.rewards_due import RewardsDue
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group
+from stepwell.pool.state.view import PoolView
 
 DEADLINE, CLEARED = "deadline", "cleared"
 
@@ -32,7 +33,7 @@ class Pool:
         self.leasing = Leasing(self.state)
         self.rewards_due = RewardsDue(self.state)
         self.curator = Curator(self.state)
-        self.view = self.state.view
+        self.view = PoolView(self.state)
 
     @property
     def policy_version(self) -> int:

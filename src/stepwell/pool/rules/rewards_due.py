@@ -29,9 +29,6 @@ class RewardsDue:
     def __init__(self, state: PoolState) -> None:
         self._state = state
 
-    def has_work(self) -> bool:
-        return self._state.has_unscored()
-
     def take(self, count: int, lease_uid: str, expires_at: float) -> Columns | None:
         """All held steps of up to `count` trajectories, oldest first, of all channels; None if there are none.
 

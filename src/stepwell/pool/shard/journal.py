@@ -84,6 +84,7 @@ class SqliteJournal(StateJournal):
         self._trajectories: dict[int, Trajectory | None] = {}
         self._added: dict[int, tuple[int, StoredStep, Placement | None]] = {}
         self._steps: dict[int, StoredStep | None] = {}
+        self._pending = (self._groups, self._trajectories, self._added, self._steps)
         self._snapshot = b""
         """As of the last commit. The next one is the database's count of changes at that time."""
         self._changes = 0
@@ -97,7 +98,7 @@ class SqliteJournal(StateJournal):
         if dumped != self._snapshot:
             self.db.execute("INSERT OR REPLACE INTO meta VALUES ('snapshot', ?)", (dumped,))
             self._snapshot = dumped
-        elif not self._is_changed():
+        elif self.db.total_changes == self._changes and not any(self._pending):
             return
         self.commit_rows()
 
@@ -190,20 +191,12 @@ class SqliteJournal(StateJournal):
     def add_audit(self, entry: AuditEntry) -> None:
         self.db.execute("INSERT INTO audit (info) VALUES (?)", (_dump(entry),))
 
-    def meta(self, key: str) -> Any:
-        row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else orjson.loads(row[0])
-
     def replace_file(self) -> Path:
         """Set the damaged file aside and open an empty one. Returns the path of the old file."""
         self.db.close()
         aside = set_aside_damaged(self.path)
         self.db = self._open()
         return aside
-
-    def _is_changed(self) -> bool:
-        pending = self._groups or self._trajectories or self._added or self._steps
-        return bool(pending) or self.db.total_changes != self._changes
 
     def _write(self) -> None:
         """Write each changed row once, however often it changed since the last commit."""
@@ -219,7 +212,7 @@ class SqliteJournal(StateJournal):
         states = ((*_state(step), number) for number, step in self._steps.items() if step)
         columns = "reward = ?, reward_source = ?, reward_revision = ?, lease = ?, shipped = ?"
         many(f"UPDATE steps SET {columns} WHERE number = ?", states)
-        for pending in (self._groups, self._trajectories, self._added, self._steps):
+        for pending in self._pending:
             pending.clear()
 
     def _open(self) -> sqlite3.Connection:

@@ -212,14 +212,14 @@ class ShardService(ShardCalls):
 
     async def changes(self, cursor: Cursor, limit: int) -> ChangesPage:
         with self._transaction():
-            reset = cursor.epoch != self._epoch or self.pool.view.misses(cursor.position)
+            reset = cursor.epoch != self._epoch or self.pool.state.change_log.misses(cursor.position)
             page = self.pool.view.page(0 if reset else cursor.position, limit)
         snapshots = [snapshot[:-1] for snapshot in page.snapshots]
         return ChangesPage(snapshots, Cursor(epoch=self._epoch, position=page.position), reset, page.more)
 
     async def series(self, seconds: float) -> SeriesChunk:
         with self._transaction():
-            return self.pool.view.series(seconds)
+            return self.pool.state.series.chunk(seconds)
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> tuple[Columns, list[int]]:
         return self.pool.view.read(uids)
@@ -301,7 +301,7 @@ class ShardService(ShardCalls):
                 self._journal.commit(self.pool.state.snapshot())
                 if self._archive is not None:
                     self._archive.flush_if_due()
-            if self.pool.rewards_due.has_work():
+            if self.pool.state.has_unscored():
                 self._has_unscored.set()
             else:
                 self._has_unscored.clear()

@@ -35,8 +35,8 @@ class PoolState(StateBase):
 
     def advance(self, now: float) -> None:
         """Set the clock, and offer again what reward workers did not judge in time."""
-        self.now = self._log.now = now
-        self._series.tick(now)
+        self.now = self.change_log.now = now
+        self.series.tick(now)
         self._rewards.release(now)
 
     def set_policy_version(self, version: int) -> None:
@@ -52,7 +52,7 @@ class PoolState(StateBase):
         index.claim(unit)
         if unit is not Unit.GROUPS:
             for group in index.groups.values():
-                self._log.record_all(group.trajectories.values())
+                self.change_log.record_all(group.trajectories.values())
 
     # -- groups and trajectories ---------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class PoolState(StateBase):
         if is_new or reward is not None:
             self._changed(trajectory)
         if is_new and self.limits.require_reward:  # the others of its group may wait for something else from now on
-            self._log.record_all(group.trajectories.values())
+            self.change_log.record_all(group.trajectories.values())
         self._regrouped(group)
         self._close_if_spent(group)
 
@@ -180,7 +180,7 @@ class PoolState(StateBase):
         self._channels[group.channel].add_step(trajectory, step)
         self._journal.add_step(trajectory, step, placement)
         self._count_rewards_again(trajectory)
-        self._log.record(trajectory)
+        self.change_log.record(trajectory)
         if trajectory.completed:
             self._update_rewards(trajectory)
             self._regrouped(group)
@@ -196,7 +196,7 @@ class PoolState(StateBase):
         step.prompt_length = step.response_length = 0
         step.logprobs = step.mask = None
         trajectory.steps[step.identity] = step
-        self._log.record(trajectory)
+        self.change_log.record(trajectory)
         self._journal.add_step(trajectory, step, None)
 
     def drop_step(self, trajectory: Trajectory, step: StoredStep, cause: str) -> None:
@@ -235,7 +235,7 @@ class PoolState(StateBase):
         if notes:
             self._explain_reward(trajectory, None, notes)
             self._journal.save_trajectory(trajectory)
-        self._log.record(trajectory)
+        self.change_log.record(trajectory)
         self._update_rewards(trajectory)
         self._rewarded(trajectory.group)
 
@@ -299,12 +299,12 @@ class PoolState(StateBase):
             self._leave(group)
             index.begin_lease(group)
             group.lease = lease.uid
-            self._log.record_all(group.trajectories.values())
+            self.change_log.record_all(group.trajectories.values())
             self._journal.save_group(group)
         for trajectory, step in lease.steps:
             index.hide_step(step)
             step.lease = lease.uid
-            self._log.record(trajectory)
+            self.change_log.record(trajectory)
             self._journal.save_step(step)
         lease.version = self.policy_version
         index.last_taken = sum(len(group.trajectories) for group in lease.groups) or len(lease.steps)
@@ -325,7 +325,7 @@ class PoolState(StateBase):
         for trajectory, step in lease.steps:
             step.lease = None
             if self.holds(trajectory):
-                self._log.record(trajectory)
+                self.change_log.record(trajectory)
                 self._journal.save_step(step)
                 index.show_step(trajectory, step)
 
@@ -356,7 +356,7 @@ class PoolState(StateBase):
     def forget_history(self, trajectory: Trajectory, note: str) -> None:
         """A trained trajectory leaves the history."""
         self._remove_history(trajectory)
-        self._log.end(trajectory, TrajectoryState.TRAINED, note=note)
+        self.change_log.end(trajectory, TrajectoryState.TRAINED, note=note)
 
     def record_audit(self, entry: AuditEntry) -> None:
         self.audit_trail.append(entry)
@@ -436,7 +436,7 @@ class PoolState(StateBase):
         group.nbytes = sum(trajectory.nbytes for trajectory in group.trajectories.values())
         if group.trained:
             for trajectory in group.trajectories.values():
-                self._log.end(trajectory, TrajectoryState.TRAINED)
+                self.change_log.end(trajectory, TrajectoryState.TRAINED)
             self._keep_history(group)
             return
         for trajectory in group.trajectories.values():
@@ -454,4 +454,4 @@ class PoolState(StateBase):
         else:
             lease.groups.append(group)
             index.begin_lease(group)
-            self._log.record_all(group.trajectories.values())
+            self.change_log.record_all(group.trajectories.values())

@@ -70,9 +70,13 @@ def snapshot_of(trajectory: Trajectory, state: TrajectoryState, cause: str = "",
     )
 
 
+def is_sound(step: StoredStep) -> bool:
+    return step.quarantine is None
+
+
 def total_reward(trajectory: Trajectory) -> float | None:
     """The sum of the trajectory's reward and its steps' own, as a trainer that takes all steps gets it."""
-    rows = trajectory_rows(trajectory, lambda step: step.quarantine is None)
+    rows = trajectory_rows(trajectory, is_sound)
     own = [row.step.reward for row in rows if row.step.reward is not None]
     if trajectory.reward is not None and not any(row.carries_reward and row.step.reward is not None for row in rows):
         own.append(trajectory.reward)

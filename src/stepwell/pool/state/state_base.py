@@ -23,7 +23,6 @@ from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.reward_queue import RewardQueue
 from stepwell.pool.state.series import SeriesRecorder
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.pool.state.view import PoolView
 from stepwell.steps.step import Step
 from stepwell.steps.step_filter import StepFilter
 
@@ -54,11 +53,8 @@ class StateBase:
         self._channels: dict[str, ChannelIndex] = {}
         self._expiry: PrioritySet[tuple[float, str]] = PrioritySet()
         self._rewards = RewardQueue(self.trajectories)
-        self._log = ChangeLog(self.trajectories, limits.gone_kept)
-        self._series = SeriesRecorder(self._channels)
-        self.view = PoolView(
-            limits, self._channels, self.trajectories, self.history, self.quarantine, self._log, self._series
-        )
+        self.change_log = ChangeLog(self.trajectories, limits.gone_kept)
+        self.series = SeriesRecorder(self._channels)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -72,6 +68,10 @@ class StateBase:
     def holds(self, trajectory: Trajectory) -> bool:
         """A trajectory can be dropped while single steps of it are under lease."""
         return self.trajectories.get(trajectory.uid) is trajectory
+
+    def last_snapshot(self, trajectory_uid: str) -> TrajectorySnapshot | None:
+        """Of a trajectory that is gone; None if it is unknown or forgotten."""
+        return self.change_log.last_snapshot(trajectory_uid)
 
     def expired_lease(self) -> Lease | None:
         """The lease that expired first, if any has."""
@@ -131,17 +131,17 @@ class StateBase:
         """The end of every operation on a trajectory's own fields."""
         self._journal.save_trajectory(trajectory)
         if trajectory.group.trained:
-            last = self._log.last_snapshot(trajectory.uid)
-            self._log.end(trajectory, TrajectoryState.TRAINED, last.cause if last else "")
+            last = self.change_log.last_snapshot(trajectory.uid)
+            self.change_log.end(trajectory, TrajectoryState.TRAINED, last.cause if last else "")
         else:
-            self._log.record(trajectory)
+            self.change_log.record(trajectory)
             if self.limits.require_reward:
                 self._rewards.update(trajectory)
 
     def _regrouped(self, group: Group) -> None:
         """The end of every operation that may make a queued group ready, or no longer ready."""
         if self._channels[group.channel].reindex(group):
-            self._log.record_all(group.trajectories.values())
+            self.change_log.record_all(group.trajectories.values())
 
     def _rewarded(self, group: Group) -> None:
         """A reward makes a group ready only where rewards are required."""
@@ -160,7 +160,7 @@ class StateBase:
     def _enter(self, group: Group) -> None:
         """Into its channel's queue."""
         self._channels[group.channel].add(group)
-        self._log.record_all(group.trajectories.values())
+        self.change_log.record_all(group.trajectories.values())
         if self.limits.require_reward:
             for trajectory in group.trajectories.values():
                 self._rewards.update(trajectory)
@@ -196,7 +196,7 @@ class StateBase:
         """It is gone. Only its last snapshot is left."""
         uid = trajectory.uid
         self.trajectories.pop(uid, None)
-        snapshot = self._log.end(trajectory, state, cause, note)
+        snapshot = self.change_log.end(trajectory, state, cause, note)
         self.closed[uid] = snapshot.revision
         self._journal.add_closed(uid, snapshot.revision)
         if len(self.closed) > self.limits.closed_kept:
@@ -212,14 +212,14 @@ class StateBase:
         self._journal.remove_group(group)
         for trajectory in group.trajectories.values():
             snapshot = self._close(trajectory, TrajectoryState.TRAINED)
-            self._series.trained(index.name).add(snapshot, self.policy_version)
+            self.series.trained(index.name).add(snapshot, self.policy_version)
         group.dissolve()
 
     def _retire_step(self, trajectory: Trajectory, step: StoredStep) -> None:
         """Only the identity of a shipped step is still needed. The last one takes its group along."""
         step.shipped = True
         self._channels[trajectory.group.channel].hide_step(step)
-        self._log.record(trajectory)
+        self.change_log.record(trajectory)
         self._journal.save_step(step)
         self._close_if_spent(trajectory.group)
 
@@ -237,12 +237,12 @@ class StateBase:
 
     def _train(self, group: Group, step_filter: StepFilter, version: int) -> None:
         index = self._channels[group.channel]
-        accumulator = self._series.trained(index.name)
+        accumulator = self.series.trained(index.name)
         for trajectory in group.trajectories.values():
             snapshot = self._close(trajectory, TrajectoryState.TRAINED, note=trajectory.rejected or "")
             refusal = _count_shipped(index.ledger, trajectory, snapshot, step_filter)
             if refusal:
-                self._log.end(trajectory, TrajectoryState.TRAINED, refusal)
+                self.change_log.end(trajectory, TrajectoryState.TRAINED, refusal)
             else:
                 accumulator.add(snapshot, version)
         group.lease, group.trained = None, True

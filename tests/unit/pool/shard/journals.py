@@ -1,6 +1,9 @@
 """Pools with a journal, opened, killed and opened again."""
 
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven
@@ -34,6 +37,11 @@ def kill(journal: SqliteJournal) -> None:
 def rows(journal: SqliteJournal) -> dict[str, int]:
     tables = ("groups", "trajectories", "steps", "leases")
     return {table: journal.db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
+
+
+def meta(journal: SqliteJournal, key: str) -> Any:
+    (value,) = journal.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return orjson.loads(value)
 
 
 def mixed_rollout(pool: EasyPool) -> None:

@@ -13,7 +13,7 @@ from stepwell.pool.api.scoring import Score
 from stepwell.pool.shard.journal import SqliteJournal, checksum
 from stepwell.steps.step import Exactness
 from tests.builders import make_step
-from tests.unit.pool.shard.journals import kill, mixed_rollout, open_pool, rows, save
+from tests.unit.pool.shard.journals import kill, meta, mixed_rollout, open_pool, rows, save
 
 
 def test_what_was_committed_survives_and_what_was_not_does_not(path: Path) -> None:
@@ -170,7 +170,7 @@ def make_it_old(journal: SqliteJournal) -> None:
             "UPDATE steps SET info = ?, checksum = ? WHERE number = ?", (old, checksum(old, *blobs), number)
         )
     forget_sources(journal)
-    snapshot = journal.meta("snapshot")
+    snapshot = meta(journal, "snapshot")
     snapshot["ledgers"] = {name: ledger[:-1] for name, ledger in snapshot["ledgers"].items()}
     for new in ("scored", "late_judgements", "failed_judgements"):
         del snapshot["counters"][new]
@@ -229,7 +229,7 @@ def test_a_journal_from_before_steps_named_their_model_is_read(path: Path) -> No
     kill(journal)
     pool, journal, restored = open_pool(path)
     assert not restored.damaged
-    assert journal.meta("schema_version") == 6
+    assert meta(journal, "schema_version") == 6
     taken = pool.take(1)
     assert taken is not None
     assert [(step.model, step.extras) for group in taken for step in group] == [("", {"kept": True})]
@@ -274,7 +274,7 @@ def test_a_journal_from_before_there_were_sources_is_read(path: Path) -> None:
     pool, journal, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (3, False)
     assert pool.ready_groups("train").groups == {"": {2: 1, 1: 1}}
-    assert journal.meta("schema_version") == 6
+    assert meta(journal, "schema_version") == 6
 
 
 def test_a_journal_from_before_there_was_curation_is_read(path: Path) -> None:

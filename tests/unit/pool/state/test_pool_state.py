@@ -28,6 +28,7 @@ from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.snapshots import snapshot_of, standing_of
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
+from stepwell.pool.state.view import PoolView
 from stepwell.steps.columns import pack, unpack
 from stepwell.steps.step import Exactness
 from stepwell.steps.step_filter import StepFilter
@@ -35,7 +36,7 @@ from tests.builders import make_step
 
 READS = {
     *("channels", "channel_of", "holds", "expired_lease", "has_unscored", "oldest_unscored", "has_reward_lease"),
-    *("under_reward_lease", "being_scored", "stats", "snapshot"),
+    *("under_reward_lease", "being_scored", "stats", "snapshot", "last_snapshot"),
 }
 GONE = (TrajectoryState.TRAINED, TrajectoryState.DROPPED)
 
@@ -436,7 +437,7 @@ class StateMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_reader_of_the_change_log_knows_how_everything_stands(self) -> None:
-        page = self.state.view.page(self.position, 10**6)
+        page = PoolView(self.state).page(self.position, 10**6)
         self.position = page.position
         self.seen |= {found.trajectory_uid: found for found in page.snapshots}
         held = {uid: found for uid, found in self.seen.items() if found.state not in GONE}

@@ -9,7 +9,7 @@ from tests.builders import EasyPool, make_step
 
 
 def series(pool: EasyPool, seconds: float = 3600) -> TimeSeries:
-    return merge_chunks([pool.view.series(seconds)])
+    return merge_chunks([pool.state.series.chunk(seconds)])
 
 
 def test_steps_are_counted_in_the_interval_in_which_they_came() -> None:

@@ -119,15 +119,15 @@ def test_memory_follows_what_is_held_and_a_watcher_that_fell_behind_is_told_to_b
         watcher.look()
         pool.rollout(f"t{n}", f"p{n}")
         pool.abort(f"t{n}", f"p{n}")
-    log = pool.state._log
+    log = pool.state.change_log
     assert len(log._uids) == len(log._positions) < 1100
-    assert not pool.view.misses(watcher.position)
+    assert not pool.state.change_log.misses(watcher.position)
     fresh = Watcher(pool)
     assert fresh.changed() == ["held", *(f"t{n}" for n in range(2990, 3000))]
     for n in range(11):
         pool.rollout(f"u{n}", f"p{n}")
         pool.abort(f"u{n}", f"p{n}")
-    assert pool.view.misses(fresh.position)
+    assert pool.state.change_log.misses(fresh.position)
 
 
 def test_a_pool_no_one_watches_keeps_one_position_a_trajectory() -> None:
@@ -135,7 +135,7 @@ def test_a_pool_no_one_watches_keeps_one_position_a_trajectory() -> None:
     pool.register(Registration("t", "p"))
     for n in range(100):
         pool.submit([make_step(uid=str(n), started_at=n)])
-    assert len(pool.state._log._uids) == 1
+    assert len(pool.state.change_log._uids) == 1
 
 
 def summary(pool: EasyPool) -> Any:
