@@ -42,14 +42,11 @@ async def fill_exactly(shards: ShardSet, request: ExactFill) -> LeasedGroups | N
 
 async def _fill_from_one(shards: ShardSet, request: ExactFill, name: str) -> LeasedGroups | None:
     lease_uid = uuid4().hex
-    answered = False
     try:
-        leased = await shards.at(name).fill(request, lease_uid)
-        answered = True
-        return leased
-    finally:
-        if not answered:
-            await _put_back(shards, [(name, lease_uid)])
+        return await shards.at(name).fill(request, lease_uid)
+    except BaseException:
+        await _put_back(shards, [(name, lease_uid)])
+        raise
 
 
 async def _offers(shards: ShardSet, request: ExactFill) -> list[GroupOffer]:

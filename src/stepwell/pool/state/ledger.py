@@ -44,10 +44,6 @@ class Ledger:
                 self.left_out.setdefault(kind, StepCount()).add(1, step.tokens)
         return "" if shipped else refusal
 
-    def ship_all(self, steps: int, tokens: int) -> None:
-        """That many steps at once, all of which the filter accepts."""
-        self.shipped.add(steps, tokens)
-
     def repair(self, found: StepCount) -> None:
         """After damage to the journal: held steps that were not found are lost."""
         lost = self.held() - found

@@ -281,6 +281,6 @@ def _count_shipped(
     """As `Ledger.ship`. A trajectory that the filter accepts whole is counted at once."""
     worst = snapshot.exactness
     if worst and snapshot.untrainable == 0 and worst.at_least(step_filter.min_exactness):
-        ledger.ship_all(snapshot.steps - snapshot.quarantined, snapshot.tokens)
+        ledger.shipped.add(snapshot.steps - snapshot.quarantined, snapshot.tokens)
         return ""
     return ledger.ship(trajectory.held_steps(), step_filter)
