@@ -119,10 +119,10 @@ def _write_steps(columns: Columns) -> "dict[str, pyarrow.Array]":
     responses = columns.response_lengths_S
     in_response = _in_response(columns.prompt_lengths_S, responses)
     arrays = {
-        "prompt_ids": _list_array(columns.tokens[~in_response], columns.prompt_lengths_S),
-        "response_ids": _list_array(columns.tokens[in_response], responses),
-        "response_logprobs": _list_array(columns.logprobs, responses, present_S=columns.has_logprobs_S),
-        "response_mask": _list_array(columns.mask, responses, present_S=sums(columns.mask, responses) < responses),
+        "prompt_ids": list_array(columns.tokens[~in_response], columns.prompt_lengths_S),
+        "response_ids": list_array(columns.tokens[in_response], responses),
+        "response_logprobs": list_array(columns.logprobs, responses, present_S=columns.has_logprobs_S),
+        "response_mask": list_array(columns.mask, responses, present_S=sums(columns.mask, responses) < responses),
     }
     return {
         column.name: arrays[column.name]
@@ -150,7 +150,9 @@ def _repeated(column: Column, values_G: Any, group_of_S: NDArray[np.int64]) -> A
     return [values_G[group] for group in group_of_S.tolist()]
 
 
-def _list_array(flat: NDArray[Any], lengths_S: IntArray, present_S: BoolArray | None = None) -> "pyarrow.ListArray":
+def list_array(
+    flat: NDArray[Any], lengths_S: NDArray[np.signedinteger], present_S: BoolArray | None = None
+) -> "pyarrow.ListArray":
     """One list for each step, null where it is not present. Made from the flat array, never from Python lists."""
     pa = _pyarrow()
     if present_S is None:

@@ -111,6 +111,15 @@ def require_finite(field: str, numbers: NDArray[np.floating[Any]]) -> None:
         raise BadRequest(f"{field}: {numbers[~np.isfinite(numbers)][0]} is not a finite number")
 
 
+def with_missing_logprobs(given: FloatArray, has_N: BoolArray, lengths_N: NDArray[np.integer[Any]]) -> FloatArray:
+    """One log-probability per token, from those of the sequences that have them; NaN for the others."""
+    if has_N.all():
+        return given
+    logprobs = np.full(int(lengths_N.sum()), np.nan, np.float32)
+    logprobs[np.repeat(has_N, lengths_N)] = given
+    return logprobs
+
+
 def _numbers(
     field: str, rows: object, code: Literal["i", "f"], lengths: IndexArray | None
 ) -> tuple[NDArray[Any], IndexArray]:
@@ -160,11 +169,7 @@ def _logprobs(rows: object, lengths: IndexArray, extras: dict[str, Json]) -> Flo
         return None
     given, _ = _numbers(field, [row for row in rows if row != []], "f", lengths[has])
     require_finite(field, given)
-    if has.all():
-        return given
-    logprobs = np.full(int(lengths.sum()), np.nan, np.float32)
-    logprobs[np.repeat(has, lengths)] = given
-    return logprobs
+    return with_missing_logprobs(given, has, lengths)
 
 
 def _scores(scores: object, count: int) -> NDArray[np.float64]:

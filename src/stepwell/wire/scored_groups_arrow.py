@@ -21,9 +21,17 @@ from numpy.typing import NDArray
 
 from stepwell.common.optional import require
 from stepwell.errors import BadRequest
+from stepwell.steps.arrow import list_array
 from stepwell.steps.layout import IndexArray, offsets
 from stepwell.steps.step import Exactness, Json
-from stepwell.wire.scored_groups import ScoredGroup, read_env_id, read_grade, require_finite, require_ids
+from stepwell.wire.scored_groups import (
+    ScoredGroup,
+    read_env_id,
+    read_grade,
+    require_finite,
+    require_ids,
+    with_missing_logprobs,
+)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -80,8 +88,8 @@ def _record_batch(groups: Sequence[ScoredGroup], first: int) -> "pyarrow.RecordB
     scores = np.concatenate([group.scores_N for group in groups])
     columns = [
         pa.array(np.repeat(np.arange(first, first + len(groups), dtype=np.int32), [len(group) for group in groups])),
-        _lists(pa.array(tokens), lengths),
-        _lists(pa.array(trained), lengths),
+        list_array(tokens, lengths),
+        list_array(trained, lengths),
         pa.array(scores, mask=np.isnan(scores)),
         _logprob_lists(groups, lengths),
         pa.array([version for group in groups for version in group.policy_versions], pa.int64()),
@@ -90,21 +98,13 @@ def _record_batch(groups: Sequence[ScoredGroup], first: int) -> "pyarrow.RecordB
     return pa.RecordBatch.from_arrays(columns, schema=_schema())
 
 
-def _lists(values: "pyarrow.Array", lengths: IndexArray, absent: NDArray[np.bool_] | None = None) -> "pyarrow.Array":
-    pa = _pyarrow()
-    mask = None if absent is None else pa.array(absent)
-    return pa.ListArray.from_arrays(pa.array(offsets(lengths).astype(np.int32)), values, mask=mask)
-
-
 def _logprob_lists(groups: Sequence[ScoredGroup], lengths: IndexArray) -> "pyarrow.Array":
     pa = _pyarrow()
     if all(group.logprobs is None for group in groups):
         return pa.nulls(len(lengths), pa.list_(pa.float32()))
     logprobs = _joined([_known_logprobs(group) for group in groups])
-    absent = np.isnan(logprobs[offsets(lengths)[:-1]])
-    if not absent.any():
-        return _lists(pa.array(logprobs), lengths)
-    return _lists(pa.array(logprobs[np.repeat(~absent, lengths)]), np.where(absent, 0, lengths), absent)
+    present = ~np.isnan(logprobs[offsets(lengths)[:-1]])
+    return list_array(logprobs, lengths, None if present.all() else present)
 
 
 def _known_logprobs(group: ScoredGroup) -> NDArray[np.float32]:
@@ -224,11 +224,7 @@ def _read_logprobs(columns: "dict[str, pyarrow.Array]", lengths: NDArray[np.int3
     if not np.array_equal(own, lengths[has]):
         raise BadRequest("logprobs: a row is not as long as its tokens")
     require_finite("logprobs", given)
-    if len(own) == len(lengths):
-        return given
-    logprobs = np.full(int(lengths.sum()), np.nan, np.float32)
-    logprobs[np.repeat(has, lengths)] = given
-    return logprobs
+    return with_missing_logprobs(given, has, lengths)
 
 
 def _object(text: str | None) -> dict[str, Json]:

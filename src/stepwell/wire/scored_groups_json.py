@@ -53,20 +53,10 @@ def _field(group: ScoredGroup, field: str) -> Iterator[bytes]:
         return _json_list(_dump(mask) for mask in _masks(group))
     if field == "inference_logprobs" and group.logprobs is not None:
         return _json_list(_logprobs(group, start, end) for start, end in _spans(group))
-    return _small(group, field)
-
-
-def _small(group: ScoredGroup, field: str) -> Iterator[bytes]:
-    if field == "scores":
-        yield _dump(group.scores_N)
-    elif field == "env_id":
-        yield _dump(group.env_id)
-    elif field == "policy_versions":
-        yield _dump(list(group.policy_versions))
-    elif field in OF_SEQUENCES and any(field in own for own in group.extras_N):
-        yield from _json_list(_dump(own.get(field)) for own in group.extras_N)
-    else:
-        yield _dump(group.extras.get(field))
+    if field in OF_SEQUENCES and any(field in own for own in group.extras_N):
+        return _json_list(_dump(own.get(field)) for own in group.extras_N)
+    small = {"scores": group.scores_N, "env_id": group.env_id, "policy_versions": list(group.policy_versions)}
+    return iter([_dump(small[field] if field in small else group.extras.get(field))])
 
 
 def _json_list(parts: Iterable[bytes]) -> Iterator[bytes]:
