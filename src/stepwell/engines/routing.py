@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.errors import BadRequest, EngineUnavailable
@@ -19,22 +19,9 @@ RESUME_TOGETHER = 0.2
 """Seconds a waiting call leaves to the other engines to resume too; else all waiting calls go to the first one."""
 
 
-class Routable(Protocol):
-    """What a routing knows of an engine."""
-
-    @property
-    def address(self) -> str: ...
-    @property
-    def in_flight(self) -> int: ...
-
-
-R = TypeVar("R", bound=Routable)
-
-
 class Routing(Protocol):
-    def choose(self, engines: Sequence[R], sticky: str) -> R:
+    def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
         """One of `engines`, which is not empty, for a call of the trajectory `sticky`."""
-        ...
 
 
 class RoundRobin:
@@ -43,7 +30,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turn = -1
 
-    def choose(self, engines: Sequence[R], sticky: str) -> R:
+    def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
         self._turn = (self._turn + 1) % len(engines)
         return engines[self._turn]
 
@@ -54,7 +41,7 @@ class LeastBusy:
     def __init__(self) -> None:
         self._turns = RoundRobin()
 
-    def choose(self, engines: Sequence[R], sticky: str) -> R:
+    def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
         fewest = min(engine.in_flight for engine in engines)
         return self._turns.choose([engine for engine in engines if engine.in_flight == fewest], sticky)
 
@@ -70,7 +57,7 @@ class Sticky:
         self._turns = RoundRobin()
         """For calls that belong to no trajectory."""
 
-    def choose(self, engines: Sequence[R], sticky: str) -> R:
+    def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
         if not sticky:
             return self._turns.choose(engines, sticky)
         return max(engines, key=lambda engine: blake2b(f"{sticky} {engine.address}".encode(), digest_size=8).digest())

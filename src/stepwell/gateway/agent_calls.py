@@ -28,6 +28,7 @@ from stepwell.gateway.http.error_responses import (
     describe_refusal,
     describe_stream_error,
     describe_unforeseen,
+    openai_error,
 )
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.request_body import Message, Receive, Send, read_body
@@ -37,8 +38,8 @@ from stepwell.gateway.recording.step_builder import CallContext, StepBuilder
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import Registration, TrajectoryRef
-from stepwell.steps.step import Exactness, JsonObject
-from stepwell.wire.openai import NO_USAGE, Sampled, Usage, write_object
+from stepwell.steps.step import JsonObject
+from stepwell.wire.openai import NO_USAGE, Sampled, Usage
 
 MAX_IN_FLIGHT = 20_000
 CLOSE_TIMEOUT = 1.0
@@ -77,20 +78,16 @@ class Exchange:
             "response_tokens": self.response_tokens,
         }
 
-    def count(self, choices: Sequence[Sampled]) -> None:
-        self.prompt_tokens = len(choices[0].prompt_ids) if choices else 0
-        self.response_tokens = sum(len(choice.response_ids) for choice in choices)
-
     async def fail(self, error: ErrorDetails) -> None:
         self.is_over = True
         await send_error(self.writer, self.call.dialect, error, self.stream)
 
 
 async def send_error(
-    writer: ResponseWriter, dialect: Dialect, error: ErrorDetails, stream: StreamWriter | None = None
+    writer: ResponseWriter, dialect: Dialect | None, error: ErrorDetails, stream: StreamWriter | None = None
 ) -> None:
     """As an HTTP error; as an error event if a stream has begun; not at all if the response has ended."""
-    body = dialect.error(error)
+    body = dialect.error(error) if dialect else openai_error(error)
     if not writer.status:
         await writer.whole(error.status, body, error.headers)
     elif not writer.is_ended and stream is not None:
@@ -167,7 +164,7 @@ class AgentCalls:
         if shared is not None and not exchange.headers.may_join:
             await self._while_wanted(exchange, receive, self._answer(exchange), task.cancel)
         elif shared is not None:
-            self._metrics.call_joined(exchange.call.dialect.name)
+            self._metrics.calls_joined[exchange.call.dialect.name].inc()
             shared.listeners += 1
             try:
                 await self._while_wanted(exchange, receive, exchange.writer.follow(shared), task.cancel)
@@ -192,7 +189,7 @@ class AgentCalls:
         except asyncio.CancelledError:
             if not exchange.is_abandoned:
                 raise
-            self._metrics.client_gone(exchange.call.dialect.name)
+            self._metrics.clients_gone[exchange.call.dialect.name].inc()
         except Exception as failure:  # noqa: BLE001 - those who joined the call get the answer too
             await exchange.fail(describe_unforeseen(failure, f"a call of trajectory {exchange.ref.trajectory_uid}"))
         finally:
@@ -220,16 +217,15 @@ class AgentCalls:
                 reply.close()
 
     def _context(self, exchange: Exchange, reply: EngineReply) -> CallContext:
-        version = exchange.policy_version if reply.version_before is None else reply.version_before
         return self._steps.context(
-            exchange.ref, exchange.call, reply.engine, version, exchange.started_at, exchange.untrainable
+            exchange.ref, exchange.call, reply, exchange.policy_version, exchange.started_at, exchange.untrainable
         )
 
     async def _whole(self, exchange: Exchange, reply: EngineReply) -> None:
         call, context = exchange.call, self._context(exchange, reply)
         answer = read_reply(await reply.read(), reply.engine.kind, keep_ids=call.wants.ids)
         if answer.is_aborted:
-            self._metrics.call_continued(call.dialect.name)
+            self._metrics.calls_continued[call.dialect.name].inc()
             answer = await self._continuation.whole(call, answer, reply.version_before)
         await self._record(exchange, context, reply, answer.choices, answer.usage, answer.texts)
         body = call.dialect.reply(call, answer)
@@ -237,17 +233,19 @@ class AgentCalls:
         await exchange.writer.whole(200, body)
 
     async def _stream(self, exchange: Exchange, reply: EngineReply) -> None:
-        context = self._context(exchange, reply)
-        answer = ChoicesStream(reply.engine.kind, keep_ids=exchange.call.wants.ids)
+        call, context = exchange.call, self._context(exchange, reply)
+        answer = ChoicesStream(reply.engine.kind, keep_ids=call.wants.ids)
         try:
             await _pass_on(answer, reply, exchange)
             if not answer.is_whole:
                 raise EngineUnavailable(f"the engine {reply.engine.address} broke off in mid-answer")
             choices, usage, rest = answer.sampled(), answer.usage, b""
             if answer.error is not None:
-                rest = exchange.stream.fail(_stream_error(exchange.call.dialect, answer.error))
+                rest = exchange.stream.fail(call.dialect.error(describe_stream_error(answer.error)))
             elif answer.is_aborted:
-                rest, choices, usage = await self._continue(exchange, answer, reply.version_before)
+                self._metrics.calls_continued[call.dialect.name].inc()
+                chunks, choices = await self._continuation.stream(call, answer, reply.version_before)
+                rest, usage = b"".join(map(exchange.stream.chunk, chunks)), NO_USAGE
         except (asyncio.CancelledError, EngineUnavailable):
             self._steps.record_cut_short(context, answer.sampled())
             raise
@@ -260,14 +258,6 @@ class AgentCalls:
         await exchange.writer.end(rest)
         await _read_to_end(reply)
 
-    async def _continue(
-        self, exchange: Exchange, answer: ChoicesStream, version: int | None
-    ) -> tuple[bytes, list[Sampled], Usage]:
-        """The events that complete the answer, all of its choices, and the engine's count of them, which is none."""
-        self._metrics.call_continued(exchange.call.dialect.name)
-        chunks, choices = await self._continuation.stream(exchange.call, answer, version)
-        return b"".join([exchange.stream.chunk(chunk) for chunk in chunks]), choices, NO_USAGE
-
     async def _record(
         self,
         exchange: Exchange,
@@ -277,9 +267,9 @@ class AgentCalls:
         usage: Usage,
         texts: Callable[[], Sequence[str | None]],
     ) -> None:
-        if context.exactness is Exactness.RETOKENIZED:
-            choices = await self._steps.retokenize(exchange.call, choices, texts())
-        exchange.count(choices)
+        choices = await self._steps.with_ids(context, exchange.call, choices, texts)
+        exchange.prompt_tokens = len(choices[0].prompt_ids) if choices else 0
+        exchange.response_tokens = sum(len(choice.response_ids) for choice in choices)
         await self._steps.record(context, reply.engine, choices, usage)
 
     async def _refuse(self, exchange: Exchange, error: ErrorDetails) -> None:
@@ -296,10 +286,6 @@ class AgentCalls:
         prompt, response = (exchange.prompt_tokens, exchange.response_tokens) if exchange else (0, 0)
         first_byte = None if first is None else first - began
         self._metrics.call_done(dialect.name, writer.status, took, first_byte, prompt, response)
-
-
-def _stream_error(dialect: Dialect, chunk: dict[str, Any]) -> bytes:
-    return dialect.error(describe_stream_error(chunk, write_object(chunk, "stream")))
 
 
 async def _watch_client(exchange: Exchange, receive: Receive, leave: Callable[[], object]) -> None:

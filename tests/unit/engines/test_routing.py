@@ -1,23 +1,24 @@
 from collections import Counter
-from dataclasses import dataclass
 
 import pytest
 
+from stepwell.engines.replica import EngineReplica
 from stepwell.engines.routing import ROUTINGS, LeastBusy, RoundRobin, Routing, Sticky, routing_named
 from stepwell.errors import BadRequest
+from tests.unit.gateway.scripted_engines import make_engine
 
 
-@dataclass(frozen=True)
-class Replica:
-    address: str
-    in_flight: int = 0
+def replica(address: str, in_flight: int = 0) -> EngineReplica:
+    engine = make_engine(address)
+    engine.in_flight = in_flight
+    return engine
 
 
-FOUR = [Replica(f"http://engine-{i}:8000") for i in range(4)]
+FOUR = [replica(f"http://engine-{i}:8000") for i in range(4)]
 TRAJECTORIES = [f"trajectory-{i}" for i in range(4000)]
 
 
-def chosen(routing: Routing, engines: list[Replica], stickies: list[str]) -> list[str]:
+def chosen(routing: Routing, engines: list[EngineReplica], stickies: list[str]) -> list[str]:
     return [routing.choose(engines, sticky).address for sticky in stickies]
 
 
@@ -30,7 +31,7 @@ def test_turns_go_round_whatever_comes_and_goes() -> None:
 
 
 def test_the_least_busy_comes_first_and_equals_take_turns() -> None:
-    busy, idle, idle_too = Replica("a", 3), Replica("b", 1), Replica("c", 1)
+    busy, idle, idle_too = replica("a", 3), replica("b", 1), replica("c", 1)
     routing = LeastBusy()
     assert [routing.choose([busy, idle, idle_too], "") for _ in range(4)] == [idle, idle_too, idle, idle_too]
 

@@ -8,17 +8,17 @@ import orjson
 
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall, PromptTexts
-from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStreamWriter, copy_reasoning, write_reply
+from stepwell.gateway.dialects.openai_choices import copy_reasoning
 from stepwell.gateway.dialects.openai_request import (
     COMMON_FIELDS,
     FLAG,
     OBJECT,
     TEXT,
+    OpenAIAnswers,
     make_call,
     read_flag,
     read_json_object,
 )
-from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
 from stepwell.wire.openai import Upstream
 
 LAST_MESSAGES = 16
@@ -55,7 +55,7 @@ REQUEST_SCHEMA: dict[str, Any] = {
 }
 
 
-class ChatDialect:
+class ChatDialect(OpenAIAnswers):
     name = "chat"
     paths: tuple[str, ...] = ("chat/completions",)
     summary = "Chat completion"
@@ -79,15 +79,6 @@ class ChatDialect:
             texts=prompt_texts(request["messages"]),
             malformed_history=malformed,
         )
-
-    def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:
-        return write_reply(answer, call.wants)
-
-    def stream(self, call: ModelCall) -> ChoicesStreamWriter:
-        return ChoicesStreamWriter(call.wants)
-
-    def error(self, error: ErrorDetails) -> bytes:
-        return openai_error(error)
 
 
 def repair_messages(messages: object) -> int:

@@ -5,9 +5,7 @@ from typing import Any
 
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
-from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStreamWriter, write_reply
-from stepwell.gateway.dialects.openai_request import COMMON_FIELDS, TEXT, make_call, read_json_object
-from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
+from stepwell.gateway.dialects.openai_request import COMMON_FIELDS, TEXT, OpenAIAnswers, make_call, read_json_object
 from stepwell.wire.openai import Upstream
 
 IDS: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
@@ -22,7 +20,7 @@ REQUEST_SCHEMA: dict[str, Any] = {
 }
 
 
-class CompletionsDialect:
+class CompletionsDialect(OpenAIAnswers):
     name = "completions"
     paths: tuple[str, ...] = ("completions",)
     summary = "Completion"
@@ -43,12 +41,3 @@ class CompletionsDialect:
         return make_call(
             self, Upstream.COMPLETIONS, request, around, wants_logprobs=wants_logprobs, asked_for=asked_for
         )
-
-    def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:
-        return write_reply(answer, call.wants)
-
-    def stream(self, call: ModelCall) -> ChoicesStreamWriter:
-        return ChoicesStreamWriter(call.wants)
-
-    def error(self, error: ErrorDetails) -> bytes:
-        return openai_error(error)

@@ -1,4 +1,4 @@
-"""What a chat and a completions request have in common: reading it, forwarding it, and its JSON schema.
+"""What chat and completions have in common: how a request is read and forwarded, its JSON schema, and the answers.
 
 Unknown fields are forwarded. Fields by which a client could reach beyond its own request are removed.
 """
@@ -11,8 +11,9 @@ import orjson
 from stepwell.engines import PRIVATE_FIELDS
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects.dialect import NO_TEXTS, CallSurroundings, Dialect, ModelCall, PromptTexts
-from stepwell.gateway.dialects.openai_choices import Wants
+from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStreamWriter, Wants, write_reply
 from stepwell.gateway.dialects.sampling import make_explicit, recorded_sampling, why_untrainable
+from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
 from stepwell.wire.openai import Upstream
 
 NOT_FORWARDED = (*PRIVATE_FIELDS, "return_token_ids", "include_reasoning")
@@ -41,6 +42,19 @@ COMMON_FIELDS: dict[str, Any] = {
     "return_token_ids": {"type": "boolean", "description": "Show the token ids that are recorded."},
 }
 """The JSON schema of the fields that both requests have."""
+
+
+class OpenAIAnswers:
+    """The half of a dialect that answers in the engine's own form."""
+
+    def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:
+        return write_reply(answer, call.wants)
+
+    def stream(self, call: ModelCall) -> ChoicesStreamWriter:
+        return ChoicesStreamWriter(call.wants)
+
+    def error(self, error: ErrorDetails) -> bytes:
+        return openai_error(error)
 
 
 def read_json_object(raw: bytes) -> dict[str, Any]:

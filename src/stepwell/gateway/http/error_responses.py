@@ -15,6 +15,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from stepwell import errors
+from stepwell.wire.openai import write_object
 
 log = logging.getLogger("stepwell.gateway")
 
@@ -103,11 +104,11 @@ def describe_refusal(status: int, body: bytes) -> ErrorDetails:
     return ErrorDetails(status, message, str(error.get("code")), openai_body=body)
 
 
-def describe_stream_error(chunk: Mapping[str, Any], body: bytes) -> ErrorDetails:
-    """The details of an error that an engine sent within a stream; `body` is the chunk as JSON."""
+def describe_stream_error(chunk: dict[str, Any]) -> ErrorDetails:
+    """The details of an error that an engine sent within a stream."""
     error = chunk["error"]
     message = error.get("message") if isinstance(error, dict) else error
-    return ErrorDetails(502, str(message), errors.EngineUnavailable.code(), openai_body=body)
+    return ErrorDetails(502, str(message), errors.EngineUnavailable.code(), openai_body=write_object(chunk, "stream"))
 
 
 def is_context_overflow(error: Mapping[str, Any]) -> bool:

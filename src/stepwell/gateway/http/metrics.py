@@ -6,9 +6,7 @@
 """
 
 import asyncio
-import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +29,6 @@ Reading: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 CALL_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 LAG_INTERVAL = 0.1
-LAGS_KEPT = 6000
-"""Ten minutes."""
 
 
 class MetricChildren(dict[Label | tuple[Label, ...], M]):
@@ -75,13 +71,12 @@ class GatewayMetrics:
         self._steps = self._counter("steps", "Steps recorded.", "exactness")
         self._quarantined = self._counter("quarantined", "Recorded steps that do not add up.", "reason")
         self._untrainable = self._counter("untrainable", "Sound steps that are not trained unless asked for.", "reason")
-        self._gone = self._counter("clients_gone", "Clients that left before the end of their answer.", "kind")
-        self._joined = self._counter("calls_joined", "Repeated calls that got the first one's answer.", "kind")
-        self._continued = self._counter("calls_continued", "Generations continued after a weight update.", "kind")
+        self.clients_gone = self._counter("clients_gone", "Clients that left before the end of their answer.", "kind")
+        self.calls_joined = self._counter("calls_joined", "Repeated calls that got the first one's answer.", "kind")
+        self.calls_continued = self._counter("calls_continued", "Generations continued after a weight update.", "kind")
         self._lag = Histogram(
             "stepwell_loop_lag_seconds", "How late the event loop wakes.", buckets=LAG_BUCKETS, registry=self._registry
         )
-        self._lags: deque[float] = deque(maxlen=LAGS_KEPT)
 
     def call_done(
         self,
@@ -107,15 +102,6 @@ class GatewayMetrics:
             if step.untrainable is not None:
                 self._untrainable[fault_kind(step.untrainable)].inc()
 
-    def client_gone(self, kind: str) -> None:
-        self._gone[kind].inc()
-
-    def call_joined(self, kind: str) -> None:
-        self._joined[kind].inc()
-
-    def call_continued(self, kind: str) -> None:
-        self._continued[kind].inc()
-
     def read_from(
         self,
         name: str,
@@ -133,14 +119,7 @@ class GatewayMetrics:
         while True:
             began = time.monotonic()
             await asyncio.sleep(self._lag_interval)
-            lag = max(0.0, time.monotonic() - began - self._lag_interval)
-            self._lag.observe(lag)
-            self._lags.append(lag)
-
-    def loop_lag_p99(self) -> float:
-        """Seconds, over the last minutes; 0 before the first measurement."""
-        lags = sorted(self._lags)
-        return lags[math.ceil(0.99 * len(lags)) - 1] if lags else 0.0
+            self._lag.observe(max(0.0, time.monotonic() - began - self._lag_interval))
 
     def exposition(self) -> tuple[bytes, str]:
         """All metrics as text, and the text's content type."""

@@ -32,26 +32,22 @@ Attribute: TypeAlias = str | bool | int | float | Sequence[str]
 class Span(Protocol):
     """The part of an OpenTelemetry span that the gateway uses. It records an exception that leaves its `with`."""
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
-    ) -> None: ...
-
-    def set_attributes(self, attributes: Mapping[str, Attribute]) -> None: ...
-
-
-class NoSpan:
-    __slots__ = ()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        return
 
-    def set_attributes(self, attributes: Mapping[str, Attribute]) -> None: ...
+    def set_attributes(self, attributes: Mapping[str, Attribute]) -> None:
+        return
+
+
+class NoSpan(Span):
+    """Records nothing."""
+
+    __slots__ = ()
 
 
 NO_SPAN = NoSpan()

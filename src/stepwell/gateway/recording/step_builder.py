@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import Any
 
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.replica import EngineReplica
+from stepwell.engines.replies import EngineReply
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
@@ -42,10 +43,6 @@ class CallContext:
     choices_per_prompt: int = 1
 
 
-def exactness_of(engine: EngineReplica) -> Exactness:
-    return Exactness.ENGINE if engine.facts.token_ids else Exactness.RETOKENIZED
-
-
 class StepBuilder:
     def __init__(
         self,
@@ -69,21 +66,22 @@ class StepBuilder:
         self,
         ref: TrajectoryRef,
         call: ModelCall,
-        engine: EngineReplica,
+        reply: EngineReply,
         policy_version: int,
         started_at: float,
         untrainable: str | None,
     ) -> CallContext:
+        """`policy_version` counts if the engine does not tell its own."""
         extras: JsonObject = {MALFORMED_HISTORY: call.malformed_history} if call.malformed_history else {}
         return CallContext(
             trajectory_uid=ref.trajectory_uid,
             prompt_uid=ref.prompt_uid,
-            policy_version=policy_version,
+            policy_version=policy_version if reply.version_before is None else reply.version_before,
             started_at=started_at,
             sampling=call.sampling,
             prompt_length=self._prompt_length,
             untrainable=untrainable,
-            exactness=exactness_of(engine),
+            exactness=Exactness.ENGINE if reply.engine.facts.token_ids else Exactness.RETOKENIZED,
             extras=extras,
             choices_per_prompt=call.choices_per_prompt,
         )
@@ -109,11 +107,17 @@ class StepBuilder:
             self._metrics.steps_recorded(steps)
             self._outbox.record(steps)
 
-    async def retokenize(
-        self, call: ModelCall, choices: Sequence[Sampled], texts: Sequence[str | None]
-    ) -> list[Sampled]:
-        """The choices of an engine that gives only texts, with ids from the tokenizer."""
-        return await asyncio.to_thread(_retokenize, self._tokenizer, call.request, choices, texts)
+    async def with_ids(
+        self,
+        context: CallContext,
+        call: ModelCall,
+        choices: Sequence[Sampled],
+        texts: Callable[[], Sequence[str | None]],
+    ) -> Sequence[Sampled]:
+        """The choices; if the engine gives only texts, with ids from the tokenizer."""
+        if context.exactness is Exactness.ENGINE:
+            return choices
+        return await asyncio.to_thread(_retokenize, self._tokenizer, call.request, choices, texts())
 
 
 def build_steps(context: CallContext, choices: Sequence[Sampled], usage: Usage) -> list[Step]:

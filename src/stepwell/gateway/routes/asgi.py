@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from stepwell.errors import Forbidden, StepwellError, TooLarge
 from stepwell.gateway.agent_calls import AgentCalls, send_error
 from stepwell.gateway.dialects.dialect import Dialect
-from stepwell.gateway.http.error_responses import describe, openai_error
+from stepwell.gateway.http.error_responses import describe
 from stepwell.gateway.http.request_body import (
     LARGEST_BODY,
     LARGEST_HEADERS,
@@ -76,7 +76,7 @@ class GatewayAsgi:
         try:
             self._check(path, scope["headers"])
         except StepwellError as failure:
-            await _refuse(send, failure, dialect)
+            await send_error(ResponseWriter(send, float), dialect, describe(failure))
             return
         if call and dialect and scope["method"] == "POST":
             await self._calls.serve(scope, receive, send, TrajectoryRef(call[1], call[2]), dialect)
@@ -97,11 +97,3 @@ class GatewayAsgi:
             raise Forbidden(REFUSALS[needed])
         if int(length) > self._largest_body:
             raise TooLarge(too_large_text(self._largest_body))
-
-
-async def _refuse(send: Send, failure: StepwellError, dialect: Dialect | None) -> None:
-    error, writer = describe(failure), ResponseWriter(send, float)
-    if dialect is None:
-        await writer.whole(error.status, openai_error(error), error.headers)
-    else:
-        await send_error(writer, dialect, error)

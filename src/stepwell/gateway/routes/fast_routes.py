@@ -6,14 +6,15 @@ has the same routes and writes the error.
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from stepwell.errors import StepwellError
-from stepwell.gateway.http.error_responses import JSON, describe_logged, openai_error
+from stepwell.gateway.agent_calls import send_error
+from stepwell.gateway.http.error_responses import JSON, describe_logged
 from stepwell.gateway.http.request_body import Headers, Message, Receive, Send
 from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.trajectories import TrajectoryLifecycle
@@ -23,7 +24,6 @@ from stepwell.wire.gateway_api import UID_PATTERN, GatewayBody
 
 Answering: TypeAlias = Awaitable[GatewayBody]
 Handler: TypeAlias = Callable[[Message, bytes], Answering]
-B = TypeVar("B", bound=GatewayBody)
 
 OPEN_PATH = "/init_trajectory"
 COMPLETE_PATH = re.compile(rf"/(?!v1/){UID_PATTERN}/{UID_PATTERN}(?:/v1){{0,2}}/complete_trajectory")
@@ -59,11 +59,11 @@ class FastRoutes:
             await _answer(scope, send, answering)
 
     def _open(self, scope: Message, body: bytes) -> Answering:
-        wanted = _parse(gateway_api.InitTrajectory, body)
+        wanted = gateway_api.InitTrajectory.model_validate_json(body or b"{}")
         return self._lifecycle.open(wanted, str(Request(scope).base_url))
 
     def _complete(self, scope: Message, body: bytes) -> Answering:
-        wanted = _parse(gateway_api.CompleteTrajectory, body)
+        wanted = gateway_api.CompleteTrajectory.model_validate_json(body or b"{}")
         _, trajectory_uid, prompt_uid, _ = scope["path"].split("/", 3)
         return self._lifecycle.complete(TrajectoryRef(trajectory_uid, prompt_uid), wanted)
 
@@ -74,13 +74,9 @@ async def _answer(scope: Message, send: Send, answering: Answering) -> None:
         answer = await answering
     except StepwellError as failure:
         error = describe_logged(failure, f"{scope['method']} {scope['path']}")
-        await writer.whole(error.status, openai_error(error), error.headers)
+        await send_error(writer, None, error)
     else:
         await writer.whole(200, answer.model_dump_json().encode())
-
-
-def _parse(shape: type[B], body: bytes) -> B:
-    return shape.model_validate_json(body) if body else shape()
 
 
 def _json_body(headers: Headers, message: Message) -> bytes | None:

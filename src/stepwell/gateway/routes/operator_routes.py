@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -59,10 +61,10 @@ class ReadinessCheck:
 
     def _why_no_engine(self) -> str | None:
         """A paused engine counts as ready: a call to it waits."""
-        states = self._engines.replicas
-        if any(engine.state is not EngineState.DOWN for engine in states):
+        engines = self._engines.replicas
+        if any(engine.state is not EngineState.DOWN for engine in engines):
             return None
-        return "; ".join(f"{engine.address}: {engine.why}" for engine in states) or "there is none"
+        return "; ".join(f"{engine.address}: {engine.why}" for engine in engines) or "there is none"
 
 
 async def _why_not(part: StepSink | RewardScorer) -> str | None:
@@ -125,55 +127,41 @@ def register_readings(
     """Show values that other objects hold; they are read when /metrics is."""
 
     def states() -> Iterator[tuple[tuple[str, ...], float]]:
-        for view in engines.replicas:
+        for engine in engines.replicas:
             for state in EngineState:
-                yield (view.address, state), float(view.state is state)
+                yield (engine.address, state), float(engine.state is state)
 
-    metrics.read_from("stepwell_in_flight", "Agents' calls in flight.", (), lambda: [((), calls.in_flight)])
-    metrics.read_from("stepwell_engine_state", "1 for the state an engine is in.", ("engine", "state"), states)
-    metrics.read_from(
-        "stepwell_engine_in_flight",
-        "Calls in flight at an engine.",
-        ("engine",),
-        lambda: [((view.address,), view.in_flight) for view in engines.replicas],
-    )
-    metrics.read_from("stepwell_waiting_steps", "Steps on their way to the pool.", (), lambda: [((), outbox.waiting)])
-    metrics.read_from("stepwell_waiting_bytes", "Their size.", (), lambda: [((), outbox.waiting_bytes)])
-    metrics.read_from(
-        "stepwell_delivered_steps",
-        "Steps the pool has answered for.",
-        ("verdict",),
-        lambda: [((str(verdict),), count) for verdict, count in outbox.delivered.items()],
-        kind="counter",
-    )
-    metrics.read_from(
-        "stepwell_lost_steps",
-        "Steps that did not get into the pool.",
-        ("cause",),
-        lambda: [((str(cause),), count) for cause, count in outbox.lost.items()],
-        kind="counter",
-    )
+    def loads() -> Iterator[tuple[tuple[str, ...], float]]:
+        return (((engine.address,), engine.in_flight) for engine in engines.replicas)
+
+    def counts(counter: Counter[str]) -> Iterator[tuple[tuple[str, ...], float]]:
+        return (((str(label),), count) for label, count in counter.items())
+
+    gauge, counter = metrics.read_from, partial(metrics.read_from, kind="counter")
+    gauge("stepwell_in_flight", "Agents' calls in flight.", (), lambda: [((), calls.in_flight)])
+    gauge("stepwell_engine_state", "1 for the state an engine is in.", ("engine", "state"), states)
+    gauge("stepwell_engine_in_flight", "Calls in flight at an engine.", ("engine",), loads)
+    gauge("stepwell_waiting_steps", "Steps on their way to the pool.", (), lambda: [((), outbox.waiting)])
+    gauge("stepwell_waiting_bytes", "Their size.", (), lambda: [((), outbox.waiting_bytes)])
+    delivered, lost = partial(counts, outbox.delivered), partial(counts, outbox.lost)
+    counter("stepwell_delivered_steps", "Steps the pool has answered for.", ("verdict",), delivered)
+    counter("stepwell_lost_steps", "Steps that did not get into the pool.", ("cause",), lost)
     if spool is not None:
-        metrics.read_from(
-            "stepwell_spool_unwritten_steps",
-            "Steps that the spool's disk did not take.",
-            (),
-            lambda: [((), spool.unwritten)],
-            kind="counter",
-        )
+        text = "Steps that the spool's disk did not take."
+        counter("stepwell_spool_unwritten_steps", text, (), lambda: [((), spool.unwritten)])
 
 
 def _listed(engines: EngineFleet) -> gateway_api.EngineList:
     return gateway_api.EngineList(
         engines=[
             gateway_api.EngineNow(
-                address=view.address,
-                state=view.state,
-                why=view.why,
-                in_flight=view.in_flight,
-                weight_version=view.weight_version,
-                server=view.facts.server_version,
+                address=engine.address,
+                state=engine.state,
+                why=engine.why,
+                in_flight=engine.in_flight,
+                weight_version=engine.weight_version,
+                server=engine.facts.server_version,
             )
-            for view in engines.replicas
+            for engine in engines.replicas
         ]
     )

@@ -25,17 +25,19 @@ from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCa
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, Wants, read_reply
 from stepwell.gateway.http.error_responses import JSON, ErrorDetails, describe_logged, describe_refusal
 from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.recording.step_builder import CallContext, StepBuilder, build_steps, exactness_of
+from stepwell.gateway.recording.step_builder import CallContext, StepBuilder, build_steps
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.gateway.routes.openapi import json_content
 from stepwell.pool.api.ports import StepSink
+from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.steps.step import Exactness, Step
-from stepwell.wire.openai import Sampled, Upstream
+from stepwell.wire.openai import Upstream
 
 NOT_ASKED = ("stream", "stream_options", "return_token_ids")
 """Fields of an agent's call that mean nothing here: the answer is whole and has its ids."""
 CLIENT_GONE = 499
 """The status of a response to a client that has left."""
+NO_TRAJECTORY = TrajectoryRef("", "")
 EVERYTHING = Wants(ids=True, logprobs=True, usage=True)
 
 
@@ -91,7 +93,11 @@ class UnrecordedCalls:
         body = await reply.read()
         if reply.status != 200:
             return _error(dialect, describe_refusal(reply.status, body))
-        answer, steps = await self._complete(call, reply, body, _context(call, reply, version, began))
+        # no prompt is too long here: only the environment knows the longest prompt of its trainer
+        context = replace(
+            self._steps.context(NO_TRAJECTORY, call, reply, version, began, None), prompt_length=sys.maxsize
+        )
+        answer, steps = await self._complete(call, reply, body, context)
         _add_origins(call, answer, steps)
         read = sum(len(step.prompt_ids) for step in steps[:: call.choices_per_prompt])
         written = sum(len(step.response_ids) for step in steps)
@@ -104,11 +110,9 @@ class UnrecordedCalls:
         """The complete answer, and each choice as the step that it would be."""
         answer = read_reply(body, reply.engine.kind, keep_ids=True)
         if answer.is_aborted:
-            self._metrics.call_continued(f"whitebox_{call.dialect.name}")
+            self._metrics.calls_continued[f"whitebox_{call.dialect.name}"].inc()
             answer = await self._continuation.whole(call, answer, reply.version_before)
-        choices: Sequence[Sampled] = answer.choices
-        if context.exactness is Exactness.RETOKENIZED:
-            choices = await self._steps.retokenize(call, choices, answer.texts())
+        choices = await self._steps.with_ids(context, call, answer.choices, answer.texts)
         return answer, await self._confirm(build_steps(context, choices, answer.usage), reply.engine)
 
     async def _confirm(self, steps: Sequence[Step], engine: EngineReplica) -> list[Step]:
@@ -119,20 +123,6 @@ class UnrecordedCalls:
         finally:
             for step in steps:
                 self._confirmer.forget(step)
-
-
-def _context(call: ModelCall, reply: EngineReply, version: int, began: float) -> CallContext:
-    """No prompt is too long here: only the environment knows the longest prompt of its trainer."""
-    return CallContext(
-        trajectory_uid="",
-        prompt_uid="",
-        policy_version=version if reply.version_before is None else reply.version_before,
-        started_at=began,
-        sampling=call.sampling,
-        prompt_length=sys.maxsize,
-        exactness=exactness_of(reply.engine),
-        choices_per_prompt=call.choices_per_prompt,
-    )
 
 
 def _add_origins(call: ModelCall, answer: ChoicesReply, steps: Sequence[Step]) -> None:
