@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepwell.common.atomic_files import SUFFIX, replacing_file
 from stepwell.errors import BadRequest, LeaseExpired
-from stepwell.trainers.ports import Leases, TrainingPool
+from stepwell.trainers.ports import TrainingPool
 
 if TYPE_CHECKING:
     import torch
@@ -56,8 +56,9 @@ class TrainedLedger:
         return trajectory_uid in self._trained
 
     @property
-    def open_leases(self) -> Leases:
-        return Leases(tuple(self._leases))
+    def leases(self) -> tuple[tuple[str, str], ...]:
+        """Trained, and not acknowledged yet."""
+        return tuple(self._leases)
 
     @property
     def trained(self) -> list[str]:
@@ -71,7 +72,7 @@ class TrainedLedger:
     def acknowledge(self, pool: TrainingPool) -> None:
         """Acknowledge the open leases."""
         try:
-            pool.ack(self.open_leases)
+            pool.ack(self)
         except LeaseExpired:
             log.warning("a lease expired before its batch was acknowledged; it comes back and is skipped")
         self._leases = []

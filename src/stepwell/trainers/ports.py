@@ -1,6 +1,5 @@
 """What a trainer needs of a pool, as Protocols. `stepwell.pool.client.DataPool` implements them."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -10,13 +9,6 @@ from stepwell.pool.api.leasing import HasLeases
 from stepwell.steps.columns import Columns
 from stepwell.steps.layout import IndexArray
 from stepwell.steps.rows import MergedRows
-
-
-@dataclass(frozen=True, slots=True)
-class Leases:
-    """Leases without their data, as a checkpoint stores them."""
-
-    leases: tuple[tuple[str, str], ...]
 
 
 class TrainingBatch(HasLeases, Protocol):

@@ -79,7 +79,7 @@ class AsyncTrainer:
         self.start()
         while self.update < (self.settings.updates if updates is None else updates):
             self.step()
-        if self._ledger.open_leases.leases:
+        if self._ledger.leases:
             self._save()
 
     def start(self) -> None:
@@ -176,7 +176,7 @@ class AsyncTrainer:
                 random=random_state(),
                 update=self.update,
                 version=self.version,
-                leases=list(self._ledger.open_leases.leases),
+                leases=list(self._ledger.leases),
                 trajectories=self._ledger.trained,
             )
             write_checkpoint(self._checkpoints, checkpoint)
