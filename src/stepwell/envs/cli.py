@@ -86,7 +86,7 @@ def process(env: "RunnableEnv", settings: EnvSettings, view: "ProgressView") -> 
 def evaluate(env: "RunnableEnv", settings: EnvSettings, view: "ProgressView") -> None:
     from stepwell.envs.loop import lifecycle
 
-    metrics: Mapping[str, float] = asyncio.run(lifecycle.evaluate(env, view))
+    metrics: Mapping[str, float] = asyncio.run(lifecycle.evaluate(env))
     for name, value in metrics.items():
         print(f"{name} {value:.6g}")
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from stepwell.envs.checkpoints import claim
 from stepwell.envs.environment import RunnableEnv
@@ -19,35 +20,37 @@ log = logging.getLogger("stepwell.envs")
 
 async def serve(env: RunnableEnv, view: ProgressView | None = None) -> None:
     """Until the training is over, there are no more items, or a signal arrives."""
-    with stop_by_signal() as stop:
-        try:
-            await env.setup()
-            async with RolloutServer(env.config.rollout_server_url, env.config.rollout_server_key) as server:
-                membership = await unless(stop.requested, join(env, server))
-                if membership is not None:
-                    await _serve(env, server, membership, view or NoView(), stop)
-        finally:
-            await _close(env)
+    rollout_server = RolloutServer(env.config.rollout_server_url, env.config.rollout_server_key)
+    async with _set_up(env) as stop, rollout_server as server:
+        membership = await unless(stop.requested, join(env, server))
+        if membership is not None:
+            await _serve(env, server, membership, view or NoView(), stop)
 
 
 async def process(env: RunnableEnv, groups: int, sink: GroupSink, view: ProgressView | None = None) -> int:
     """Writes so many groups to `sink`, without a rollout server; returns how many were written."""
-    with stop_by_signal() as stop:
-        try:
-            await env.setup()
-            return await ProcessLoop(env, groups, sink, view or NoView(), stop).run()
-        finally:
-            await _close(env)
+    async with _set_up(env) as stop:
+        return await ProcessLoop(env, groups, sink, view or NoView(), stop).run()
 
 
-async def evaluate(env: RunnableEnv, view: ProgressView | None = None) -> Mapping[str, float]:
+async def evaluate(env: RunnableEnv) -> Mapping[str, float]:
     """Evaluates once, without a rollout server; returns the result of env.evaluate()."""
+    async with _set_up(env) as stop:
+        return await unless(stop.requested, env.evaluate()) or {}
+
+
+@asynccontextmanager
+async def _set_up(env: RunnableEnv) -> AsyncIterator[StopSignal]:
+    """Around a run: setup before it, close after it, and the signals that stop it."""
     with stop_by_signal() as stop:
         try:
             await env.setup()
-            return await unless(stop.requested, env.evaluate()) or {}
+            yield stop
         finally:
-            await _close(env)
+            await env.wandb.close()
+            await env.server.close()
+            if env.checkpoints is not None:
+                env.checkpoints.close()
 
 
 async def _serve(
@@ -78,10 +81,3 @@ async def _start_tracking(env: RunnableEnv, server: RolloutServer, name: str) ->
         config = env.config.model_dump(mode="json", exclude={"rollout_server_key"})
         run = {"name": name, "project": project, "group": group, "config": config}
         env.wandb.start(run, lambda ids: str(env.tokenizer.decode(ids)))
-
-
-async def _close(env: RunnableEnv) -> None:
-    await env.wandb.close()
-    await env.server.close()
-    if env.checkpoints is not None:
-        env.checkpoints.close()
