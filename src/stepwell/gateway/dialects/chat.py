@@ -132,17 +132,15 @@ def _is_object(text: str) -> bool:
 
 
 def prompt_texts(messages: list[Any]) -> PromptTexts:
-    last = messages[: -LAST_MESSAGES - 1 : -1]
-    return PromptTexts(
-        system=_beginning(messages[0], ("system", "developer")),
-        user=next(filter(None, (_beginning(message, ("user",)) for message in last)), ""),
-    )
+    system = _beginning(messages[0]) if messages[0]["role"] in ("system", "developer") else ""
+    for message in messages[: -LAST_MESSAGES - 1 : -1]:
+        if message["role"] == "user" and (user := _beginning(message)):
+            return PromptTexts(system, user)
+    return PromptTexts(system)
 
 
-def _beginning(message: dict[str, Any], roles: tuple[str, ...]) -> str:
-    """The beginning of a message's text; empty if it has no text or another role."""
-    if message["role"] not in roles:
-        return ""
+def _beginning(message: dict[str, Any]) -> str:
+    """The beginning of a message's text; empty if it has none."""
     content = message.get("content")
     if isinstance(content, list):
         texts = (part.get("text") for part in content if isinstance(part, dict))

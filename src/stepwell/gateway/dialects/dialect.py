@@ -6,7 +6,7 @@ engine. `DIALECTS` in this package lists all dialects; everything particular to 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, Wants
 from stepwell.gateway.http.error_responses import ErrorDetails
@@ -14,8 +14,7 @@ from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import Upstream, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class PromptTexts:
+class PromptTexts(NamedTuple):
     """The texts by which a harness's side calls are known; empty if the request has none."""
 
     system: str = ""
@@ -35,8 +34,7 @@ class CallSurroundings:
     """The longest response that a trainer takes."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelCall:
+class ModelCall(NamedTuple):
     """A request that is ready to be forwarded, and what its dialect needs to answer it."""
 
     dialect: "Dialect"

@@ -6,7 +6,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepwell.engines.engine import EngineKind
 from stepwell.errors import EngineUnavailable
@@ -31,8 +31,7 @@ ABORT = "abort"
 NOT_IN_HEAD = ("choices", "usage")
 
 
-@dataclass(frozen=True, slots=True)
-class Wants:
+class Wants(NamedTuple):
     """What the agent itself asked for. The engine is always asked for all of it."""
 
     ids: bool = False

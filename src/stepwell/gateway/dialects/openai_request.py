@@ -16,7 +16,7 @@ from stepwell.gateway.dialects.sampling import make_explicit, recorded_sampling,
 from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
 from stepwell.wire.openai import Upstream
 
-NOT_FORWARDED = (*PRIVATE_FIELDS, "return_token_ids", "include_reasoning")
+NOT_FORWARDED = PRIVATE_FIELDS | {"return_token_ids", "include_reasoning"}
 """The last two are the agent's wishes to the gateway. An engine kind asks for ids and reasoning in its own way."""
 MOST_CHOICES = 128
 
@@ -89,8 +89,8 @@ def make_call(
     choices, stream = _read_choices(request), read_flag(request, "stream")
     wants_ids = read_flag(request, "return_token_ids")
     wants_reasoning = request.get("include_reasoning") is not False
-    for name in NOT_FORWARDED:
-        request.pop(name, None)
+    for name in NOT_FORWARDED.intersection(request):
+        del request[name]
     make_explicit(request, around.response_length)
     request |= asked_for
     wants_usage = stream and _ask_for_usage(request)

@@ -85,7 +85,7 @@ class UnrecordedCalls:
         self._continuation = Continuation(engines)
 
     async def answer(self, dialect: Dialect, raw: bytes) -> Response:
-        call = replace(dialect.read(raw, self._around), wants=EVERYTHING)
+        call = dialect.read(raw, self._around)._replace(wants=EVERYTHING)
         if call.stream:
             raise BadRequest("stream is for agents; without a trajectory in its URL, a call is answered whole")
         began, version = time.time(), self._pool.policy_version
