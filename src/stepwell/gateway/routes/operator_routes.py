@@ -143,9 +143,10 @@ def register_readings(
     gauge("stepwell_engine_in_flight", "Calls in flight at an engine.", ("engine",), loads)
     gauge("stepwell_waiting_steps", "Steps on their way to the pool.", (), lambda: [((), outbox.waiting)])
     gauge("stepwell_waiting_bytes", "Their size.", (), lambda: [((), outbox.waiting_bytes)])
-    delivered, lost = partial(counts, outbox.delivered), partial(counts, outbox.lost)
-    counter("stepwell_delivered_steps", "Steps the pool has answered for.", ("verdict",), delivered)
-    counter("stepwell_lost_steps", "Steps that did not get into the pool.", ("cause",), lost)
+    counter(
+        "stepwell_delivered_steps", "Steps the pool has answered for.", ("verdict",), lambda: counts(outbox.delivered)
+    )
+    counter("stepwell_lost_steps", "Steps that did not get into the pool.", ("cause",), lambda: counts(outbox.lost))
     if spool is not None:
         text = "Steps that the spool's disk did not take."
         counter("stepwell_spool_unwritten_steps", text, (), lambda: [((), spool.unwritten)])
