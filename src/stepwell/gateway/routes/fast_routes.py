@@ -84,12 +84,8 @@ def _json_body(headers: Headers, message: Message) -> bytes | None:
     if message["type"] != "http.request" or message.get("more_body"):
         return None
     body: bytes = message.get("body", b"")
-    return body if not body or _content_type(headers) == JSON.encode() else None
-
-
-def _content_type(headers: Headers) -> bytes:
-    value = next((value for name, value in headers if name == b"content-type"), b"")
-    return value.partition(b";")[0].strip().lower()
+    content_type = next((value for name, value in headers if name == b"content-type"), b"")
+    return body if not body or content_type.partition(b";")[0].strip().lower() == JSON.encode() else None
 
 
 def _receive_again(message: Message, receive: Receive) -> Receive:
