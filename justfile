@@ -18,7 +18,7 @@ check:
     {{bin}}/mypy
     {{bin}}/lint-imports --no-logo
 
-# the fast lane: no Ray, no vLLM, under two minutes
+# the fast lane: no Ray, no vLLM, a little over two minutes on two cores
 test *args:
     {{python}} -m pytest -n 2 tests/unit {{args}}
 
