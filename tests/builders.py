@@ -1,7 +1,9 @@
 """Steps for tests, with as little as the test at hand cares about."""
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from stepwell.pool.api.leasing import BatchRequest, ExactFill, LeasedGroups, Settlement
@@ -15,6 +17,12 @@ from stepwell.steps.step_filter import StepFilter
 
 EVERYTHING = StepFilter(Exactness.RETOKENIZED, untrainable=True)
 """The filter of a consumer that takes all there is."""
+MEMORY = Path("/dev/shm")
+
+
+def new_folder() -> Path:
+    """In memory where there is such a file system: a journal that is opened a thousand times waits for no disk."""
+    return Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
 
 
 def make_step(trajectory_uid: str = "t", prompt_uid: str = "p", **fields: Any) -> Step:

@@ -33,8 +33,10 @@ REPLACED = (
     (re.compile(r'"id":"[0-9a-f]{32}"'), '"id":"ID"'),
     (re.compile(r'"created":\d+'), '"created":0'),
     (re.compile(r"127\.0\.0\.1:\d+"), "ENGINE"),
-    (re.compile(r"(: keep-alive\n\n)+"), ": keep-alive\n\n"),
 )
+COMMENT = ": keep-alive\n\n"
+SILENCE = 60.0
+"""Seconds: the engine is silent until the agent has heard of it."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +122,14 @@ CASES = (
         ADDED, Reply("m", ADDED.tool_calls),
     ), faults=Faults(abort_at_token=2, times=1)),
     chat("stream_broken_off_always", stream=True, faults=Faults(abort_at_token=1)),
-    chat("stream_keep_alive", stream=True, faults=Faults(silent_s=2.0, silent_at_token=3), keep_alive=0.8),
+    chat("stream_keep_alive", stream=True, faults=Faults(silent_s=SILENCE, silent_at_token=3), keep_alive=1.5),
     chat("stream_awkward", stream=True, replies=(Reply("naïve ☕"),), faults=Faults(awkward_splits=True)),
     chat("stream_no_done", stream=True, faults=Faults(no_done=True)),
     chat("stream_engine_error", stream=True, faults=Faults(error_at_token=3)),
     chat("stream_cut", stream=True, faults=Faults(disconnect_at_token=3)),
     chat("stream_no_choices", stream=True, faults=Faults(malformed="no_choices")),
     chat("stream_refused", stream=True, model="other"),
-    chat("stream_refused_late", stream=True, faults=Faults(delay_s=2.0, error_status=400), keep_alive=0.8),
+    chat("stream_refused_late", stream=True, faults=Faults(delay_s=SILENCE, error_status=400), keep_alive=1.5),
     chat("stream_bad_options", stream=True, stream_options=1),
     chat("stream_plain_engine", stream=True, engine={"plain": True}),
     chat("root", base="/v1"),
@@ -222,13 +224,24 @@ async def transcript(case: Case) -> str:
         assert (await http.post("/init_trajectory", json={"trajectory_uid": "t", "prompt_uid": "p"})).status == 200
         async with http.post(f"{case.base}/{case.call}", json=case.body, headers=case.headers) as answer:
             shown = [f"{name}: {value}" for name, value in answer.headers.items() if name not in HIDDEN_HEADERS]
-            told = "\n".join([str(answer.status), *shown, "", await answer.text()])
+            told = "\n".join([str(answer.status), *shown, "", await body_of(answer, engine)])
         assert (await http.post("/t/p/complete_trajectory", json={})).status == 200
         asked = [f"{seen.method} {seen.path}\n{json.dumps(seen.body, sort_keys=True)}" for seen in engine.requests]
     text = "\n".join([told, "---- the engine was asked", *asked, "---- recorded", *map(recorded, pool.noted), ""])
     for pattern, word in REPLACED:
         text = pattern.sub(word, text)
     return text
+
+
+async def body_of(answer: aiohttp.ClientResponse, engine: FakeEngine) -> str:
+    """Without the comments after the first, whose number is a matter of time."""
+    body = b""
+    async for piece in answer.content.iter_any():
+        body += piece
+        if COMMENT.encode() in body:
+            engine.speaks.set()
+    before, comment, after = body.decode().partition(COMMENT)
+    return before + comment + after.replace(COMMENT, "")
 
 
 def recorded(step: Step) -> str:

@@ -153,7 +153,7 @@ async def test_until_it_is_started_nothing_is_loaded() -> None:
 
 
 async def real_run() -> None:
-    tracker = WandbTracker()
+    tracker = WandbTracker(close_timeout=300.0)
     tracker.start(RUN, decode=lambda _: "what the model said")
     tracker.keep(group(0.0, 1.0))
     tracker.log({"train/score": 0.5}, step=1)

@@ -2,10 +2,8 @@
 
 import contextlib
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hypothesis import settings
@@ -22,7 +20,7 @@ from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.steps.step import Exactness, Step
 from stepwell.steps.step_filter import StepFilter
-from tests.builders import EasyPool, in_groups, make_step
+from tests.builders import EasyPool, in_groups, make_step, new_folder
 
 CHANNELS = ("train", "validation")
 SIZE = 2
@@ -47,7 +45,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = new_folder()
         self.pool = self.open()
         self.registered: list[tuple[str, str, str]] = []
         self.sent: dict[str, Step] = {}

@@ -1,8 +1,6 @@
 """Random interleavings of what reward workers, producers and trainers do to a pool, restarts included."""
 
 import shutil
-import tempfile
-from pathlib import Path
 from typing import ClassVar
 
 from hypothesis import settings
@@ -16,7 +14,7 @@ from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.reward_queue import GIVEN_UP
-from tests.builders import EasyPool, in_groups, make_step
+from tests.builders import EasyPool, in_groups, make_step, new_folder
 
 ATTEMPTS = 2
 
@@ -30,7 +28,7 @@ class ScoringMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = new_folder()
         self.limits = Limits(
             require_reward=True, max_queue_size=6, reward_attempts=ATTEMPTS, on_reward_failure=self.policy
         )

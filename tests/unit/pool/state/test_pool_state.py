@@ -4,9 +4,7 @@ import inspect
 import itertools
 import re
 import shutil
-import tempfile
 from collections import Counter
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -32,7 +30,7 @@ from stepwell.pool.state.view import PoolView
 from stepwell.steps.columns import pack, unpack
 from stepwell.steps.step import Exactness
 from stepwell.steps.step_filter import StepFilter
-from tests.builders import make_step
+from tests.builders import make_step, new_folder
 
 READS = {
     *("channels", "channel_of", "holds", "expired_lease", "has_unscored", "oldest_unscored", "has_reward_lease"),
@@ -51,7 +49,7 @@ class StateMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = new_folder()
         self.journal = SqliteJournal(self.folder / "pool.sqlite", closed_kept=self.limits.closed_kept)
         self.state = PoolState(self.limits, self.journal)
         self.numbers = itertools.count()

@@ -13,6 +13,7 @@ from stepwell.pool.api.scoring import Score
 from stepwell.rewards.builtin import candidate_main as candidate
 from stepwell.rewards.builtin.confinement import Confinement, run_confined, strongest
 from stepwell.rewards.loading import load
+from tests.rig.waiting import wait_until
 from tests.unit.rewards.texts import answered
 
 ADD = "def add(a, b):\n    return a + b"
@@ -66,7 +67,7 @@ FAILING = {
 @pytest.mark.parametrize("name", FAILING)
 def test_code_that_misbehaves_fails_its_test(name: str) -> None:
     code, why = FAILING[name]
-    given = score(code, ["pass"], seconds=2)
+    given = score(code, ["pass"], seconds=2 if why == "timed out" else 30)
     assert given.value == 0.0
     assert why in given.notes
 
@@ -87,8 +88,8 @@ def test_code_has_no_network_where_namespaces_are_allowed() -> None:
 
 
 def test_tests_not_begun_in_time_have_failed() -> None:
-    given = score("import time; time.sleep(60)", ["pass"] * 3, seconds=1, seconds_in_all=0.5)
-    assert given.value == 0.0
+    given = score("import time; time.sleep(0.5)", ["pass"] * 3, seconds=30, seconds_in_all=0.4)
+    assert given.parts == {"test 1": 1.0, "test 2": 0.0, "test 3": 0.0}
     late = "not run: the time for all tests was up"
     assert given.notes.endswith(f"test 2: {late}\ntest 3: {late}")
 
@@ -123,8 +124,12 @@ def test_what_a_program_leaves_behind_is_ended_without_namespaces_too(tmp_path: 
     program.write_text("import os, time\nif os.fork() == 0: time.sleep(60)\nprint(os.getpid(), flush=True)")
     ended = run_confined(program, b"", seconds=20, confinement=Confinement("nothing"))
     assert ended.code == 0
-    listed = subprocess.run(["ps", "-eo", "args"], stdout=subprocess.PIPE, text=True, check=True).stdout
-    assert str(program) not in listed
+    wait_until(lambda: str(program) not in commands(), "what it left behind to be gone")
+
+
+def commands() -> str:
+    """Of all processes."""
+    return subprocess.run(["ps", "-eo", "args"], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def test_the_limits_of_whoever_runs_the_tests_are_not_exceeded(tmp_path: Path) -> None:
