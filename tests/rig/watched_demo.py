@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -32,16 +32,39 @@ class WatchedDemo(Demo):
         started = super()._start(stack)
         import ray  # not before: it reads the demo's settings when it is imported
 
-        address = ray.get_runtime_context().gcs_address
-        stack.enter_context(dashboard(self._out, self._port, address, gateway_of(address)))
+        flags = {
+            "port": self._port,
+            "data-pool-name": POOL,
+            "ray-address": ray.get_runtime_context().gcs_address,
+            "ray-namespace": NAMESPACE,
+        }
+        stack.enter_context(demo_dashboard(self._out / "model", self._out / "dashboard.log", flags))
         return started
 
 
-def gateway_of(ray_address: str) -> str:
-    """The demo's gateway is a child of its agents' process: its port is on its command line."""
+@contextmanager
+def demo_dashboard(model: Path, log: Path, flags: Mapping[str, object]) -> Iterator[None]:
+    """`stepwell dashboard`, with the gateway of the demo's agents that use this model."""
+    flags = {**flags, "gateways": gateway_of(model), "tokenizer-path": model}
+    given = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "stepwell", "dashboard", *given]
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ)
+    try:
+        url = f"http://127.0.0.1:{flags['port']}/health"
+        wait_until(lambda: process.poll() is not None or answers(url), "the dashboard", timeout=60.0)
+        assert process.poll() is None, log.read_text()
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def gateway_of(model: Path) -> str:
+    """It is a child of the agents' process: its port is on its command line."""
     for folder in Path("/proc").iterdir():
         words = _words(folder) if folder.name.isdecimal() else []
-        if "stepwell.gateway" in words and ray_address in words and "--port" in words:
+        if "stepwell.gateway" in words and str(model) in words and "--port" in words:
             return f"http://127.0.0.1:{words[words.index('--port') + 1]}"
     raise AssertionError("the demo has no gateway")
 
@@ -51,29 +74,6 @@ def _words(folder: Path) -> list[str]:
         return (folder / "cmdline").read_text().split("\0")
     except OSError:  # it has just ended
         return []
-
-
-@contextmanager
-def dashboard(out: Path, port: int, ray_address: str, gateway: str) -> Iterator[None]:
-    flags = {
-        "data-pool-name": POOL,
-        "ray-address": ray_address,
-        "ray-namespace": NAMESPACE,
-        "gateways": gateway,
-        "tokenizer-path": out / "model",
-        "port": port,
-    }
-    given = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    with (out / "dashboard.log").open("wb") as output:
-        command = [sys.executable, "-m", "stepwell", "dashboard", *given]
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ)
-    try:
-        url = f"http://127.0.0.1:{port}/health"
-        wait_until(lambda: process.poll() is not None or answers(url), "the dashboard", timeout=60.0)
-        yield
-    finally:
-        process.terminate()
-        process.wait()
 
 
 if __name__ == "__main__":

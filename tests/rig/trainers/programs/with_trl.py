@@ -42,6 +42,7 @@ def main() -> None:
         weight_transfer=StepwellWeightTransfer(sync, pool),
     )
     trainer.train()
+    trainer.save_model(asked["trained"])
     told = [logged for logged in trainer.state.log_history if "reward" in logged and "kl" in logged]
     answer = {
         "updates": trainer.state.global_step,
