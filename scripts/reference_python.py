@@ -61,6 +61,8 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
 }
 """Modules and their public names, by audience."""
+EXTENDED = ("Environment",)
+"""Classes whose members are shown at the public class that extends them."""
 
 WIDTH = 100
 
@@ -151,7 +153,7 @@ def _fields(kind: type) -> str:
 
 def _declared(kind: type) -> Iterator[tuple[str, str, str]]:
     """A class's own public fields, with the docstrings that stand under them."""
-    tree = _source(kind)
+    tree = _source(kind.__mro__[1] if kind.__mro__[1].__name__ in EXTENDED else kind)
     assert isinstance(tree, ast.ClassDef)
     for node, following in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -172,7 +174,7 @@ def _docstring_of(node: ast.stmt | None) -> str:
 
 def _methods(kind: type) -> str:
     entries = []
-    for name, member in vars(kind).items():
+    for name, member in _members(kind).items():
         getter = member.fget if isinstance(member, property) else getattr(member, "func", None)
         function = getter or getattr(member, "__func__", member)
         if name.startswith("_") or not inspect.isfunction(function):
@@ -181,6 +183,12 @@ def _methods(kind: type) -> str:
         text = inspect.cleandoc(function.__doc__) if function.__doc__ else ""
         entries.append("\n\n".join(filter(None, (_code(shown.replace("()", "", 1) if getter else shown), text))))
     return "\n\n".join(entries)
+
+
+def _members(kind: type) -> Mapping[str, Any]:
+    """Its own, and those of the class that it extends, if that is not public by itself."""
+    bases = [base for base in kind.__mro__[1:2] if base.__name__ in EXTENDED]
+    return {name: member for owner in (*bases, kind) for name, member in vars(owner).items()}
 
 
 def _failures() -> str:

@@ -13,12 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from numbers import Real
-from typing import Self
+from typing import Self, TypeVar
 from uuid import uuid4
 
 import numpy as np
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from stepwell.agents.gateway_client import PATIENCE, GatewayClient
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus, Sample
@@ -26,6 +26,8 @@ from stepwell.errors import BadRequest, GatewayUnreachable, StepwellError
 from stepwell.pool.api.producing import TRAIN
 from stepwell.steps.step import Json
 from stepwell.wire import gateway_api as shapes
+
+S = TypeVar("S", bound=BaseModel)
 
 CANCEL_PATIENCE = 5.0
 """Seconds for the abort of a cancelled rollout, because the caller waits for it."""
@@ -119,16 +121,14 @@ class _Attempt:
 
     async def _open(self) -> Rollout:
         flow = self._flow
-        try:
-            wanted = shapes.InitTrajectory(
-                prompt_uid=self._prompt_uid,
-                trajectory_uid=self._uid,
-                channel=flow.channel,
-                group_size=flow.group_size,
-                metadata=portable(self._sample),
-            )
-        except ValidationError as wrong:
-            raise BadRequest(str(wrong)) from None
+        wanted = made(
+            shapes.InitTrajectory,
+            prompt_uid=self._prompt_uid,
+            trajectory_uid=self._uid,
+            channel=flow.channel,
+            group_size=flow.group_size,
+            metadata=portable(self._sample),
+        )
         opened = await flow.gateway.open_trajectory(wanted)
         return Rollout(
             base_url=opened.base_url,
@@ -167,6 +167,14 @@ class _Attempt:
             why=why,
             seconds=time.monotonic() - self._started,
         )
+
+
+def made(shape: type[S], **fields: object) -> S:
+    """BadRequest says which fields are wrong."""
+    try:
+        return shape.model_validate(fields)
+    except ValidationError as wrong:
+        raise BadRequest("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in wrong.errors()[:3])) from None
 
 
 def as_reward(given: object) -> float | None:

@@ -55,7 +55,7 @@ class GatewayClient:
 
     async def open_trajectory(self, wanted: shapes.InitTrajectory) -> shapes.TrajectoryOpened:
         return await retry_while_unavailable(
-            lambda: self.ask("POST", "/init_trajectory", shapes.TrajectoryOpened, _dumped(wanted)),
+            lambda: self.ask("POST", "/init_trajectory", shapes.TrajectoryOpened, wanted),
             TEMPORARY,
             BACKOFF,
             seconds=self._patience,
@@ -76,7 +76,7 @@ class GatewayClient:
     async def _end(self, ref: str, how: str, said: BaseModel, patience: float, temporary: Temporary) -> str:
         path = f"/{ref}/v1/{how}_trajectory"
         ended = await retry_while_unavailable(
-            lambda: self.ask("POST", path, shapes.TrajectoryEnded, _dumped(said)), temporary, BACKOFF, seconds=patience
+            lambda: self.ask("POST", path, shapes.TrajectoryEnded, said), temporary, BACKOFF, seconds=patience
         )
         return str(ended.status)
 
@@ -106,16 +106,21 @@ class GatewayClient:
     async def chat(self, base_url: str, api_key: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """An agent's call; returns the engine's reply."""
         url = f"{base_url}/v1/chat/completions"
-        return dict(orjson.loads(await self._bytes("POST", url, _encoded(body), api_key, SAMPLING)))
+        try:
+            encoded = orjson.dumps(body)
+        except TypeError as failure:
+            raise BadRequest(f"a call cannot be sent as JSON: {failure}") from None
+        return dict(orjson.loads(await self._bytes("POST", url, encoded, api_key, SAMPLING)))
 
     async def ask(
         self,
         method: str,
         path: str,
         shape: type[S],
-        body: bytes | None = None,
+        said: BaseModel | None = None,
         timeout: aiohttp.ClientTimeout = TIMEOUT,
     ) -> S:
+        body = None if said is None else said.model_dump_json(exclude_none=True).encode()
         raw = await self._bytes(method, f"{self.url}{path}", body, self.key, timeout)
         try:
             return shape.model_validate_json(raw)
@@ -156,14 +161,3 @@ def _refusal(url: str, status: int, raw: bytes) -> StepwellError:
         return from_code(body["error"]["code"], str(body["error"]["message"]))
     except (ValueError, TypeError, KeyError):
         return GatewayUnreachable(f"{url} answers {status} and is not a Stepwell gateway")
-
-
-def _dumped(said: BaseModel) -> bytes:
-    return said.model_dump_json(exclude_none=True).encode()
-
-
-def _encoded(body: Mapping[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(body)
-    except TypeError as failure:
-        raise BadRequest(f"a call cannot be sent as JSON: {failure}") from None

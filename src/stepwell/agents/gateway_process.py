@@ -20,7 +20,7 @@ WAITING_LOG_INTERVAL = 10.0
 """Seconds between two log lines about what the start waits for; the gateway's own lines are logged at once."""
 
 
-class GatewayProcess:
+class GatewayProcess(SupervisedProcess):
     """Used inside `async with`."""
 
     def __init__(
@@ -44,26 +44,13 @@ class GatewayProcess:
             why_not_ready=self._why_not_ready,
             env={"STEPWELL_LOG": "json"} | ({"STEPWELL_GATEWAY_CONTROL_KEYS": key} if key else {}),
         )
-        self._process = SupervisedProcess(
-            program, on_line=_log_line, on_wait=self._still_waiting, ready_timeout=ready_timeout
-        )
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
-    @property
-    def restarts(self) -> int:
-        return self._process.restarts
+        super().__init__(program, on_line=_log_line, on_wait=self._still_waiting, ready_timeout=ready_timeout)
 
     async def __aenter__(self) -> Self:
         self._logged_at = time.monotonic()
-        await self._process.__aenter__()
+        await super().__aenter__()
         log.info("the gateway at %s is ready", self.url)
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._process.__aexit__()
 
     async def _why_not_ready(self) -> str | None:
         async with GatewayClient(self.url, self.key) as gateway:

@@ -22,7 +22,7 @@ from stepwell.agents.flow import AgentFlow
 from stepwell.agents.gateway_client import GatewayClient
 from stepwell.agents.gateway_process import GatewayProcess
 from stepwell.agents.rollout import RolloutCounts, RolloutResult
-from stepwell.agents.schedule import GroupEnd, RolloutSchedule, RolloutStart
+from stepwell.agents.schedule import RolloutSchedule, RolloutStart, ScheduledGroup
 from stepwell.agents.validation import Validation, ValidationReport, ValidationRound
 from stepwell.common.progress import ProgressLine
 from stepwell.errors import BadRequest, StepwellError
@@ -188,8 +188,8 @@ class AsyncRollouter:
             self._round.results.append(result)
         self._on_result(result)
 
-    def _note_end(self, schedule: RolloutSchedule, end: GroupEnd, last: RolloutResult) -> None:
-        for start in end.to_cancel:
+    def _note_end(self, schedule: RolloutSchedule, end: ScheduledGroup, last: RolloutResult) -> None:
+        for start in end.running:
             self._tasks[start].cancel()
         if end.is_given_up:
             self.counts.given_up += 1

@@ -26,20 +26,8 @@ class RolloutStart:
     is_validation: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GroupEnd:
-    """A group in which nothing is left to start or to wait for."""
-
-    prompt: Prompt
-    is_validation: bool
-    completed: int
-    is_given_up: bool
-    to_cancel: tuple[RolloutStart, ...] = ()
-    """The running rollouts of a group that was given up."""
-
-
 @dataclass(slots=True, eq=False)
-class OpenGroup:
+class ScheduledGroup:
     prompt: Prompt
     is_validation: bool
     number: int
@@ -50,6 +38,9 @@ class OpenGroup:
     completed: int = 0
     is_released: bool = False
     """The pool has shipped or dropped it, or its unfinished rollouts; no retries, the pool asks if it needs more."""
+
+    is_given_up: bool = False
+    """A rollout failed after all its retries; those that still run are of no use."""
 
     @property
     def urgency(self) -> tuple[int, int]:
@@ -78,7 +69,7 @@ class RolloutSchedule:
         self._concurrency = concurrency
         self._retries = retries
         self._left = groups
-        self._groups: dict[str, OpenGroup] = {}
+        self._groups: dict[str, ScheduledGroup] = {}
         self._to_validate: deque[Prompt] = deque()
         self._running: set[RolloutStart] = set()
         self._unopened: set[RolloutStart] = set()
@@ -159,7 +150,7 @@ class RolloutSchedule:
             starts += self._start(self._open(next(self._prompts), self._group_size, is_validation=False))
         return starts
 
-    def _start(self, group: OpenGroup) -> list[RolloutStart]:
+    def _start(self, group: ScheduledGroup) -> list[RolloutStart]:
         starts = []
         while group.waiting and self._has_slot():
             start = RolloutStart(group.prompt, group.waiting.popleft(), group.is_validation)
@@ -173,9 +164,9 @@ class RolloutSchedule:
                 self._uncounted_next += starts
         return starts
 
-    def _open(self, prompt: Prompt, size: int, *, is_validation: bool) -> OpenGroup:
+    def _open(self, prompt: Prompt, size: int, *, is_validation: bool) -> ScheduledGroup:
         self._opened += 1
-        group = OpenGroup(prompt, is_validation, self._opened, deque([0] * size))
+        group = ScheduledGroup(prompt, is_validation, self._opened, deque([0] * size))
         self._groups[prompt.uid] = group
         return group
 
@@ -196,8 +187,9 @@ class RolloutSchedule:
         """The pool has registered the rollout."""
         self._unopened.discard(start)
 
-    def ended(self, start: RolloutStart, status: RolloutStatus | None) -> GroupEnd | None:
-        """`status` is None for a cancelled rollout. Returns the group's end if it was the last. Safe to repeat."""
+    def ended(self, start: RolloutStart, status: RolloutStatus | None) -> ScheduledGroup | None:
+        """`status` is None for a cancelled rollout. Returns the group if nothing of it is left to start or to wait for.
+        Safe to repeat."""
         self._running.discard(start)
         self._unopened.discard(start)
         group = self._groups.get(start.prompt.uid)
@@ -211,12 +203,8 @@ class RolloutSchedule:
             group.waiting.clear()
         elif status is not None and not group.is_released:
             if start.attempt >= self._retries:
-                return self._close(group, is_given_up=True)
+                group.is_given_up = True
+                self._given_up.add(group.prompt.uid)
+                return self._groups.pop(group.prompt.uid)
             group.waiting.appendleft(start.attempt + 1)
-        return None if group.waiting or group.running else self._close(group, is_given_up=False)
-
-    def _close(self, group: OpenGroup, *, is_given_up: bool) -> GroupEnd:
-        del self._groups[group.prompt.uid]
-        if is_given_up:
-            self._given_up.add(group.prompt.uid)
-        return GroupEnd(group.prompt, group.is_validation, group.completed, is_given_up, tuple(group.running))
+        return None if group.waiting or group.running else self._groups.pop(group.prompt.uid)

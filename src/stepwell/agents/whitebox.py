@@ -13,19 +13,15 @@ reward that `run` returns is never late.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlencode
 
-from pydantic import BaseModel, ValidationError
-
-from stepwell.agents.flow import AgentFlow, portable
+from stepwell.agents.flow import AgentFlow, made, portable
 from stepwell.agents.gateway_client import SAMPLING
 from stepwell.agents.rollout import Rollout
-from stepwell.errors import BadRequest, Conflict
+from stepwell.errors import Conflict
 from stepwell.steps.step import Json, JsonObject, VersionSpan
 from stepwell.wire import gateway_api as shapes
-
-S = TypeVar("S", bound=BaseModel)
 
 DUPLICATE = "duplicate"
 """The refusal that means that the pool already has the step."""
@@ -51,9 +47,8 @@ class AgentFlowBase(AgentFlow):
     """Subclasses write `run`."""
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Mapping[str, Any] | None = None) -> Generation:
-        wanted = _made(shapes.Generate, prompt_ids=list(prompt_ids), sampling_params=dict(sampling or {}))
-        raw = wanted.model_dump_json().encode()
-        done = await self.gateway.ask("POST", "/generate", shapes.GenerationDone, raw, SAMPLING)
+        wanted = made(shapes.Generate, prompt_ids=list(prompt_ids), sampling_params=dict(sampling or {}))
+        done = await self.gateway.ask("POST", "/generate", shapes.GenerationDone, wanted, SAMPLING)
         return Generation(
             prompt_ids=wanted.prompt_ids,
             token_ids=done.token_ids,
@@ -76,7 +71,7 @@ class AgentFlowBase(AgentFlow):
         extras: JsonObject | None = None,
     ) -> shapes.SubmittedStep:
         """The generation as the rollout's step number `index`, with its own reward if it has one."""
-        return _made(
+        return made(
             shapes.SubmittedStep,
             prompt_ids=generation.prompt_ids,
             response_ids=generation.token_ids,
@@ -97,8 +92,8 @@ class AgentFlowBase(AgentFlow):
     async def submit(self, steps: Sequence[shapes.SubmittedStep]) -> None:
         """Submit steps. Conflict says how many the pool refused and why; a duplicate is not a conflict."""
         query = urlencode({"channel": self.channel, "group_size": self.group_size})
-        raw = shapes.SubmitSteps(steps=list(steps)).model_dump_json().encode()
-        told = await self.gateway.ask("POST", f"/submit_steps?{query}", shapes.StepsSubmitted, raw)
+        submitted = shapes.SubmitSteps(steps=list(steps))
+        told = await self.gateway.ask("POST", f"/submit_steps?{query}", shapes.StepsSubmitted, submitted)
         refused = ", ".join(f"{count} {cause}" for cause, count in told.refused.items() if cause != DUPLICATE)
         if refused:
             raise Conflict(f"the pool refused steps: {refused}")
@@ -112,7 +107,7 @@ class AgentFlowBase(AgentFlow):
         extra_fields: Mapping[str, Json] | None = None,
     ) -> shapes.RewardComputed:
         """Ask the gateway's reward worker, which also gets the sample."""
-        wanted = _made(
+        wanted = made(
             shapes.ComputeReward,
             prompt_ids=generation.prompt_ids,
             response_ids=generation.token_ids,
@@ -120,13 +115,4 @@ class AgentFlowBase(AgentFlow):
             extra_fields=dict(extra_fields or {}),
             dataset_fields=portable(rollout.sample),
         )
-        return await self.gateway.ask(
-            "POST", "/compute_reward", shapes.RewardComputed, wanted.model_dump_json().encode(), SAMPLING
-        )
-
-
-def _made(shape: type[S], **fields: object) -> S:
-    try:
-        return shape.model_validate(fields)
-    except ValidationError as wrong:
-        raise BadRequest("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in wrong.errors()[:3])) from None
+        return await self.gateway.ask("POST", "/compute_reward", shapes.RewardComputed, wanted, SAMPLING)

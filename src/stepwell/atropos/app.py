@@ -13,18 +13,13 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from urllib.parse import parse_qsl
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from stepwell.atropos import http
-from stepwell.atropos.http import (
-    AtroposRequest,
-    AtroposResponse,
-    Message,
-    Receive,
-    Send,
-    StreamedResponse,
-    json_response,
-)
+from stepwell.atropos.http import AtroposRequest, json_response
 from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registries, RegistryFile
 from stepwell.atropos.routes import AtroposRoutes, Handler
@@ -57,14 +52,14 @@ class AtroposAsgi:
         self._max_body = max_body
         self._metrics = AtroposMetrics(registries.steps, lambda: registries.connected(time.monotonic()))
         self._channel_routes = AtroposRoutes(pool, registries, self._metrics).routes
-        self._server_routes: Mapping[str, Callable[[], Awaitable[AtroposResponse]]] = {
+        self._server_routes: Mapping[str, Callable[[], Awaitable[Response]]] = {
             "/": self.root,
             "/health": self.health,
             "/ready": self.ready,
             "/metrics": self.metrics,
         }
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._serve(scope, receive, send)
         elif scope["type"] == "lifespan":
@@ -80,52 +75,45 @@ class AtroposAsgi:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    async def root(self) -> AtroposResponse:
+    async def root(self) -> Response:
         return json_response({"message": "Stepwell Atropos server", "arrow": has_arrow()})
 
-    async def health(self) -> AtroposResponse:
+    async def health(self) -> Response:
         return json_response({"status": "ok"})
 
-    async def ready(self) -> AtroposResponse:
+    async def ready(self) -> Response:
         try:
             await self._pool.check()
         except StepwellError as failure:
             return json_response({"ready": False, "missing": {"data_pool": str(failure)}}, 503)
         return json_response({"ready": True, "missing": {}})
 
-    async def metrics(self) -> AtroposResponse:
+    async def metrics(self) -> Response:
         body, content_type = self._metrics.exposition()
-        return AtroposResponse(body, content_type=content_type)
+        return Response(body, media_type=content_type)
 
-    async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = await self._respond(scope, headers, receive)
-        except http.ClientGone:
+            response = await self._respond(AtroposRequest(scope, receive, self._max_body))
+        except ClientDisconnect:
             return
         except StepwellError as failure:
             response = http.error_response(failure)
         except Exception:
             log.exception("%s %s", scope["method"], scope["path"])
             response = json_response({"detail": "the Atropos server failed; its log says more"}, 500)
-        if isinstance(response, StreamedResponse):
-            await http.send_streamed(response, receive, send, as_zstd=http.accepts_zstd(headers))
-        else:
-            await http.send_response(response, send)
+        await response(scope, receive, send)
 
-    async def _respond(
-        self, scope: Message, headers: Mapping[str, str], receive: Receive
-    ) -> AtroposResponse | StreamedResponse:
-        method, path = scope["method"], scope["path"] or "/"
-        if path not in OPEN and not self._keys.may_control(headers.get("authorization")):
+    async def _respond(self, request: AtroposRequest) -> Response:
+        method, path = request.method, request.scope["path"] or "/"
+        if path not in OPEN and not self._keys.may_control(request.headers.get("authorization")):
             raise Forbidden(FORBIDDEN)
         if method == "GET" and path in self._server_routes:
             return await self._server_routes[path]()
         channel, handler = self._route(method, path)
         if handler is None:
             return json_response({"detail": f"{method} {path}: not found"}, 404)
-        query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-        return await handler(channel, AtroposRequest(headers, query, receive, self._max_body))
+        return await handler(channel, request)
 
     def _route(self, method: str, path: str) -> tuple[str, Handler | None]:
         found = CHANNEL_PATH.fullmatch(path)

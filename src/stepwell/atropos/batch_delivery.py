@@ -13,16 +13,19 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import orjson
+from pydantic import Field
 
-from stepwell.atropos.http import AtroposRequest, StreamedResponse
+from stepwell.atropos.http import JSON, StreamedResponse
 from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registry
 from stepwell.errors import BadRequest, LeaseExpired, StepwellError
 from stepwell.pool.api.leasing import HasLeases, LeasedGroups
 from stepwell.pool.api.ports import GroupExchange
 from stepwell.steps.step import Exactness
+from stepwell.wire.atropos_calls import AtroposBody
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, arrow_parts
 from stepwell.wire.scored_groups_json import batch_parts
 from stepwell.wire.scored_groups_steps import groups_from_columns
@@ -56,29 +59,12 @@ def read_lease(name: str) -> NamedLease:
         raise BadRequest(f"{name!r} is not a lease; the header {LEASE_HEADER} of a batch names one") from None
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryRequest:
-    lease: float | None
+class DeliveryRequest(AtroposBody):
+    """The query of a GET /batch."""
+
+    lease: Annotated[float, Field(gt=0, le=LONGEST_LEASE, allow_inf_nan=False)] | None = None
     """Seconds that the trainer has to acknowledge the batch; None: its arrival acknowledges it."""
-    min_exactness: Exactness
-    as_arrow: bool
-
-
-def read_delivery_request(request: AtroposRequest) -> DeliveryRequest:
-    grade = request.query.get("min_exactness", Exactness.RETOKENIZED.value)
-    if grade not in list(Exactness):
-        raise BadRequest(f"min_exactness: {grade!r} is none of {', '.join(Exactness)}")
-    return DeliveryRequest(_seconds(request.query.get("lease")), Exactness(grade), request.accepts(MEDIA_TYPE))
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        seconds = None if text is None else float(text)
-    except ValueError:
-        seconds = -1.0
-    if seconds is None or 0 < seconds <= LONGEST_LEASE:
-        return seconds
-    raise BadRequest(f"lease: {text!r} is not a number of seconds up to a week")
+    min_exactness: Exactness = Exactness.RETOKENIZED
 
 
 class BatchDelivery:
@@ -90,7 +76,7 @@ class BatchDelivery:
         """The last leases that were acknowledged and counted."""
 
     async def batch(
-        self, channel: str, registry: Registry, request: DeliveryRequest, now: float
+        self, channel: str, registry: Registry, request: DeliveryRequest, *, as_arrow: bool, now: float
     ) -> StreamedResponse | None:
         """None if no set of ready groups fills a batch."""
         assert registry.trainer is not None
@@ -106,10 +92,10 @@ class BatchDelivery:
             return None
         groups = groups_from_columns(filled.columns, filled.group_sizes)
         return StreamedResponse(
-            arrow_parts(groups) if request.as_arrow else batch_parts(groups),
+            arrow_parts(groups) if as_arrow else batch_parts(groups),
             settle=self._return_if_lost(filled) if request.lease else self._settle_on_arrival(filled, registry),
-            content_type=MEDIA_TYPE if request.as_arrow else "application/json",
-            headers={LEASE_HEADER: NamedLease(filled.leases).name} if request.lease else {},
+            media_type=MEDIA_TYPE if as_arrow else JSON,
+            headers={LEASE_HEADER: NamedLease(filled.leases).name} if request.lease else None,
         )
 
     async def ack(self, registry: Registry, leased: HasLeases) -> None:

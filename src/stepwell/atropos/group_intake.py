@@ -46,7 +46,11 @@ DIGEST_DIGITS = 32
 
 
 async def read_groups(request: AtroposRequest, kind: Literal["group", "list"]) -> list[ScoredGroup]:
-    body, type_, env_id = await request.body(), request.headers.get("content-type", ""), request.query.get("env_id")
+    body, type_, env_id = (
+        await request.body(),
+        request.headers.get("content-type", ""),
+        request.query_params.get("env_id"),
+    )
     read = partial(_from_arrow, env_id=env_id) if type_.startswith(MEDIA_TYPE) else partial(groups_from_json, kind=kind)
     groups = await asyncio.to_thread(read, body) if len(body) > IN_THREAD else read(body)
     if kind == "group" and not groups:
@@ -88,11 +92,16 @@ class GroupIntake:
             return []
         for group in groups:
             _check_size(group, registry)
-        names = [self._name(channel, group, key, place, now) for place, group in enumerate(groups)]
+        names = [
+            self._names.by_content(channel, group, now) if key is None else self._names.by_key(channel, key, place)
+            for place, group in enumerate(groups)
+        ]
         parts, registrations = self._pack(channel, registry, groups, names, now)
         verdicts = iter(await self._sender.submit(stack(parts), registrations))
         verdicts_of_groups = [{next(verdicts) for _ in range(len(group))} for group in groups]
-        self._count(verdicts_of_groups)
+        for found in verdicts_of_groups:
+            result = "refused" if SubmitVerdict.FULL in found else "duplicate" if found <= REPEATED else "received"
+            self._metrics.count_group(result)
         if any(SubmitVerdict.FULL in found for found in verdicts_of_groups):
             raise PoolFull(f"channel {channel!r} is full; there will be room once the trainer has taken some")
         self.latest[channel] = groups[-1]
@@ -101,11 +110,6 @@ class GroupIntake:
     def forget(self, channel: str) -> None:
         self.latest.pop(channel, None)
         self._names.clear()
-
-    def _name(self, channel: str, group: ScoredGroup, key: str | None, place: int, now: float) -> str:
-        if key is None:
-            return self._names.by_content(channel, group, now)
-        return self._names.by_key(channel, key, place)
 
     def _pack(
         self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], names: Sequence[str], now: float
@@ -122,11 +126,6 @@ class GroupIntake:
             ]
             parts.append(part)
         return parts, registrations
-
-    def _count(self, verdicts_of_groups: Sequence[set[SubmitVerdict]]) -> None:
-        for found in verdicts_of_groups:
-            result = "refused" if SubmitVerdict.FULL in found else "duplicate" if found <= REPEATED else "received"
-            self._metrics.count_group(result)
 
 
 def _check_size(group: ScoredGroup, registry: Registry) -> None:
@@ -207,17 +206,14 @@ class GroupNames:
         return _digest(orjson.dumps([channel, key, place]))
 
     def by_content(self, channel: str, group: ScoredGroup, now: float) -> str:
-        self._forget(now)
+        while self._seen and next(iter(self._seen.values()))[0] < now - WINDOW:
+            self._seen.popitem(last=False)
         content = content_digest(channel, group)
         _, name = self._seen.setdefault(content, (now, f"{content}-{now:.3f}"))
         return name
 
     def clear(self) -> None:
         self._seen.clear()
-
-    def _forget(self, now: float) -> None:
-        while self._seen and next(iter(self._seen.values()))[0] < now - WINDOW:
-            self._seen.popitem(last=False)
 
 
 def content_digest(channel: str, group: ScoredGroup) -> str:

@@ -1,4 +1,4 @@
-"""HTTP of the Atropos server in plain ASGI: requests, responses, and the one place where failures become responses.
+"""HTTP of the Atropos server: requests, responses, and the one place where failures become responses.
 
 Invariants:
 - A request body takes at most the allowed size in memory, also after decompression.
@@ -9,19 +9,17 @@ Invariants:
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from stepwell import errors
 from stepwell.common.optional import require
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 MAX_BODY = 256 * 2**20
 IN_THREAD = 2**20
@@ -39,10 +37,6 @@ class Unreadable(errors.BadRequest):
     """The body is not what its Content-Encoding says."""
 
 
-class ClientGone(Exception):
-    """The client left before its request was complete, so nobody waits for a response."""
-
-
 STATUS: Mapping[type[errors.StepwellError], int] = {
     errors.BadRequest: 422,
     Unreadable: 400,
@@ -56,72 +50,41 @@ STATUS: Mapping[type[errors.StepwellError], int] = {
 """A full pool is a 503: Atropos' environments retry after a 5xx, and discard their group after a 4xx."""
 
 
-@dataclass(frozen=True, slots=True)
-class AtroposRequest:
-    headers: Mapping[str, str]
-    query: Mapping[str, str]
-    receive: Receive
-    max_body: int = MAX_BODY
-
-    async def body(self) -> bytes:
-        """Call it once."""
-        encoding = self.headers.get("content-encoding", "").strip().lower()
-        return await read_body(self.receive, encoding, self.max_body)
-
-    def accepts(self, media_type: str) -> bool:
-        return media_type in self.headers.get("accept", "")
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type=JSON)
 
 
-@dataclass(frozen=True, slots=True)
-class AtroposResponse:
-    body: bytes
-    status: int = 200
-    content_type: str = JSON
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class StreamedResponse:
-    """A response that is written piece by piece and can be withdrawn before its last piece."""
-
-    parts: Iterator[bytes]
-    settle: Callable[[bool], Awaitable[bool]]
-    """Called with whether the client is still connected; returns whether the last piece may be sent."""
-    content_type: str = JSON
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-def json_response(value: Any, status: int = 200) -> AtroposResponse:
-    return AtroposResponse(orjson.dumps(value), status)
-
-
-def error_response(failure: errors.StepwellError) -> AtroposResponse:
-    status = STATUS.get(type(failure), 500)
-    headers = {"retry-after": RETRY_AFTER} if status == 503 else {}
-    return AtroposResponse(orjson.dumps({"detail": str(failure)}), status, headers=headers)
+def error_response(failure: errors.StepwellError) -> Response:
+    response = json_response({"detail": str(failure)}, STATUS.get(type(failure), 500))
+    if response.status_code == 503:
+        response.headers["retry-after"] = RETRY_AFTER
+    return response
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-async def read_body(receive: Receive, encoding: str, max_body: int) -> bytes:
-    parts, size, more = [], 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part = message.get("body", b"")
-        parts.append(part)
-        size += len(part)
-        if size > max_body:
-            raise _too_large(max_body)
-        more = message.get("more_body", False)
-    body = parts[0] if len(parts) == 1 else b"".join(parts)
-    if not encoding or encoding == "identity" or not body:
-        return body
-    if size > IN_THREAD:
-        return await asyncio.to_thread(decompress, body, encoding, max_body)
-    return decompress(body, encoding, max_body)
+class AtroposRequest(Request):
+    def __init__(self, scope: Scope, receive: Receive, max_body: int) -> None:
+        super().__init__(scope, receive)
+        self._max_body = max_body
+
+    async def body(self) -> bytes:
+        """Decompressed. Call it once."""
+        parts, size = [], 0
+        async for part in self.stream():
+            size += len(part)
+            if size > self._max_body:
+                raise _too_large(self._max_body)
+            if part:
+                parts.append(part)
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        encoding = self.headers.get("content-encoding", "identity").strip().lower()
+        if encoding in ("", "identity") or not body:
+            return body
+        if size > IN_THREAD:
+            return await asyncio.to_thread(decompress, body, encoding, self._max_body)
+        return decompress(body, encoding, self._max_body)
 
 
 def decompress(body: bytes, encoding: str, max_body: int) -> bytes:
@@ -171,37 +134,51 @@ def _unzstd(body: bytes) -> Iterator[bytes]:
 # -- responses ---------------------------------------------------------------------------------------------------------
 
 
-def accepts_zstd(headers: Mapping[str, str]) -> bool:
+class StreamedResponse(Response):
+    """A response that is written piece by piece and can be withdrawn before its last piece."""
+
+    def __init__(
+        self,
+        parts: Iterator[bytes],
+        settle: Callable[[bool], Awaitable[bool]],
+        *,
+        media_type: str = JSON,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`settle` is called with whether the client is still connected; returns whether the last piece may be sent."""
+        self._parts, self._settle = parts, settle
+        self.media_type = media_type
+        self.init_headers(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Written to its end. It breaks off if the client leaves or `settle` does not agree."""
+        disconnect = asyncio.create_task(_await_disconnect(receive))
+        agreed = False
+        try:
+            pieces = _pieces(self._parts)
+            if accepts_zstd(Request(scope)):
+                self.headers["content-encoding"] = "zstd"
+                pieces = _compressed(pieces)
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            last = b""
+            async for piece in pieces:
+                if last:
+                    await send({"type": "http.response.body", "body": last, "more_body": True})
+                last = piece
+                if disconnect.done():
+                    return
+            agreed = await self._settle(True)
+            if agreed:
+                await send({"type": "http.response.body", "body": last})
+        finally:
+            disconnect.cancel()
+            if not agreed:
+                await self._settle(False)
+
+
+def accepts_zstd(request: Request) -> bool:
     """gzip is never used: it takes ten times as long as the writing, and most clients name it without needing it."""
-    return "zstd" in headers.get("accept-encoding", "") and find_spec("zstandard") is not None
-
-
-async def send_response(response: AtroposResponse, send: Send) -> None:
-    headers = {**_content_type(response), "content-length": str(len(response.body)), **response.headers}
-    await _send_head(send, response.status, headers)
-    await send({"type": "http.response.body", "body": response.body})
-
-
-async def send_streamed(response: StreamedResponse, receive: Receive, send: Send, *, as_zstd: bool) -> None:
-    """Write the response to its end. It breaks off if the client leaves or `settle` does not agree."""
-    disconnect = asyncio.create_task(_await_disconnect(receive))
-    agreed = False
-    try:
-        encoding = {"content-encoding": "zstd"} if as_zstd else {}
-        await _send_head(send, 200, {**_content_type(response), **response.headers, **encoding})
-        last = b""
-        async for piece in _compressed(response.parts) if as_zstd else _pieces(response.parts):
-            await _send_body(send, last, more=True)
-            last = piece
-            if disconnect.done():
-                return
-        agreed = await response.settle(True)
-        if agreed:
-            await _send_body(send, last, more=False)
-    finally:
-        disconnect.cancel()
-        if not agreed:
-            await response.settle(False)
+    return "zstd" in request.headers.get("accept-encoding", "") and find_spec("zstandard") is not None
 
 
 async def _pieces(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -220,11 +197,11 @@ async def _pieces(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
     yield joined[-1]
 
 
-async def _compressed(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _compressed(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     import zstandard
 
     stream = zstandard.ZstdCompressor(level=1).compressobj()
-    async for piece in _pieces(parts):
+    async for piece in pieces:
         yield await asyncio.to_thread(stream.compress, piece)
     yield stream.flush()
 
@@ -232,17 +209,3 @@ async def _compressed(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
 async def _await_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _send_head(send: Send, status: int, headers: Mapping[str, str]) -> None:
-    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-
-
-async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
-    if body or not more:
-        await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-def _content_type(response: AtroposResponse | StreamedResponse) -> dict[str, str]:
-    return {"content-type": response.content_type}

@@ -11,20 +11,16 @@ Invariants:
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field
 
 from stepwell.common.atomic_files import replacing_file
 from stepwell.errors import BadRequest
 from stepwell.pool.api.leasing import ReadyGroups
-from stepwell.wire.atropos_calls import (
-    ChannelState,
-    EnvironmentState,
-    EnvRegistration,
-    RegistryState,
-    TrainerRegistration,
-    read_call,
-)
+from stepwell.wire.atropos_calls import EnvRegistration, EnvStatus, TrainerRegistration, read_call
 
 SILENCE = 300.0
 """Seconds after which a silent environment does not count, until it calls again."""
@@ -34,12 +30,12 @@ LEAST_WEIGHT = 0.01
 
 @dataclass(slots=True, eq=False)
 class RegisteredEnv:
-    env_id: int
     name: str
     """Unique in its channel; the source of its groups."""
     wanted: EnvRegistration
-    heard_at: float
     is_disconnected: bool = False
+    heard_at: Annotated[float, Field(exclude=True)] = 0.0
+    """Not in the file: after a restart, it has SILENCE seconds to call."""
 
     def is_connected(self, now: float) -> bool:
         return not self.is_disconnected and now - self.heard_at <= SILENCE
@@ -49,37 +45,16 @@ class RegisteredEnv:
         return self.wanted.max_token_length * max(0.0, self.wanted.weight)
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelStatus:
-    current_step: int
-    queue_size: int
-    """Groups."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnvStatus:
-    """By this an environment decides how many rollouts to start."""
-
-    current_step: int
-    queue_size: int
-    """All ready sequences, without what other environments' minimums claim, in groups of this environment's size."""
-    unallocated_fraction: float
-    """The share of a batch that no minimum claims."""
-    self_queue_size: int
-    """Groups of this environment."""
-    max_group_size: int
-    env_weight: float
-
-
+@dataclass(slots=True, eq=False)
 class Registry:
     """One channel."""
 
-    def __init__(self) -> None:
-        self.trainer: TrainerRegistration | None = None
-        self.is_started = False
-        """Whether the trainer has asked for a batch."""
-        self.step = 0
-        self.environments: list[RegisteredEnv] = []
+    trainer: TrainerRegistration | None = None
+    is_started: bool = False
+    """Whether the trainer has asked for a batch."""
+    step: int = 0
+    environments: list[RegisteredEnv] = field(default_factory=list)
+    """By number."""
 
     def register(self, trainer: TrainerRegistration) -> None:
         """The same registration again changes nothing. A different one replaces it and sets the step."""
@@ -89,7 +64,7 @@ class Registry:
 
     def register_env(self, wanted: EnvRegistration, now: float) -> RegisteredEnv:
         same_name = sum(known.wanted.desired_name == wanted.desired_name for known in self.environments)
-        environment = RegisteredEnv(len(self.environments), f"{wanted.desired_name}_{same_name}", wanted, now)
+        environment = RegisteredEnv(f"{wanted.desired_name}_{same_name}", wanted, heard_at=now)
         self.environments.append(environment)
         return environment
 
@@ -112,9 +87,6 @@ class Registry:
         total = sum(known.token_weight for known in self.environments if known.is_connected(now))
         return max(LEAST_WEIGHT, environment.token_weight / total) if total > 0 else LEAST_WEIGHT
 
-    def status(self, ready: ReadyGroups) -> ChannelStatus:
-        return ChannelStatus(self.step, ready.total_groups)
-
     def env_status(self, environment: RegisteredEnv, ready: ReadyGroups, now: float) -> EnvStatus:
         shares = self.shares(now)
         own = ready.trajectories_of(environment.name)
@@ -136,20 +108,11 @@ class Registry:
         batch_size = 0 if self.trainer is None else self.trainer.batch_size
         return max(0, in_whole_groups - int(batch_size * shares.get(source, 0.0)))
 
-    def state(self) -> ChannelState:
-        known = tuple(
-            EnvironmentState(name=each.name, wanted=each.wanted, is_disconnected=each.is_disconnected)
-            for each in self.environments
-        )
-        return ChannelState(trainer=self.trainer, is_started=self.is_started, step=self.step, environments=known)
 
-    def restore(self, state: ChannelState, now: float) -> None:
-        """Environments that were connected have SILENCE seconds to call."""
-        self.trainer, self.is_started, self.step = state.trainer, state.is_started, state.step
-        self.environments = [
-            RegisteredEnv(number, known.name, known.wanted, now, known.is_disconnected)
-            for number, known in enumerate(state.environments)
-        ]
+class RegistryState(BaseModel):
+    """The state file."""
+
+    channels: dict[str, Registry]
 
 
 class Registries:
@@ -157,9 +120,10 @@ class Registries:
 
     def __init__(self, file: "RegistryFile | None", now: float) -> None:
         self._file = file
-        self._channels: dict[str, Registry] = {}
-        for channel, state in (file.load().channels if file else {}).items():
-            self.open(channel).restore(state, now)
+        self._channels = file.load().channels if file else {}
+        for registry in self._channels.values():
+            for known in registry.environments:
+                known.heard_at = now
 
     def open(self, channel: str) -> Registry:
         return self._channels.setdefault(channel, Registry())
@@ -184,7 +148,7 @@ class Registries:
             yield channel, sum(known.is_connected(now) for known in registry.environments)
 
     def _state(self) -> RegistryState:
-        return RegistryState(channels={channel: registry.state() for channel, registry in self._channels.items()})
+        return RegistryState(channels=self._channels)
 
 
 class RegistryFile:

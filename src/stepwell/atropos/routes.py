@@ -5,9 +5,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal, TypeAlias
 from uuid import uuid4
 
-from stepwell.atropos.batch_delivery import BatchDelivery, read_delivery_request, read_lease
+from starlette.responses import Response
+
+from stepwell.atropos.batch_delivery import BatchDelivery, DeliveryRequest, read_lease
 from stepwell.atropos.group_intake import GroupIntake, read_groups
-from stepwell.atropos.http import AtroposRequest, AtroposResponse, StreamedResponse, json_response
+from stepwell.atropos.http import JSON, AtroposRequest, json_response
 from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registries
 from stepwell.pool.api.ports import GroupExchange
@@ -15,7 +17,7 @@ from stepwell.wire import atropos_calls as shapes
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
 from stepwell.wire.scored_groups_json import NO_EXAMPLE, group_parts
 
-Handler: TypeAlias = Callable[[str, AtroposRequest], Awaitable[AtroposResponse | StreamedResponse]]
+Handler: TypeAlias = Callable[[str, AtroposRequest], Awaitable[Response]]
 """Called with the channel and the request."""
 
 
@@ -45,32 +47,30 @@ class AtroposRoutes:
 
     # -- registration --------------------------------------------------------------------------------------------------
 
-    async def register(self, channel: str, request: AtroposRequest) -> AtroposResponse:
+    async def register(self, channel: str, request: AtroposRequest) -> Response:
         trainer = shapes.read_call(shapes.TrainerRegistration, await request.body())
         self._registries.open(channel).register(trainer)
         await self._registries.save()
-        return AtroposResponse(b'{"uuid":%d}' % uuid4().int)
+        return Response(b'{"uuid":%d}' % uuid4().int, media_type=JSON)
 
-    async def register_env(self, channel: str, request: AtroposRequest) -> AtroposResponse:
+    async def register_env(self, channel: str, request: AtroposRequest) -> Response:
         wanted = shapes.read_call(shapes.EnvRegistration, await request.body())
         registry = self._registries.of(channel)
         if registry.trainer is None or not registry.is_started:
             return json_response({"status": "wait for trainer to start"})
         environment = registry.register_env(wanted, self._clock())
         await self._registries.save()
-        return json_response(
-            {
-                "status": "success",
-                "env_id": environment.env_id,
-                "wandb_name": environment.name,
-                "checkpoint_dir": registry.trainer.checkpoint_dir,
-                "starting_step": registry.step,
-                "checkpoint_interval": registry.trainer.save_checkpoint_interval,
-                "num_steps": registry.trainer.num_steps,
-            }
+        registered = shapes.EnvRegistered(
+            env_id=registry.environments.index(environment),
+            wandb_name=environment.name,
+            checkpoint_dir=registry.trainer.checkpoint_dir,
+            starting_step=registry.step,
+            checkpoint_interval=registry.trainer.save_checkpoint_interval,
+            num_steps=registry.trainer.num_steps,
         )
+        return json_response({"status": "success", **registered.model_dump()})
 
-    async def disconnect_env(self, channel: str, request: AtroposRequest) -> AtroposResponse:
+    async def disconnect_env(self, channel: str, request: AtroposRequest) -> Response:
         env_id = shapes.read_call(shapes.EnvIdentifier, await request.body()).env_id
         environment = self._registries.of(channel).heard_from(env_id, self._clock())
         if environment is None:
@@ -79,35 +79,36 @@ class AtroposRoutes:
         await self._registries.save()
         return json_response({"status": "success"})
 
-    async def wandb_info(self, channel: str, _: AtroposRequest) -> AtroposResponse:
+    async def wandb_info(self, channel: str, _: AtroposRequest) -> Response:
         trainer = self._registries.of(channel).trainer
         group, project = (trainer.wandb_group, trainer.wandb_project) if trainer else (None, None)
         return json_response({"group": group, "project": project})
 
-    async def info(self, channel: str, _: AtroposRequest) -> AtroposResponse:
+    async def info(self, channel: str, _: AtroposRequest) -> Response:
         trainer = self._registries.of(channel).trainer
         batch_size, longest = (trainer.batch_size, trainer.max_token_len) if trainer else (-1, -1)
         return json_response({"batch_size": batch_size, "max_token_len": longest})
 
-    async def status(self, channel: str, _: AtroposRequest) -> AtroposResponse:
-        return json_response(self._registries.of(channel).status(await self._pool.ready_groups(channel)))
+    async def status(self, channel: str, _: AtroposRequest) -> Response:
+        ready = await self._pool.ready_groups(channel)
+        return json_response({"current_step": self._registries.of(channel).step, "queue_size": ready.total_groups})
 
-    async def status_env(self, channel: str, request: AtroposRequest) -> AtroposResponse:
+    async def status_env(self, channel: str, request: AtroposRequest) -> Response:
         env_id = shapes.read_call(shapes.EnvIdentifier, await request.body()).env_id
         registry = self._registries.of(channel)
         environment = registry.heard_from(env_id, self._clock())
         if environment is None:
             return json_response({"detail": f"no environment has the number {env_id}; POST /register-env first"}, 404)
         backlog = await self._pool.ready_groups(channel)
-        return json_response(registry.env_status(environment, backlog, self._clock()))
+        return json_response(registry.env_status(environment, backlog, self._clock()).model_dump())
 
     # -- environments send ---------------------------------------------------------------------------------------
 
-    async def scored_data(self, channel: str, request: AtroposRequest) -> AtroposResponse:
+    async def scored_data(self, channel: str, request: AtroposRequest) -> Response:
         repeated = await self._submit(channel, request, "group")
         return json_response({"status": "received", **({"duplicate": True} if all(repeated) else {})})
 
-    async def scored_data_list(self, channel: str, request: AtroposRequest) -> AtroposResponse:
+    async def scored_data_list(self, channel: str, request: AtroposRequest) -> Response:
         repeated = await self._submit(channel, request, "list")
         result = {"status": "received", "groups_processed": len(repeated)}
         return json_response({**result, **({"duplicates": sum(repeated)} if any(repeated) else {})})
@@ -118,40 +119,41 @@ class AtroposRoutes:
         key = request.headers.get("idempotency-key")
         return await self._intake.submit(channel, self._registries.of(channel), groups, key, self._clock())
 
-    async def latest_example(self, channel: str, _: AtroposRequest) -> AtroposResponse:
+    async def latest_example(self, channel: str, _: AtroposRequest) -> Response:
         group = self._intake.latest.get(channel)
-        return json_response(NO_EXAMPLE) if group is None else AtroposResponse(b"".join(group_parts(group)))
+        return json_response(NO_EXAMPLE) if group is None else Response(b"".join(group_parts(group)), media_type=JSON)
 
-    async def reset_data(self, channel: str, _: AtroposRequest) -> AtroposResponse:
+    async def reset_data(self, channel: str, _: AtroposRequest) -> Response:
         await self._pool.clear(channel)
         self._registries.forget(channel)
         self._intake.forget(channel)
         await self._registries.save()
-        return AtroposResponse(b"Reset successful", content_type="text/plain; charset=utf-8")
+        return Response(b"Reset successful", media_type="text/plain")
 
     # -- trainers fetch --------------------------------------------------------------------------------------------
 
-    async def batch(self, channel: str, request: AtroposRequest) -> AtroposResponse | StreamedResponse:
+    async def batch(self, channel: str, request: AtroposRequest) -> Response:
         registry = self._registries.of(channel)
-        wanted = read_delivery_request(request)
+        wanted = shapes.read_call(DeliveryRequest, dict(request.query_params))
+        as_arrow = MEDIA_TYPE in request.headers.get("accept", "")
         if registry.trainer is None:
             why = "no trainer is registered; POST /register first"
             return json_response({"status": "error", "message": why, "batch": []})
         if not registry.is_started:
             registry.is_started = True
             await self._registries.save()
-        response = await self._delivery.batch(channel, registry, wanted, self._clock())
+        response = await self._delivery.batch(channel, registry, wanted, as_arrow=as_arrow, now=self._clock())
         if response is not None:
             return response
-        if wanted.as_arrow:
-            return AtroposResponse(groups_to_arrow([]), content_type=MEDIA_TYPE)
+        if as_arrow:
+            return Response(groups_to_arrow([]), media_type=MEDIA_TYPE)
         return json_response({"batch": None})
 
-    async def ack(self, channel: str, request: AtroposRequest) -> AtroposResponse:
+    async def ack(self, channel: str, request: AtroposRequest) -> Response:
         registry = self._registries.of(channel)
         await self._delivery.ack(registry, read_lease(shapes.read_call(shapes.LeaseName, await request.body()).lease))
         return json_response({"status": "success", "current_step": registry.step})
 
-    async def nack(self, _: str, request: AtroposRequest) -> AtroposResponse:
+    async def nack(self, _: str, request: AtroposRequest) -> Response:
         await self._delivery.nack(read_lease(shapes.read_call(shapes.LeaseName, await request.body()).lease))
         return json_response({"status": "success"})

@@ -20,11 +20,11 @@ from stepwell.errors import StepwellError
 
 if TYPE_CHECKING:
     from stepwell.common.tokenizers import Decode
-    from stepwell.envs.environment import RunnableEnv
+    from stepwell.envs.environment import Environment
     from stepwell.envs.loop.progress import ProgressView
 
 
-def main(env_class: "type[RunnableEnv]", argv: Sequence[str] | None = None) -> None:
+def main(env_class: "type[Environment]", argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     program = Path(sys.argv[0]).name
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -43,20 +43,20 @@ def main(env_class: "type[RunnableEnv]", argv: Sequence[str] | None = None) -> N
         fail(f"{program} {command}", str(failure), status=1)
 
 
-def usage(program: str, env_class: "type[RunnableEnv]") -> str:
+def usage(program: str, env_class: "type[Environment]") -> str:
     lines = [f"  {name:10} {about}" for name, (about, *_) in COMMANDS.items()]
     about = cleandoc(env_class.__doc__ or env_class.__name__).split("\n\n")[0]
     return "\n".join((f"usage: {program} COMMAND [FLAGS]\n", f"{about}\n", *lines, "\nCOMMAND --help lists its flags."))
 
 
-def read(env_class: "type[RunnableEnv]", command: str, argv: Sequence[str], program: str) -> EnvSettings:
+def read(env_class: "type[Environment]", command: str, argv: Sequence[str], program: str) -> EnvSettings:
     env, servers = env_class.config_init()
     defaults = EnvDefaults(env, servers if isinstance(servers, Sequence) else [servers])
     about, flags, _ = COMMANDS[command]
     return read_flags(flags, defaults, argv, FlagParser(program, f"{about.capitalize()}."))
 
 
-def run(env_class: "type[RunnableEnv]", command: str, settings: EnvSettings) -> None:
+def run(env_class: "type[Environment]", command: str, settings: EnvSettings) -> None:
     from stepwell.envs.loop.progress import showing
 
     with showing() as view:
@@ -64,13 +64,13 @@ def run(env_class: "type[RunnableEnv]", command: str, settings: EnvSettings) -> 
         COMMANDS[command][2](env_class(settings.env, settings.servers), settings, view)
 
 
-def serve(env: "RunnableEnv", settings: EnvSettings, view: "ProgressView") -> None:
+def serve(env: "Environment", settings: EnvSettings, view: "ProgressView") -> None:
     from stepwell.envs.loop import lifecycle
 
     asyncio.run(lifecycle.serve(env, view))
 
 
-def process(env: "RunnableEnv", settings: EnvSettings, view: "ProgressView") -> None:
+def process(env: "Environment", settings: EnvSettings, view: "ProgressView") -> None:
     from stepwell.envs.loop import lifecycle
     from stepwell.envs.output.group_files import PAGE, GroupFolder
 
@@ -83,7 +83,7 @@ def process(env: "RunnableEnv", settings: EnvSettings, view: "ProgressView") -> 
     print(f"{written} groups in {folder}; to read: {folder / PAGE}")
 
 
-def evaluate(env: "RunnableEnv", settings: EnvSettings, view: "ProgressView") -> None:
+def evaluate(env: "Environment", settings: EnvSettings, view: "ProgressView") -> None:
     from stepwell.envs.loop import lifecycle
 
     metrics: Mapping[str, float] = asyncio.run(lifecycle.evaluate(env))
@@ -91,7 +91,7 @@ def evaluate(env: "RunnableEnv", settings: EnvSettings, view: "ProgressView") ->
         print(f"{name} {value:.6g}")
 
 
-def decode_of(env: "RunnableEnv", settings: EnvSettings) -> "Decode | None":
+def decode_of(env: "Environment", settings: EnvSettings) -> "Decode | None":
     """The tokenizer's, if the settings name one."""
     has_name = settings.env.tokenizer_name or any(server.tokenizer_name for server in settings.servers)
     return (lambda ids: str(env.tokenizer.decode(ids))) if has_name else None
@@ -103,7 +103,7 @@ def fail(program: str, text: str, *, status: int) -> NoReturn:
     sys.exit(status)
 
 
-COMMANDS: dict[str, tuple[str, type[EnvFlags], Callable[["RunnableEnv", EnvSettings, "ProgressView"], None]]] = {
+COMMANDS: dict[str, tuple[str, type[EnvFlags], Callable[["Environment", EnvSettings, "ProgressView"], None]]] = {
     "serve": ("make groups and send them to the rollout server until the training ends", EnvFlags, serve),
     "process": ("make some groups and write them to files, without a rollout server", ProcessFlags, process),
     "evaluate": ("evaluate once and print the result, without a rollout server", EnvFlags, evaluate),

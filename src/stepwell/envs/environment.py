@@ -1,55 +1,182 @@
-"""RunnableEnv: what the loops and the command line need of an environment. BaseEnv has all of it."""
+"""Environment: what the loops and the command line run. Authors subclass BaseEnv, which adds the command line.
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+- A subclass may call everything here, and may replace most of it. envs/loop decides when a method is called and handles
+  its failures.
+- Nothing is loaded or opened before it is needed.
+"""
 
+import asyncio
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+from stepwell.common.tokenizers import load_tokenizer
 from stepwell.envs.checkpoints import Checkpoints
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
 from stepwell.envs.failure_count import FailureCount
 from stepwell.envs.output.wandb_tracker import WandbTracker
-from stepwell.envs.scored_data import Groups, Item
+from stepwell.envs.scored_data import Groups, Item, ScoredDataGroup, ScoredDataItem, gather
 from stepwell.envs.servers import ServerManager
+from stepwell.errors import BadRequest
+
+log = logging.getLogger("stepwell.envs")
+
+T = TypeVar("T")
+R = TypeVar("R")
+CollectOne: TypeAlias = Callable[[Item], Awaitable[tuple[ScoredDataItem | None, list[Item]]]]
+
+TRIES = 2
+"""How often a missing rollout of a group is tried."""
 
 
-class RunnableEnv(Protocol):
-    """The methods are described where an author finds them, in BaseEnv."""
+class Environment(ABC):
+    name: str = ""
+    """Its name at the rollout server, in logs and in checkpoints; config.wandb_name overrides it."""
+    env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
+    checkpoint_fields: ClassVar[tuple[str, ...]] = ()
+    """Attributes that a checkpoint keeps; their values must be JSON."""
 
-    name: str
-    server_configs: tuple[APIServerConfig, ...]
-    server: ServerManager
-    curr_step: int
-    backlog: list[Item]
-    items_in_progress: dict[int, Item]
-    groups_delivered: int
-    failure_count: FailureCount
-    wandb: WandbTracker
-    checkpoints: Checkpoints | None
+    def __init__(self, config: BaseEnvConfig, server_configs: Sequence[APIServerConfig]) -> None:
+        self.config = config
+        self.name = config.wandb_name or type(self).name or type(self).__name__
+        self.server_configs = tuple(server_configs)
+        self.server = ServerManager(server_configs)
+        """The servers to sample from."""
+        self.curr_step = 0
+        """The trainer's step."""
+        self.backlog: list[Item] = []
+        """Items to roll out before those of get_next_item, in order."""
+        self.items_in_progress: dict[int, Item] = {}
+        """Items whose groups are not delivered yet, by the number of their task."""
+        self.groups_delivered = 0
+        """Groups sent, or written."""
+        self.failure_count = FailureCount()
+        self.wandb = WandbTracker(config.num_rollouts_to_keep)
+        self.checkpoints: Checkpoints | None = None
+        """None without a rollout server, which names the folder."""
 
-    def __init__(self, config: BaseEnvConfig, server_configs: Sequence[APIServerConfig]) -> None: ...
+    # -- what a subclass writes ----------------------------------------------------------------------------------------
 
     @classmethod
-    def config_init(cls) -> tuple[BaseEnvConfig, APIServerConfig | Sequence[APIServerConfig]]: ...
+    def config_init(cls) -> tuple[BaseEnvConfig, APIServerConfig | Sequence[APIServerConfig]]:
+        """The defaults of the command line."""
+        return cls.env_config_cls(), [APIServerConfig()]
 
-    @property
-    def config(self) -> BaseEnvConfig: ...
+    async def setup(self) -> None:  # noqa: B027 - optional
+        """Called once, before everything else: load the dataset, open what must be open."""
 
-    @property
-    def tokenizer(self) -> Any: ...
+    @abstractmethod
+    async def get_next_item(self) -> Item:
+        """The next item to roll out. None: there is none now; the run ends if nothing is in progress either."""
 
-    async def setup(self) -> None: ...
+    async def collect_trajectory(self, item: Item) -> tuple[ScoredDataItem | None, list[Item]]:
+        """One rollout of the item, or None if it gave no result; and items to add to the backlog."""
+        raise NotImplementedError(f"{type(self).__name__} has neither collect_trajectory nor collect_trajectories")
 
-    async def get_next_item(self) -> Item: ...
+    async def collect_trajectories(self, item: Item) -> tuple[Any, list[Item]]:
+        """The item's group, several groups in a list, or None; and items to add to the backlog.
 
-    async def collect_trajectories(self, item: Item) -> tuple[Any, list[Item]]: ...
+        By default: config.group_size concurrent calls of collect_trajectory. If a subclass returns anything else,
+        its postprocess_histories must turn that into groups.
+        """
+        return await collect_group(self.collect_trajectory, item, self.config.group_size)
 
-    async def postprocess_histories(self, trajectories: Any) -> Groups: ...
+    async def postprocess_histories(self, trajectories: Any) -> Groups:
+        """The last change of what collect_trajectories returned, before it is sent."""
+        groups: Groups = trajectories
+        return groups
 
-    async def evaluate(self) -> Mapping[str, float] | None: ...
+    async def evaluate(self, *args: Any, **kwargs: Any) -> Mapping[str, float] | None:
+        """Called every config.steps_per_eval steps. The result is logged."""
+        return None
 
-    async def cleanup(self) -> None: ...
+    async def cleanup(self) -> None:  # noqa: B027 - optional
+        """Called after each item, also after a failure."""
 
-    async def wandb_log(self, wandb_metrics: Mapping[str, Any] | None = None) -> None: ...
+    # -- what a subclass uses, and may extend --------------------------------------------------------------------------
 
-    def save_checkpoint(self, step: int) -> None: ...
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer, loaded on first use."""
+        names = [server.tokenizer_name or server.model_name for server in self.server_configs]
+        if not (self.config.tokenizer_name or names):
+            raise BadRequest("the environment has no tokenizer: set --env.tokenizer-name")
+        return load_tokenizer(self.config.tokenizer_name or names[0])
 
-    def load_checkpoint(self) -> None: ...
+    async def evaluate_each(self, function: Callable[[T], Awaitable[R]], samples: Iterable[T]) -> list[R]:
+        """The function's result for each sample, with at most config.max_eval_workers concurrent calls."""
+        slots = asyncio.Semaphore(self.config.max_eval_workers)
+
+        async def one(sample: T) -> R:
+            async with slots:
+                return await function(sample)
+
+        return await asyncio.gather(*map(one, samples))
+
+    async def wandb_log(self, wandb_metrics: Mapping[str, Any] | None = None) -> None:
+        """Called after training steps and evaluations. A subclass adds its metrics and calls this method last."""
+        dropped = {f"dropped/{cause.replace(' ', '_')}": n for cause, n in self.failure_count.dropped.items()}
+        self.wandb.log({"train/groups_sent": self.groups_delivered, **dropped, **(wandb_metrics or {})}, self.curr_step)
+
+    def checkpoint_data(self) -> dict[str, Any]:
+        """What a checkpoint keeps, by attribute: those of checkpoint_fields."""
+        return {name: getattr(self, name) for name in self.checkpoint_fields}
+
+    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
+        """Called at the trainer's interval, and at the end. Items that are not delivered are kept as the backlog."""
+        if self.checkpoints is None:
+            return
+        saved = self.checkpoint_data() if data is None else dict(data)
+        items = [item for item in (*self.items_in_progress.values(), *self.backlog) if _is_json(item)]
+        if items:
+            saved.setdefault("backlog", items)
+        if saved:
+            log.info("checkpoint: %s", self.checkpoints.write(step, saved))
+
+    def load_checkpoint(self) -> None:
+        """Called on registration at a step above 0: sets the attributes from the newest checkpoint."""
+        path = self.checkpoints and self.checkpoints.newest(self.curr_step)
+        if not path:
+            return
+        for name, value in json.loads(path.read_text(encoding="utf-8")).items():
+            setattr(self, name, value)
+        log.info("restored from %s", path)
+
+
+async def collect_group(collect_one: CollectOne, item: Item, size: int) -> tuple[ScoredDataGroup | None, list[Item]]:
+    """The group of the item, and the items for the backlog. If rollouts are missing after every try, the last failure
+    is raised; None without a failure."""
+    rollouts: list[ScoredDataItem] = []
+    backlog: list[Item] = []
+    failure: BaseException | None = None
+    for _ in range(TRIES):
+        missing = size - len(rollouts)
+        for result in await asyncio.gather(*(collect_one(item) for _ in range(missing)), return_exceptions=True):
+            match result:
+                case BaseException():
+                    failure = result
+                case (None | dict() as rollout, list() as more):
+                    backlog += more
+                    rollouts += [] if rollout is None else [rollout]  # type: ignore[list-item]
+                case _:
+                    raise BadRequest(
+                        "collect_trajectory returns a rollout (a dictionary with tokens, masks and scores, or None) and"
+                        f" a list of items for the backlog, not {str(result)[:200]}; to return anything else, write"
+                        " collect_trajectories instead"
+                    )
+    if len(rollouts) == size:
+        return gather(rollouts), backlog
+    if failure is not None:
+        raise failure
+    return None, backlog
+
+
+def _is_json(item: Item) -> bool:
+    """Whether JSON gives the item back unchanged."""
+    try:
+        return bool(json.loads(json.dumps(item)) == item)
+    except (TypeError, ValueError):
+        return False

@@ -12,10 +12,9 @@ import gzip
 import importlib.util
 import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
@@ -23,8 +22,11 @@ import orjson
 from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.envs.scored_data import ScoredDataGroup, append_group
 from stepwell.errors import BadRequest, RolloutServerAway, RolloutServerRefused
+from stepwell.wire.atropos_calls import EnvRegistered, EnvRegistration, EnvStatus
 
 log = logging.getLogger("stepwell.envs")
+
+T = TypeVar("T")
 
 REPLY_TIMEOUT = 30.0
 SEND_TIMEOUT = 60.0
@@ -38,27 +40,6 @@ BUSY = (408, 425, 429)
 COMPRESSED_FROM = 1_024
 GZIP_LEVEL = 1
 """Saves most of the bytes in a quarter of the time."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnvJoined:
-    """The rollout server's reply to a registration."""
-
-    env_id: int
-    wandb_name: str
-    checkpoint_dir: str
-    starting_step: int
-    checkpoint_interval: int
-    num_steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStatus:
-    current_step: int
-    queue_size: int
-    self_queue_size: int
-    unallocated_fraction: float
-    env_weight: float
 
 
 class RolloutServer:
@@ -92,37 +73,32 @@ class RolloutServer:
         if self._session is not None:
             await self._session.close()
 
-    async def register_env(self, registration: Mapping[str, Any]) -> EnvJoined:
+    async def register_env(self, registration: EnvRegistration) -> EnvRegistered:
         """Waits for the server and its trainer, and logs what it waits for."""
-        logged = ""
-        while (answer := await self._ask_patiently("POST", "/register-env", registration))["status"] != "success":
-            if answer["status"] != logged:
-                log.info("waiting to register: the rollout server at %s says: %s", self.url, answer["status"])
-            logged = answer["status"]
-            await asyncio.sleep(POLL)
-        return EnvJoined(**{name: answer[name] for name in EnvJoined.__slots__})
+
+        async def register() -> EnvRegistered:
+            answer = await self._ask("POST", "/register-env", registration.model_dump())
+            if answer["status"] != "success":
+                raise RolloutServerAway(f"the rollout server at {self.url} says: {answer['status']}")
+            return EnvRegistered.model_validate(answer)
+
+        return await self._patiently(register)
 
     async def info(self) -> tuple[int, int]:
         """The trainer's batch_size and max_token_len; -1 if it has none."""
-        answer = await self._ask_patiently("GET", "/info")
+        answer = await self._patiently(lambda: self._ask("GET", "/info"))
         return int(answer["batch_size"]), int(answer["max_token_len"])
 
     async def wandb_info(self) -> tuple[str | None, str | None]:
         """The trainer's project and group."""
-        answer = await self._ask_patiently("GET", "/wandb_info")
+        answer = await self._patiently(lambda: self._ask("GET", "/wandb_info"))
         return answer["project"], answer["group"]
 
-    async def status(self, env_id: int) -> ServerStatus:
+    async def status(self, env_id: int) -> EnvStatus:
         answer = await self._ask("GET", "/status-env", {"env_id": env_id})
         if "current_step" not in answer:
             raise RolloutServerRefused(f"the rollout server knows no environment {env_id}: {answer}")
-        return ServerStatus(
-            current_step=int(answer["current_step"]),
-            queue_size=int(answer["queue_size"]),
-            self_queue_size=int(answer.get("self_queue_size", 0)),
-            unallocated_fraction=float(answer.get("unallocated_fraction", 1.0)),
-            env_weight=float(answer.get("env_weight", 1.0)),
-        )
+        return EnvStatus.model_validate(answer)
 
     async def disconnect(self, env_id: int) -> None:
         await self._ask("POST", "/disconnect-env", {"env_id": env_id})
@@ -170,7 +146,7 @@ class RolloutServer:
                 self._has_arrow = False
         return self._has_arrow
 
-    async def _ask_patiently(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Repeated until the server answers."""
         logged = ""
 
@@ -181,9 +157,7 @@ class RolloutServer:
             logged = str(away)
             return pause
 
-        return await retry_while_unavailable(
-            lambda: self._ask(method, path, body), RolloutServerAway, WAITING, before_pause=log_once
-        )
+        return await retry_while_unavailable(ask, RolloutServerAway, WAITING, before_pause=log_once)
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         async with self._answer(method, path, json=body) as answer:

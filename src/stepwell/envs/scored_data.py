@@ -96,13 +96,15 @@ ALL_OR_NONE = (
 
 def gather(rollouts: Sequence[ScoredDataItem]) -> ScoredDataGroup:
     """The rollouts of one item, as a group."""
-    keys = dict.fromkeys(key for rollout in rollouts for key in rollout if _get(rollout, key) is not None)
+    mappings: Sequence[Mapping[str, Any]] = rollouts
+    keys = dict.fromkeys(key for rollout in mappings for key, value in rollout.items() if value is not None)
     group: dict[str, Any] = {}
     for key in keys:
+        values = [rollout.get(key) for rollout in mappings]
         if key in GROUP_KEYS:
-            group[key] = {name: value for each in rollouts for name, value in (_get(each, key) or {}).items()}
+            group[key] = {name: value for own in values for name, value in (own or {}).items()}
         else:
-            group[PLURALS.get(key, key)] = [_get(rollout, key) for rollout in rollouts]
+            group[PLURALS.get(key, key)] = values
     return _with_fillers(group)  # type: ignore[return-value]
 
 
@@ -141,11 +143,6 @@ def _with_fillers(group: dict[str, Any]) -> dict[str, Any]:
     return group
 
 
-def _get(rollout: ScoredDataItem, key: str) -> Any:
-    mapping: Mapping[str, Any] = rollout
-    return mapping.get(key)
-
-
 def _malformed(group: ScoredDataGroup) -> str:
     for key in ("tokens", "masks", "scores"):
         if group.get(key) is None:
@@ -157,13 +154,10 @@ def _malformed(group: ScoredDataGroup) -> str:
     if not all(map(_is_number, group["scores"])):
         return f"its scores are {list(group['scores'])}"
     for key in ("masks", "inference_logprobs", "advantages", "ref_logprobs"):
-        if not _fits(group.get(key), group["tokens"]):
+        values: Any = group.get(key)
+        if values is not None and list(map(len, values)) != list(map(len, group["tokens"])):
             return f"its {key} are not as long as its tokens"
     return ""
-
-
-def _fits(values: Any, tokens: Sequence[Sequence[int]]) -> bool:
-    return values is None or list(map(len, values)) == list(map(len, tokens))
 
 
 def _is_number(score: object) -> bool:

@@ -1,4 +1,4 @@
-"""Small bodies of Atropos' protocol, and the state that the Atropos server keeps over a restart."""
+"""Small bodies of Atropos' protocol, for the server and for environments."""
 
 from typing import Annotated, TypeVar
 
@@ -34,6 +34,31 @@ class EnvRegistration(AtroposBody):
     """The share of each batch that must come from this environment, as far as it has groups."""
 
 
+class EnvRegistered(AtroposBody):
+    """The answer to an EnvRegistration, once the trainer has started."""
+
+    env_id: int
+    wandb_name: str
+    checkpoint_dir: str
+    starting_step: int
+    checkpoint_interval: int
+    num_steps: int
+
+
+class EnvStatus(AtroposBody):
+    """By this an environment decides how many rollouts to start. The defaults are for servers that say less."""
+
+    current_step: int
+    queue_size: int
+    """All ready sequences, without what other environments' minimums claim, in groups of this environment's size."""
+    unallocated_fraction: float = 1.0
+    """The share of a batch that no minimum claims."""
+    self_queue_size: int = 0
+    """Groups of this environment."""
+    max_group_size: int = 1
+    env_weight: float = 1.0
+
+
 class EnvIdentifier(AtroposBody):
     env_id: int
 
@@ -43,33 +68,10 @@ class LeaseName(AtroposBody):
     """As in the header x-stepwell-lease."""
 
 
-class EnvironmentState(AtroposBody):
-    """An environment in the state file."""
-
-    name: str
-    wanted: EnvRegistration
-    is_disconnected: bool
-
-
-class ChannelState(AtroposBody):
-    """A channel's trainer and environments in the state file."""
-
-    trainer: TrainerRegistration | None
-    is_started: bool
-    step: int
-    environments: tuple[EnvironmentState, ...]
-
-
-class RegistryState(AtroposBody):
-    """The state file."""
-
-    channels: dict[str, ChannelState]
-
-
-def read_call(shape: type[M], body: bytes) -> M:
-    """BadRequest says what is wrong with the body."""
+def read_call(shape: type[M], sent: bytes | dict[str, str]) -> M:
+    """From a JSON body, or a query. BadRequest says what is wrong with it."""
     try:
-        return shape.model_validate_json(body)
+        return shape.model_validate_json(sent) if isinstance(sent, bytes) else shape.model_validate(sent)
     except ValidationError as wrong:
         faults = (f"{'.'.join(map(str, error['loc']))}: {error['msg']}".removeprefix(": ") for error in wrong.errors())
         raise BadRequest("; ".join(faults)) from None

@@ -188,11 +188,11 @@ def test_5_an_environment_that_fell_silent_no_longer_counts() -> None:
     wanted = EnvRegistration(
         max_token_length=128, desired_name="env", weight=1.0, group_size=2, min_batch_allocation=0.5
     )
-    crashed, alive = (registry.register_env(wanted, now=0.0) for _ in range(2))
-    registry.heard_from(alive.env_id, now=SILENCE + 1)
+    _crashed, alive = (registry.register_env(wanted, now=0.0) for _ in range(2))
+    registry.heard_from(1, now=SILENCE + 1)
     assert registry.shares(now=SILENCE + 1) == {alive.name: 0.5}
     assert registry.weight(alive, now=SILENCE + 1) == 1.0
-    registry.heard_from(crashed.env_id, now=SILENCE + 2)
+    registry.heard_from(0, now=SILENCE + 2)
     assert registry.weight(alive, now=SILENCE + 2) == 0.5
 
 

@@ -10,6 +10,7 @@ import pytest
 from stepwell.envs.rollout_server import RolloutServer
 from stepwell.envs.scored_data import ScoredDataGroup
 from stepwell.errors import RolloutServerAway
+from stepwell.wire.atropos_calls import EnvRegistration
 from tests.rig.rollout_server import FakeRolloutServer
 from tests.rig.waiting import until
 
@@ -60,7 +61,8 @@ async def test_registering_says_what_it_waits_for(caplog: pytest.LogCaptureFixtu
     async with FakeRolloutServer().opened() as rollouts, RolloutServer(rollouts.url) as server:
         rollouts.has_trainer = False
         with caplog.at_level(logging.INFO, "stepwell.envs"):
-            registering = asyncio.create_task(server.register_env({"desired_name": "env"}))
+            wanted = EnvRegistration(max_token_length=8, desired_name="env", weight=1.0, group_size=2)
+            registering = asyncio.create_task(server.register_env(wanted))
             await until(lambda: "wait for trainer to start" in caplog.text, "what is waited for")
             rollouts.has_trainer = True
             registration = await registering

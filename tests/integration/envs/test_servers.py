@@ -279,8 +279,8 @@ async def test_evaluations_have_a_bound_of_their_own_and_weights_move_both(engin
     async with servers_of(engine.url, num_max_requests_at_once=4, num_requests_for_eval=2) as servers:
         calls = [asyncio.create_task(servers.chat_completion(messages=[USER])) for _ in range(8)]
         calls += [asyncio.create_task(servers.chat_completion(messages=[USER], split="eval")) for _ in range(8)]
-        slots = servers.servers[0].slots
-        await until(lambda: (slots["train"].load, slots["eval"].load) == (2.0, 4.0), "all calls to run or wait")
+        server = servers.servers[0]
+        await until(lambda: (server.load("train"), server.load("eval")) == (2.0, 4.0), "all calls to run or wait")
         await until(lambda: engine.in_flight == 6, "the bounds to be reached")
         servers.update_weight(1.5)
         await until(lambda: engine.in_flight == 9, "the new bounds to be reached")

@@ -1,10 +1,11 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepwell.atropos.registry import SILENCE, Registry
+from stepwell.atropos.registry import SILENCE, Registries, Registry, RegistryFile
 from stepwell.pool.api.leasing import ReadyGroups
-from stepwell.wire.atropos_calls import EnvRegistration, RegistryState, TrainerRegistration, read_call
+from stepwell.wire.atropos_calls import EnvRegistration, TrainerRegistration
 
 EMPTY = ReadyGroups({})
 
@@ -58,7 +59,7 @@ def test_one_that_is_silent_for_long_counts_no_more_until_it_speaks() -> None:
     talks = registry.register_env(environment(), 0)
     assert registry.shares(SILENCE) == {"env_0": 0.5}
     late = SILENCE + 1
-    registry.heard_from(talks.env_id, late)
+    registry.heard_from(registry.environments.index(talks), late)
     assert registry.shares(late) == {}
     assert registry.weight(talks, late) == 1.0
     registry.heard_from(0, late)
@@ -70,7 +71,7 @@ def test_one_that_said_goodbye_stays_away_though_something_of_it_still_comes() -
     registry = Registry()
     leaves = registry.register_env(environment(min_batch_allocation=0.5), 0)
     leaves.is_disconnected = True
-    registry.heard_from(leaves.env_id, 1)
+    registry.heard_from(registry.environments.index(leaves), 1)
     assert registry.shares(1) == {}
 
 
@@ -110,15 +111,21 @@ def test_the_same_registration_again_keeps_the_step_and_another_sets_it() -> Non
     assert registry.step == 2
 
 
-def test_a_restored_registry_is_the_same_and_gives_everyone_time_to_speak() -> None:
-    registry = Registry()
+async def test_a_restored_registry_is_the_same_and_gives_everyone_time_to_speak(tmp_path: Path) -> None:
+    file = RegistryFile(tmp_path / "state.json")
+    registries = Registries(file, now=0)
+    registry = registries.open("train")
     registry.register(trainer())
     registry.is_started, registry.step = True, 4
     registry.register_env(environment(min_batch_allocation=0.5), 0)
     registry.register_env(environment(), 0).is_disconnected = True
-    written = RegistryState(channels={"train": registry.state()}).model_dump_json().encode()
-    again = Registry()
-    again.restore(read_call(RegistryState, written).channels["train"], 10_000)
-    assert again.state() == registry.state()
+    await registries.save()
+    again = Registries(file, now=10_000).of("train")
+    assert (again.trainer, again.is_started, again.step) == (trainer(), True, 4)
+    assert [(known.name, known.wanted, known.is_disconnected) for known in again.environments] == [
+        ("env_0", environment(min_batch_allocation=0.5), False),
+        ("env_1", environment(), True),
+    ]
     assert again.shares(10_000 + SILENCE) == {"env_0": 0.5}
     assert again.register_env(environment(), 10_000).name == "env_2"
+    assert "heard_at" not in (tmp_path / "state.json").read_text()

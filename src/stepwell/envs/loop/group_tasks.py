@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from stepwell.envs.environment import RunnableEnv
+from stepwell.envs.environment import Environment
 from stepwell.envs.loop.progress import EnvProgress
 from stepwell.envs.scored_data import Item, ScoredDataGroup, append_group, group_fault
 
@@ -27,7 +27,7 @@ NOT_SENT = "not sent"
 
 
 class GroupTasks:
-    def __init__(self, env: RunnableEnv, send: Send, *, max_length: int | None = None) -> None:
+    def __init__(self, env: Environment, send: Send, *, max_length: int | None = None) -> None:
         """`max_length`: the most tokens that the trainer accepts."""
         self._env = env
         self._send = send

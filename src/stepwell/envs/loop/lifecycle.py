@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from stepwell.envs.checkpoints import claim
-from stepwell.envs.environment import RunnableEnv
+from stepwell.envs.environment import Environment
 from stepwell.envs.loop.group_tasks import GroupTasks
 from stepwell.envs.loop.membership import Membership, agree, join
 from stepwell.envs.loop.process_loop import ProcessLoop
@@ -18,7 +18,7 @@ from stepwell.envs.rollout_server import RolloutServer
 log = logging.getLogger("stepwell.envs")
 
 
-async def serve(env: RunnableEnv, view: ProgressView | None = None) -> None:
+async def serve(env: Environment, view: ProgressView | None = None) -> None:
     """Until the training is over, there are no more items, or a signal arrives."""
     rollout_server = RolloutServer(env.config.rollout_server_url, env.config.rollout_server_key)
     async with _set_up(env) as stop, rollout_server as server:
@@ -27,20 +27,20 @@ async def serve(env: RunnableEnv, view: ProgressView | None = None) -> None:
             await _serve(env, server, membership, view or NoView(), stop)
 
 
-async def process(env: RunnableEnv, groups: int, sink: GroupSink, view: ProgressView | None = None) -> int:
+async def process(env: Environment, groups: int, sink: GroupSink, view: ProgressView | None = None) -> int:
     """Writes so many groups to `sink`, without a rollout server; returns how many were written."""
     async with _set_up(env) as stop:
         return await ProcessLoop(env, groups, sink, view or NoView(), stop).run()
 
 
-async def evaluate(env: RunnableEnv) -> Mapping[str, float]:
+async def evaluate(env: Environment) -> Mapping[str, float]:
     """Evaluates once, without a rollout server; returns the result of env.evaluate()."""
     async with _set_up(env) as stop:
         return await unless(stop.requested, env.evaluate()) or {}
 
 
 @asynccontextmanager
-async def _set_up(env: RunnableEnv) -> AsyncIterator[StopSignal]:
+async def _set_up(env: Environment) -> AsyncIterator[StopSignal]:
     """Around a run: setup before it, close after it, and the signals that stop it."""
     with stop_by_signal() as stop:
         try:
@@ -54,7 +54,7 @@ async def _set_up(env: RunnableEnv) -> AsyncIterator[StopSignal]:
 
 
 async def _serve(
-    env: RunnableEnv, server: RolloutServer, membership: Membership, view: ProgressView, stop: StopSignal
+    env: Environment, server: RolloutServer, membership: Membership, view: ProgressView, stop: StopSignal
 ) -> None:
     joined = membership.joined
     terms, max_length = await agree(env, server, joined)
@@ -75,7 +75,7 @@ async def _serve(
         await membership.leave()
 
 
-async def _start_tracking(env: RunnableEnv, server: RolloutServer, name: str) -> None:
+async def _start_tracking(env: Environment, server: RolloutServer, name: str) -> None:
     if env.config.use_wandb:
         project, group = await server.wandb_info()
         config = env.config.model_dump(mode="json", exclude={"rollout_server_key"})

@@ -6,11 +6,12 @@ registers again, gets another number, and continues; it keeps its own state.
 
 import logging
 
-from stepwell.envs.environment import RunnableEnv
+from stepwell.envs.environment import Environment
 from stepwell.envs.loop.pace import PaceTerms, max_workers
-from stepwell.envs.rollout_server import EnvJoined, RolloutServer, ServerStatus
+from stepwell.envs.rollout_server import RolloutServer
 from stepwell.envs.scored_data import ScoredDataGroup
 from stepwell.errors import BadRequest, RolloutServerAway, RolloutServerRefused, StepwellError
+from stepwell.wire.atropos_calls import EnvRegistered, EnvRegistration, EnvStatus
 
 log = logging.getLogger("stepwell.envs")
 
@@ -18,12 +19,12 @@ log = logging.getLogger("stepwell.envs")
 class Membership:
     """Made by `join`."""
 
-    def __init__(self, env: RunnableEnv, server: RolloutServer, joined: EnvJoined) -> None:
+    def __init__(self, env: Environment, server: RolloutServer, joined: EnvRegistered) -> None:
         self.joined = joined
         self._env, self._server = env, server
         self._is_unreachable = False
 
-    async def status(self) -> ServerStatus | None:
+    async def status(self) -> EnvStatus | None:
         """The server's status; None while it does not answer."""
         try:
             status = await self._server.status(self.joined.env_id)
@@ -49,14 +50,14 @@ class Membership:
             log.warning("the rollout server was not told that the environment leaves: %s", failure)
 
 
-async def join(env: RunnableEnv, server: RolloutServer) -> Membership:
+async def join(env: Environment, server: RolloutServer) -> Membership:
     """Waits for the server and its trainer."""
     joined = await _register(env, server)
     log.info("registered as %s, at step %d", joined.wandb_name, joined.starting_step)
     return Membership(env, server, joined)
 
 
-async def agree(env: RunnableEnv, server: RolloutServer, joined: EnvJoined) -> tuple[PaceTerms, int | None]:
+async def agree(env: Environment, server: RolloutServer, joined: EnvRegistered) -> tuple[PaceTerms, int | None]:
     """The terms of the run, and the longest sequence that the trainer accepts. BadRequest if they contradict the
     settings or are missing."""
     batch_size, max_token_len = await server.info()
@@ -76,13 +77,13 @@ async def agree(env: RunnableEnv, server: RolloutServer, joined: EnvJoined) -> t
     return terms, max_token_len if max_token_len > 0 else None
 
 
-async def _register(env: RunnableEnv, server: RolloutServer) -> EnvJoined:
+async def _register(env: Environment, server: RolloutServer) -> EnvRegistered:
     return await server.register_env(
-        {
-            "max_token_length": env.config.max_token_length,
-            "desired_name": env.name,
-            "weight": env.config.inference_weight,
-            "min_batch_allocation": env.config.min_batch_allocation,
-            "group_size": env.config.group_size,
-        }
+        EnvRegistration(
+            max_token_length=env.config.max_token_length,
+            desired_name=env.name,
+            weight=env.config.inference_weight,
+            min_batch_allocation=env.config.min_batch_allocation,
+            group_size=env.config.group_size,
+        )
     )

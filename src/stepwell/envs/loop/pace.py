@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from stepwell.envs.config import BaseEnvConfig, EvalHandling
+from stepwell.wire.atropos_calls import EnvStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,8 @@ def max_workers(config: BaseEnvConfig, servers: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    step: int
-    """Batches that the trainer has received."""
-    queue_size: int
-    """Groups of this environment's group size that wait for the trainer, of any environment."""
-    self_queue_size: int
-    """Those of them that this environment made."""
-    unallocated_fraction: float
-    """Share of each batch that is not reserved for an environment."""
+    status: EnvStatus
+    """What the rollout server says."""
     running: int
     """Groups in progress, also those that are being sent."""
     evaluated_at: int
@@ -83,10 +78,10 @@ def offpolicy_room(terms: PaceTerms, now: Situation) -> int | None:
     if terms.config.max_batches_offpolicy == 0:
         return None
     own_share = terms.config.min_batch_allocation or 0.0
-    open_share = min(1.0, now.unallocated_fraction + own_share)
+    open_share = min(1.0, now.status.unallocated_fraction + own_share)
     ahead = terms.config.max_batches_offpolicy * terms.batch_size
-    room = max(1, int(ahead * open_share) // terms.config.group_size) - now.queue_size
-    own_room = math.ceil(ahead * own_share / terms.config.group_size) - now.self_queue_size
+    room = max(1, int(ahead * open_share) // terms.config.group_size) - now.status.queue_size
+    own_room = math.ceil(ahead * own_share / terms.config.group_size) - now.status.self_queue_size
     return max(0, room, own_room)
 
 
@@ -108,8 +103,8 @@ def _most_running(terms: PaceTerms, now: Situation, *, is_evaluating: bool) -> t
 def _finished(terms: PaceTerms, now: Situation) -> str:
     if now.is_stopping:
         return "told to stop"
-    if now.step >= terms.total_steps:
-        return f"the trainer is at step {now.step} of {terms.total_steps}"
+    if now.status.current_step >= terms.total_steps:
+        return f"the trainer is at step {now.status.current_step} of {terms.total_steps}"
     if now.is_out_of_items and not now.running:
         return "there are no more items"
     return ""
@@ -118,11 +113,11 @@ def _finished(terms: PaceTerms, now: Situation) -> str:
 def _must_evaluate(terms: PaceTerms, now: Situation) -> bool:
     if now.is_evaluating or terms.config.steps_per_eval == 0:
         return False
-    return now.step // terms.config.steps_per_eval > now.evaluated_at // terms.config.steps_per_eval
+    return now.status.current_step // terms.config.steps_per_eval > now.evaluated_at // terms.config.steps_per_eval
 
 
 def _checkpoint(terms: PaceTerms, now: Situation) -> int | None:
     if terms.checkpoint_interval <= 0:
         return None
-    due = now.step // terms.checkpoint_interval * terms.checkpoint_interval
+    due = now.status.current_step // terms.checkpoint_interval * terms.checkpoint_interval
     return due if due > now.checkpointed_at else None

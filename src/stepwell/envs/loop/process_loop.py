@@ -2,7 +2,7 @@
 
 import logging
 
-from stepwell.envs.environment import RunnableEnv
+from stepwell.envs.environment import Environment
 from stepwell.envs.loop.group_tasks import GroupTasks
 from stepwell.envs.loop.pace import max_workers
 from stepwell.envs.loop.progress import GroupSink, ProgressView
@@ -18,7 +18,7 @@ POLL = 0.1
 
 
 class ProcessLoop:
-    def __init__(self, env: RunnableEnv, groups: int, sink: GroupSink, view: ProgressView, stop: StopSignal) -> None:
+    def __init__(self, env: Environment, groups: int, sink: GroupSink, view: ProgressView, stop: StopSignal) -> None:
         self._env, self._wanted, self._sink, self._view, self._stop = env, groups, sink, view, stop
         self._tasks = GroupTasks(env, self._write)
         self._most = max_workers(env.config, len(env.server_configs))

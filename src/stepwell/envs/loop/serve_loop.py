@@ -8,13 +8,13 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from stepwell.envs.environment import RunnableEnv
+from stepwell.envs.environment import Environment
 from stepwell.envs.loop.group_tasks import GroupTasks
 from stepwell.envs.loop.membership import Membership
 from stepwell.envs.loop.pace import Decision, PaceTerms, Situation, decide
 from stepwell.envs.loop.progress import EnvProgress, ProgressView
 from stepwell.envs.loop.stop_signal import StopSignal, unless
-from stepwell.envs.rollout_server import ServerStatus
+from stepwell.wire.atropos_calls import EnvStatus
 
 log = logging.getLogger("stepwell.envs")
 
@@ -29,7 +29,7 @@ STOPPED = "told to stop"
 class ServeLoop:
     def __init__(
         self,
-        env: RunnableEnv,
+        env: Environment,
         membership: Membership,
         terms: PaceTerms,
         tasks: GroupTasks,
@@ -75,14 +75,11 @@ class ServeLoop:
         self._view.update(self._progress(decision.idle))
         return decision
 
-    def _situation(self, status: ServerStatus) -> Situation:
+    def _situation(self, status: EnvStatus) -> Situation:
         self._evaluated_at = min(self._evaluated_at, status.current_step)
         self._checkpointed_at = min(self._checkpointed_at, status.current_step)
         return Situation(
-            step=status.current_step,
-            queue_size=status.queue_size,
-            self_queue_size=status.self_queue_size,
-            unallocated_fraction=status.unallocated_fraction,
+            status=status,
             running=self._tasks.running,
             evaluated_at=self._evaluated_at,
             checkpointed_at=self._checkpointed_at,
@@ -92,7 +89,7 @@ class ServeLoop:
             is_pausing=self._env.failure_count.is_pausing,
         )
 
-    async def _act(self, status: ServerStatus, decision: Decision) -> None:
+    async def _act(self, status: EnvStatus, decision: Decision) -> None:
         is_new_step = status.current_step != self._env.curr_step
         self._env.curr_step, self._queue = status.current_step, status.queue_size
         self._env.server.update_weight(status.env_weight)

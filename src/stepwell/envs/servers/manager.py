@@ -90,7 +90,7 @@ class ServerManager:
         if not any(server.up.is_set() for server in self.servers):
             await self._wait_for_any()
         reachable = [server for server in self.servers if server.up.is_set()]
-        return min(reachable, key=lambda server: server.slots[split].load)
+        return min(reachable, key=lambda server: server.load(split))
 
     async def _wait_for_any(self) -> None:
         waits = [asyncio.create_task(server.up.wait()) for server in self.servers]

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import os
-from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+
+import anyio
 
 from stepwell.common.optional import require
 from stepwell.envs.config import APIServerConfig
@@ -21,54 +22,6 @@ NO_KEY = "not-needed"
 """The openai package requires a key."""
 
 
-class CallSlots:
-    """`async with slots:` holds one of a limited number. The limit can change; callers are served in order."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._taken = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def load(self) -> float:
-        """Running and waiting calls, as a share of the limit."""
-        return (self._taken + len(self._waiting)) / self._limit
-
-    def resize(self, limit: int) -> None:
-        """Running calls go on, even if there are more than the new limit."""
-        self._limit = max(1, limit)
-        self._admit()
-
-    async def __aenter__(self) -> None:
-        if self._taken < self._limit and not self._waiting:
-            self._taken += 1
-            return
-        admission = asyncio.get_running_loop().create_future()
-        self._waiting.append(admission)
-        try:
-            await admission
-        except asyncio.CancelledError:
-            if not admission.cancelled():  # admitted at the moment of its cancellation
-                self._leave()
-            elif admission in self._waiting:
-                self._waiting.remove(admission)
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        self._taken -= 1
-        self._admit()
-
-    def _admit(self) -> None:
-        while self._waiting and self._taken < self._limit:
-            admission = self._waiting.popleft()
-            if not admission.cancelled():
-                self._taken += 1
-                admission.set_result(None)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerReply:
     server: "Server"
@@ -82,10 +35,11 @@ class Server:
 
     def __init__(self, config: APIServerConfig) -> None:
         self.config = config
-        self.slots: dict[Split, CallSlots] = {
-            "train": CallSlots(config.num_max_requests_at_once),
-            "eval": CallSlots(config.num_requests_for_eval),
+        self.slots: dict[Split, anyio.CapacityLimiter] = {
+            "train": anyio.CapacityLimiter(config.num_max_requests_at_once),
+            "eval": anyio.CapacityLimiter(config.num_requests_for_eval),
         }
+        """Callers are served in order."""
         self.up = asyncio.Event()
         """Cleared while it cannot be reached."""
         self.up.set()
@@ -102,8 +56,14 @@ class Server:
         self._has_warned = False
 
     def update_weight(self, weight: float) -> None:
-        self.slots["train"].resize(int(self.config.num_max_requests_at_once * weight))
-        self.slots["eval"].resize(int(self.config.num_requests_for_eval * weight))
+        """Running calls go on, even if there are more than the new limit."""
+        self.slots["train"].total_tokens = max(1, int(self.config.num_max_requests_at_once * weight))
+        self.slots["eval"].total_tokens = max(1, int(self.config.num_requests_for_eval * weight))
+
+    def load(self, split: Split) -> float:
+        """Running and waiting calls, as a share of the limit."""
+        slots = self.slots[split].statistics()
+        return (slots.borrowed_tokens + slots.tasks_waiting) / slots.total_tokens
 
     async def ask(self, upstream: Upstream, request: dict[str, Any]) -> Any:
         """The reply of the openai package, or its exception."""

@@ -5,6 +5,7 @@ import pytest
 
 from stepwell.envs.config import BaseEnvConfig, EvalHandling
 from stepwell.envs.loop.pace import PaceTerms, Situation, decide, max_workers
+from stepwell.wire.atropos_calls import EnvStatus
 
 
 def terms_with(**config: Any) -> PaceTerms:
@@ -18,15 +19,16 @@ def terms_with(**config: Any) -> PaceTerms:
 
 
 TERMS = terms_with()
-NOW = Situation(
-    step=0,
-    queue_size=0,
-    self_queue_size=0,
-    unallocated_fraction=1.0,
-    running=0,
-    evaluated_at=0,
-    checkpointed_at=0,
-)
+NOW = Situation(status=EnvStatus(current_step=0, queue_size=0), running=0, evaluated_at=0, checkpointed_at=0)
+
+
+def at(step: int = 0, *, queue_size: int = 0, self_queue_size: int = 0, unallocated: float = 1.0) -> EnvStatus:
+    return EnvStatus(
+        current_step=step,
+        queue_size=queue_size,
+        self_queue_size=self_queue_size,
+        unallocated_fraction=unallocated,
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,39 +36,38 @@ NOW = Situation(
     [(0, 0, 6), (4, 0, 2), (4, 1, 1), (4, 2, 0), (6, 0, 0), (4, 5, 0), (60, 0, 0)],
 )
 def test_what_waits_and_what_runs_stay_within_the_off_policy_limit(queue: int, running: int, start: int) -> None:
-    assert decide(TERMS, replace(NOW, queue_size=queue, running=running)).start == start
+    assert decide(TERMS, replace(NOW, status=at(queue_size=queue), running=running)).start == start
 
 
 def test_no_more_run_than_there_are_workers() -> None:
     terms = terms_with(max_batches_offpolicy=0)
-    assert decide(terms, replace(NOW, queue_size=1_000)).start == 10
+    assert decide(terms, replace(NOW, status=at(queue_size=1_000))).start == 10
     assert decide(terms, replace(NOW, running=10)).start == 0
 
 
 def test_a_pause_says_why_and_full_work_is_no_pause() -> None:
-    assert decide(TERMS, replace(NOW, queue_size=6)).idle == "enough waits for the trainer"
+    assert decide(TERMS, replace(NOW, status=at(queue_size=6))).idle == "enough waits for the trainer"
     assert decide(TERMS, replace(NOW, running=6)).idle == "enough waits for the trainer"
     assert decide(terms_with(max_batches_offpolicy=0), replace(NOW, running=10)).idle == ""
     assert decide(TERMS, NOW).idle == ""
 
 
 def test_shares_kept_for_others_leave_less_room() -> None:
-    assert decide(TERMS, replace(NOW, unallocated_fraction=0.5)).start == 3
+    assert decide(TERMS, replace(NOW, status=at(unallocated=0.5))).start == 3
 
 
 def test_an_environment_without_any_share_still_gets_a_turn_when_nothing_waits() -> None:
-    now = replace(NOW, unallocated_fraction=0.0)
-    assert decide(TERMS, now).start == 1
-    assert decide(TERMS, replace(now, queue_size=1)).start == 0
+    assert decide(TERMS, replace(NOW, status=at(unallocated=0.0))).start == 1
+    assert decide(TERMS, replace(NOW, status=at(unallocated=0.0, queue_size=1))).start == 0
 
 
 def test_an_own_share_is_filled_however_much_others_have_queued() -> None:
     terms = terms_with(min_batch_allocation=0.5)
-    now = replace(NOW, unallocated_fraction=0.5, queue_size=50)
-    assert decide(terms, now).start == 3
-    assert decide(terms, replace(now, self_queue_size=2)).start == 1
-    assert decide(terms, replace(now, self_queue_size=2, running=1)).start == 0
-    assert decide(terms, replace(now, self_queue_size=3)).idle == "enough waits for the trainer"
+    none, two, three = (at(unallocated=0.5, queue_size=50, self_queue_size=own) for own in (0, 2, 3))
+    assert decide(terms, replace(NOW, status=none)).start == 3
+    assert decide(terms, replace(NOW, status=two)).start == 1
+    assert decide(terms, replace(NOW, status=two, running=1)).start == 0
+    assert decide(terms, replace(NOW, status=three)).idle == "enough waits for the trainer"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_an_own_share_is_filled_however_much_others_have_queued() -> None:
 def test_an_evaluation_holds_new_work_back_as_configured(handling: EvalHandling, start: int) -> None:
     terms = terms_with(eval_handling=handling, max_batches_offpolicy=0)
     assert decide(terms, replace(NOW, is_evaluating=True)).start == start
-    begins = decide(terms, replace(NOW, step=10))
+    begins = decide(terms, replace(NOW, status=at(10)))
     assert (begins.evaluate, begins.start) == (True, start)
 
 
@@ -85,28 +86,28 @@ def test_an_evaluation_holds_new_work_back_as_configured(handling: EvalHandling,
 def test_an_evaluation_is_due_once_for_every_interval_even_if_steps_are_skipped(
     step: int, evaluated_at: int, due: bool
 ) -> None:
-    assert decide(TERMS, replace(NOW, step=step, evaluated_at=evaluated_at)).evaluate is due
+    assert decide(TERMS, replace(NOW, status=at(step), evaluated_at=evaluated_at)).evaluate is due
 
 
 def test_an_evaluation_that_is_due_while_one_runs_begins_after_it() -> None:
-    now = replace(NOW, step=20, evaluated_at=10)
+    now = replace(NOW, status=at(20), evaluated_at=10)
     assert not decide(TERMS, replace(now, is_evaluating=True)).evaluate
     assert decide(TERMS, now).evaluate
 
 
 def test_no_evaluations_where_none_are_wanted() -> None:
-    assert not decide(terms_with(steps_per_eval=0), replace(NOW, step=50)).evaluate
+    assert not decide(terms_with(steps_per_eval=0), replace(NOW, status=at(50))).evaluate
 
 
-@pytest.mark.parametrize(("step", "at", "due"), [(4, 0, None), (5, 0, 5), (12, 5, 10), (12, 10, None), (7, 7, None)])
-def test_a_checkpoint_is_due_at_the_last_multiple_of_the_interval(step: int, at: int, due: int | None) -> None:
-    assert decide(TERMS, replace(NOW, step=step, checkpointed_at=at)).checkpoint == due
-    assert decide(replace(TERMS, checkpoint_interval=0), replace(NOW, step=step)).checkpoint is None
+@pytest.mark.parametrize(("step", "last", "due"), [(4, 0, None), (5, 0, 5), (12, 5, 10), (12, 10, None), (7, 7, None)])
+def test_a_checkpoint_is_due_at_the_last_multiple_of_the_interval(step: int, last: int, due: int | None) -> None:
+    assert decide(TERMS, replace(NOW, status=at(step), checkpointed_at=last)).checkpoint == due
+    assert decide(replace(TERMS, checkpoint_interval=0), replace(NOW, status=at(step))).checkpoint is None
 
 
 def test_the_work_is_over_at_the_last_step_or_without_items_or_when_told() -> None:
-    assert decide(TERMS, replace(NOW, step=99)).finished == ""
-    assert decide(TERMS, replace(NOW, step=100)).finished == "the trainer is at step 100 of 100"
+    assert decide(TERMS, replace(NOW, status=at(99))).finished == ""
+    assert decide(TERMS, replace(NOW, status=at(100))).finished == "the trainer is at step 100 of 100"
     assert decide(TERMS, replace(NOW, is_out_of_items=True, running=1)).finished == ""
     assert decide(TERMS, replace(NOW, is_out_of_items=True)).finished == "there are no more items"
     assert decide(TERMS, replace(NOW, is_stopping=True, running=3)).finished == "told to stop"

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.envs.collection import collect_group
+from stepwell.envs.environment import collect_group
 from stepwell.errors import BadRequest
 
 
