@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.envs.output.group_files import read_lines, read_table
 from tests.rig.atropos.server import TRAINER, atropos_process
 from tests.rig.gateways import GatewayProcess
+from tests.rig.group_files import read_lines, read_table
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.vllm_server import MODEL_NAME
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from stepwell import logs
-from stepwell.envs.flags import EnvDefaults, EnvFlags, EnvSettings, FlagParser, ProcessFlags, read_flags
+from stepwell.envs.flags import EnvFlags, EnvSettings, FlagParser, ProcessFlags, read_flags
 from stepwell.errors import StepwellError
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def usage(program: str, env_class: "type[Environment]") -> str:
 
 def read(env_class: "type[Environment]", command: str, argv: Sequence[str], program: str) -> EnvSettings:
     env, servers = env_class.config_init()
-    defaults = EnvDefaults(env, servers if isinstance(servers, Sequence) else [servers])
     about, flags, _ = COMMANDS[command]
-    return read_flags(flags, defaults, argv, FlagParser(program, f"{about.capitalize()}."))
+    defaults = EnvSettings(env, servers if isinstance(servers, Sequence) else [servers], flags.model_construct())
+    return read_flags(defaults, argv, FlagParser(program, f"{about.capitalize()}."))
 
 
 def run(env_class: "type[Environment]", command: str, settings: EnvSettings) -> None:

@@ -47,19 +47,11 @@ class ProcessFlags(EnvFlags):
 
 @dataclass(frozen=True, slots=True)
 class EnvSettings:
-    """All settings, validated."""
-
-    env: BaseEnvConfig
-    servers: tuple[APIServerConfig, ...]
-    flags: EnvFlags
-
-
-@dataclass(frozen=True, slots=True)
-class EnvDefaults:
-    """What an environment's config_init returns."""
+    """All settings, or the defaults that an environment's config_init returns."""
 
     env: BaseEnvConfig
     servers: Sequence[APIServerConfig]
+    flags: EnvFlags
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -74,11 +66,11 @@ class FlagParser(argparse.ArgumentParser):
         raise BadRequest(message + (f"; did you mean {near[0]}?" if "unrecognized" in message and near else ""))
 
 
-def read_flags(flags: type[EnvFlags], defaults: EnvDefaults, argv: Sequence[str], parser: FlagParser) -> EnvSettings:
-    given = _parse(flags, defaults, argv, parser)
+def read_flags(defaults: EnvSettings, argv: Sequence[str], parser: FlagParser) -> EnvSettings:
+    given = _parse(defaults, argv, parser)
     file = _read_yaml(given.get("config"))
     own = {key: value for key, value in given.items() if key not in ("env", "openai")}
-    read = _validated(flags, own, "")
+    read = _validated(type(defaults.flags), own, "")
     short = {"group_size": own["group_size"]} if own.get("group_size") is not None else {}
     return EnvSettings(
         env=_validated(
@@ -110,12 +102,12 @@ def merged(*layers: Any) -> dict[str, Any]:
     return result
 
 
-def _parse(flags: type[EnvFlags], defaults: EnvDefaults, argv: Sequence[str], parser: FlagParser) -> dict[str, Any]:
+def _parse(defaults: EnvSettings, argv: Sequence[str], parser: FlagParser) -> dict[str, Any]:
     """The values of the flags by field, not validated yet."""
     env, server = defaults.env, next(iter(defaults.servers), APIServerConfig())
     settings = create_model(
         "Settings",
-        __base__=flags,
+        __base__=type(defaults.flags),
         env=(type(env), Field(_without_keys(env), description="The environment.")),
         openai=(type(server), Field(_without_keys(server), description="The servers that it samples from.")),
     )

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from stepwell.envs.output.group_files import read_lines, read_table
 from tests.rig.fake_engine import FakeEngine
+from tests.rig.group_files import read_lines, read_table
 from tests.rig.rollout_server import FakeRolloutServer
 from tests.rig.threads import in_thread
 from tests.rig.waiting import wait_until

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from stepwell.envs import APIServerConfig, BaseEnv
-from stepwell.envs.output.group_files import read_lines, read_table
 from stepwell.envs.scored_data import ScoredDataItem
 from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
 from tests.rig.gateways import serve_gateway
+from tests.rig.group_files import read_lines, read_table
 from tests.rig.local_pool import LocalPool
 from tests.rig.threads import in_thread
 from tests.rig.vocabulary import pieces

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from stepwell.envs import BaseEnv
-from stepwell.envs.output.group_files import read_lines
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port
+from tests.rig.group_files import read_lines
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.threads import in_thread
 from tests.rig.waiting import answers, wait_until

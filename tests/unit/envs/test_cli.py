@@ -7,7 +7,7 @@ import pytest
 
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataItem
 from stepwell.envs.cli import main
-from stepwell.envs.output.group_files import read_lines, read_table
+from tests.rig.group_files import read_lines, read_table
 
 
 class CountingConfig(BaseEnvConfig):

@@ -1,12 +1,13 @@
-"""EnvDefaults < YAML < flags, and a line for each thing that is wrong."""
+"""Defaults < YAML < flags, and a line for each thing that is wrong."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig, EvalHandling
-from stepwell.envs.flags import EnvDefaults, EnvFlags, EnvSettings, FlagParser, ProcessFlags, read_flags
+from stepwell.envs.flags import EnvFlags, EnvSettings, FlagParser, ProcessFlags, read_flags
 from stepwell.errors import BadRequest
 
 
@@ -17,14 +18,16 @@ class SumConfig(BaseEnvConfig):
     """Topics to ask about."""
 
 
-DEFAULTS = EnvDefaults(
+DEFAULTS = EnvSettings(
     SumConfig(group_size=8, rollout_server_key="secret-1"),
     [APIServerConfig(model_name="a", api_key="secret-2"), APIServerConfig(model_name="b", api_key="secret-2")],
+    EnvFlags(),
 )
 
 
-def read(*argv: str, flags: type[EnvFlags] = EnvFlags, defaults: EnvDefaults = DEFAULTS) -> EnvSettings:
-    return read_flags(flags, defaults, argv, FlagParser("my_env.py serve", "About it."))
+def read(*argv: str, flags: type[EnvFlags] = EnvFlags, defaults: EnvSettings = DEFAULTS) -> EnvSettings:
+    defaults = replace(defaults, flags=flags.model_construct())
+    return read_flags(defaults, argv, FlagParser("my_env.py serve", "About it."))
 
 
 def env_of(*argv: str, **more: Any) -> SumConfig:

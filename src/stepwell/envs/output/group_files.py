@@ -1,12 +1,12 @@
 """Groups on disk: JSON lines (one group per line), a Parquet table (one row per sequence), and an HTML page.
 
 - Groups are written as they come, in bounded memory. Existing files are never overwritten.
-- A group that is read back equals the group that was written (null counts as absent).
+- The lines and the table each hold all of a group (null counts as absent).
 - The table gets its name when it is complete; the lines and the page can be read at any time.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -103,28 +103,6 @@ class GroupTable:
             self._rows, self._tokens = [], 0
 
 
-def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The groups of a groups.jsonl."""
-    with Path(path).open(encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
-
-
-def read_table(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The groups of a groups.parquet."""
-    _, parquet = _pyarrow()
-    with parquet.ParquetFile(path) as file:
-        rows: list[dict[str, Any]] = []
-        for batch in file.iter_batches(batch_size=64):
-            for row in batch.to_pylist():
-                if rows and row["group"] != rows[0]["group"]:
-                    yield group_of(rows)
-                    rows = []
-                rows.append(row)
-        if rows:
-            yield group_of(rows)
-
-
 def rows_of(number: int, group: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A group as rows, one per sequence."""
     group_values = {key: value for key, value in group.items() if key not in PER_SEQUENCE and key not in IN_EXTRAS}
@@ -141,18 +119,6 @@ def rows_of(number: int, group: Mapping[str, Any]) -> list[dict[str, Any]]:
     if rows:
         rows[0]["group_extras"] = _json(group_values)
     return rows
-
-
-def group_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The group of these rows."""
-    group = {key: [row[column] for row in rows] for key, column in PER_SEQUENCE.items()}
-    present = {key: values for key, values in group.items() if any(value is not None for value in values)}
-    extras = [json.loads(row["extras"] or "{}") for row in rows]
-    return {
-        **present,
-        **{key: [extra[key] for extra in extras] for key in extras[0]},
-        **json.loads(rows[0]["group_extras"] or "{}"),
-    }
 
 
 def _json(value: dict[str, Any]) -> str | None:
