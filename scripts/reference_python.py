@@ -61,7 +61,7 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
 }
 """Modules and their public names, by audience."""
-EXTENDED = ("Environment",)
+EXTENDED = ("Environment", "SupervisedProcess")
 """Classes whose members are shown at the public class that extends them."""
 
 WIDTH = 100

@@ -161,12 +161,14 @@ class Program:
 class SupervisedProcess:
     """Used inside `async with`; the block begins when the program is ready."""
 
+    restarts: int = 0
+    """How often it ended and was started again."""
+
     def __init__(
         self, program: Program, *, on_line: OnLogLine, on_wait: Callable[[str], None], ready_timeout: float = 300.0
     ) -> None:
         """`on_line` gets the level and text of each line that the program writes; `on_wait` gets the reason each time
         that the program is not ready yet."""
-        self.restarts = 0
         self._program = program
         self._on_line = on_line
         self._on_wait = on_wait
