@@ -50,20 +50,15 @@ class BatchRequest:
 
 
 class BatchTerms(TypedDict, total=False):
-    """The keywords of every `fetch_batch`. Defaults are those of `BatchRequest`."""
+    """The keywords of every `fetch_batch`: the fields of `BatchRequest` in plain words. The channel is `train` if it is
+    not given."""
 
     channel: str
-    """The default is `train`."""
     unit: str
-    """`groups`, `trajectories` or `steps`."""
     order: str
-    """`oldest_ready` or `strict`."""
     history: float
-    """The share drawn from groups that are already trained."""
     min_exactness: str
-    """`engine`, `submitted` or `retokenized`: steps of a lower grade are left out."""
     untrainable: bool
-    """True includes the steps that are marked untrainable."""
 
 
 ENUMS = {"unit": Unit, "order": Order, "min_exactness": Exactness}

@@ -71,3 +71,23 @@ class RewardGiven:
     step_index: int | None = None
     notes: str = ""
     """The reason, in words."""
+
+
+class KnowsCall(TrajectoryRef):
+    """Is this trajectory registered, and not closed yet? The answer is a bool."""
+
+
+class AbortCall(TrajectoryRef):
+    """The answer is an EndResult."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteCall(TrajectoryRef):
+    """The answer is an EndResult."""
+
+    reward: float | None
+
+
+ProducerCall = KnowsCall | Registration | CompleteCall | AbortCall
+"""What every rollout calls. These calls share messages."""
+ProducerAnswer = bool | EndResult | None

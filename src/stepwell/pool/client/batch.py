@@ -35,26 +35,29 @@ T = TypeVar("T")
 V = TypeVar("V", bound="DataclassInstance")
 
 
-class PaddedBatch(PaddedSteps):
-    """One row a step; see PaddedSteps."""
+class TorchView:
+    """A dataclass of arrays, with a form for PyTorch."""
 
     __slots__ = ()
 
-    def to_torch(self) -> "dict[str, torch.Tensor]":
+    def to_torch(self: "DataclassInstance") -> "dict[str, torch.Tensor]":
         """Every array under its name; uids are left out."""
         return _to_tensors(_arrays_of(self))
 
 
-class PaddedMergedBatch(PaddedRows):
+class PaddedBatch(PaddedSteps, TorchView):
+    """One row a step; see PaddedSteps."""
+
+    __slots__ = ()
+
+
+class PaddedMergedBatch(PaddedRows, TorchView):
     """Merged rows, padded to one length; see PaddedRows."""
 
     __slots__ = ()
 
-    def to_torch(self) -> "dict[str, torch.Tensor]":
-        return _to_tensors(_arrays_of(self))
 
-
-class MergedBatch(MergedRows):
+class MergedBatch(MergedRows, TorchView):
     """Rows of steps that extend one another; see MergedRows."""
 
     __slots__ = ()
@@ -62,9 +65,6 @@ class MergedBatch(MergedRows):
     def padded(self, length: int, *, pad_id: int = 0, overlong: Overlong = "raise") -> PaddedMergedBatch:
         """Rows of `length` tokens. A longer row raises, or is left out with `overlong="drop"`."""
         return _as_view(PaddedMergedBatch, pad_rows(self, length, pad_id=pad_id, overlong=overlong))
-
-    def to_torch(self) -> "dict[str, torch.Tensor]":
-        return _to_tensors(_arrays_of(self))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,8 +27,18 @@ from stepwell.pool.api.leasing import (
     read_batch_request,
 )
 from stepwell.pool.api.pacing import Pacing, merge_pacing
-from stepwell.pool.api.producing import TRAIN, EndResult, Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.api.shard_calls import AbortCall, CompleteCall, KnowsCall, ProducerAnswer, ProducerCall
+from stepwell.pool.api.producing import (
+    TRAIN,
+    AbortCall,
+    CompleteCall,
+    EndResult,
+    KnowsCall,
+    ProducerAnswer,
+    ProducerCall,
+    Registration,
+    RewardGiven,
+    SubmitVerdict,
+)
 from stepwell.pool.api.stats import PoolStats, merge_stats
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly

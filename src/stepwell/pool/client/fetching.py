@@ -5,6 +5,7 @@ import heapq
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from stepwell.errors import FetchTimeout, PoolUnavailable
@@ -17,8 +18,10 @@ from stepwell.pool.api.leasing import (
     Settlement,
     merge_leased_groups,
 )
-from stepwell.pool.api.shard_calls import ShardCalls
 from stepwell.pool.client.shards import ShardSet
+
+if TYPE_CHECKING:
+    from stepwell.pool.shard.service import ShardService
 
 PEEK_TIMEOUT = 2.0
 """Seconds. A shard that restarts is not waited for."""
@@ -38,7 +41,7 @@ async def fetch_oldest(shards: ShardSet, request: BatchRequest, timeout: float, 
 
 
 async def settle_leases(
-    shards: ShardSet, leased: HasLeases, settle: Callable[[ShardCalls, str], Awaitable[Settlement]]
+    shards: ShardSet, leased: HasLeases, settle: Callable[["ShardService", str], Awaitable[Settlement]]
 ) -> Settlement:
     """End the lease of every part. EXPIRED if any part has expired, because the consumer must know that."""
     settlements = await asyncio.gather(*(settle(shards.at(shard), uid) for shard, uid in leased.leases))

@@ -1,7 +1,7 @@
 """The shards of one DataPool, as a client reaches them.
 
 - A call is routed by prompt_uid alone.
-- Calls are typed: `shards.at(name)` is a ShardCalls. The only untyped call is the one inside a transport.
+- Calls are typed: `shards.at(name)` is a ShardService. The only untyped call is the one inside a transport.
 - A call to a shard that restarts is repeated until its timeout. PoolUnavailable says why it failed.
 """
 
@@ -14,10 +14,11 @@ from zlib import crc32
 
 from stepwell.errors import PoolUnavailable, StepwellError
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.shard_calls import ShardCalls
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+
+    from stepwell.pool.shard.service import ShardService
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -112,12 +113,14 @@ class ShardSet:
         by_index = dict(zip(chain.from_iterable(indexes.values()), answers, strict=True))
         return [by_index[index] for index in range(len(items))]
 
-    def at(self, shard: str, *, timeout: float | None = None, await_restart: bool = True) -> ShardCalls:
+    def at(self, shard: str, *, timeout: float | None = None, await_restart: bool = True) -> "ShardService":
         """The calls of one shard. A shard that restarts is waited for, unless `await_restart` is False."""
         call = partial(self._call, shard, self.timeout if timeout is None else timeout, await_restart)
-        return cast("ShardCalls", _BoundShard(call))
+        return cast("ShardService", _BoundShard(call))
 
-    async def call_all(self, call: Callable[[ShardCalls], Awaitable[T]], *, timeout: float | None = None) -> list[T]:
+    async def call_all(
+        self, call: Callable[["ShardService"], Awaitable[T]], *, timeout: float | None = None
+    ) -> list[T]:
         """The same call to every shard; answers in the order of `names`."""
         return await asyncio.gather(*(call(self.at(name, timeout=timeout)) for name in await self.names()))
 
@@ -147,7 +150,7 @@ class ShardClient:
 
 
 class _BoundShard:
-    """Turns `.method(args)` into a call. `ShardSet.at` gives it the type ShardCalls."""
+    """Turns `.method(args)` into a call. `ShardSet.at` gives it the type ShardService."""
 
     __slots__ = ("_call",)
 

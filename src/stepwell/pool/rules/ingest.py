@@ -7,7 +7,6 @@ from dataclasses import replace
 from stepwell.errors import BadRequest, Conflict, PoolFull, UnknownTrajectory
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import TRAIN, EndResult, Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.rules.eviction import evict_oldest
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import PackedSteps
@@ -126,7 +125,7 @@ class Ingest:
         if packed.is_last[i] and not trajectory.completed:
             state.complete(trajectory)
         if state.limits.max_bytes is not None and state.limits.overflow is Overflow.DROP_OLDEST:
-            evict_oldest(state, state.channel_of(trajectory.group))
+            state.evict_oldest(state.channel_of(trajectory.group))
         return SubmitVerdict.ACCEPTED
 
     def _refusal(self, trajectory: Trajectory, prompt_uid: str, packed: PackedSteps, i: int) -> SubmitVerdict | None:
@@ -136,7 +135,7 @@ class Ingest:
             return SubmitVerdict.DUPLICATE
         if not trajectory.is_at_home:
             return SubmitVerdict.LATE
-        if not trajectory.can_follow(packed.index(i)):
+        if not trajectory.can_follow(packed.indexes[i]):
             return SubmitVerdict.MIXED_INDEXES
         limits = self._state.limits
         if limits.overflow is not Overflow.REFUSE or limits.max_bytes is None:
@@ -186,7 +185,7 @@ class Ingest:
             raise PoolFull(
                 f"channel {channel.name!r} is full: {len(channel)} groups, {channel.nbytes} bytes; try later"
             )
-        evict_oldest(state, channel, more_groups=1)
+        state.evict_oldest(channel, more_groups=1)
         return state.open_group(prompt_uid, channel, group_size or state.limits.group_size, registration.source or "")
 
     def _reward_step(self, trajectory: Trajectory, reward: RewardGiven, step_index: int) -> bool:

@@ -14,7 +14,6 @@ from stepwell.errors import BadRequest, Conflict
 from stepwell.pool.api.leasing import BatchRequest, ExactFill, GroupOffer, LeasedGroups, Settlement, Unit
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.staleness import oldest_version, staleness_rule
-from stepwell.pool.rules.eviction import evict_oldest
 from stepwell.pool.rules.exact_batch import choose_groups
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.pool_state import PoolState
@@ -144,7 +143,7 @@ class Leasing:
     def _return(self, lease: Lease, how: Settlement, *, attempted: bool) -> None:
         self._state.return_leased(lease, how, attempted=attempted)
         if self._state.limits.overflow is Overflow.DROP_OLDEST:
-            evict_oldest(self._state, self._state.channels[lease.channel])
+            self._state.evict_oldest(self._state.channels[lease.channel])
 
     # -- groups --------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ reader of the archive takes, of all rewards of a trajectory or step, the one wit
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepwell.pool.api.curation import BY_A_PERSON, Curation
@@ -24,10 +24,6 @@ class LateReward(RewardGiven):
     """Higher than that of every earlier reward of the trajectory and its steps."""
     at: float
     """Wall-clock seconds."""
-
-
-def late_reward(reward: RewardGiven, revision: int, at: float) -> LateReward:
-    return LateReward(**asdict(reward), revision=revision, at=at)
 
 
 def reward_of_relabel(relabel: Curation) -> RewardGiven:

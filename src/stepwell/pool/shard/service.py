@@ -1,7 +1,8 @@
 """One shard of the DataPool as a service: the pool's rules with a clock, files and waiting calls. It holds no rule.
 
 - A plain class: Ray is added in actor.py.
-- What a call changes is in the journal before the call answers.
+- A call may be repeated after a lost answer. What it changes is in the journal before it answers.
+- Steps travel packed, in both directions.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TypeVar, assert_never
 from uuid import uuid4
@@ -27,16 +28,25 @@ from stepwell.pool.api.leasing import (
 )
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.producing import TRAIN, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import (
+    TRAIN,
+    AbortCall,
+    CompleteCall,
+    KnowsCall,
+    ProducerAnswer,
+    ProducerCall,
+    Registration,
+    RewardGiven,
+    SubmitVerdict,
+)
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome
 from stepwell.pool.api.series import SeriesChunk
-from stepwell.pool.api.shard_calls import AbortCall, CompleteCall, KnowsCall, ProducerAnswer, ProducerCall, ShardCalls
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import SqliteJournal
-from stepwell.pool.shard.late_rewards import late_reward, reward_of_relabel
+from stepwell.pool.shard.late_rewards import LateReward, reward_of_relabel
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.steps.columns import Columns
 from stepwell.steps.step import Step
@@ -46,8 +56,8 @@ log = logging.getLogger("stepwell.pool")
 T = TypeVar("T")
 
 
-class ShardService(ShardCalls):
-    """Implements ShardCalls, which describes the methods."""
+class ShardService:
+    """Every call to a shard. Clients get these methods from `ShardSet.at`."""
 
     def __init__(
         self,
@@ -86,6 +96,7 @@ class ShardService(ShardCalls):
     # -- producers -----------------------------------------------------------------------------------------------------
 
     async def answer(self, calls: Sequence[ProducerCall]) -> list[ProducerAnswer | Exception]:
+        """One answer for each call, or the exception by which it is refused."""
         with self._transaction():
             answers = [self._answer(call) for call in calls]
         if any(isinstance(call, CompleteCall) for call in calls):
@@ -101,6 +112,7 @@ class ShardService(ShardCalls):
         return await self._change(lambda: self.pool.ingest.submit_groups(steps, registrations))
 
     async def give_reward(self, reward: RewardGiven) -> bool:
+        """True if the reward is kept: for training or, if its trajectory was already shipped, in the archive."""
         with self._transaction():
             kept = self.pool.ingest.reward(reward)
             if not kept and not self.pool.curator.holds_reward_of(reward.trajectory_uid):
@@ -117,6 +129,10 @@ class ShardService(ShardCalls):
     async def fetch_batch(
         self, request: BatchRequest, timeout: float = 60.0, lease: float | None = None, lease_uid: str = ""
     ) -> LeasedGroups:
+        """The requested groups, as soon as they are ready. FetchTimeout says what is missing.
+
+        With a lease, they come back unless they are acknowledged in so many seconds. Without, they count as trained.
+        """
         take, uid = partial(self.pool.leasing.take, request), lease_uid or uuid4().hex
         leased = await self._wait_until(lambda: self._lease_out(take, uid, lease), timeout)
         if leased is None:
@@ -124,6 +140,7 @@ class ShardService(ShardCalls):
         return leased
 
     async def take(self, request: BatchRequest, lease: float, lease_uid: str) -> LeasedGroups | None:
+        """The requested groups if they are ready now."""
         return self._lease_out(partial(self.pool.leasing.take, request), lease_uid, lease)
 
     async def ack(self, lease_uid: str) -> Settlement:
@@ -138,24 +155,29 @@ class ShardService(ShardCalls):
             return ReadySummary(self._state, self.pool.ready_ages(request), self.pool.nothing_after(request))
 
     async def wait_change(self, seen: int, timeout: float) -> None:
+        """Return when something may have become ready since state `seen`."""
         await self._wait_until(lambda: self._state != seen or None, timeout)
 
     async def waiting_for(self, request: BatchRequest) -> str:
         return self.pool.waiting_for(request)
 
     async def offers(self, request: ExactFill) -> list[GroupOffer]:
+        """Groups that can be part of the batch."""
         with self._transaction():
             return self.pool.leasing.offers(request, self._name)
 
     async def take_offers(
         self, request: ExactFill, offers: Sequence[GroupOffer], lease_uid: str
     ) -> LeasedGroups | None:
+        """None if one of the offered groups is gone."""
         return self._lease_out(partial(self.pool.leasing.take_offers, request, offers), lease_uid, request.lease)
 
     async def fill(self, request: ExactFill, lease_uid: str) -> LeasedGroups | None:
+        """The batch from this shard alone; None if there is none now."""
         return self._lease_out(partial(self.pool.leasing.fill, request), lease_uid, request.lease)
 
     async def put_back(self, lease_uid: str) -> Settlement:
+        """Return groups that no consumer has seen: this counts as no attempt."""
         return await self._change(lambda: self.pool.leasing.nack(lease_uid, attempted=False))
 
     async def ready_groups(self, channel: str) -> ReadyGroups:
@@ -163,12 +185,14 @@ class ShardService(ShardCalls):
             return self.pool.ready_groups(channel)
 
     async def clear(self, channel: str) -> int:
+        """Drop all groups that are not leased. Returns their number."""
         with self._transaction():
             return self.pool.clear(channel)
 
     # -- reward workers ------------------------------------------------------------------------------------------------
 
     async def wait_unscored(self, timeout: float) -> bool:
+        """True as soon as a trajectory lacks a reward; False after `timeout`."""
         deadline = time.monotonic() + timeout
         while True:
             with self._transaction():
@@ -181,10 +205,12 @@ class ShardService(ShardCalls):
                     await self._has_unscored.wait()
 
     async def take_unscored(self, count: int, lease: float, lease_uid: str) -> Columns | None:
+        """All steps of up to `count` trajectories that lack a reward. Those not judged in `lease` seconds come back."""
         with self._transaction():
             return self.pool.rewards_due.take(count, lease_uid, self._clock() + lease)
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
+        """For each judgement, whether it counted."""
         with self._transaction():
             counted = self.pool.rewards_due.settle(judgements)
         failed = [judgement for judgement in judgements if judgement.outcome is not JudgementOutcome.SCORE]
@@ -208,9 +234,11 @@ class ShardService(ShardCalls):
         return outcome
 
     async def audit(self, limit: int, trajectory_uid: str | None) -> list[AuditEntry]:
+        """The last decisions, newest first."""
         return self.pool.curator.audit(limit, trajectory_uid)
 
     async def changes(self, cursor: Cursor, limit: int) -> ChangesPage:
+        """Changes since the cursor; all trajectories if the shard has restarted since it gave the cursor."""
         with self._transaction():
             reset = cursor.epoch != self._epoch or self.pool.state.change_log.misses(cursor.position)
             page = self.pool.view.page(0 if reset else cursor.position, limit)
@@ -222,6 +250,7 @@ class ShardService(ShardCalls):
             return self.pool.state.series.chunk(seconds)
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> tuple[Columns, list[int]]:
+        """The steps of each (trajectory_uid, prompt_uid), and how many each has."""
         return self.pool.view.read(uids)
 
     async def stats(self) -> PoolStats:
@@ -229,17 +258,20 @@ class ShardService(ShardCalls):
             return self.pool.stats()
 
     async def quarantined(self) -> list[Step]:
+        """The last quarantined steps, each with its reason."""
         return list(self.pool.state.quarantine)
 
     # -- policy version ------------------------------------------------------------------------------------------------
 
     async def set_policy_version(self, version: int) -> None:
+        """Tokens that are sampled from now on come from these weights."""
         with self._transaction():
             self.pool.policy_version = version
         async with self._version_changed:
             self._version_changed.notify_all()
 
     async def policy_version(self, other_than: int | None = None, timeout: float = 0.0) -> int:
+        """The version now; with `other_than`, as soon as it differs from that, or after `timeout`."""
         async with self._version_changed:
             try:
                 async with asyncio.timeout(timeout):
@@ -275,7 +307,7 @@ class ShardService(ShardCalls):
         if self._archive is None:
             return False
         revision = self.pool.state.count_late_reward(reward.trajectory_uid)
-        self._archive.add_late_reward(late_reward(reward, revision, self._clock()))
+        self._archive.add_late_reward(LateReward(**asdict(reward), revision=revision, at=self._clock()))
         return True
 
     def _lease_out(

@@ -117,6 +117,11 @@ class PoolState(StateBase):
             self._close(trajectory, TrajectoryState.DROPPED, cause, note)
         group.dissolve()
 
+    def evict_oldest(self, channel: Channel, more_groups: int = 0) -> None:
+        """Drop the oldest groups until the channel is within its limits, with room for that many more."""
+        while channel.is_over(more_groups) and (oldest := channel.oldest()) is not None:
+            self.drop_group(oldest, "evicted")
+
     def trim_group(self, group: Group, keep: Collection[Trajectory], cause: str, *, wait_until: float | None) -> None:
         """Drop the other trajectories. With a new deadline, producers are asked for as many; else the group shrinks."""
         index = self._channels[group.channel]

@@ -10,7 +10,7 @@
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from stepwell.pool.api.series import COARSE, EMPTY, FINE, Bucket, Interval, SeriesChunk, merge_consecutive
 from stepwell.pool.api.watching import TrajectorySnapshot
@@ -22,27 +22,14 @@ SAMPLES = 4_096
 """Percentiles of an interval are computed from its last rewards, at most this many."""
 
 
-class LedgerTotals(NamedTuple):
-    """A ledger's numbers at one moment."""
-
-    steps: int = 0
-    tokens: int = 0
-    trained_steps: int = 0
-    trained_tokens: int = 0
-    lost: Mapping[str, int] = {}
-    """Tokens dropped and left out, by their name in the series."""
-
-
+@dataclass(slots=True)
 class Accumulator:
     """The trajectories of one channel that are acknowledged in the running interval."""
 
-    __slots__ = ("count", "rewards", "staleness", "total")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total = 0.0
-        self.rewards: list[float] = []
-        self.staleness: dict[int, int] = {}
+    count: int = 0
+    total: float = 0.0
+    rewards: list[float] = field(default_factory=list)
+    staleness: dict[int, int] = field(default_factory=dict)
 
     def add(self, trained: TrajectorySnapshot, version: int) -> None:
         """A trajectory that was handed out when the policy had that version."""
@@ -68,8 +55,8 @@ class SeriesRecorder:
         """The fine intervals of the running coarse one."""
         self._end = 0.0
         """The end of the running fine interval; 0 before the first."""
-        self._before: dict[str, LedgerTotals] = {}
-        """The ledgers when it began."""
+        self._before: dict[str, Bucket] = {}
+        """The totals of the ledgers when it began."""
         self._trained: dict[str, Accumulator] = {}
 
     def tick(self, now: float) -> None:
@@ -120,7 +107,7 @@ class SeriesRecorder:
         return {name: bucket for name, bucket in buckets if bucket != EMPTY}
 
     def _bucket(self, name: str, channel: Channel) -> Bucket:
-        before, now = self._before.get(name, LedgerTotals()), ledger_totals(channel.ledger)
+        before, now = self._before.get(name, EMPTY), ledger_totals(channel.ledger)
         trained, oldest = self._trained.get(name, Accumulator()), channel.oldest()
         low, high = _percentiles(trained.rewards)
         return Bucket(
@@ -137,16 +124,19 @@ class SeriesRecorder:
             ready_groups=len(channel.ready),
             oldest_age=0.0 if oldest is None else max(0.0, self._end - oldest.opened_at),
             dropped_tokens={
-                cause: tokens for cause in now.lost if (tokens := now.lost[cause] - before.lost.get(cause, 0))
+                cause: tokens
+                for cause, total in now.dropped_tokens.items()
+                if (tokens := total - before.dropped_tokens.get(cause, 0))
             },
         )
 
 
-def ledger_totals(ledger: Ledger) -> LedgerTotals:
+def ledger_totals(ledger: Ledger) -> Bucket:
+    """A ledger's numbers at one moment."""
     lost = {cause: count.tokens for cause, count in ledger.dropped.items()}
     lost |= {f"left out: {kind}": count.tokens for kind, count in ledger.left_out.items()}
     accepted, shipped = ledger.accepted, ledger.shipped
-    return LedgerTotals(accepted.steps, accepted.tokens, shipped.steps, shipped.tokens, lost)
+    return Bucket(accepted.steps, accepted.tokens, shipped.steps, shipped.tokens, dropped_tokens=lost)
 
 
 def _end_of(now: float, length: float) -> float:

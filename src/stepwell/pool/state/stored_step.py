@@ -62,13 +62,13 @@ class PackedSteps:
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
         self._tokens = columns.tokens
-        self._prompts = columns.prompt_lengths_S.tolist()
-        self._responses = columns.response_lengths_S.tolist()
+        self._prompts: list[int] = columns.prompt_lengths_S.tolist()
+        self._responses: list[int] = columns.response_lengths_S.tolist()
         self._token_at = np.cumsum(columns.prompt_lengths_S + columns.response_lengths_S, dtype=np.int64).tolist()
         self._response_at = np.cumsum(columns.response_lengths_S, dtype=np.int64).tolist()
         self._rewards = columns.rewards_S.tolist()
         self._revisions = columns.reward_revisions_S.tolist()
-        self._indexes = columns.step_indexes_S.tolist()
+        self.indexes: list[int] = columns.step_indexes_S.tolist()
         self._versions = columns.policy_versions_S.tolist()
         self._started_at = columns.started_at_S.tolist()
         self.is_last = columns.is_last_S.tolist()
@@ -79,12 +79,8 @@ class PackedSteps:
     def __len__(self) -> int:
         return len(self.columns)
 
-    def index(self, i: int) -> int:
-        index: int = self._indexes[i]
-        return index
-
     def identity(self, i: int) -> str:
-        return self.columns.uids[i] or f"#{self._indexes[i]}"
+        return self.columns.uids[i] or f"#{self.indexes[i]}"
 
     def tokens(self, i: int) -> IntArray:
         """A view into the message."""
@@ -93,8 +89,7 @@ class PackedSteps:
 
     def nbytes(self, i: int) -> int:
         """The most bytes that storing it can take."""
-        nbytes: int = 4 * self._prompts[i] + 9 * self._responses[i]
-        return nbytes
+        return 4 * self._prompts[i] + 9 * self._responses[i]
 
     def copy_step(self, i: int) -> Step:
         """A whole step with arrays of its own. The message is unpacked once, for all its steps."""
@@ -113,7 +108,7 @@ class PackedSteps:
             number=number,
             identity=self.identity(i),
             uid=columns.uids[i],
-            step_index=self._indexes[i],
+            step_index=self.indexes[i],
             prompt_length=self._prompts[i],
             response_length=self._responses[i],
             logprobs=None if len(logprobs) == 0 or logprobs[0] != logprobs[0] else logprobs.copy(),

@@ -1,5 +1,6 @@
 """Pools with a journal, opened, killed and opened again."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import SqliteJournal
-from stepwell.pool.shard.late_rewards import late_reward
+from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.shard.recovery import RecoveryReport, restore_pool
 from stepwell.steps.step import Exactness
 from tests.builders import EasyPool, make_step
@@ -60,4 +61,4 @@ def mixed_rollout(pool: EasyPool) -> None:
 def give_late(pool: EasyPool, archive: ParquetArchive, value: float) -> None:
     reward = RewardGiven(trajectory_uid="t", prompt_uid="p", value=value, source="human", notes="on second thoughts")
     assert not pool.ingest.reward(reward)
-    archive.add_late_reward(late_reward(reward, pool.state.count_late_reward("t"), at=10.0))
+    archive.add_late_reward(LateReward(**asdict(reward), revision=pool.state.count_late_reward("t"), at=10.0))

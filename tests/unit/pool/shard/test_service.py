@@ -10,8 +10,15 @@ from stepwell.errors import Conflict, FetchTimeout, UnknownTrajectory
 from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.api.shard_calls import AbortCall, CompleteCall, KnowsCall
+from stepwell.pool.api.producing import (
+    AbortCall,
+    CompleteCall,
+    EndResult,
+    KnowsCall,
+    Registration,
+    RewardGiven,
+    SubmitVerdict,
+)
 from stepwell.pool.api.watching import Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import SqliteJournal

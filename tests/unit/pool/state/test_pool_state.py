@@ -167,6 +167,14 @@ class StateMachine(RuleBasedStateMachine):
             self.state.drop_group(groups[pick % len(groups)], "cleared")
             self.empty.discard(groups[pick % len(groups)])
 
+    @rule(name=names)
+    def evict_oldest(self, name: str) -> None:
+        channel = self.state.open_channel(name)
+        oldest, held = channel.oldest(), len(channel)
+        self.state.evict_oldest(channel, more_groups=self.limits.max_queue_size - held + 1)
+        assert len(channel) == max(0, held - 1)
+        self.empty -= {oldest}
+
     @rule(pick=pick, refill=st.booleans())
     def trim_group(self, pick: int, refill: bool) -> None:
         groups = [group for group in self.queued() if group.deadline is not None and not self.is_ready(group)]
