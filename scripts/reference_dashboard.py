@@ -27,18 +27,8 @@ def page() -> str:
 
 def _document() -> Schema:
     """The OpenAPI document of routes that are never called."""
-    app, nothing = FastAPI(), cast("Any", None)
-    app.include_router(
-        api_router(
-            pool=nothing,
-            queries=nothing,
-            status=nothing,
-            series=nothing,
-            gateways=nothing,
-            index=nothing,
-            texts=nothing,
-        )
-    )
+    app = FastAPI()
+    app.include_router(api_router(cast("Any", None)))
     return app.openapi()
 
 

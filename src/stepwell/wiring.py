@@ -19,7 +19,6 @@ from stepwell.config.rewards import FunctionSection, RescoreSettings, RewardSett
 from stepwell.config.serving import AtroposSettings, DashboardSettings, GatewaySettings
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
-from stepwell.dashboard.status import PoolDescription
 from stepwell.engines.fleet import EngineFleet
 from stepwell.exports import commands as exporting
 from stepwell.gateway.app import create_app
@@ -83,10 +82,9 @@ def run_dashboard(settings: DashboardSettings) -> None:
     app = create_dashboard(
         pool=PoolClient(settings.data_pool_name, settings.ray_namespace),
         keys=keys,
-        limits=plan.limits,
+        plan=plan,
         tokenizer=BackgroundTokenizer(path, load_tokenizer) if path else None,
         gateways=GatewayMonitor(settings.gateways, settings.control_keys[0] if settings.control_keys else None),
-        description=PoolDescription(name=plan.name, shards=plan.shards, journal=plan.journal, archive=plan.archive),
     )
     _serve("dashboard", app, keys, settings.host, settings.port)
 

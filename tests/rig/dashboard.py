@@ -22,10 +22,9 @@ from fastapi import FastAPI
 from stepwell.common.access_keys import AccessKeys
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import INTERVAL, GatewayMonitor
-from stepwell.dashboard.status import PoolDescription
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationAction, CurationOutcome
-from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.series import ChannelSeries, TimeSeries
 from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
@@ -227,10 +226,9 @@ def make_dashboard(
     return create_dashboard(
         pool=pool,
         keys=AccessKeys(control_keys),
-        limits=Limits(group_size=4, max_staleness=2),
+        plan=PoolPlan(journal="/journal", limits=Limits(group_size=4, max_staleness=2)),
         tokenizer=tokenizer,
         gateways=GatewayMonitor(gateways, control_keys[0] if control_keys else None, interval=gateway_interval),
-        description=PoolDescription(name="data_pool", shards=1, journal="/journal", archive=None),
     )
 
 

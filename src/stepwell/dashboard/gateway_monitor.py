@@ -44,17 +44,6 @@ class GatewayNow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReading:
-    address: str
-    state: str
-    why: str
-    in_flight: int
-    weight_version: str | None
-    server: str
-    gateway: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LatencySeries:
     ends: Sequence[float]
     calls: Sequence[int]
@@ -137,7 +126,7 @@ class GatewayMonitor:
         """Read all gateways now."""
         await asyncio.gather(*(poll() for poll in self._polls))
 
-    def engines(self) -> list[EngineReading]:
+    def engines(self) -> list[Mapping[str, Any]]:
         return [engine for watched in self.watched for engine in watched.engines]
 
 
@@ -145,7 +134,7 @@ class WatchedGateway:
     def __init__(self, url: str, interval: float, timeout: float) -> None:
         self.url = url
         self.now = GatewayNow(url=url, error="no reading yet")
-        self.engines: Sequence[EngineReading] = ()
+        self.engines: Sequence[Mapping[str, Any]] = ()
         self._interval, self._timeout = interval, timeout
         self._last: LatencyHistogram | None = None
         self._intervals: deque[tuple[float, LatencyHistogram]] = deque(maxlen=READINGS_KEPT)
@@ -190,7 +179,7 @@ class WatchedGateway:
             p95=last_minute.percentile(0.95),
             lost=reading.lost,
         )
-        self.engines = [_engine(engine, self.url) for engine in engines["engines"]]
+        self.engines = [{**engine, "gateway": self.url} for engine in engines["engines"]]
 
 
 def read_metrics(text: str) -> GatewayReading:
@@ -215,18 +204,6 @@ async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
         if response.status not in (200, 503):  # a gateway that is not ready answers 503
             response.raise_for_status()
         return await response.read()
-
-
-def _engine(body: Mapping[str, Any], gateway: str) -> EngineReading:
-    return EngineReading(
-        address=body["address"],
-        state=body["state"],
-        why=body["why"],
-        in_flight=body["in_flight"],
-        weight_version=body["weight_version"],
-        server=body["server"],
-        gateway=gateway,
-    )
 
 
 def _explain(failure: Exception, timeout: float) -> str:

@@ -15,9 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from stepwell.common.coalescing import SharedAnswer
-from stepwell.dashboard.index.follower import PoolFollower
-from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.dashboard.state import DashboardState
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.stats import ChannelStats, PoolStats, StepCount
 
@@ -114,27 +112,22 @@ def ages_of(stats: PoolStats, opened: Mapping[str, float], now: float) -> dict[s
     return {name: max(0.0, now - at) for name, at in known.items()}
 
 
-class PoolMetrics:
-    def __init__(self, stats: SharedAnswer[PoolStats], index: TrajectoryIndex, follower: PoolFollower) -> None:
-        self._stats = stats
-        self._index = index
-        self._follower = follower
+async def exposition(state: DashboardState) -> tuple[bytes, str]:
+    """The text and its content type."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(_Collected(list(await _families(state))))
+    encode, content_type = choose_encoder("")
+    return encode(registry), content_type
 
-    async def exposition(self) -> tuple[bytes, str]:
-        """The text and its content type."""
-        registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        registry.register(_Collected(list(await self._families())))
-        encode, content_type = choose_encoder("")
-        return encode(registry), content_type
 
-    async def _families(self) -> Iterator[Metric]:
-        try:
-            stats = await self._stats.get()
-        except PoolUnavailable:
-            return families(None, {})
-        is_current = self._follower.error is None
-        return families(stats, ages_of(stats, self._index.oldest_held(), time.time()) if is_current else {})
+async def _families(state: DashboardState) -> Iterator[Metric]:
+    try:
+        stats = await state.stats.get()
+    except PoolUnavailable:
+        return families(None, {})
+    is_current = state.follower.error is None
+    return families(stats, ages_of(stats, state.index.oldest_held(), time.time()) if is_current else {})
 
 
 class _Collected(Collector):

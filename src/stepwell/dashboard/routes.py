@@ -1,21 +1,17 @@
 """The dashboard's HTTP interface below /api, for the page and for `stepwell status`."""
 
 import time
-from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Self
 
 from fastapi import APIRouter, Query, Response
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from stepwell.common.coalescing import SharedAnswer
-from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.dashboard.http import json_response
-from stepwell.dashboard.index.texts import ConversationTexts
-from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.queries import DashboardQueries
-from stepwell.dashboard.request_shapes import CurationAsked, TrajectoriesAsked, Uid
-from stepwell.dashboard.status import StatusQuery
-from stepwell.pool.api.ports import PoolReader
-from stepwell.pool.api.series import TimeSeries
+from stepwell.dashboard.state import MAX_SERIES_SECONDS, DashboardState
+from stepwell.dashboard.status import read_status
+from stepwell.pool.api.curation import Curation, CurationAction
 
 FACETS = {
     "channels": "channel",
@@ -25,44 +21,69 @@ FACETS = {
     "marks": "mark",
     "sources": "source",
 }
-MAX_SERIES_SECONDS = 24 * 3600.0
 
 
-def api_router(
-    pool: PoolReader,
-    queries: DashboardQueries,
-    status: StatusQuery,
-    series: Callable[[float], SharedAnswer[TimeSeries]],
-    gateways: GatewayMonitor,
-    index: TrajectoryIndex,
-    texts: ConversationTexts,
-) -> APIRouter:
+Uid = Annotated[str, Field(min_length=1, max_length=1_000)]
+
+
+class DashboardBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TrajectoryName(DashboardBody):
+    trajectory_uid: Uid
+    prompt_uid: Uid
+
+
+class CurationAsked(DashboardBody):
+    action: CurationAction
+    trajectories: list[TrajectoryName] = Field(min_length=1, max_length=500)
+    by: Annotated[str, Field(min_length=1, max_length=80)]
+    why: str = Field(default="", max_length=500)
+    mark: Annotated[str, Field(max_length=40), AfterValidator(str.strip)] = ""
+    reward: FiniteFloat | None = None
+
+    @model_validator(mode="after")
+    def _check_complete(self) -> Self:
+        if self.action in (CurationAction.MARK, CurationAction.UNMARK) and not self.mark:
+            raise ValueError(f"{self.action} needs a mark: a short word")
+        if self.action is CurationAction.RELABEL and self.reward is None:
+            raise ValueError("relabel needs a reward: a number")
+        return self
+
+    def curations(self) -> list[Curation]:
+        decision = self.model_dump(exclude={"trajectories"})
+        return [Curation(**decision, **named.model_dump()) for named in self.trajectories]
+
+
+def api_router(state: DashboardState) -> APIRouter:
+    queries = DashboardQueries(state)
     router = APIRouter(prefix="/api")
 
     @router.get("/status")
     async def status_now(fresh: bool = False) -> Response:
         """The pool, its channels, the gateways and engines, some seconds old; with fresh=true, current."""
-        return json_response(await status.read(fresh=fresh))
+        return json_response(await read_status(state, fresh=fresh))
 
     @router.get("/series")
     async def series_of(seconds: Annotated[float, Query(ge=5, le=MAX_SERIES_SECONDS)] = 900.0) -> Response:
         """Time series of the last seconds."""
-        found = await series(seconds).get()
+        found = await state.series(seconds)
         since = time.time() - seconds
-        latencies = {watched.url: watched.series(since) for watched in gateways.watched}
+        latencies = {watched.url: watched.series(since) for watched in state.gateways.watched}
         return json_response(
             {"interval": found.interval, "ends": found.ends, "channels": found.channels, "gateways": latencies}
         )
 
     @router.get("/trajectories")
-    async def trajectories(asked: Annotated[TrajectoriesAsked, Query()]) -> Response:
+    async def trajectories(search: Annotated[Search, Query()]) -> Response:
         """A page of the trajectories that match every filter."""
-        found = await queries.find(asked.search(), asked.text)
+        found = await queries.find(search)
         return json_response(
             {
                 "total": found.total,
                 "matched": found.matched,
-                "texts": {"indexed": len(texts), "of": len(index)},
+                "texts": {"indexed": len(state.texts), "of": len(state.index)},
                 "rows": found.rows,
                 "facets": {name: found.facets[column] for name, column in FACETS.items()},
             }
@@ -86,6 +107,6 @@ def api_router(
     @router.get("/audit")
     async def audit(limit: Annotated[int, Query(ge=1, le=10_000)] = 200, trajectory_uid: str | None = None) -> Response:
         """The last curation decisions, newest first."""
-        return json_response({"entries": await pool.audit(limit, trajectory_uid or None)})
+        return json_response({"entries": await state.pool.audit(limit, trajectory_uid or None)})
 
     return router

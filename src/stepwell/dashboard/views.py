@@ -3,8 +3,9 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.index.trajectories import TrajectoryKey, key_of
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.steps.advantages import GroupMean
-from stepwell.steps.conversation import ConversationTurn, read_turns, shared_length
+from stepwell.steps.conversation import read_turns, shared_length
 from stepwell.steps.schema import SHOWN
 from stepwell.steps.step import IntArray, Step
 
@@ -39,24 +40,6 @@ class PromptTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepView:
-    columns: Mapping[str, object]
-    """All columns that the schema marks as shown."""
-    prompt_length: int
-    new_from: int
-    """The prompt shares the tokens before this index with the previous step."""
-    turns: Sequence[ConversationTurn]
-    """The turns of the new part of the prompt, then of the response."""
-    tokens: ResponseTokens
-    prompt_tokens: PromptTokens
-
-    def as_json(self) -> dict[str, object]:
-        """The columns stand beside the other fields."""
-        others = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "columns"}
-        return {**self.columns, **others}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
     """One rollout of a group."""
 
@@ -77,7 +60,8 @@ class GroupView:
     rows: Sequence[RolloutView]
 
 
-def step_views(steps: Sequence[Step], decoder: TokenDecoder) -> list[StepView]:
+def step_views(steps: Sequence[Step], decoder: TokenDecoder) -> list[dict[str, Any]]:
+    """All columns that the schema marks as shown, the tokens, and the turns of what is new since the step before."""
     pairs = pairwise([None, *steps])
     return [_step_view(step, shared_length(before, step.prompt_ids), decoder) for before, step in pairs if step]
 
@@ -111,19 +95,20 @@ def last_text(steps: Sequence[Step], decoder: TokenDecoder) -> str:
     return decoder.text(steps[-1].response_ids.tolist())[-LAST_CHARACTERS:]
 
 
-def _step_view(step: Step, new_from: int, decoder: TokenDecoder) -> StepView:
+def _step_view(step: Step, new_from: int, decoder: TokenDecoder) -> dict[str, Any]:
+    """The prompt shares the tokens before the index `new_from` with the previous step."""
     new = step.prompt_ids[new_from:]
     has_texts = not decoder.why_not()
     prompt_texts = decoder.texts(new.tolist()) if has_texts else []
     response_texts = decoder.texts(step.response_ids.tolist()) if has_texts else []
-    return StepView(
-        columns={name: getattr(step, name) for name in SHOWN},
-        prompt_length=len(step.prompt_ids),
-        new_from=new_from,
-        turns=read_turns(prompt_texts, response_texts) if has_texts else (),
-        tokens=_response_tokens(step, response_texts),
-        prompt_tokens=_prompt_tokens(new, prompt_texts),
-    )
+    return {
+        **{name: getattr(step, name) for name in SHOWN},
+        "prompt_length": len(step.prompt_ids),
+        "new_from": new_from,
+        "turns": read_turns(prompt_texts, response_texts) if has_texts else (),
+        "tokens": _response_tokens(step, response_texts),
+        "prompt_tokens": _prompt_tokens(new, prompt_texts),
+    }
 
 
 def _response_tokens(step: Step, texts: Sequence[str]) -> ResponseTokens:

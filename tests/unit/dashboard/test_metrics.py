@@ -3,11 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from stepwell.common.coalescing import SharedAnswer
-from stepwell.dashboard.index.follower import PoolFollower
-from stepwell.dashboard.index.texts import ConversationTexts
-from stepwell.dashboard.index.trajectories import TrajectoryIndex
-from stepwell.dashboard.metrics import PoolMetrics, ages_of, families
+from stepwell.dashboard.gateway_monitor import GatewayMonitor
+from stepwell.dashboard.metrics import ages_of, exposition, families
+from stepwell.dashboard.state import DashboardState
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
 from tests.rig.dashboard import MadeUpPool
 
@@ -94,21 +93,21 @@ def pool() -> MadeUpPool:
     return MadeUpPool(trajectories=40)
 
 
-async def test_ages_are_told_while_the_pool_is_followed(pool: MadeUpPool) -> None:
-    index = TrajectoryIndex()
-    following = PoolFollower(pool, index, ConversationTexts())
-    metrics = PoolMetrics(SharedAnswer(pool.stats), index, following)
-    await following.poll()
-    assert b'oldest_group_age_seconds{channel="train"}' in (await metrics.exposition())[0]
-    following.error = "the pool is away"
-    assert b'oldest_group_age_seconds{channel="train"}' not in (await metrics.exposition())[0]
+@pytest.fixture
+def state(pool: MadeUpPool) -> DashboardState:
+    return DashboardState(pool, PoolPlan(), GatewayMonitor([], None), tokenizer=None)
 
 
-async def test_scrapes_share_one_question(pool: MadeUpPool) -> None:
-    index = TrajectoryIndex()
-    metrics = PoolMetrics(SharedAnswer(pool.stats), index, PoolFollower(pool, index, ConversationTexts()))
+async def test_ages_are_told_while_the_pool_is_followed(state: DashboardState) -> None:
+    await state.follower.poll()
+    assert b'oldest_group_age_seconds{channel="train"}' in (await exposition(state))[0]
+    state.follower.error = "the pool is away"
+    assert b'oldest_group_age_seconds{channel="train"}' not in (await exposition(state))[0]
+
+
+async def test_scrapes_share_one_question(pool: MadeUpPool, state: DashboardState) -> None:
     for _ in range(5):
-        body, content_type = await metrics.exposition()
+        body, content_type = await exposition(state)
     assert pool.calls == {"stats": 1}
     assert b"process_resident_memory_bytes" in body
     assert content_type.startswith("text/plain")

@@ -168,6 +168,6 @@ def test_submitted_steps_have_every_column_that_is_submitted() -> None:
 
 def test_the_dashboard_shows_every_column_that_is_shown() -> None:
     (view,) = step_views([EXAMPLE], TokenDecoder(None))
-    shown = orjson.loads(as_json(view.as_json()))
+    shown = orjson.loads(as_json(view))
     for column in STEP_COLUMNS:
         assert (column.name in shown) == column.shown, column.name

@@ -1,11 +1,11 @@
 """Search over trajectories: filters, order, and the columns that they are computed on."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from stepwell.steps.step import BoolArray
 
@@ -24,27 +24,41 @@ SORTS: Mapping[str, tuple[str, bool]] = {
 FIRST_ROWS = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """Filters, which must all match, and the wanted page of the result."""
+def _blank_is_none(value: object) -> object:
+    return None if value == "" else value
 
-    channel: str | None = None
-    state: str | None = None
-    cause: str | None = None
-    source: str | None = None
-    exactness: str | None = None
-    mark: str | None = None
-    reward_min: float | None = None
-    reward_max: float | None = None
-    version_min: int | None = None
-    version_max: int | None = None
-    """A trajectory with several policy versions is within the bounds if one of them is."""
-    prompt_uid: str | None = None
-    uid: str | None = None
+
+BLANK = BeforeValidator(_blank_is_none)
+Text = Annotated[Annotated[str, Field(max_length=1_000)] | None, BLANK]
+Number = Annotated[FiniteFloat | None, BLANK]
+Version = Annotated[int | None, BLANK]
+
+
+class Search(BaseModel):
+    """Filters, which must all match, and the wanted page of the result; read from a request. Blank is absent."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    channel: Text = None
+    state: Text = None
+    cause: Text = None
+    source: Text = None
+    exactness: Text = None
+    mark: Text = None
+    reward_min: Number = None
+    reward_max: Number = None
+    version_min: Version = None
+    """Only trajectories with a token of this policy version or a newer one."""
+    version_max: Version = None
+    """Only trajectories with a token of this policy version or an older one."""
+    prompt_uid: Text = None
+    uid: Text = None
     """A part of the trajectory_uid."""
-    sort: str = "newest"
-    offset: int = 0
-    limit: int = 100
+    text: Text = None
+    """A part of the conversation, in upper or lower case."""
+    sort: Literal["newest", "oldest", "reward", "-reward", "tokens", "-tokens"] = "newest"
+    offset: int = Field(default=0, ge=0)
+    limit: int = Field(default=100, ge=1, le=1_000)
 
 
 class ColumnTable:

@@ -1,0 +1,48 @@
+"""What all requests to the dashboard share: the pool, the answers that it gave, and the index that follows it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from stepwell.common.async_calls import repeating
+from stepwell.common.coalescing import SharedAnswer
+from stepwell.common.tokenizers import TokenDecoder, Tokenizer
+from stepwell.dashboard.gateway_monitor import GatewayMonitor
+from stepwell.dashboard.index.follower import PoolFollower, TextIndexer
+from stepwell.dashboard.index.texts import ConversationTexts
+from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.ports import PoolReader
+from stepwell.pool.api.series import TimeSeries
+
+MAX_SERIES_SECONDS = 24 * 3600.0
+SERIES_SPANS = (60.0, 300.0, 900.0, 3600.0, 6 * 3600.0, MAX_SERIES_SECONDS)
+
+
+class DashboardState:
+    def __init__(self, pool: PoolReader, plan: PoolPlan, gateways: GatewayMonitor, tokenizer: Tokenizer | None) -> None:
+        self.pool = pool
+        self.plan = plan
+        self.gateways = gateways
+        self.decoder = TokenDecoder(tokenizer)
+        self.index = TrajectoryIndex()
+        self.texts = ConversationTexts()
+        self.follower = PoolFollower(pool, self.index, self.texts)
+        self.stats = SharedAnswer(pool.stats)
+        self._series = {span: SharedAnswer(partial(pool.series, seconds=span)) for span in SERIES_SPANS}
+
+    async def series(self, seconds: float) -> TimeSeries:
+        """Callers share the answer for the shortest span that is long enough."""
+        return await self._series[min(span for span in SERIES_SPANS if span >= seconds)].get()
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        """Inside the block, the index and the readings of the gateways are kept up to date."""
+        self.decoder.start()
+        indexer = TextIndexer(self.pool, self.texts, self.decoder)
+        try:
+            async with self.gateways.watching(), repeating(self.follower.poll, indexer.poll):
+                yield
+        finally:
+            for shared in (self.stats, *self._series.values()):
+                await shared.close()
