@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, ValidationError, field_validator, model_v
 from pydantic_settings import (
     BaseSettings,
     CliSuppress,
-    InitSettingsSource,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -150,24 +150,11 @@ def layered(
     """A command's settings. Each comes from the first of these that has it: `given` to `up`, the environment, the
     `file`'s table, `otherwise`. BadRequest says what is wrong."""
 
-    class Layered(settings):  # type: ignore[misc, valid-type]
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            lower = (InitSettingsSource(settings_cls, dict(layer)) for layer in (file, otherwise))
-            return init_settings, env_settings, *lower
-
+    set_by_up = {name: value for name, value in given.items() if value is not None}
     try:
-        made: S = Layered(**{name: value for name, value in given.items() if value is not None})
+        return settings(**{**otherwise, **file, **EnvSettingsSource(settings)(), **set_by_up})
     except ValidationError as wrong:
         raise BadRequest("\n".join(_explained(table, error["loc"], error["msg"]) for error in wrong.errors())) from None
-    return made
 
 
 def _from_file(settings: type[BaseSettings]) -> PydanticBaseSettingsSource:

@@ -8,9 +8,12 @@ first sync.
   the run ends with SyncFailed.
 """
 
+import json
+import math
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepwell.common.optional import require
@@ -21,7 +24,6 @@ from stepwell.demo.engine import find_vllm, start_engine
 from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.pool import NAMESPACE, demo_ray, make_pool
-from stepwell.demo.result import DemoResult, largest_gap
 from stepwell.demo.screen import DemoScreen
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.trainers.reporting import Report, ToJsonl, UpdateMetrics
@@ -36,6 +38,33 @@ POOL = "data_pool"
 RATE = 7e-4
 AHEAD = 1
 """Batches by which the agents may be ahead of the trainer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResult:
+    task: str
+    seed: int
+    updates: int
+    start: float
+    """Mean reward on held-out samples, before training."""
+    end: float
+    """Mean reward on held-out samples, after training."""
+    samples_per_second: float
+    """Trained rollouts per second, from the first to the last update."""
+    seconds: float
+    """Duration of the whole run, with the start of vLLM and the warm-up."""
+    largest_gap: float
+    """Largest difference between the engine's log-probabilities and the trainer's, over all syncs."""
+
+    def text(self) -> str:
+        return (
+            f"reward on held-out samples: {self.start:.3f} before, {self.end:.3f} after {self.updates} updates; "
+            f"{self.samples_per_second:.0f} rollouts a second; "
+            f"vLLM's log-probabilities are within {self.largest_gap:.0e} of the trainer's"
+        )
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
 def run_demo(settings: DemoSettings) -> None:
@@ -75,6 +104,7 @@ class Demo:
             start = self._evaluate(agents, "before training")
             seconds = self._train(trainer, agents)
             end = self._evaluate(agents, "after training")
+        gaps = [metrics.logprob_gap for metrics in self._metrics]
         result = DemoResult(
             task=self._settings.task,
             seed=self._settings.seed,
@@ -83,7 +113,7 @@ class Demo:
             end=end,
             samples_per_second=sum(metrics.rollouts for metrics in self._metrics) / seconds,
             seconds=self._screen.seconds,
-            largest_gap=largest_gap(self._metrics),
+            largest_gap=max((gap for gap in gaps if not math.isnan(gap)), default=math.nan),
         )
         return result, self._metrics
 

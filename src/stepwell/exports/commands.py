@@ -1,14 +1,13 @@
 """`stepwell export` and `stepwell import`, with the pool and the tokenizer handed in."""
 
 import logging
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from datetime import datetime
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from stepwell.common.tokenizers import Decode
 from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.errors import BadRequest
-from stepwell.exports.export_run import export, limited
 from stepwell.exports.file_source import FileSource
 from stepwell.exports.file_target import format_of, open_target
 from stepwell.exports.import_run import PoolToFill, import_groups
@@ -20,11 +19,13 @@ from stepwell.exports.sft import SftShape
 from stepwell.exports.shapes import ExportShape, StepsShape
 from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.watching import TrajectoryState
-from stepwell.steps.groups import StepGroup
+from stepwell.steps.groups import StepGroup, split_by_size
 from stepwell.steps.step import Exactness
 
 log = logging.getLogger("stepwell.exports")
 
+PAGE_BYTES = 2**24
+"""Bytes written at once: a row group of Parquet."""
 Say: TypeAlias = Callable[[str], None]
 
 
@@ -41,7 +42,10 @@ async def run_export(settings: ExportSettings, pool: PoolReader | None, decode: 
             listing = await list_pool(pool, selection)
             listed, groups = len(listing), read_groups(pool, listing)
         progress = TransferProgress(total=settings.limit or listed)
-        await export(groups if settings.limit is None else limited(groups, settings.limit), target, progress)
+        wanted = groups if settings.limit is None else _first_trajectories(groups, settings.limit)
+        async for page in split_by_size(wanted, PAGE_BYTES):
+            target.write(page)
+            progress.add(page, target.nbytes)
         summary = progress.close()
         if target.rows == 0:
             raise BadRequest(f"nothing was written: no row matches the filters and the shape ({summary})")
@@ -70,20 +74,22 @@ def make_shape(settings: ExportSettings, decode: Decode | None) -> ExportShape:
 
 
 def make_selection(settings: ExportSettings) -> Selection:
-    return Selection(
-        channel=settings.channel,
-        source=settings.source,
-        state=None if settings.state is None else TrajectoryState(settings.state),
-        mark=settings.mark,
-        min_exactness=None if settings.min_exactness is None else Exactness(settings.min_exactness),
-        reward_min=settings.reward_min,
-        reward_max=settings.reward_max,
-        version_min=settings.version_min,
-        version_max=settings.version_max,
-        since=_seconds(settings.since),
-        until=_seconds(settings.until),
-    )
+    filters = settings.model_dump(include=set(Selection.__slots__), exclude_none=True)
+    read: Mapping[str, Callable[[Any], object]] = {
+        "state": TrajectoryState,
+        "min_exactness": Exactness,
+        "since": datetime.timestamp,
+        "until": datetime.timestamp,
+    }
+    return Selection(**filters | {name: read[name](filters[name]) for name in read.keys() & filters.keys()})
 
 
-def _seconds(time: datetime | None) -> float | None:
-    return None if time is None else time.timestamp()
+async def _first_trajectories(groups: AsyncIterable[StepGroup], limit: int) -> AsyncIterator[StepGroup]:
+    """The last group may be cut."""
+    left = limit
+    async for group in groups:
+        trajectories = group.trajectories()[:left]
+        left -= len(trajectories)
+        yield group.only(trajectories)
+        if left == 0:
+            return

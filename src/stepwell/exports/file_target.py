@@ -9,7 +9,7 @@ Invariants:
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any
 
 from stepwell.common.atomic_files import writing_under_temporary_name
 from stepwell.common.optional import require
@@ -26,17 +26,6 @@ FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", "": "dataset"}
 """By the suffix of a path."""
 
 
-class FileTarget(Protocol):
-    @property
-    def nbytes(self) -> int:
-        """Bytes written so far."""
-
-    @property
-    def rows(self) -> int: ...
-
-    def write(self, groups: Sequence[StepGroup]) -> None: ...
-
-
 def format_of(path: str) -> str:
     """The file format that a path's suffix names."""
     suffix = PurePath(path).suffix
@@ -48,18 +37,18 @@ def format_of(path: str) -> str:
 @contextmanager
 def open_target(
     url: str, format_: str, shape: ExportShape, max_file_bytes: int = MAX_FILE_BYTES
-) -> Iterator[FileTarget]:
+) -> "Iterator[JsonLinesTarget | ParquetTarget]":
     """A target that becomes a file or a dataset at `url` at the end of the block. A failed block leaves nothing."""
     fs: Any
     fs, path = require("fsspec", EXTRA).core.url_to_fs(url)
     if fs.exists(path):
         raise BadRequest(f"{url} exists already and is not overwritten; name another, or remove it")
     with writing_under_temporary_name(fs, path) as temporary:
-        target: _JsonLinesTarget | _ParquetTarget
-        if format_ == "jsonl":
-            target = _JsonLinesTarget(fs, temporary, shape)
-        else:
-            target = _ParquetTarget(fs, temporary, shape, max_file_bytes if format_ == "dataset" else None)
+        target = (
+            JsonLinesTarget(fs, temporary, shape)
+            if format_ == "jsonl"
+            else ParquetTarget(fs, temporary, shape, max_file_bytes if format_ == "dataset" else None)
+        )
         with closing(target):
             yield target
 
@@ -69,7 +58,7 @@ def _new_file(fs: Any, path: str) -> Any:
     return fs.open(path, "wb")
 
 
-class _JsonLinesTarget:
+class JsonLinesTarget:
     def __init__(self, fs: Any, path: str, shape: ExportShape) -> None:
         self._output = _new_file(fs, path)
         self._shape = shape
@@ -85,7 +74,7 @@ class _JsonLinesTarget:
         self._output.close()
 
 
-class _ParquetTarget:
+class ParquetTarget:
     """A page of groups becomes a row group."""
 
     def __init__(self, fs: Any, path: str, shape: ExportShape, max_file_bytes: int | None) -> None:

@@ -16,11 +16,10 @@ from typing import Protocol
 
 from stepwell.common.retry import retry_while_unavailable
 from stepwell.errors import BadRequest, PoolUnavailable
-from stepwell.exports.pool_source import ATTEMPTS, BACKOFF
+from stepwell.exports.pool_source import ATTEMPTS, BACKOFF, all_changes
 from stepwell.exports.progress import TransferProgress
 from stepwell.pool.api.ports import GroupExchange, PoolReader
 from stepwell.pool.api.producing import Registration, SubmitVerdict
-from stepwell.pool.api.watching import Cursor
 from stepwell.steps.columns import Columns, stack, unpack
 from stepwell.steps.groups import StepGroup, split_by_size
 from stepwell.steps.soundness import fault_kind, step_fault
@@ -67,7 +66,7 @@ async def import_groups(
             submit = partial(pool.submit_columns, columns, registrations)
             report.verdicts.update(await retry_while_unavailable(submit, PoolUnavailable, BACKOFF, attempts=ATTEMPTS))
         nbytes += sum(group.nbytes for group in page)
-        progress.add(sum(group.count() for group in page), sum(len(group.columns) for group in page), nbytes)
+        progress.add(page, nbytes)
     report.dropped = {cause: count - dropped[cause] for cause, count in (await _dropped(pool)).items()}
     return report
 
@@ -125,12 +124,7 @@ def _sound(group: StepGroup, faults: Counter[str]) -> StepGroup | None:
 
 async def _known(pool: PoolReader) -> set[tuple[str, str]]:
     """(trajectory_uid, prompt_uid) of all trajectories in the pool, and of the last that left it."""
-    known, cursors, more = set[tuple[str, str]](), dict[str, Cursor](), True
-    while more:
-        changes = await pool.changes(cursors)
-        known.update((one.trajectory_uid, one.prompt_uid) for one in changes.snapshots)
-        cursors, more = dict(changes.cursors), changes.more
-    return known
+    return {(one.trajectory_uid, one.prompt_uid) async for changes in all_changes(pool) for one in changes.snapshots}
 
 
 async def _dropped(pool: PoolReader) -> Counter[str]:

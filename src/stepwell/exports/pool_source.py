@@ -16,8 +16,8 @@ from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.errors import PoolUnavailable
 from stepwell.exports.selection import Selection
 from stepwell.pool.api.ports import PoolReader
-from stepwell.pool.api.watching import Cursor, TrajectorySnapshot
-from stepwell.steps.columns import Columns, cut, pack, stack, unpack
+from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot
+from stepwell.steps.columns import Columns, pack, stack, unpack
 from stepwell.steps.groups import StepGroup
 
 PAGE_TOKENS = 500_000
@@ -78,10 +78,18 @@ class PoolListing:
                 yield page
 
 
-async def list_pool(pool: PoolReader, selection: Selection) -> PoolListing:
-    listing, cursors, more = PoolListing(), dict[str, Cursor](), True
+async def all_changes(pool: PoolReader) -> AsyncIterator[Changes]:
+    """Everything that the pool lists, page by page."""
+    cursors, more = dict[str, Cursor](), True
     while more:
         changes = await pool.changes(cursors)
+        yield changes
+        cursors, more = dict(changes.cursors), changes.more
+
+
+async def list_pool(pool: PoolReader, selection: Selection) -> PoolListing:
+    listing = PoolListing()
+    async for changes in all_changes(pool):
         for shard in changes.reset_shards:
             listing.forget(shard)
         for one in changes.snapshots:
@@ -89,7 +97,6 @@ async def list_pool(pool: PoolReader, selection: Selection) -> PoolListing:
                 listing.add(one)
             else:
                 listing.remove(one)
-        cursors, more = dict(changes.cursors), changes.more
     return listing
 
 
@@ -114,6 +121,4 @@ def _by_trajectory(columns: Columns) -> dict[str, Columns]:
     """Without quarantined steps."""
     if any(fault is not None for fault in columns.quarantine):
         columns = pack([step for step in unpack(columns, copy=False) if step.quarantine is None])
-    runs = [(uid, len(list(run))) for uid, run in groupby(columns.trajectory_uids)]
-    pieces = cut(columns, [size for _, size in runs])
-    return {uid: piece for (uid, _), piece in zip(runs, pieces, strict=True)}
+    return {found.trajectory_uids[0]: found for found in StepGroup(columns).trajectories()}

@@ -1,10 +1,11 @@
 """How far an export or an import has come."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from stepwell.common.progress import ProgressLine
+from stepwell.steps.groups import StepGroup
 
 
 class TransferProgress:
@@ -16,10 +17,10 @@ class TransferProgress:
         self._total, self._clock, self._started = total, clock, clock()
         self._line = ProgressLine(self.text, out, clock)
 
-    def add(self, trajectories: int, steps: int, nbytes: int) -> None:
-        """Count more trajectories and steps; `nbytes` is the total of all so far."""
-        self.trajectories += trajectories
-        self.steps += steps
+    def add(self, page: Sequence[StepGroup], nbytes: int) -> None:
+        """Count more groups; `nbytes` is the total of all so far."""
+        self.trajectories += sum(group.count() for group in page)
+        self.steps += sum(len(group.columns) for group in page)
         self.nbytes = nbytes
         self._line.update()
 

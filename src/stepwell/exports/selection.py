@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepwell.pool.api.curation import MARKS
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import GRADES, Exactness
-
-MARKS = "marks"
-"""The key of a trajectory's metadata under which people's marks stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

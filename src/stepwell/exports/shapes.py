@@ -7,7 +7,7 @@ Invariants:
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from stepwell.steps.arrow import step_groups_to_arrow
 from stepwell.steps.columns import Columns, unpack
@@ -60,6 +60,4 @@ def total_reward_of(steps: Iterable[Step]) -> float | None:
 def table_of(records: Iterable[Record], types: "dict[str, pyarrow.DataType]") -> "pyarrow.Table":
     import pyarrow as pa
 
-    rows = list(records)
-    arrays: dict[str, Any] = {name: pa.array([row[name] for row in rows], kind) for name, kind in types.items()}
-    return pa.table(arrays)
+    return pa.Table.from_pylist(list(records), pa.schema(types))

@@ -2,6 +2,7 @@ import io
 
 from stepwell.common.progress import INTERVAL
 from stepwell.exports.progress import TransferProgress
+from tests.unit.exports.stored import stored, turns
 
 
 class Terminal(io.StringIO):
@@ -11,10 +12,11 @@ class Terminal(io.StringIO):
 
 def test_elsewhere_than_in_a_terminal_a_line_comes_now_and_then() -> None:
     now, out = [0.0], io.StringIO()
+    group = stored(turns("a", 50))
     progress = TransferProgress(total=40, out=out, clock=lambda: now[0])
     for _ in range(4):
         now[0] += INTERVAL / 2
-        progress.add(10, 500, 10 * progress.trajectories * 10_000)
+        progress.add([group] * 10, 10 * progress.trajectories * 10_000)
     lines = out.getvalue().splitlines()
     assert lines[0] == "20 of 40 trajectories, 1,000 steps, 1.0 MB in 10.0 s (100 steps/s)"
     assert len(lines) == 2
@@ -26,7 +28,7 @@ def test_in_a_terminal_one_line_is_written_over_and_cleared() -> None:
     progress = TransferProgress(out=out, clock=lambda: now[0])
     for _ in range(3):
         now[0] += 1.0
-        progress.add(1, 2, 0)
+        progress.add([stored(turns("a", 2))], 0)
     progress.close()
     assert out.getvalue().count("\n") == 0
     assert out.getvalue().count("\r\x1b[K") == 4

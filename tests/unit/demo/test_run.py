@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from stepwell.demo.result import DemoResult
+from stepwell.demo.run import DemoResult
 
 
 def test_a_result_is_written_as_json_and_as_one_line(tmp_path: Path) -> None:
