@@ -44,5 +44,6 @@ class DashboardState:
             async with self.gateways.watching(), repeating(self.follower.poll, indexer.poll):
                 yield
         finally:
-            for shared in (self.stats, *self._series.values()):
+            await self.stats.close()
+            for shared in self._series.values():
                 await shared.close()
