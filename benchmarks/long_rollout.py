@@ -17,9 +17,10 @@ from benchmarks.report import report
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.client.batch import MergedBatch, make_batch
+from stepwell.pool.client.batch import make_batch
 from stepwell.pool.rules.pool import Pool
 from stepwell.steps.columns import Columns, pack
+from stepwell.steps.rows import MergedRows
 from stepwell.steps.step import Step, ids_array
 
 TURNS, FINAL_LENGTH = 200, 100_000
@@ -72,7 +73,7 @@ def through_a_pipe(columns: Columns) -> tuple[Columns, int]:
     return pickle.loads(raw, buffers=copied), len(raw) + sum(map(len, copied))
 
 
-def fetch_and_merge(pool: Pool, *, whole_prompts: bool) -> tuple[float, int, MergedBatch]:
+def fetch_and_merge(pool: Pool, *, whole_prompts: bool) -> tuple[float, int, MergedRows]:
     start = time.perf_counter()
     taken = take(pool)
     columns, nbytes = through_a_pipe(taken.columns.expanded() if whole_prompts else taken.columns)

@@ -12,7 +12,7 @@ import numpy as np
 from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.index.trajectories import TrajectoryKey, key_of
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
-from stepwell.steps.advantages import GroupMean
+from stepwell.steps.advantages import group_advantages
 from stepwell.steps.conversation import read_turns, shared_length
 from stepwell.steps.schema import SHOWN
 from stepwell.steps.step import IntArray, Step
@@ -71,7 +71,7 @@ def group_view(rows: Sequence[TrajectorySnapshot], last: Mapping[TrajectoryKey, 
     rewards_T = np.array(
         [math.nan if row.reward is None or row.state is TrajectoryState.DROPPED else row.reward for row in rows]
     )
-    advantages_T = GroupMean().advantages(rewards_T, np.zeros(len(rows), np.int64)).tolist()
+    advantages_T = group_advantages(rewards_T, np.zeros(len(rows), np.int64)).tolist()
     rewards = rewards_T[~np.isnan(rewards_T)].tolist()
     return GroupView(
         prompt_uid=rows[0].prompt_uid,

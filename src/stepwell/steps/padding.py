@@ -16,6 +16,7 @@ from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns
 from stepwell.steps.layout import IndexArray, offsets
 from stepwell.steps.step import BoolArray, FloatArray, IntArray
+from stepwell.steps.tensors import ArrayRecord
 
 D = TypeVar("D", bound=np.generic)
 Overlong: TypeAlias = Literal["raise", "drop"]
@@ -24,7 +25,7 @@ Limited: TypeAlias = Mapping[str, tuple[NDArray[np.signedinteger], int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PaddedSteps:
+class PaddedSteps(ArrayRecord):
     """S steps in rows of T = P + R tokens. In each row the response begins at column P, right behind its prompt."""
 
     prompts_S_P: IndexArray

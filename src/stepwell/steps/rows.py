@@ -13,8 +13,9 @@ of its own: a fork.
 - The rows follow from the prefix tree of the batch. Prefixes are searched only in a batch that has no tree.
 """
 
+from bisect import insort
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from typing import TypeVar
@@ -27,6 +28,7 @@ from stepwell.steps.layout import IndexArray, offsets, returns_of, sums
 from stepwell.steps.padding import Overlong, fitting, ones, spread
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import BoolArray, FloatArray, IntArray
+from stepwell.steps.tensors import ArrayRecord
 
 D = TypeVar("D", bound=np.generic)
 NO_VERSION = -1
@@ -45,7 +47,20 @@ class ForkReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class MergedRows:
+class PaddedRows(ArrayRecord):
+    """Merged rows, padded on the right to L tokens. All arrays are int64 or float32, as in steps/padding.py."""
+
+    input_ids_R_L: IndexArray
+    attention_mask_R_L: IndexArray
+    loss_mask_R_L: IndexArray
+    logprobs_R_L: FloatArray
+    versions_R_L: IndexArray
+    kept_R: IndexArray
+    """The merged rows that are kept. If rows of a rollout are dropped, its weights sum to less than 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MergedRows(ArrayRecord):
     """R rows in flat arrays: row r is `[offsets_R[r]:offsets_R[r + 1]]` of the four arrays of tokens."""
 
     tokens: IntArray
@@ -78,18 +93,19 @@ class MergedRows:
         ends = offsets(np.bincount(self.row_of_S, minlength=len(self)))
         return [in_order[start:end] for start, end in pairwise(ends)]
 
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PaddedRows:
-    """Merged rows, padded on the right to L tokens. All arrays are int64 or float32, as in steps/padding.py."""
-
-    input_ids_R_L: IndexArray
-    attention_mask_R_L: IndexArray
-    loss_mask_R_L: IndexArray
-    logprobs_R_L: FloatArray
-    versions_R_L: IndexArray
-    kept_R: IndexArray
-    """The merged rows that are kept. If rows of a rollout are dropped, its weights sum to less than 1."""
+    def padded(self, length: int, *, pad_id: int = 0, overlong: Overlong = "raise") -> PaddedRows:
+        """Rows of `length` tokens. A longer row raises, or is left out with `overlong="drop"`."""
+        lengths_R = np.diff(self.offsets_R)
+        kept = fitting({f"rows are longer than {length}": (lengths_R, length)}, overlong)
+        at, lengths, shape = self.offsets_R[kept], lengths_R[kept], (len(kept), length)
+        return PaddedRows(
+            input_ids_R_L=spread(self.tokens, at, lengths, np.full(shape, pad_id, np.int64)),
+            attention_mask_R_L=ones(np.zeros_like(lengths), lengths, length),
+            loss_mask_R_L=spread(self.loss_mask, at, lengths, np.zeros(shape, np.int64)),
+            logprobs_R_L=spread(self.logprobs, at, lengths, np.zeros(shape, np.float32)),
+            versions_R_L=spread(self.versions, at, lengths, np.full(shape, NO_VERSION, np.int64)),
+            kept_R=kept,
+        )
 
 
 def merge_rows(columns: Columns, trajectory_of_S: IndexArray, group_of_T: IndexArray) -> MergedRows:
@@ -138,130 +154,93 @@ def find_bases(columns: Columns, trajectory_of_S: IndexArray) -> Bases:
     return Bases(base_S, shared_S)
 
 
-def pad_rows(merged: MergedRows, length: int, *, pad_id: int, overlong: Overlong) -> PaddedRows:
-    lengths_R = np.diff(merged.offsets_R)
-    kept = fitting({f"rows are longer than {length}": (lengths_R, length)}, overlong)
-    at, lengths, shape = merged.offsets_R[kept], lengths_R[kept], (len(kept), length)
-    return PaddedRows(
-        input_ids_R_L=spread(merged.tokens, at, lengths, np.full(shape, pad_id, np.int64)),
-        attention_mask_R_L=ones(np.zeros_like(lengths), lengths, length),
-        loss_mask_R_L=spread(merged.loss_mask, at, lengths, np.zeros(shape, np.int64)),
-        logprobs_R_L=spread(merged.logprobs, at, lengths, np.zeros(shape, np.float32)),
-        versions_R_L=spread(merged.versions, at, lengths, np.full(shape, NO_VERSION, np.int64)),
-        kept_R=kept,
-    )
-
-
 # -- which steps share a row -------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class _OpenRow:
-    """A row that later steps of its trajectory may join."""
-
-    number: int
-    last: int
-    """Its last step."""
-    written: list[tuple[int, int]] = field(default_factory=list)
-    """From where to where the model wrote."""
-
-    def is_written(self, position: int) -> bool:
-        return any(start <= position < end for start, end in self.written)
-
-
-class _OpenRows:
-    """The rows of one trajectory, found by the point of the prefix tree at which they end.
+class _RowBuilder:
+    """Divides steps into rows, in order. A row is found by the point of the prefix tree at which it ends.
 
     A point is (step, length): the first step that has these tokens, and how many. Equal prefixes have the same point.
     """
 
-    def __init__(self, bases: list[int], shared: list[int]) -> None:
-        self._bases, self._shared = bases, shared
-        self._rows: list[_OpenRow] = []
-        self._ends: dict[int, dict[int, list[_OpenRow]]] = {}
+    def __init__(self, columns: Columns, bases: Bases) -> None:
+        self.steps_of_R: list[list[int]] = []
+        """The steps of each row, in order."""
+        self._bases, self._shared = bases.base_S.tolist(), bases.shared_S.tolist()
+        self._prompts, self._lengths = columns.prompt_lengths_S.tolist(), columns.lengths_S.tolist()
+        self._ends: dict[int, dict[int, list[int]]] = {}
         """The rows that end among the tokens a step adds, by step and length; the newest row comes last."""
 
-    def first_step(self, step: int, length: int) -> int:
+    def find(self, step: int) -> int | None:
+        """The longest row that the step's prompt begins with; of equal rows the newest."""
+        limit, earlier = min(self._prompts[step], self._shared[step]), self._bases[step]
+        while earlier != NO_BASE:
+            ends = self._ends.get(earlier)
+            if ends and (length := max((end for end in ends if end <= limit), default=0)):
+                return ends[length][-1]
+            limit = min(limit, self._shared[earlier])
+            earlier = self._bases[earlier]
+        return None
+
+    def open(self, step: int) -> None:
+        self.steps_of_R.append([])
+        self._append(len(self.steps_of_R) - 1, step)
+
+    def extend(self, row: int, step: int) -> None:
+        last = self.steps_of_R[row][-1]
+        length = self._lengths[last]
+        ends = self._ends[self._first_step(last, length)]
+        ends[length].remove(row)
+        if not ends[length]:
+            del ends[length]
+        self._append(row, step)
+
+    def fork_reason(self, step: int, rows: range) -> ForkReason:
+        """Why the step cannot join any of these rows, the earlier ones of its trajectory."""
+        shared = self._shared[step]
+        if shared >= self._prompts[step]:
+            return ForkReason.REPEATED
+        point = self._first_step(step, shared)
+        closest = next(row for row in reversed(rows) if not shared or self._passes(row, point, shared))
+        is_written = any(self._prompts[s] <= shared < self._lengths[s] for s in self.steps_of_R[closest])
+        return ForkReason.REPLY_CHANGED if is_written else ForkReason.CONTEXT_CHANGED
+
+    def _first_step(self, step: int, length: int) -> int:
         """The first step that begins with the first `length` tokens of this one."""
         while self._shared[step] >= length > 0:
             step = self._bases[step]
         return step
 
-    def longest(self, step: int, prompt_length: int) -> _OpenRow | None:
-        """The longest row that the prompt begins with; of equal rows the newest."""
-        limit = prompt_length
-        while step != NO_BASE:
-            ends = self._ends.get(step)
-            if ends and (length := max((end for end in ends if end <= limit), default=0)):
-                return ends[length][-1]
-            limit = min(limit, self._shared[step])
-            step = self._bases[step]
-        return None
+    def _passes(self, row: int, point: int, length: int) -> bool:
+        last = self.steps_of_R[row][-1]
+        return self._lengths[last] >= length and self._first_step(last, length) == point
 
-    def open(self, number: int, step: int, prompt_length: int, length: int) -> None:
-        row = _OpenRow(number, step)
-        self._rows.append(row)
-        self._end(row, step, prompt_length, length)
-
-    def extend(self, row: _OpenRow, step: int, prompt_length: int, length: int) -> None:
-        end = row.written[-1][1]
-        ends = self._ends[self.first_step(row.last, end)]
-        ends[end].remove(row)
-        if not ends[end]:
-            del ends[end]
-        self._end(row, step, prompt_length, length)
-
-    def fork_reason(self, step: int, prompt_length: int) -> ForkReason | None:
-        """Why the step cannot join any row; None if it is the first of its trajectory."""
-        if not self._rows:
-            return None
-        shared = self._shared[step]
-        if shared >= prompt_length:
-            return ForkReason.REPEATED
-        closest = self._rows[-1]
-        if shared:
-            point = self.first_step(step, shared)
-            closest = next(row for row in reversed(self._rows) if self._passes(row, point, shared))
-        return ForkReason.REPLY_CHANGED if closest.is_written(shared) else ForkReason.CONTEXT_CHANGED
-
-    def _passes(self, row: _OpenRow, point: int, length: int) -> bool:
-        return row.written[-1][1] >= length and self.first_step(row.last, length) == point
-
-    def _end(self, row: _OpenRow, step: int, prompt_length: int, length: int) -> None:
-        row.last = step
-        row.written.append((prompt_length, length))
-        point = self.first_step(step, length)
-        of_length = self._ends.setdefault(point, {}).setdefault(length, [])
-        of_length.append(row)
-        of_length.sort(key=lambda other: other.number)
+    def _append(self, row: int, step: int) -> None:
+        self.steps_of_R[row].append(step)
+        length = self._lengths[step]
+        insort(self._ends.setdefault(self._first_step(step, length), {}).setdefault(length, []), row)
 
 
 def _divide(
     columns: Columns, bases: Bases, trajectory_of_S: IndexArray
 ) -> tuple[IndexArray, IndexArray, Counter[ForkReason]]:
     """The row of each step, the last step of each row, and how many rows were opened beside a trajectory's first."""
-    row_of_S = np.empty(len(columns), np.int64)
-    last_of_R: list[int] = []
-    forks: Counter[ForkReason] = Counter()
-    base, shared = bases.base_S.tolist(), bases.shared_S.tolist()
-    prompts, lengths = columns.prompt_lengths_S.tolist(), columns.lengths_S.tolist()
-    trajectory, rows = -1, _OpenRows(base, shared)
+    builder, forks = _RowBuilder(columns, bases), Counter[ForkReason]()
+    trajectory, first_row, row_of_S = -1, 0, []
     for step, of_step in enumerate(trajectory_of_S.tolist()):
+        rows = len(builder.steps_of_R)
         if of_step != trajectory:
-            trajectory, rows = of_step, _OpenRows(base, shared)
-        row = rows.longest(base[step], min(prompts[step], shared[step]))
+            trajectory, first_row = of_step, rows
+        row = builder.find(step)
         if row is not None:
-            rows.extend(row, step, prompts[step], lengths[step])
-            number = row.number
-            last_of_R[number] = step
+            builder.extend(row, step)
         else:
-            if (reason := rows.fork_reason(step, prompts[step])) is not None:
-                forks[reason] += 1
-            number = len(last_of_R)
-            rows.open(number, step, prompts[step], lengths[step])
-            last_of_R.append(step)
-        row_of_S[step] = number
-    return row_of_S, np.array(last_of_R, np.int64), forks
+            if rows > first_row:
+                forks[builder.fork_reason(step, range(first_row, rows))] += 1
+            builder.open(step)
+        row_of_S.append(rows if row is None else row)
+    last_of_R = [steps[-1] for steps in builder.steps_of_R]
+    return np.array(row_of_S, np.int64), np.array(last_of_R, np.int64), forks
 
 
 # -- what the rows hold ------------------------------------------------------------------------------------------------

@@ -42,28 +42,22 @@ def pool_loader(
 
     class Batches(IterableDataset[dict[str, "torch.Tensor"]]):
         def __iter__(self) -> "Iterator[dict[str, torch.Tensor]]":
-            return _tensors(pool, count, batches, channel, timeout, lease)
+            trained, given = TrainedLedger(), 0
+            while batches is None or given < batches:
+                batch = pool.fetch_batch(count, timeout=timeout, lease=lease, channel=channel)
+                rows = choose_rows(batch, trained)
+                if rows.tokens:
+                    given += 1
+                    try:
+                        yield _as_tensors(batch, rows)
+                    except GeneratorExit:
+                        if not sys.is_finalizing():  # at exit nobody answers, and the lease expires by itself
+                            pool.nack(batch)
+                        raise
+                trained.add(batch.leases, rows.uids)
+                trained.acknowledge(pool)
 
     return DataLoader(Batches(), batch_size=None)
-
-
-def _tensors(
-    pool: TrainingPool, count: int, batches: int | None, channel: str, timeout: float, lease: float
-) -> "Iterator[dict[str, torch.Tensor]]":
-    trained, given = TrainedLedger(), 0
-    while batches is None or given < batches:
-        batch = pool.fetch_batch(count, timeout=timeout, lease=lease, channel=channel)
-        rows = choose_rows(batch, trained)
-        if rows.tokens:
-            given += 1
-            try:
-                yield _as_tensors(batch, rows)
-            except GeneratorExit:
-                if not sys.is_finalizing():  # at exit nobody answers, and the lease expires by itself
-                    pool.nack(batch)
-                raise
-        trained.add(batch.leases, rows.uids)
-        trained.acknowledge(pool)
 
 
 def _as_tensors(batch: TrainingBatch, rows: TrainedRows) -> "dict[str, torch.Tensor]":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.steps.advantages import GroupMean
+from stepwell.steps.advantages import group_advantages
 from stepwell.steps.layout import IndexArray, parts_of, sums
 from stepwell.steps.padding import ones, spread
 from stepwell.steps.rows import MergedRows
@@ -88,7 +88,7 @@ def choose_rows(batch: TrainingBatch, known: Container[str]) -> TrainedRows:
     uids_T = [batch.columns.trajectory_uids[i] for i in firsts_T.tolist()]
     known_T = np.array([uid in known for uid in uids_T], np.bool_)
     is_new_T = ~np.isin(group_of_T, group_of_T[known_T])
-    advantages_T = GroupMean().advantages(batch.rewards_T, group_of_T)
+    advantages_T = group_advantages(batch.rewards_T, group_of_T)
     teaches_T = np.isin(group_of_T, group_of_T[np.nan_to_num(advantages_T) != 0.0])
     wanted_T = is_new_T & teaches_T & ~np.isnan(advantages_T) & ~_lacks_logprobs(batch)
     trained = _trained(merged, wanted_T)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import BadRequest
-from stepwell.steps.advantages import GroupMean
+from stepwell.steps.advantages import group_advantages
 from stepwell.steps.columns import Columns, cut, stack
 from stepwell.steps.layout import IndexArray, parts_of
 from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps
@@ -84,7 +84,7 @@ def verl_rows(
     columns = replace(columns, rewards_S=batch.rewards_T[trajectory_of_R])
     padded = pad_steps(columns, prompt_length, response_length, pad_id=pad_id, overlong=overlong)
     trajectory_of_R = trajectory_of_R[padded.kept_S]
-    advantages_T = GroupMean().advantages(batch.rewards_T, batch.group_of_T)
+    advantages_T = group_advantages(batch.rewards_T, batch.group_of_T)
     return VerlRows(
         _tensors(padded, advantages_T[trajectory_of_R]),
         _labels(batch, padded, trajectory_of_R),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import pack
 from stepwell.steps.layout import groups_of, trajectories_of
-from stepwell.steps.rows import ForkReason, MergedRows, merge_rows, pad_rows
+from stepwell.steps.rows import ForkReason, MergedRows, merge_rows
 from stepwell.steps.step import Step, VersionSpan, ids_array, logprobs_array, mask_array
 from tests.builders import make_step
 
@@ -149,7 +149,7 @@ def test_no_steps_make_no_rows() -> None:
 
 
 def test_padded_rows_end_in_padding() -> None:
-    padded = pad_rows(merge(calls(([1], [2]), ([9, 9], [3, 4]))), 5, pad_id=7, overlong="raise")
+    padded = merge(calls(([1], [2]), ([9, 9], [3, 4]))).padded(5, pad_id=7)
     assert padded.input_ids_R_L.tolist() == [[1, 2, 7, 7, 7], [9, 9, 3, 4, 7]]
     assert padded.attention_mask_R_L.tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 0]]
     assert padded.loss_mask_R_L.tolist() == [[0, 1, 0, 0, 0], [0, 0, 1, 1, 0]]
@@ -160,8 +160,8 @@ def test_padded_rows_end_in_padding() -> None:
 def test_a_row_that_is_too_long_is_refused_or_left_out_in_sight() -> None:
     merged = merge(calls(([1], [2]), ([9, 9], [3, 4])))
     with pytest.raises(BadRequest, match="1 of 2 rows are longer than 3 tokens, the longest has 4"):
-        pad_rows(merged, 3, pad_id=0, overlong="raise")
-    padded = pad_rows(merged, 3, pad_id=0, overlong="drop")
+        merged.padded(3)
+    padded = merged.padded(3, overlong="drop")
     assert padded.kept_R.tolist() == [0]
     assert padded.input_ids_R_L.tolist() == [[1, 2, 0]]
 

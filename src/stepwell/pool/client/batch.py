@@ -1,17 +1,13 @@
 # ruff: noqa: N802 - arrays carry their shape in the name, properties too
-"""A Batch: whole groups, as a trainer gets them, and the forms it can be converted to. The only module of the pool that
-uses torch, which is imported on first use.
+"""A Batch: whole groups, as a trainer gets them, and the forms it can be converted to.
 
 - Groups are in the order they were taken, then by trajectory, then by step_index. A group has at least one step.
 - The arrays may be in Ray's shared memory, where they are read-only.
-- A tensor shares the memory of a writable array. A read-only array is copied: a tensor cannot be read-only, and an
-  update in place would change what other processes read.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,48 +19,15 @@ from stepwell.steps.arrow import columns_from_arrow, columns_to_arrow, group_col
 from stepwell.steps.columns import Columns, unpack
 from stepwell.steps.layout import IndexArray
 from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps
-from stepwell.steps.rows import MergedRows, PaddedRows, merge_rows, pad_rows
+from stepwell.steps.rows import MergedRows, merge_rows
 from stepwell.steps.step import BoolArray, IntArray, Step, ids_array, mask_array
+from stepwell.steps.tensors import arrays_of, to_tensors
 
 if TYPE_CHECKING:
     import pyarrow
     import torch
-    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
-V = TypeVar("V", bound="DataclassInstance")
-
-
-class TorchView:
-    """A dataclass of arrays, with a form for PyTorch."""
-
-    __slots__ = ()
-
-    def to_torch(self: "DataclassInstance") -> "dict[str, torch.Tensor]":
-        """Every array under its name; uids are left out."""
-        return _to_tensors(_arrays_of(self))
-
-
-class PaddedBatch(PaddedSteps, TorchView):
-    """One row a step; see PaddedSteps."""
-
-    __slots__ = ()
-
-
-class PaddedMergedBatch(PaddedRows, TorchView):
-    """Merged rows, padded to one length; see PaddedRows."""
-
-    __slots__ = ()
-
-
-class MergedBatch(MergedRows, TorchView):
-    """Rows of steps that extend one another; see MergedRows."""
-
-    __slots__ = ()
-
-    def padded(self, length: int, *, pad_id: int = 0, overlong: Overlong = "raise") -> PaddedMergedBatch:
-        """Rows of `length` tokens. A longer row raises, or is left out with `overlong="drop"`."""
-        return _as_view(PaddedMergedBatch, pad_rows(self, length, pad_id=pad_id, overlong=overlong))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,15 +90,13 @@ class Batch:
 
     def padded(
         self, prompt_length: int, response_length: int, *, pad_id: int = 0, overlong: Overlong = "raise"
-    ) -> PaddedBatch:
+    ) -> PaddedSteps:
         """One row a step. A step that is too long raises, or is left out with `overlong="drop"`; see `kept_S`."""
-        return _as_view(
-            PaddedBatch, pad_steps(self.columns, prompt_length, response_length, pad_id=pad_id, overlong=overlong)
-        )
+        return pad_steps(self.columns, prompt_length, response_length, pad_id=pad_id, overlong=overlong)
 
-    def merged(self) -> MergedBatch:
+    def merged(self) -> MergedRows:
         """One row for all steps that extend one another, so that each token is computed once."""
-        return _as_view(MergedBatch, merge_rows(self.columns, self.trajectory_of_S, self.group_of_T))
+        return merge_rows(self.columns, self.trajectory_of_S, self.group_of_T)
 
     # -- forms of other libraries ------------------------------------------------------------------------------------
 
@@ -149,8 +110,8 @@ class Batch:
             "rewards_T": self.rewards_T,
         }
         columns = self.columns.expanded()
-        arrays = {"tokens" if name == "added" else name: array for name, array in _arrays_of(columns).items()}
-        return _to_tensors({**arrays, **_arrays_of(self), **index_arrays})
+        arrays = {"tokens" if name == "added" else name: array for name, array in arrays_of(columns).items()}
+        return to_tensors({**arrays, **arrays_of(self), **index_arrays})
 
     def to_arrow(self) -> "pyarrow.Table":
         """One row a step, with a schema version; `batch_from_arrow` reads it back, without its leases."""
@@ -212,25 +173,6 @@ def batch_of(leased: LeasedGroups) -> Batch:
         sources=leased.sources,
         leases=leased.leases,
     )
-
-
-def _arrays_of(holder: "DataclassInstance") -> dict[str, NDArray[Any]]:
-    """The arrays of a dataclass by name. Fields of other types, such as uids, are left out."""
-    values = {field.name: getattr(holder, field.name) for field in fields(holder)}
-    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-
-
-def _to_tensors(arrays: Mapping[str, NDArray[Any]]) -> "dict[str, torch.Tensor]":
-    try:
-        import torch
-    except ModuleNotFoundError as missing:
-        raise BadRequest("to_torch needs PyTorch: pip install torch") from missing
-    return {name: torch.from_numpy(array if array.flags.writeable else array.copy()) for name, array in arrays.items()}
-
-
-def _as_view(view: type[V], computed: "DataclassInstance") -> V:
-    """The same fields in a subclass that adds methods and no field."""
-    return view(**{field.name: getattr(computed, field.name) for field in fields(computed)})
 
 
 def _divided(items: list[T], sizes: NDArray[np.intp]) -> list[list[T]]:

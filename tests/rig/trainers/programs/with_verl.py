@@ -9,7 +9,7 @@ from verl import DataProto  # type: ignore[import-not-found]
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage  # type: ignore[import-not-found]
 
 from stepwell.pool.client import connect
-from stepwell.steps.advantages import GroupMean
+from stepwell.steps.advantages import group_advantages
 from stepwell.trainers.verl import to_data_proto
 
 VERLS_EPSILON = 1e-6
@@ -32,7 +32,7 @@ def main() -> None:
             response_mask=chosen.batch["response_mask"],
             index=chosen.non_tensor_batch["uid"],
         )
-        ours = GroupMean(VERLS_EPSILON).advantages(batch.rewards_T, batch.group_of_T)
+        ours = group_advantages(batch.rewards_T, batch.group_of_T, VERLS_EPSILON)
         rolled_out = dict(zip(dict.fromkeys(batch.columns.trajectory_uids), ours.tolist(), strict=True))
         in_rows = np.array([rolled_out[uid] for uid in again.non_tensor_batch["trajectory_uid"]])
         expected = torch.from_numpy(in_rows)[:, None] * chosen.batch["response_mask"]
