@@ -8,7 +8,7 @@ from typing import Any
 
 from stepwell.pool.api.leasing import BatchRequest, ExactFill, LeasedGroups, Settlement
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.scoring import Judgement, JudgementOutcome, Score
+from stepwell.pool.api.scoring import Attempt, Judgement, JudgementOutcome, Score
 from stepwell.pool.rules.exact_batch import choose_groups
 from stepwell.pool.rules.pool import Pool
 from stepwell.steps.columns import pack, unpack
@@ -140,10 +140,8 @@ class EasyPool(Pool):
             trajectory_uid=uid,
             prompt_uid=prompt,
             lease_uid=lease_uid,
-            outcome=score if isinstance(score, JudgementOutcome) else JudgementOutcome.SCORE,
-            score=value,
+            attempt=Attempt(score if isinstance(score, JudgementOutcome) else JudgementOutcome.SCORE, value),
             source="judge",
-            seconds=0.0,
         )
         return self.rewards_due.settle([judgement])[0]
 

@@ -154,15 +154,9 @@ def run_import(settings: ImportSettings) -> None:
 
 
 def _job(function: str, settings: FunctionSection) -> Job:
-    return Job(
-        function=function,
-        options=settings.options,
-        folder=str(Path.cwd()),
-        tokenizer_path=settings.tokenizer_path,
-        timeout=settings.timeout,
-        memory_mb=settings.memory_mb,
-        children=settings.children,
-    )
+    """The settings have the same names in both."""
+    same = settings.model_dump(include=set(FunctionSection.model_fields))
+    return Job(function=function, folder=str(Path.cwd()), **same)
 
 
 def _say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""The result of one call of a reward function, and the rule for what counts as a score.
+"""The rule for what counts as a score, and the messages and texts of attempts.
 
 - Whatever a function returns or raises becomes an Attempt.
 - Only finite numbers become a score.
@@ -8,15 +8,15 @@ import math
 import sysconfig
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 
 import numpy as np
 import orjson
+from pydantic import TypeAdapter
 
 import stepwell
-from stepwell.pool.api.scoring import JudgementOutcome, Score
+from stepwell.pool.api.scoring import Attempt, JudgementOutcome, Score
 
 LONGEST_NOTES = 10_000
 """Characters."""
@@ -25,16 +25,7 @@ LONGEST_TEXT = 2_000
 EXPECTED = "a reward function returns a float or a Score"
 NOT_THE_AUTHORS = (str(Path(stepwell.__file__).parent), *sysconfig.get_paths().values(), "<frozen")
 """Folders that do not hold the code of the function's author."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    outcome: JudgementOutcome
-    score: Score | None = None
-    """Present if, and only if, the outcome is SCORE."""
-    why: str = ""
-    """What went wrong."""
-    seconds: float = 0.0
+MESSAGE = TypeAdapter(tuple[int, Attempt, bool])
 
 
 class NoScore(Exception):
@@ -70,26 +61,12 @@ def as_score(result: object, steps: int) -> Score:
 
 def write_attempt(number: int, attempt: Attempt, *, is_leaving: bool) -> bytes:
     """The message of a child. `number` is the sample's; a child that is leaving accepts no other sample."""
-    score = attempt.score
-    return orjson.dumps(
-        [
-            number,
-            is_leaving,
-            attempt.outcome,
-            attempt.why,
-            attempt.seconds,
-            None if score is None else [score.value, dict(score.parts), score.step_rewards, score.notes],
-        ]
-    )
+    return orjson.dumps([number, attempt, is_leaving])
 
 
 def read_attempt(message: bytes) -> tuple[int, Attempt, bool]:
-    """The number, the attempt, and whether the child is leaving."""
-    number, is_leaving, outcome, why, seconds, score = orjson.loads(message)
-    if score is not None:
-        value, parts, step_rewards, notes = score
-        score = Score(value, parts, tuple(step_rewards), notes)
-    return number, Attempt(JudgementOutcome(outcome), score, why, seconds), is_leaving
+    """The number, the attempt, and whether the child is leaving; ValueError if a child wrote something else."""
+    return MESSAGE.validate_python(orjson.loads(message))
 
 
 def failure_text(failure: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from functools import partial
 from typing import Any
 
 import ray
@@ -13,6 +14,7 @@ from stepwell.pool.api.scoring import RewardRequest, RewardScore
 
 TIMEOUT = 60.0
 RESTART_PAUSES = Backoff(first=0.2, longest=0.2)
+"""While a worker restarts. It keeps no state, so a repeated request does no harm."""
 
 
 class RewardClient:
@@ -23,7 +25,7 @@ class RewardClient:
     async def compute_reward(self, request: RewardRequest) -> RewardScore:
         try:
             async with asyncio.timeout(TIMEOUT):
-                score = await self._ask(request)
+                score = await retry_while_unavailable(partial(self._ask, request), RayActorError, RESTART_PAUSES)
         except TimeoutError:
             raise RewardFailed(f"reward worker {self._name!r} did not answer within {TIMEOUT:g} s") from None
         except RayError as failure:
@@ -38,13 +40,8 @@ class RewardClient:
         await self._worker()
 
     async def _ask(self, request: RewardRequest) -> RewardScore:
-        """Repeated while the worker restarts. A worker keeps no state, so a repetition does no harm."""
-
-        async def ask_once() -> RewardScore:
-            score: RewardScore = await (await self._worker()).compute_reward.remote(request)
-            return score
-
-        return await retry_while_unavailable(ask_once, RayActorError, RESTART_PAUSES)
+        score: RewardScore = await (await self._worker()).compute_reward.remote(request)
+        return score
 
     async def _worker(self) -> Any:
         try:

@@ -2,11 +2,10 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.sample import Sample
-from stepwell.steps.step import JsonObject
 
 Call: TypeAlias = Callable[[Sample], float | Score | Awaitable[float | Score]]
 
@@ -19,7 +18,5 @@ class RewardFunction:
     is_async: bool
 
 
-@runtime_checkable
-class Loader(Protocol):
-    def __call__(self, name: str, options: JsonObject | None = None) -> RewardFunction:
-        """BadRequest if there is no such function."""
+Loader: TypeAlias = Callable[..., RewardFunction]
+"""Takes a name and options; BadRequest if there is no such function."""

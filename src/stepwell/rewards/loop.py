@@ -112,11 +112,8 @@ class RewardLoop:
                 trajectory_uid=steps[0].trajectory_uid,
                 prompt_uid=steps[0].prompt_uid,
                 lease_uid=lease_uid,
-                outcome=attempt.outcome,
-                score=attempt.score,
-                why=attempt.why,
+                attempt=attempt,
                 source=self._runner.name,
-                seconds=attempt.seconds,
             )
         )
         self._has_judgements.set()

@@ -16,8 +16,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
 from stepwell.errors import BadRequest, RewardFailed
-from stepwell.pool.api.scoring import JudgementOutcome, Score
-from stepwell.rewards.attempt import Attempt, shortened
+from stepwell.pool.api.scoring import Attempt, JudgementOutcome, Score
+from stepwell.rewards.attempt import shortened
 from stepwell.rewards.sample import sample_of
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.sandbox.runner import RewardRunner

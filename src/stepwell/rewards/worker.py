@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
@@ -15,12 +15,11 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from stepwell.errors import Conflict, RewardFailed, StepwellError
 from stepwell.pool.api.ports import RewardSource
-from stepwell.pool.api.scoring import RewardRequest, RewardScore, Score
+from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.rewards.loop import RewardLoop
 from stepwell.rewards.sample import sample_of_request
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.sandbox.runner import RewardRunner
-from stepwell.steps.step import Json
 
 log = logging.getLogger("stepwell.rewards")
 
@@ -67,7 +66,8 @@ class RewardLoopWorker:
         attempt = await self._runner.run(sample_of_request(request), urgent=True)
         if attempt.score is None:
             raise RewardFailed(f"{self._runner.name}: {attempt.outcome}: {attempt.why}")
-        return RewardScore(attempt.score.value, _extra_info(attempt.score))
+        details = {name: value for name, value in asdict(attempt.score).items() if name != "value" and value}
+        return RewardScore(attempt.score.value, details)
 
     async def _run(self) -> None:
         while True:
@@ -150,12 +150,3 @@ def _exit_process(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         log.error("the reward loop ended", exc_info=task.exception())
         os._exit(1)
-
-
-def _extra_info(score: Score) -> dict[str, Json]:
-    info: dict[str, Json] = {
-        "parts": dict(score.parts),
-        "step_rewards": list(score.step_rewards),
-        "notes": score.notes,
-    }
-    return {name: value for name, value in info.items() if value}

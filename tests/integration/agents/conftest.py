@@ -8,18 +8,6 @@ from tests.rig.local_pool import LocalPool
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    async with FakeEngine() as engine:
-        yield engine
-
-
-@pytest.fixture
-def pool() -> LocalPool:
-    """Tests that need other limits make their own gateway."""
-    return LocalPool()
-
-
-@pytest.fixture
 async def gateway(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[str]:
     async with serve_gateway(pool, [engine.url], prompt_length=8192, response_length=256) as url:
         yield url

@@ -8,11 +8,6 @@ from tests.rig.local_pool import LocalPool
 
 
 @pytest.fixture
-def pool() -> LocalPool:
-    return LocalPool()
-
-
-@pytest.fixture
 async def client(pool: LocalPool) -> AsyncIterator[httpx.AsyncClient]:
     """Of an Atropos server without keys."""
     async with serve_atropos(pool) as url, httpx.AsyncClient(base_url=url) as client:

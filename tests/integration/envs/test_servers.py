@@ -39,12 +39,6 @@ class Letters:
         return render_chat(messages, tools or ())
 
 
-@pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    async with FakeEngine() as engine:
-        yield engine
-
-
 @asynccontextmanager
 async def servers_of(*urls: str, **changes: Any) -> AsyncIterator[ServerManager]:
     given = {"model_name": "tiny", "timeout": 20.0, **changes}

@@ -1,4 +1,4 @@
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -9,28 +9,10 @@ from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import GatewayProcess, gateway_process
-from tests.rig.local_pool import LocalPool
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.threads import in_thread
 
 StartGateway = Callable[..., AbstractContextManager[GatewayProcess]]
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    async with FakeEngine() as engine:
-        yield engine
-
-
-@pytest.fixture
-async def two() -> AsyncIterator[tuple[FakeEngine, FakeEngine]]:
-    async with FakeEngine() as first, FakeEngine() as second:
-        yield first, second
-
-
-@pytest.fixture
-def pool() -> LocalPool:
-    return LocalPool()
 
 
 @pytest.fixture

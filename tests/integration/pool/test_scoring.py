@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.scoring import Judgement, JudgementOutcome, Score
+from stepwell.pool.api.scoring import Attempt, Judgement, JudgementOutcome, Score
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step
 from tests.builders import make_step
@@ -25,14 +25,13 @@ async def rollout(client: PoolClient, uid: str, reward: float | None = None) -> 
 
 def judgement(lease_uid: str, step: Step, outcome: JudgementOutcome = JudgementOutcome.SCORE) -> Judgement:
     """The score of `t7` is 7."""
+    score = Score(float(step.trajectory_uid[1:])) if outcome is JudgementOutcome.SCORE else None
     return Judgement(
         trajectory_uid=step.trajectory_uid,
         prompt_uid=step.prompt_uid,
         lease_uid=lease_uid,
-        outcome=outcome,
-        score=Score(float(step.trajectory_uid[1:])) if outcome is JudgementOutcome.SCORE else None,
+        attempt=Attempt(outcome, score),
         source="test",
-        seconds=0.0,
     )
 
 
@@ -52,7 +51,7 @@ async def work(client: PoolClient, counted: Counter[str]) -> None:
         made = [judgement(lease_uid, steps[0], how) for steps, how in zip(trajectories, outcomes, strict=True)]
         await asyncio.sleep(0.05)
         for judged, has_counted in zip(made, await client.give_judgements(made), strict=True):
-            counted[judged.trajectory_uid] += has_counted and judged.outcome is JudgementOutcome.SCORE
+            counted[judged.trajectory_uid] += has_counted and judged.attempt.outcome is JudgementOutcome.SCORE
 
 
 async def test_while_shards_are_killed_two_workers_score_everything_and_nothing_twice(

@@ -52,7 +52,7 @@ class ScoringPool(LocalPool):
         counted = await super().give_judgements(judgements)
         self.gives += 1
         for judgement, counts in zip(judgements, counted, strict=True):
-            if judgement.outcome is not JudgementOutcome.SCORE:
+            if judgement.attempt.outcome is not JudgementOutcome.SCORE:
                 self.failures.append(judgement)
             elif counts:
                 self.scores[judgement.trajectory_uid] = judgement

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell.pool.api.scoring import JudgementOutcome, Score
-from stepwell.rewards.attempt import Attempt, attempt_of, read_attempt, write_attempt
+from stepwell.pool.api.scoring import Attempt, JudgementOutcome, Score
+from stepwell.rewards.attempt import attempt_of, read_attempt, write_attempt
 
 
 @pytest.mark.parametrize("given", [1, 1.0, True, np.float32(1), np.int64(1), np.bool_(True), Fraction(1), Score(1.0)])

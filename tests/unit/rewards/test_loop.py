@@ -50,8 +50,8 @@ async def test_a_judgement_says_whose_it_is_and_what_came_of_it() -> None:
         await until(lambda: not pool.unscored, "every trajectory to be judged")
     good = pool.scores["good"]
     assert (good.prompt_uid, good.source) == ("p-good", "graders.py:graded")
-    assert good.score == Score(0.5, {"style": 1.0, "facts": 1.0}, (0.25,), "well done")
-    assert {(j.trajectory_uid, j.outcome, j.score) for j in pool.failures} == {
+    assert good.attempt.score == Score(0.5, {"style": 1.0, "facts": 1.0}, (0.25,), "well done")
+    assert {(j.trajectory_uid, j.attempt.outcome, j.attempt.score) for j in pool.failures} == {
         ("bad", JudgementOutcome.ERROR, None),
         ("short", JudgementOutcome.ERROR, None),
     }

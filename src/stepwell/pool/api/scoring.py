@@ -37,6 +37,18 @@ class Score:
         return self.value - sum(reward for reward in self.step_rewards if reward is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The result of one call of a reward function."""
+
+    outcome: JudgementOutcome
+    score: Score | None = None
+    """Set if, and only if, the outcome is SCORE."""
+    why: str = ""
+    """What went wrong, in words."""
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """One attempt at scoring one trajectory, as a reward worker reports it to the pool."""
@@ -45,15 +57,9 @@ class Judgement:
     prompt_uid: str
     lease_uid: str
     """The reward lease that it answers."""
-    outcome: JudgementOutcome
-    score: Score | None
-    """Set if, and only if, the outcome is SCORE."""
-    why: str = ""
-    """What went wrong, in words."""
+    attempt: Attempt
     source: str
     """The reward function's name."""
-    seconds: float
-    """How long it took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,14 +53,14 @@ class RewardsDue:
             self._state.count_late_judgement()
             return False
         steps = [row.step for row in trajectory_rows(trajectory, StoredStep.is_held)]
-        score, outcome = judgement.score, judgement.outcome
+        score, outcome = judgement.attempt.score, judgement.attempt.outcome
         if outcome is JudgementOutcome.SCORE and (score is None or not _fits(score, len(steps))):
             outcome = JudgementOutcome.ERROR
         self._state.settle_scoring(trajectory, outcome)
         if outcome is JudgementOutcome.SCORE and score is not None:
             self._reward(trajectory, steps, score, judgement.source)
         else:
-            self._fail(trajectory, judgement.why[:WHY_KEPT])
+            self._fail(trajectory, judgement.attempt.why[:WHY_KEPT])
         return True
 
     def _reward(self, trajectory: Trajectory, steps: Sequence[StoredStep], score: Score, source: str) -> None:

@@ -213,11 +213,11 @@ class ShardService:
         """For each judgement, whether it counted."""
         with self._transaction():
             counted = self.pool.rewards_due.settle(judgements)
-        failed = [judgement for judgement in judgements if judgement.outcome is not JudgementOutcome.SCORE]
+        failed = [judgement for judgement in judgements if judgement.attempt.outcome is not JudgementOutcome.SCORE]
         if failed:
             first = failed[0]
             text = "%d of %d trajectories could not be scored now; the first, %s, by %s: %s: %s"
-            details = (first.trajectory_uid, first.source, first.outcome, first.why)
+            details = (first.trajectory_uid, first.source, first.attempt.outcome, first.attempt.why)
             log.warning(text, len(failed), len(judgements), *details)
         await self._notify()
         return counted

@@ -8,7 +8,6 @@ import re
 
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.rewards.sample import Sample
-from stepwell.steps.step import JsonObject
 
 ANSWER = "answer"
 """The default key of the expected answer in a trajectory's metadata."""
@@ -74,13 +73,6 @@ def expected_texts(sample: Sample, key: str) -> list[str]:
     if not texts:
         raise RewardFailed(f"trajectory {sample.trajectory_uid!r} has an empty list of expected answers")
     return texts
-
-
-def expected_object(sample: Sample, key: str) -> JsonObject:
-    expected = expected_of(sample, key)
-    if not isinstance(expected, dict):
-        raise RewardFailed(f"trajectory {sample.trajectory_uid!r}: {key!r} is {type(expected).__name__}, not an object")
-    return expected
 
 
 def _last_message(sample: Sample) -> str:

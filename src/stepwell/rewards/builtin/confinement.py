@@ -59,15 +59,33 @@ class ConfinedRun:
 def run_confined(program: Path, stdin: bytes, *, seconds: float, confinement: Confinement | None = None) -> ConfinedRun:
     """Runs a Python file in isolated mode."""
     confinement = confinement or strongest()
-    with tempfile.TemporaryDirectory(prefix="stepwell-") as folder, tempfile.TemporaryFile() as output:
+    command = ["timeout", "--signal=KILL", f"{seconds:.3f}", *confinement.prefix, sys.executable, "-I", str(program)]
+    with (
+        tempfile.TemporaryDirectory(prefix="stepwell-") as folder,
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as errors,
+    ):
         if confinement.user is not None:
             os.chown(folder, confinement.user, confinement.user)
-        with tempfile.TemporaryFile() as errors:
-            began = time.monotonic()
-            code = _run(confinement, program, stdin, seconds, folder, output, errors)
-            timed_out = time.monotonic() - began >= seconds
-            error_text = _beginning(errors).decode(errors="replace").strip()
-            return ConfinedRun(_beginning(output), error_text, code, timed_out)
+        began = time.monotonic()
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=errors,
+                cwd=folder,
+                env={"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
+                user=confinement.user,
+                group=confinement.user,
+                extra_groups=None if confinement.user is None else [],
+                start_new_session=True,
+            )
+        except OSError as failure:
+            raise RewardFailed(f"a confined program could not be started: {failure}") from None
+        _run_to_end(process, stdin, seconds)
+        error_text = _beginning(errors).decode(errors="replace").strip()
+        return ConfinedRun(_beginning(output), error_text, process.returncode, time.monotonic() - began >= seconds)
 
 
 @functools.cache
@@ -93,31 +111,7 @@ def _confinements() -> Iterator[Confinement]:
     yield Confinement("this user's rights, and network")
 
 
-def _run(
-    confinement: Confinement,
-    program: Path,
-    stdin: bytes,
-    seconds: float,
-    folder: str,
-    output: IO[bytes],
-    errors: IO[bytes],
-) -> int:
-    command = ["timeout", "--signal=KILL", f"{seconds:.3f}", *confinement.prefix, sys.executable, "-I", str(program)]
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=errors,
-            cwd=folder,
-            env={"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
-            user=confinement.user,
-            group=confinement.user,
-            extra_groups=None if confinement.user is None else [],
-            start_new_session=True,
-        )
-    except OSError as failure:
-        raise RewardFailed(f"a confined program could not be started: {failure}") from None
+def _run_to_end(process: subprocess.Popen[bytes], stdin: bytes, seconds: float) -> None:
     with process:
         try:
             process.communicate(stdin, timeout=seconds + GRACE)
@@ -125,7 +119,6 @@ def _run(
             raise RewardFailed(f"a confined program outlived its {seconds:g} s by {GRACE:g} s") from None
         finally:
             kill_group(process)  # what the program left running, if no namespace ended it
-    return process.returncode
 
 
 def _beginning(file: IO[bytes]) -> bytes:

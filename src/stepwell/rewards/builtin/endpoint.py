@@ -30,8 +30,10 @@ class Refused(RewardFailed):
 class Busy(RewardFailed):
     """The server may answer a repetition."""
 
-    pause: float | None = None
-    """Seconds that the server asks the client to wait."""
+    def __init__(self, text: str, *, pause: float | None = None) -> None:
+        """`pause` is the time in seconds that the server asks the client to wait."""
+        super().__init__(text)
+        self.pause = pause
 
 
 class Endpoint:
@@ -77,8 +79,11 @@ class Endpoint:
             raise Busy(f"{url}: {type(failure).__name__}: {failure}") from None
 
     def _read(self, url: str, reply: aiohttp.ClientResponse, content: bytes) -> JsonObject:
+        text = f"{url} answered {reply.status}: {self._excerpt(content)}"
+        if reply.status in BUSY or reply.status >= 500:
+            raise Busy(text, pause=_seconds(reply.headers.get("Retry-After")))
         if reply.status != 200:
-            raise self._failure(url, reply, content)
+            raise Refused(text)
         try:
             read = orjson.loads(content)
         except orjson.JSONDecodeError:
@@ -86,14 +91,6 @@ class Endpoint:
         if not isinstance(read, dict):
             raise RewardFailed(f"{url} answered, but not with a JSON object: {self._excerpt(content)}")
         return read
-
-    def _failure(self, url: str, reply: aiohttp.ClientResponse, content: bytes) -> RewardFailed:
-        text = f"{url} answered {reply.status}: {self._excerpt(content)}"
-        if reply.status not in BUSY and reply.status < 500:
-            return Refused(text)
-        busy = Busy(text)
-        busy.pause = _seconds(reply.headers.get("Retry-After"))
-        return busy
 
     def _excerpt(self, content: bytes) -> str:
         text = content.decode(errors="replace")

@@ -8,9 +8,8 @@ from pydantic import JsonValue
 
 from stepwell.errors import BadRequest, NotReady, RewardFailed
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.builtin.answers import answer_of, compiled, expected_object, last_block
+from stepwell.rewards.builtin.answers import answer_of, compiled, expected_of, last_block
 from stepwell.rewards.sample import Sample
-from stepwell.steps.step import JsonObject
 
 
 def json_schema(
@@ -24,7 +23,7 @@ def json_schema(
     fixed = _validator(schema, BadRequest) if schema is not None else None
 
     def score(sample: Sample) -> Score:
-        validator = fixed or _validator(expected_object(sample, schema_key), RewardFailed)
+        validator = fixed or _validator(expected_of(sample, schema_key), RewardFailed)
         answer = answer_of(sample, pattern)
         try:
             value = orjson.loads(last_block(answer) or answer)
@@ -36,7 +35,9 @@ def json_schema(
     return score
 
 
-def _validator(schema: JsonObject, failure: type[BadRequest | RewardFailed]) -> Any:
+def _validator(schema: object, failure: type[BadRequest | RewardFailed]) -> Any:
+    if not isinstance(schema, Mapping):
+        raise failure(f"the schema is a {type(schema).__name__}, not an object")
     try:
         from jsonschema import Draft202012Validator, SchemaError
         from jsonschema.validators import validator_for

@@ -57,12 +57,13 @@ def regex_match(*, pattern: str | None = None, answer_key: str = ANSWER) -> Matc
 
 def format_match(*, tags: tuple[str, ...] = ("think", "answer")) -> Callable[[Sample], Score]:
     """1 if the whole response is <tag>…</tag> for each tag, once, in that order, and nothing else."""
+    in_order = re.compile(r"\s*".join(f"<{tag}>.*</{tag}>" for tag in map(re.escape, tags)), re.DOTALL)
 
     def score(sample: Sample) -> Score:
         text = sample.response_text
         once = {tag: text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1 for tag in tags}
-        right = all(once.values()) and _is_sequence(text, tags)
-        return Score(float(right), parts={tag: float(there) for tag, there in once.items()})
+        right = all(once.values()) and in_order.fullmatch(text.strip())
+        return Score(float(bool(right)), parts={tag: float(there) for tag, there in once.items()})
 
     return score
 
@@ -99,12 +100,3 @@ def _expected_number(sample: Sample, text: str) -> float:
     if number is None:
         raise RewardFailed(f"trajectory {sample.trajectory_uid!r} expects {text!r}, which holds no number")
     return number
-
-
-def _is_sequence(text: str, tags: tuple[str, ...]) -> bool:
-    rest = text.strip()
-    for tag in tags:
-        if not rest.startswith(f"<{tag}>"):
-            return False
-        rest = rest.partition(f"</{tag}>")[2].lstrip()
-    return not rest

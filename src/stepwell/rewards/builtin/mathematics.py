@@ -16,7 +16,8 @@ def math_equal(*, answer_key: str = ANSWER, extract: str | None = None) -> Calla
     An unreadable expected answer is an error; an unreadable answer is wrong. There is no time limit here: the runner
     of the function ends a comparison that takes too long.
     """
-    engine = _engine()
+    engine = require("math_verify", "rewards", purpose="math_equal", error=NotReady)
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
     pattern = compiled(extract) if extract else None
 
     def score(sample: Sample) -> float:
@@ -27,12 +28,6 @@ def math_equal(*, answer_key: str = ANSWER, extract: str | None = None) -> Calla
         )
 
     return score
-
-
-def _engine() -> Any:
-    math_verify = require("math_verify", "rewards", purpose="math_equal", error=NotReady)
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
-    return math_verify
 
 
 def _expected(engine: Any, sample: Sample, text: str) -> list[Any]:

@@ -23,8 +23,8 @@ import orjson
 from stepwell.common.die_with_parent import limit_memory, set_parent_death_signal
 from stepwell.common.tokenizers import Decode, load_decode
 from stepwell.errors import BadRequest
-from stepwell.pool.api.scoring import JudgementOutcome
-from stepwell.rewards.attempt import Attempt, attempt_of, failure_text, write_attempt
+from stepwell.pool.api.scoring import Attempt, JudgementOutcome
+from stepwell.rewards.attempt import attempt_of, failure_text, write_attempt
 from stepwell.rewards.function import RewardFunction
 from stepwell.rewards.loading import load
 from stepwell.rewards.sample import Sample

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import orjson
@@ -37,14 +36,6 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "TOKENIZERS_PARA
 """Defaults: a process does the work of one thread, and the memory that threads reserve would count as used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """The first message of a child."""
-
-    name: str
-    is_async: bool
-
-
 class RewardChild:
     """Made by `start_child`; whoever gets it closes it."""
 
@@ -58,8 +49,9 @@ class RewardChild:
         self._process = process
         self._reading_output = asyncio.create_task(self._read_output(output_pipe))
 
-    async def greet(self, job: Job) -> Hello:
-        """Sends the job; BadRequest says why the function cannot be loaded."""
+    async def greet(self, job: Job) -> tuple[str, bool]:
+        """Sends the job; returns the function's name and whether it is async. BadRequest says why the function cannot
+        be loaded."""
         self._writer.write(framed(pickle.dumps(job)))
         try:
             async with asyncio.timeout(START_TIMEOUT):
@@ -71,7 +63,7 @@ class RewardChild:
             raise BadRequest(with_output(why, self.output)) from None
         if "why" in reply:
             raise BadRequest(reply["why"])
-        return Hello(**reply)
+        return reply["name"], reply["is_async"]
 
     async def send(self, messages: Iterable[tuple[int, bytes]]) -> None:
         """Pickled samples, each with the number of its attempt."""
@@ -115,8 +107,8 @@ class RewardChild:
                 await asyncio.sleep(READ_PAUSE)
 
 
-async def start_child(job: Job) -> tuple[RewardChild, Hello]:
-    """BadRequest if the function cannot be loaded."""
+async def start_child(job: Job) -> tuple[RewardChild, str, bool]:
+    """The child, the function's name, and whether it is async. BadRequest if the function cannot be loaded."""
     ours, theirs = socket.socketpair()
     with theirs:
         channel = await asyncio.open_connection(sock=ours)
@@ -126,7 +118,7 @@ async def start_child(job: Job) -> tuple[RewardChild, Hello]:
             channel[1].close()
             raise RewardFailed(f"no process could be started for {job.function}: {why}") from None
     try:
-        return child, await child.greet(job)
+        return child, *await child.greet(job)
     except BaseException:
         await child.close()
         raise

@@ -10,8 +10,8 @@ import math
 import time
 from collections.abc import Callable
 
-from stepwell.pool.api.scoring import JudgementOutcome
-from stepwell.rewards.attempt import Attempt, read_attempt
+from stepwell.pool.api.scoring import Attempt, JudgementOutcome
+from stepwell.rewards.attempt import read_attempt
 from stepwell.rewards.sandbox.child_process import EXIT_TIMEOUT, RewardChild
 from stepwell.rewards.sandbox.messages import read_frame
 from stepwell.rewards.sandbox.output import with_output
@@ -89,7 +89,7 @@ class ChildLane:
         while not self._is_leaving:
             try:
                 number, attempt, is_leaving = read_attempt(await read_frame(self._child.reader))
-            except (EOFError, OSError, ValueError, TypeError):
+            except (EOFError, OSError, ValueError):
                 return
             self._is_leaving = is_leaving or (self.is_stalled and self._may_leave())
             self.is_stalled = False

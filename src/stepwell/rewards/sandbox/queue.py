@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stepwell.rewards.attempt import Attempt
+from stepwell.pool.api.scoring import Attempt
 
 LOOKAHEAD = 0.005
 """Seconds of fast calls that a child gets in advance."""

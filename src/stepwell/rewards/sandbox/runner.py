@@ -10,8 +10,7 @@ import asyncio
 import pickle
 
 from stepwell.errors import StepwellError
-from stepwell.pool.api.scoring import JudgementOutcome
-from stepwell.rewards.attempt import Attempt
+from stepwell.pool.api.scoring import Attempt, JudgementOutcome
 from stepwell.rewards.sample import Sample
 from stepwell.rewards.sandbox.child_process import RewardChild, start_child
 from stepwell.rewards.sandbox.lane import STALLED_AFTER, ChildLane
@@ -37,9 +36,8 @@ class RewardRunner:
 
     async def start(self) -> None:
         """BadRequest if the function cannot be loaded."""
-        child, hello = await start_child(self.job)
-        self.name = hello.name
-        if hello.is_async:
+        child, self.name, is_async = await start_child(self.job)
+        if is_async:
             self._prefetch = Prefetch(max(1, self.job.calls // self.job.children))
             self.slots = self._prefetch.size * self.job.children
         for place in range(self.job.children):

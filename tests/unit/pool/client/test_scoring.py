@@ -6,7 +6,7 @@ import pytest
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.scoring import Judgement, JudgementOutcome, Score
+from stepwell.pool.api.scoring import Attempt, Judgement, JudgementOutcome, Score
 from stepwell.pool.client.shards import shard_of
 from stepwell.steps.step import Step
 from tests.builders import make_step
@@ -24,10 +24,8 @@ def judgement(lease_uid: str, step: Step) -> Judgement:
         trajectory_uid=step.trajectory_uid,
         prompt_uid=step.prompt_uid,
         lease_uid=lease_uid,
-        outcome=JudgementOutcome.SCORE,
-        score=Score(1.0),
+        attempt=Attempt(JudgementOutcome.SCORE, Score(1.0)),
         source="test",
-        seconds=0.0,
     )
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.scoring import JudgementOutcome, Score
-from stepwell.rewards.attempt import Attempt
+from stepwell.pool.api.scoring import Attempt, JudgementOutcome, Score
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.sandbox.output import LONGEST_OUTPUT
 from stepwell.rewards.sandbox.runner import RewardRunner

@@ -20,4 +20,5 @@ async def two() -> AsyncIterator[tuple[FakeEngine, FakeEngine]]:
 
 @pytest.fixture
 def pool() -> LocalPool:
+    """Tests that need other limits make their own."""
     return LocalPool()
