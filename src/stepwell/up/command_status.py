@@ -4,10 +4,13 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from stepwell.config.up import StatusSettings
+from stepwell.dashboard.gateway_monitor import EngineReading, GatewayNow
+from stepwell.dashboard.status import ChannelNow, PoolNow, StatusNow
 from stepwell.errors import Forbidden, NotReady
+from stepwell.pool.api.stats import StepCount
 from stepwell.up.http import JsonAnswer, get_json
 from stepwell.up.state_folder import this_folder
 
@@ -15,75 +18,6 @@ TIMEOUT = 15.0
 """Seconds: the dashboard itself waits up to three for the gateways and two for the pool."""
 COLUMNS = ("", "groups", "ready", "trajectories", "steps", "tokens", "trained", "oldest")
 NONE = "–"
-
-
-class ShownAmount(BaseModel):
-    steps: int = 0
-    tokens: int = 0
-
-
-class ShownScoring(BaseModel):
-    waiting: int = 0
-    under_way: int = 0
-    resting: int = 0
-    scored: int = 0
-    failed: dict[str, int] = {}
-
-
-class ShownPool(BaseModel):
-    name: str | None = None
-    shards: int | None = None
-    journal: str | None = None
-    policy_version: int | None = None
-    submitted: int | None = None
-    leases: int | None = None
-    refused: dict[str, int] | None = None
-    quarantined: dict[str, int] | None = None
-    scoring: ShownScoring | None = None
-
-
-class ShownChannel(BaseModel):
-    name: str
-    groups: int = 0
-    ready_groups: int = 0
-    trajectories: int = 0
-    held: ShownAmount = ShownAmount()
-    shipped: ShownAmount = ShownAmount()
-    dropped: dict[str, ShownAmount] = {}
-    left_out: dict[str, ShownAmount] = {}
-    oldest_age: float = 0.0
-
-
-class ShownGateway(BaseModel):
-    url: str
-    ready: bool = False
-    missing: list[str] = []
-    in_flight: int | None = None
-    waiting_steps: int | None = None
-    calls: int | None = None
-    p50: float | None = None
-    p95: float | None = None
-    lost: dict[str, int] = {}
-    error: str | None = None
-
-
-class ShownEngine(BaseModel):
-    address: str
-    state: str = ""
-    why: str | None = None
-    weight_version: str | int | None = None
-    server: str | None = None
-
-
-class ShownStatus(BaseModel):
-    """The part of the dashboard's /api/status that is printed; other fields are ignored."""
-
-    version: str = ""
-    pool: ShownPool | None = None
-    channels: list[ShownChannel] = []
-    gateways: list[ShownGateway] = []
-    engines: list[ShownEngine] = []
-    pool_error: str | None = None
 
 
 def run_status(settings: StatusSettings) -> None:
@@ -104,18 +38,18 @@ def _dashboard_of_this_folder() -> tuple[str, str]:
     return record.dashboard, folder.key()
 
 
-def _read(url: str, answer: JsonAnswer) -> ShownStatus:
+def _read(url: str, answer: JsonAnswer) -> StatusNow:
     if answer.status in (401, 403):
         raise Forbidden(f"the dashboard at {url} requires its control key: --key, or STEPWELL_STATUS_KEY")
     try:
         if answer.status == 200:
-            return ShownStatus.model_validate(answer.body)
+            return TypeAdapter(StatusNow).validate_python(answer.body)
     except ValidationError:
         raise NotReady(f"{url} is not a dashboard of this version of Stepwell: its answer cannot be read") from None
     raise NotReady(f"the dashboard at {url} does not answer: {answer.message}; see .stepwell/logs/dashboard.log")
 
 
-def status_text(status: ShownStatus) -> str:
+def status_text(status: StatusNow) -> str:
     parts = {
         "pool": _pool(status.pool, status.pool_error),
         "channels": _channels(status.channels),
@@ -134,7 +68,7 @@ def _titled(title: str, lines: Sequence[str]) -> str:
     )
 
 
-def _pool(pool: ShownPool | None, error: str | None) -> list[str]:
+def _pool(pool: PoolNow | None, error: str | None) -> list[str]:
     if pool is None or error is not None:
         return ["not reached"]
     journal = f"journal {pool.journal}" if pool.journal else "no journal: in memory only"
@@ -142,21 +76,16 @@ def _pool(pool: ShownPool | None, error: str | None) -> list[str]:
         f"{pool.name} · {_count(pool.shards, 'shard')} · policy version {pool.policy_version} · {journal}",
         f"{_count(pool.submitted, 'step')} submitted · {_count(pool.leases, 'lease')}",
     ]
-    if pool.scoring is not None and (scoring := _scoring(pool.scoring)):
-        lines.append(scoring)
-    return lines
-
-
-def _scoring(scoring: ShownScoring) -> str:
-    counts = {
-        "scored": scoring.scored,
-        "wait to be scored": scoring.waiting + scoring.under_way + scoring.resting,
-        "could not be scored": sum(scoring.failed.values()),
+    scoring = {
+        "scored": pool.scoring.scored,
+        "wait to be scored": pool.scoring.waiting + pool.scoring.under_way + pool.scoring.resting,
+        "could not be scored": sum(pool.scoring.failed.values()),
     }
-    return " · ".join(f"{number:,} {what}" for what, number in counts.items() if number)
+    counts = " · ".join(f"{number:,} {what}" for what, number in scoring.items() if number)
+    return [*lines, counts] if counts else lines
 
 
-def _channels(channels: Sequence[ShownChannel]) -> list[str]:
+def _channels(channels: Sequence[ChannelNow]) -> list[str]:
     if not channels:
         return ["none yet: no trajectory was opened"]
     rows = [COLUMNS, *map(_row, channels)]
@@ -169,7 +98,7 @@ def _channels(channels: Sequence[ShownChannel]) -> list[str]:
     ]
 
 
-def _row(channel: ShownChannel) -> tuple[str, ...]:
+def _row(channel: ChannelNow) -> tuple[str, ...]:
     numbers = (
         channel.groups,
         channel.ready_groups,
@@ -181,10 +110,10 @@ def _row(channel: ShownChannel) -> tuple[str, ...]:
     return (channel.name, *(f"{number:,}" for number in numbers), _age(channel.oldest_age) if channel.groups else NONE)
 
 
-def _gateway(gateway: ShownGateway) -> str:
+def _gateway(gateway: GatewayNow) -> str:
     if not gateway.ready:
         return f"{gateway.url} · not ready: {'; '.join(gateway.missing) or gateway.error or 'it does not answer'}"
-    parts = [gateway.url, "ready", _count(gateway.calls, "call"), f"{gateway.in_flight or 0:,} in flight"]
+    parts = [gateway.url, "ready", _count(gateway.calls, "call"), f"{gateway.in_flight:,} in flight"]
     if gateway.p50 is not None and gateway.p95 is not None:
         parts.append(f"p50 {gateway.p50:.2g} s, p95 {gateway.p95:.2g} s")
     if gateway.waiting_steps:
@@ -192,25 +121,25 @@ def _gateway(gateway: ShownGateway) -> str:
     return " · ".join(parts)
 
 
-def _engine(engine: ShownEngine) -> str:
+def _engine(engine: EngineReading) -> str:
     known = {"version": engine.weight_version, "server": engine.server}
     parts = [engine.address, engine.state, *(f"{name} {value}" for name, value in known.items() if value)]
     return " · ".join((*parts, *([engine.why] if engine.why else [])))
 
 
-def _lost(status: ShownStatus) -> Iterator[str]:
+def _lost(status: StatusNow) -> Iterator[str]:
     """Data that will never be trained on, by place and cause."""
     for channel in status.channels:
         yield from _amounts(f"{channel.name}: dropped", channel.dropped)
         yield from _amounts(f"{channel.name}: left out", channel.left_out)
     if status.pool is not None:
-        yield from _counts("pool: refused", status.pool.refused or {})
-        yield from _counts("pool: quarantined", status.pool.quarantined or {})
+        yield from _counts("pool: refused", status.pool.refused)
+        yield from _counts("pool: quarantined", status.pool.quarantined)
     for gateway in status.gateways:
         yield from _counts(f"{gateway.url}: lost", gateway.lost)
 
 
-def _amounts(what: str, by_cause: Mapping[str, ShownAmount]) -> Iterator[str]:
+def _amounts(what: str, by_cause: Mapping[str, StepCount]) -> Iterator[str]:
     for cause, amount in by_cause.items():
         if amount.steps:
             yield f"{what}, {cause}: {_count(amount.steps, 'step')}, {_count(amount.tokens, 'token')}"
@@ -222,7 +151,7 @@ def _counts(what: str, by_cause: Mapping[str, int]) -> Iterator[str]:
             yield f"{what}, {cause}: {_count(number, 'step')}"
 
 
-def _errors(status: ShownStatus) -> Iterator[str]:
+def _errors(status: StatusNow) -> Iterator[str]:
     if status.pool_error:
         yield f"pool: {status.pool_error}"
     for gateway in status.gateways:
@@ -230,8 +159,8 @@ def _errors(status: ShownStatus) -> Iterator[str]:
             yield f"{gateway.url}: {gateway.error}"
 
 
-def _count(number: int | None, what: str) -> str:
-    return f"{number or 0:,} {what}{'' if number == 1 else 's'}"
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _age(seconds: float) -> str:
