@@ -16,6 +16,7 @@ from stepwell.common.tokenizers import BackgroundTokenizer, load_decode, load_to
 from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import FunctionSection, RescoreSettings, RewardSettings, TrySettings
+from stepwell.config.sections import PoolSection
 from stepwell.config.serving import AtroposSettings, DashboardSettings, GatewaySettings
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
@@ -44,10 +45,9 @@ GC_THRESHOLD = (50_000, 20, 50)
 def run_gateway(settings: GatewaySettings) -> None:
     """Serves until a signal ends it."""
     keys = AccessKeys(settings.control_keys)
-    join_ray(settings.ray_address, settings.ray_namespace)
-    worker = settings.reward_worker_name
+    pool, worker = _join_pool(settings), settings.reward_worker_name
     app = create_app(
-        pool=PoolClient(settings.data_pool_name, settings.ray_namespace),
+        pool=pool,
         engines=EngineFleet(settings.vllm_addresses, routing=settings.routing, api_key=settings.engine_key),
         tokenizer=BackgroundTokenizer(settings.tokenizer_path, load_tokenizer),
         rewards=RewardClient(worker, settings.ray_namespace) if worker else None,
@@ -64,23 +64,20 @@ def run_gateway(settings: GatewaySettings) -> None:
 def run_atropos(settings: AtroposSettings) -> None:
     """Serves until a signal ends it."""
     keys = AccessKeys(settings.control_keys)
-    join_ray(settings.ray_address, settings.ray_namespace)
     _serve("Atropos server", _atropos(settings, keys, settings.state), keys, settings.host, settings.port)
 
 
 def _atropos(settings: GatewaySettings | AtroposSettings, keys: AccessKeys, state: str | None) -> AtroposAsgi:
-    pool = PoolClient(settings.data_pool_name, settings.ray_namespace)
-    return create_atropos(pool=pool, keys=keys, state=Path(state) if state else None)
+    return create_atropos(pool=_join_pool(settings), keys=keys, state=Path(state) if state else None)
 
 
 def run_dashboard(settings: DashboardSettings) -> None:
     """Serves until a signal ends it."""
     keys = AccessKeys(settings.control_keys)
-    join_ray(settings.ray_address, settings.ray_namespace)
-    plan = asyncio.run(PoolClient(settings.data_pool_name, settings.ray_namespace).shards.plan())
+    plan = asyncio.run(_join_pool(settings).shards.plan())
     path = settings.tokenizer_path
     app = create_dashboard(
-        pool=PoolClient(settings.data_pool_name, settings.ray_namespace),
+        pool=_join_pool(settings),  # another one: a client belongs to one event loop
         keys=keys,
         plan=plan,
         tokenizer=BackgroundTokenizer(path, load_tokenizer) if path else None,
@@ -96,6 +93,11 @@ def _serve(name: str, app: GatewayAsgi | AtroposAsgi | FastAPI, keys: AccessKeys
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
     uvicorn.run(app, host=host, port=port, log_config=None, log_level="warning", access_log=False)
+
+
+def _join_pool(settings: PoolSection | RewardSettings) -> PoolClient:
+    join_ray(settings.ray_address, settings.ray_namespace)
+    return PoolClient(settings.data_pool_name, settings.ray_namespace)
 
 
 def run_pool(settings: PoolSettings) -> None:
@@ -117,11 +119,10 @@ def run_pool(settings: PoolSettings) -> None:
 
 def run_rewards(settings: RewardSettings) -> None:
     """Starts the reward workers or finds them; Ray keeps them running."""
-    join_ray(settings.ray_address, settings.ray_namespace)
-    pool_client = partial(PoolClient, settings.data_pool_name, settings.ray_namespace)
-    if not asyncio.run(pool_client().shards.plan()).limits.require_reward:
+    if not asyncio.run(_join_pool(settings).shards.plan()).limits.require_reward:
         log.warning("DataPool %r does not require rewards, so it offers nothing to score", settings.data_pool_name)
     plan = RewardPlan(name=settings.name, workers=settings.workers, job=_job(settings.function, settings))
+    pool_client = partial(PoolClient, settings.data_pool_name, settings.ray_namespace)
     in_force = start_rewards(plan, pool_client, settings.ray_namespace)
     if in_force != plan:
         log.warning("reward worker %r runs already with other settings, which are kept: %s", plan.name, in_force)
@@ -139,18 +140,13 @@ def run_rescore(settings: RescoreSettings) -> None:
 
 
 def run_export(settings: ExportSettings) -> None:
-    pool = None
-    if settings.from_ is None:
-        join_ray(settings.ray_address, settings.ray_namespace)
-        pool = PoolClient(settings.data_pool_name, settings.ray_namespace)
+    pool = _join_pool(settings) if settings.from_ is None else None
     decode = None if settings.tokenizer_path is None else load_decode(settings.tokenizer_path)
     asyncio.run(exporting.run_export(settings, pool, decode, _say))
 
 
 def run_import(settings: ImportSettings) -> None:
-    join_ray(settings.ray_address, settings.ray_namespace)
-    pool = PoolClient(settings.data_pool_name, settings.ray_namespace)
-    asyncio.run(exporting.run_import(settings, pool, _say))
+    asyncio.run(exporting.run_import(settings, _join_pool(settings), _say))
 
 
 def _job(function: str, settings: FunctionSection) -> Job:

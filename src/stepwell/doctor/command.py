@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 
 from stepwell.config.tools import DoctorSettings
-from stepwell.doctor.examination import Target, examine
+from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import Report
 from stepwell.doctor.machine_checks import machine_checks
 from stepwell.doctor.report_text import as_json, coloured, plain
@@ -16,8 +16,7 @@ from stepwell.doctor.report_text import as_json, coloured, plain
 
 def run_doctor(settings: DoctorSettings) -> None:
     logging.getLogger("stepwell.gateway").setLevel(logging.CRITICAL)  # the report says what the gateway would log
-    target = Target(engine=settings.engine, key=settings.key, tokenizer_path=settings.tokenizer_path)
-    report = asyncio.run(examine(target, show_progress=_show_progress))
+    report = asyncio.run(examine(settings, show_progress=_show_progress))
     _show_progress("this machine")
     report = report.with_checks(machine_checks(settings.ray_address, Path.cwd()))
     _show_progress("")

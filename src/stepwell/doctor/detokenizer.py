@@ -1,9 +1,9 @@
 """Token ids to text, by a local tokenizer or by the engine itself."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from stepwell.engines.engine import EngineHttp, EngineKind
 
@@ -20,32 +20,27 @@ class DecodedText:
     """The text without control tokens, if they may be anywhere in it."""
 
 
-class Detokenizer(Protocol):
-    async def decode(self, ids: Sequence[int]) -> DecodedText | None:
-        """None if the ids cannot be decoded."""
+Decode: TypeAlias = Callable[[Sequence[int]], Awaitable[DecodedText | None]]
+"""None if the ids cannot be decoded."""
 
 
-class LocalDetokenizer:
-    """A Hugging Face tokenizer; it skips control tokens, as an engine's answers do."""
+def decode_by_tokenizer(tokenizer: Any) -> Decode:
+    """A Hugging Face tokenizer skips control tokens, as an engine's answers do."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    async def decode(ids: Sequence[int]) -> DecodedText | None:
+        return DecodedText(str(tokenizer.decode(ids, skip_special_tokens=True)))
 
-    async def decode(self, ids: Sequence[int]) -> DecodedText | None:
-        return DecodedText(str(self._tokenizer.decode(ids, skip_special_tokens=True)))
+    return decode
 
 
-class EngineDetokenizer:
-    """The engine itself, which includes control tokens."""
+def decode_by_engine(kind: EngineKind, http: EngineHttp, model: str) -> Decode:
+    """The engine itself includes control tokens."""
 
-    def __init__(self, kind: EngineKind, http: EngineHttp, model: str) -> None:
-        self._kind = kind
-        self._http = http
-        self._model = model
+    async def ask(ids: Sequence[int]) -> str | None:
+        return await kind.detokenize(http, model, ids) if len(ids) else ""
 
-    async def decode(self, ids: Sequence[int]) -> DecodedText | None:
-        text, end = await self._ask(ids), await self._ask(ids[-1:])
+    async def decode(ids: Sequence[int]) -> DecodedText | None:
+        text, end = await ask(ids), await ask(ids[-1:])
         return None if text is None or end is None else DecodedText(text, end, CONTROL_TOKENS.sub("", text))
 
-    async def _ask(self, ids: Sequence[int]) -> str | None:
-        return await self._kind.detokenize(self._http, self._model, ids) if len(ids) else ""
+    return decode

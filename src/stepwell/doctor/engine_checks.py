@@ -1,36 +1,13 @@
 """What an engine tells about itself, and what that means for a run. The engine is probed as a gateway probes it."""
 
-from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from stepwell.doctor.findings import Check, Finding, Grade
-from stepwell.engines import ENGINES
-from stepwell.engines.engine import BROKEN, EngineFacts, EngineHttp, EngineKind, probe_engine
-
-
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """An engine before the first call to it."""
-
-    kind: EngineKind
-    facts: EngineFacts
-    weight_version: str | None
-    is_paused: bool
-
-
-async def probe(http: EngineHttp) -> Probed:
-    """EngineUnavailable says what is wrong."""
-    kind, facts = await probe_engine(http, ENGINES)
-    await kind.check_health(http)
-    return Probed(
-        kind,
-        facts,
-        await kind.weight_version(http) if facts.weight_versions else None,
-        bool(await kind.is_paused(http)) if facts.pause else False,
-    )
+from stepwell.engines.engine import BROKEN
+from stepwell.engines.replica import EngineReplica, EngineState
 
 
 def unreachable(why: str) -> Check:
@@ -39,24 +16,17 @@ def unreachable(why: str) -> Check:
     return Check("engine", Finding(Grade.FAULT, why, remedy))
 
 
-def capability_checks(probed: Probed) -> list[Check]:
-    facts = probed.facts
+def capability_checks(engine: EngineReplica, weights_before: str | None) -> list[Check]:
+    """`weights_before`: the version of its weights before the examination."""
+    facts = engine.facts
     window = f", {facts.max_model_len} tokens" if facts.max_model_len else ""
     return [
-        Check("engine", _token_ids(probed)),
+        Check("engine", _token_ids(engine)),
         Check("model", Finding(Grade.OK, f"{facts.model}{window}")),
-        Check("generate", _generate(probed)),
-        Check("pause", _pause(probed)),
-        Check("weight version", _weight_version(probed)),
+        Check("generate", _generate(engine)),
+        Check("pause", _pause(engine)),
+        Check("weight version", _weight_version(engine, weights_before)),
     ]
-
-
-def weights_after(probed: Probed, after: str | None) -> Check | None:
-    """None if the weights have the same version before and after the examination."""
-    if after == probed.weight_version:
-        return None
-    what = f"changed from {probed.weight_version!r} to {after!r} while it was examined"
-    return Check("weight version", Finding(Grade.FAULT, what, "examine it while no trainer syncs weights"))
 
 
 async def key_check(engine: str, key: str | None) -> Check:
@@ -77,39 +47,42 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def _token_ids(probed: Probed) -> Finding:
-    facts = probed.facts
+def _token_ids(engine: EngineReplica) -> Finding:
+    facts = engine.facts
     if not facts.token_ids:
-        return Finding(Grade.FAULT, f"{facts.label}: it gives no token ids", probed.kind.advice["token_ids"])
+        return Finding(Grade.FAULT, f"{facts.label}: it gives no token ids", engine.kind.advice["token_ids"])
     if facts.tested:
         return Finding(Grade.WARNING, f"{facts.label}, which Stepwell was not tested with", f"tested: {facts.tested}")
     return Finding(Grade.OK, facts.label)
 
 
-def _generate(probed: Probed) -> Finding:
-    if probed.facts.generate:
+def _generate(engine: EngineReplica) -> Finding:
+    if engine.facts.generate:
         return Finding(Grade.OK, "can generate from token ids")
     what = "cannot generate from token ids: an answer that a weight update breaks off cannot be continued"
-    return Finding(Grade.WARNING, what, probed.kind.advice["generate"])
+    return Finding(Grade.WARNING, what, engine.kind.advice["generate"])
 
 
-def _pause(probed: Probed) -> Finding:
-    if probed.is_paused:
-        return Finding(Grade.FAULT, "the engine is paused, so it answers no call", probed.kind.advice["resume"])
-    if probed.facts.pause:
+def _pause(engine: EngineReplica) -> Finding:
+    if engine.state is EngineState.PAUSED:
+        return Finding(Grade.FAULT, "the engine is paused, so it answers no call", engine.kind.advice["resume"])
+    if engine.facts.pause:
         return Finding(Grade.OK, "can be paused for a weight update")
     return Finding(
-        Grade.WARNING, "cannot be paused: a weight update would show in answers", probed.kind.advice["pause"]
+        Grade.WARNING, "cannot be paused: a weight update would show in answers", engine.kind.advice["pause"]
     )
 
 
-def _weight_version(probed: Probed) -> Finding:
-    if probed.weight_version is None:
+def _weight_version(engine: EngineReplica, before: str | None) -> Finding:
+    if engine.weight_version != before:
+        what = f"changed from {before!r} to {engine.weight_version!r} while it was examined"
+        return Finding(Grade.FAULT, what, "examine it while no trainer syncs weights")
+    if engine.weight_version is None:
         what = "not told: steps get the pool's policy version"
-        return Finding(Grade.WARNING, what, probed.kind.advice["weight_versions"])
-    if probed.weight_version.isdecimal():
-        return Finding(Grade.OK, probed.weight_version)
-    return Finding(Grade.OK, f"{probed.weight_version!r}: not a number, so steps get the pool's until the first sync")
+        return Finding(Grade.WARNING, what, engine.kind.advice["weight_versions"])
+    if engine.weight_version.isdecimal():
+        return Finding(Grade.OK, engine.weight_version)
+    return Finding(Grade.OK, f"{engine.weight_version!r}: not a number, so steps get the pool's until the first sync")
 
 
 def _key(engine: str, key: str | None, is_open: bool) -> Finding:

@@ -3,23 +3,25 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
 from stepwell.common.tokenizers import load_tokenizer
+from stepwell.config.tools import DoctorSettings
 from stepwell.doctor.case_runner import HELLO, CaseRunner
 from stepwell.doctor.cases import CASES
-from stepwell.doctor.detokenizer import EngineDetokenizer, LocalDetokenizer
-from stepwell.doctor.engine_checks import Probed, capability_checks, key_check, probe, unreachable, weights_after
+from stepwell.doctor.detokenizer import decode_by_engine, decode_by_tokenizer
+from stepwell.doctor.engine_checks import capability_checks, key_check, unreachable
 from stepwell.doctor.findings import CaseRow, Check, Finding, Grade, Report
 from stepwell.doctor.harness import CALL_TIMEOUT, open_harness
 from stepwell.doctor.stream_check import PATIENCE, StreamPatience, check_stream
 from stepwell.doctor.tool_case import tool_parser
 from stepwell.doctor.verdicts import judge_mode
+from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineControl, EngineHttp, EngineTimeouts
-from stepwell.errors import BadRequest, EngineUnavailable
+from stepwell.engines.replica import EngineReplica, EngineState
+from stepwell.errors import BadRequest
 
 HOT = 1.5
 """A temperature at which raw and processed log-probabilities differ for every model."""
@@ -29,47 +31,39 @@ def _no_progress(_: str) -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What is examined."""
-
-    engine: str
-    """Address of the engine."""
-    key: str | None = None
-    tokenizer_path: str | None = None
-
-
 async def examine(
-    target: Target, *, patience: StreamPatience = PATIENCE, show_progress: Callable[[str], None] = _no_progress
+    settings: DoctorSettings,
+    *,
+    patience: StreamPatience = PATIENCE,
+    show_progress: Callable[[str], None] = _no_progress,
 ) -> Report:
     """`show_progress` gets the name of each check before it runs."""
     show_progress("the engine")
-    key = await key_check(target.engine, target.key)
-    async with _sessions(target) as (questions_http, http):
-        questions = EngineHttp(questions_http, target.engine)
-        try:
-            probed = await probe(questions)
-        except EngineUnavailable as failure:
-            return Report(target.engine, (unreachable(str(failure)),))
-        checks = capability_checks(probed)
-        if probed.is_paused:
-            return Report(target.engine, (*checks, key))
-        more, rows = await _run_cases(target, probed, http, show_progress)
+    key = await key_check(settings.engine, settings.key)
+    async with _sessions(settings) as (questions, http):
+        engine = EngineReplica(EngineHttp(questions, settings.engine), ENGINES, on_change=lambda: None)
+        await engine.check()
+        if not engine.probed:
+            return Report(settings.engine, (unreachable(engine.why),))
+        await engine.version_after()
+        weights_before = engine.weight_version
+        if engine.state is EngineState.PAUSED:
+            return Report(settings.engine, (*capability_checks(engine, weights_before), key))
+        more, rows = await _run_cases(settings, engine, http, show_progress)
         show_progress("the bytes of a stream")
-        stream = Check("stream", await check_stream(http, target.engine, probed.facts.model, patience))
-        changed = weights_after(probed, await probed.kind.weight_version(questions) if probed.weight_version else None)
-    checks = [changed if changed and check.name == changed.name else check for check in checks]
-    return Report(target.engine, (*checks, *more, stream, key), rows)
+        stream = Check("stream", await check_stream(http, settings.engine, engine.facts.model, patience))
+        await engine.version_after()
+    return Report(settings.engine, (*capability_checks(engine, weights_before), *more, stream, key), rows)
 
 
 async def _run_cases(
-    target: Target, probed: Probed, http: aiohttp.ClientSession, show_progress: Callable[[str], None]
+    settings: DoctorSettings, engine: EngineReplica, http: aiohttp.ClientSession, show_progress: Callable[[str], None]
 ) -> tuple[list[Check], tuple[CaseRow, ...]]:
-    model = probed.facts.model
-    tokenizer, why = await asyncio.to_thread(_tokenizer, target.tokenizer_path)
-    by_engine = EngineDetokenizer(probed.kind, EngineHttp(http, target.engine), model)
-    detokenizer = by_engine if tokenizer is None else LocalDetokenizer(tokenizer)
-    async with open_harness(target.engine, target.key, tokenizer, detokenizer, _rescorer(target, probed)) as harness:
+    model = engine.facts.model
+    tokenizer, why = await asyncio.to_thread(_tokenizer, settings.tokenizer_path)
+    by_engine = decode_by_engine(engine.kind, EngineHttp(http, settings.engine), model)
+    decode = by_engine if tokenizer is None else decode_by_tokenizer(tokenizer)
+    async with open_harness(settings.engine, settings.key, tokenizer, decode, _rescorer(settings, engine)) as harness:
         runner, rows = CaseRunner(harness, model), dict[str, CaseRow]()
         for name, case in CASES.items():
             show_progress(name)
@@ -83,18 +77,18 @@ async def _run_cases(
     return checks, tuple(rows.values())
 
 
-def _rescorer(target: Target, probed: Probed) -> EngineControl | None:
+def _rescorer(settings: DoctorSettings, engine: EngineReplica) -> EngineControl | None:
     """None if the engine cannot be asked for the log-probabilities of given tokens."""
     try:
-        return probed.kind.control(target.engine, key=target.key, timeout=CALL_TIMEOUT)
+        return engine.kind.control(settings.engine, key=settings.key, timeout=CALL_TIMEOUT)
     except BadRequest:
         return None
 
 
 @asynccontextmanager
-async def _sessions(target: Target) -> AsyncIterator[tuple[aiohttp.ClientSession, aiohttp.ClientSession]]:
+async def _sessions(settings: DoctorSettings) -> AsyncIterator[tuple[aiohttp.ClientSession, aiohttp.ClientSession]]:
     """One session for probes, which are short, and one for calls, which take longer."""
-    headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
+    headers = {"Authorization": f"Bearer {settings.key}"} if settings.key else {}
     async with (
         aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(EngineTimeouts().question)) as questions,
         aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as calls,

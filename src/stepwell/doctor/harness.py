@@ -15,7 +15,7 @@ import uvicorn
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
-from stepwell.doctor.detokenizer import DecodedText, Detokenizer
+from stepwell.doctor.detokenizer import Decode
 from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, error_text, parse_reply
 from stepwell.engines.engine import BROKEN, EngineControl, failure_text
 from stepwell.engines.fleet import EngineFleet
@@ -78,12 +78,12 @@ class RecordingPool:
 
 class Harness:
     def __init__(
-        self, http: aiohttp.ClientSession, pool: RecordingPool, detokenizer: Detokenizer, rescorer: EngineControl | None
+        self, http: aiohttp.ClientSession, pool: RecordingPool, decode: Decode, rescorer: EngineControl | None
     ) -> None:
         """`http` is connected to the gateway."""
+        self.decode = decode
         self._http = http
         self._pool = pool
-        self._detokenizer = detokenizer
         self._rescorer = rescorer
 
     async def ask(self, path: str, body: JsonObject, *, stream: bool = False) -> ExaminedAnswer:
@@ -98,9 +98,6 @@ class Harness:
         steps = self._pool.steps(trajectory["trajectory_uid"])
         decoded = tuple([await self.decode(step.response_ids.tolist()) for step in steps])
         return ExaminedAnswer(replies, steps, decoded, failure)
-
-    async def decode(self, ids: Sequence[int]) -> DecodedText | None:
-        return await self._detokenizer.decode(ids)
 
     async def rescored(self, step: Step) -> list[float] | str:
         """The log-probabilities of a step's response, computed by the engine again, or the reason why not."""
@@ -148,7 +145,7 @@ def _listen() -> socket.socket:
 
 @asynccontextmanager
 async def open_harness(
-    engine: str, key: str | None, tokenizer: Any, detokenizer: Detokenizer, rescorer: EngineControl | None
+    engine: str, key: str | None, tokenizer: Any, decode: Decode, rescorer: EngineControl | None
 ) -> AsyncIterator[Harness]:
     """`tokenizer` may be None: the gateway needs one only for an engine that returns no ids."""
     pool = RecordingPool()
@@ -167,7 +164,7 @@ async def open_harness(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http:
-                yield Harness(http, pool, detokenizer, rescorer)
+                yield Harness(http, pool, decode, rescorer)
         finally:
             server.should_exit = True
             await serving

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from stepwell.doctor.examination import Target, examine
+from stepwell.config.tools import DoctorSettings
+from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import CaseColumn, Grade
 from stepwell.doctor.report_text import plain
 from tests.integration.doctor.test_faults import examined, found
@@ -28,7 +29,7 @@ async def test_a_sound_engine_is_exact_in_every_case(tiny_model: Path) -> None:
 
 async def test_without_a_tokenizer_the_engine_decodes_its_tokens() -> None:
     async with FakeEngine() as engine:
-        report = await examine(Target(engine=engine.url))
+        report = await examine(DoctorSettings(engine=engine.url))
     assert {row.cell(CaseColumn.TEXT).grade for row in report.rows} == {Grade.EXACT}, plain(report)
     assert found(report, "chat template").grade is Grade.UNKNOWN
 
@@ -43,7 +44,7 @@ async def test_a_plain_openai_server_is_not_exact(tiny_model: Path) -> None:
 
 async def test_closed_routes_are_warnings_that_say_which_flag() -> None:
     async with FakeEngine(scale_out=False, version="0.31.0") as engine:
-        report = await examine(Target(engine=engine.url))
+        report = await examine(DoctorSettings(engine=engine.url))
     assert "--enable-scale-out" in found(report, "generate").remedy
     assert "not tested" in found(report, "engine").what
     assert report.is_exact, plain(report)
@@ -52,14 +53,14 @@ async def test_closed_routes_are_warnings_that_say_which_flag() -> None:
 async def test_a_paused_engine_gets_no_calls() -> None:
     async with FakeEngine() as engine:
         engine.pause()
-        report = await examine(Target(engine=engine.url))
+        report = await examine(DoctorSettings(engine=engine.url))
     assert "is paused" in found(report, "pause").what
     assert not report.rows
     assert not report.is_exact
 
 
 async def test_an_unreachable_engine_is_one_fault() -> None:
-    report = await examine(Target(engine=f"http://127.0.0.1:{free_port()}"))
+    report = await examine(DoctorSettings(engine=f"http://127.0.0.1:{free_port()}"))
     assert found(report, "engine").grade is Grade.FAULT
     assert "is it up" in found(report, "engine").remedy
     assert not report.rows
@@ -67,6 +68,6 @@ async def test_an_unreachable_engine_is_one_fault() -> None:
 
 async def test_a_missing_tokenizer_is_a_fault(tmp_path: Path) -> None:
     async with FakeEngine() as engine:
-        report = await examine(Target(engine=engine.url, tokenizer_path=str(tmp_path / "none")))
+        report = await examine(DoctorSettings(engine=engine.url, tokenizer_path=str(tmp_path / "none")))
     assert "no tokenizer could be loaded" in found(report, "chat template").what
     assert found(report, "single turn, text").grade is Grade.EXACT

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.doctor.examination import Target, examine
+from stepwell.config.tools import DoctorSettings
+from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import CaseColumn, Finding, Grade, Report
 from stepwell.doctor.report_text import plain
 from stepwell.doctor.stream_check import StreamPatience
@@ -105,7 +106,7 @@ def found(report: Report, where: str) -> Finding:
 
 
 async def examined(engine: FakeEngine, tiny_model: Path, **more: object) -> Report:
-    return await examine(Target(engine=engine.url, tokenizer_path=str(tiny_model)), **more)  # type: ignore[arg-type]
+    return await examine(DoctorSettings(engine=engine.url, tokenizer_path=str(tiny_model)), **more)  # type: ignore[arg-type]
 
 
 def test_every_switch_is_named() -> None:
