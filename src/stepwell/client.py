@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from stepwell.errors import BadRequest, GatewayUnreachable, NotReady, StepwellError, from_code
+from stepwell.errors import BadRequest, GatewayUnreachable, NotReady, StepwellError, from_answer
 
 TIMEOUT = 90.0
 """Seconds for one call. Longer than the gateway's own timeouts, so that its error text arrives."""
@@ -153,16 +153,6 @@ def _call(method: str, url: str, body: Mapping[str, Any] | None, key: str | None
             return dict(json.load(answer))
     except urllib.error.HTTPError as failure:
         with failure:
-            raise _refusal(url, failure) from None
+            raise from_answer(url, failure.code, failure.read()) from None
     except (OSError, ValueError) as failure:
         raise GatewayUnreachable(f"no gateway answers at {url}: {failure}") from None
-
-
-def _refusal(url: str, failure: urllib.error.HTTPError) -> StepwellError:
-    try:
-        body = json.load(failure)
-        if "missing" in body:
-            return NotReady("; ".join(f"{part}: {why}" for part, why in body["missing"].items()))
-        return from_code(body["error"]["code"], body["error"]["message"])
-    except (ValueError, TypeError, KeyError):
-        return GatewayUnreachable(f"{url} answers {failure.code} and is not a Stepwell gateway")

@@ -4,6 +4,7 @@ A message says what happened and what to do. The gateway turns each class into a
 (gateway/http/error_responses.py).
 """
 
+import json
 import re
 
 
@@ -99,7 +100,13 @@ class EnvironmentFailed(StepwellError):
     """The environment's own code failed too often."""
 
 
-def from_code(code: object, text: str) -> StepwellError:
-    """The failure with that code, for a client that reads an error response."""
+def from_answer(url: str, status: int, raw: bytes) -> StepwellError:
+    """The failure that a gateway reports in its answer, for a client that reads it."""
     kinds = {kind.code(): kind for kind in StepwellError.__subclasses__()}
-    return kinds.get(str(code), StepwellError)(text)
+    try:
+        body = json.loads(raw)
+        if "missing" in body:
+            return NotReady("; ".join(f"{part}: {why}" for part, why in body["missing"].items()))
+        return kinds.get(str(body["error"]["code"]), StepwellError)(str(body["error"]["message"]))
+    except (ValueError, TypeError, KeyError):
+        return GatewayUnreachable(f"{url} answers {status} and is not a Stepwell gateway")

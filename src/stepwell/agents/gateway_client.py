@@ -23,7 +23,7 @@ from stepwell.errors import (
     PoolFull,
     PoolUnavailable,
     StepwellError,
-    from_code,
+    from_answer,
 )
 from stepwell.wire import gateway_api as shapes
 
@@ -140,7 +140,7 @@ class GatewayClient:
             why = str(failure) or type(failure).__name__
             raise GatewayUnreachable(f"no gateway answers at {url}: {why}") from None
         if answer.status != 200:
-            raise _refusal(url, answer.status, raw)
+            raise from_answer(url, answer.status, raw)
         return raw
 
     async def __aenter__(self) -> Self:
@@ -151,13 +151,3 @@ class GatewayClient:
         assert self._http is not None
         await self._http.close()
         self._http = None
-
-
-def _refusal(url: str, status: int, raw: bytes) -> StepwellError:
-    try:
-        body = orjson.loads(raw)
-        if "missing" in body:
-            return NotReady("; ".join(f"{part}: {why}" for part, why in body["missing"].items()))
-        return from_code(body["error"]["code"], str(body["error"]["message"]))
-    except (ValueError, TypeError, KeyError):
-        return GatewayUnreachable(f"{url} answers {status} and is not a Stepwell gateway")

@@ -248,16 +248,11 @@ class EngineControl(Protocol):
     def end_weights(self) -> None: ...
 
 
-class ProbedEngine(NamedTuple):
-    kind: EngineKind
-    facts: EngineFacts
-
-
-async def probe_engine(http: EngineHttp, kinds: Sequence[EngineKind]) -> ProbedEngine:
+async def probe_engine(http: EngineHttp, kinds: Sequence[EngineKind]) -> tuple[EngineKind, EngineFacts]:
     """The first of `kinds` that recognises the engine. EngineUnavailable if none does."""
     for kind in kinds:
         if (facts := await kind.probe(http)) is not None:
-            return ProbedEngine(kind, facts)
+            return kind, facts
     raise EngineUnavailable(f"{http.address} is none of these: {', '.join(kind.name for kind in kinds)}")
 
 

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -65,7 +64,7 @@ class Up:
         self._settings = settings
         self._folder = folder
         self._screen = screen
-        self._record = RunRecord(pid=os.getpid(), started=started(os.getpid()), started_at=time.time())
+        self._record = RunRecord(pid=os.getpid(), started=started(os.getpid()))
 
     def run(self) -> None:
         _handle_signals(signal.default_int_handler)
@@ -118,16 +117,7 @@ class Up:
 
     async def _serve(self, plan: LaunchPlan, model: ServedModel, key: str) -> bool:
         def on_ready() -> None:
-            self._folder.write_record(
-                replace(
-                    self._record,
-                    gateway=url_of(plan.gateway),
-                    dashboard=url_of(plan.dashboard),
-                    ray_address=plan.gateway.ray_address,
-                    ray_namespace=plan.gateway.ray_namespace,
-                    is_ready=True,
-                )
-            )
+            self._folder.write_record(replace(self._record, dashboard=url_of(plan.dashboard), is_ready=True))
             self._screen.say("everything is up")
             self._screen.show(welcome(plan, model.name, key))
             if self._settings.detach:

@@ -44,7 +44,12 @@ def read_model(address: str, answer: JsonAnswer) -> ServedModel:
         raise EngineUnavailable(f"the engine at {address} requires a key: set STEPWELL_GATEWAY_ENGINE_KEY to it")
     match answer.body:
         case {"data": [{"id": str(name), **rest}, *_]} if answer.status == 200:
-            return ServedModel(name=name, root=_text(rest.get("root")), window=_whole(rest.get("max_model_len")))
+            root, window = rest.get("root"), rest.get("max_model_len")
+            return ServedModel(
+                name=name,
+                root=root if isinstance(root, str) and root else None,
+                window=window if isinstance(window, int) else None,
+            )
     raise EngineUnavailable(
         f"{address} lists no models at /v1/models ({answer.message}): is it an OpenAI-compatible server?"
     )
@@ -52,18 +57,6 @@ def read_model(address: str, answer: JsonAnswer) -> ServedModel:
 
 def tokenizer_of(model: ServedModel) -> str | None:
     """Path or name of its tokenizer for this machine; None if it is not known."""
-    if model.root is None or (_is_path(model.root) and not Path(model.root).expanduser().exists()):
-        return None
-    return model.root
-
-
-def _is_path(root: str) -> bool:
-    return root.startswith(("/", "./", "../", "~"))
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+    root = model.root
+    is_path = root is not None and root.startswith(("/", "./", "../", "~"))
+    return None if root is None or (is_path and not Path(root).expanduser().exists()) else root

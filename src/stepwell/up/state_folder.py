@@ -26,17 +26,12 @@ KEY_BYTES, TOKEN_BYTES = 24, 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """The process that runs, and its addresses."""
+    """The process that runs, and where `status` finds it."""
 
     pid: int
     started: int | None
     """When the kernel started the process, in its ticks: another process may have got the same pid."""
-    started_at: float
-    """Wall-clock seconds."""
-    gateway: str = ""
     dashboard: str = ""
-    ray_address: str = ""
-    ray_namespace: str = ""
     is_ready: bool = False
 
 

@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> StateFolder:
 
 
 def mine(**fields: object) -> RunRecord:
-    return RunRecord(pid=os.getpid(), started=started(os.getpid()), started_at=1.0, **fields)  # type: ignore[arg-type]
+    return RunRecord(pid=os.getpid(), started=started(os.getpid()), **fields)  # type: ignore[arg-type]
 
 
 def test_only_its_owner_reads_it_and_git_ignores_it(folder: StateFolder) -> None:
@@ -70,7 +70,7 @@ def test_the_record_of_a_killed_process_is_recognised(folder: StateFolder) -> No
         "import os, sys; from pathlib import Path; from stepwell.up.state_folder import *\n"
         "folder = StateFolder(Path(sys.argv[1]))\n"
         "with folder.occupied():\n"
-        "    folder.write_record(RunRecord(pid=os.getpid(), started=started(os.getpid()), started_at=1.0))\n"
+        "    folder.write_record(RunRecord(pid=os.getpid(), started=started(os.getpid())))\n"
         "    os.kill(os.getpid(), 9)\n"
     )
     assert subprocess.run([sys.executable, "-c", dying, str(folder.path)], check=False).returncode == -signal.SIGKILL
@@ -87,9 +87,9 @@ def test_a_later_process_with_the_same_pid_gets_no_signal() -> None:
     began = started(child.pid)
     assert began is not None
     try:
-        assert not send(RunRecord(pid=child.pid, started=began - 1, started_at=1.0), signal.SIGKILL)
+        assert not send(RunRecord(pid=child.pid, started=began - 1), signal.SIGKILL)
         assert child.poll() is None
-        assert send(RunRecord(pid=child.pid, started=began, started_at=1.0), signal.SIGKILL)
+        assert send(RunRecord(pid=child.pid, started=began), signal.SIGKILL)
         assert child.wait() == -signal.SIGKILL
     finally:
         child.kill()
