@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from stepwell.doctor.findings import NOTHING, CaseColumn, CaseRow, Finding
+from stepwell.doctor.findings import NOTHING, CaseCells, CaseColumn, Finding
 from stepwell.doctor.harness import CHAT, Harness
 from stepwell.doctor.replies import ExaminedAnswer
 from stepwell.doctor.verdicts import (
@@ -50,31 +50,27 @@ class CaseRunner:
         differs = whole.is_sound and streamed.is_sound and differing(whole, streamed)
         return CaseAnswers(whole, streamed, await self.harness.ask(path, body) if differs else None)
 
-    async def row(
+    async def judge(
         self,
-        case: str,
         answers: CaseAnswers,
         *,
         stop: str = "",
         expected: str | None = None,
         prefix: Finding = NOTHING,
         rescored: Finding | None = None,
-    ) -> CaseRow:
+    ) -> CaseCells:
         """`stop` is the stop string, `expected` the only text that the grammar allows."""
         whole = answers.whole
         if rescored is None:
             rescored = judge_rescored(whole, [await self.harness.rescored(step) for step in whole.steps])
-        return CaseRow(
-            case,
-            {
-                CaseColumn.IDS: judge_ids(whole),
-                CaseColumn.LOGPROBS: judge_logprobs(whole),
-                CaseColumn.TEXT: judge_text(whole, stop=stop, expected=expected),
-                CaseColumn.STREAM: judge_stream(whole, answers.streamed, answers.again, stop=stop),
-                CaseColumn.PREFIX: prefix,
-                CaseColumn.RESCORED: rescored,
-            },
-        )
+        return {
+            CaseColumn.IDS: judge_ids(whole),
+            CaseColumn.LOGPROBS: judge_logprobs(whole),
+            CaseColumn.TEXT: judge_text(whole, stop=stop, expected=expected),
+            CaseColumn.STREAM: judge_stream(whole, answers.streamed, answers.again, stop=stop),
+            CaseColumn.PREFIX: prefix,
+            CaseColumn.RESCORED: rescored,
+        }
 
     async def prefix(self, first: ExaminedAnswer, second: ExaminedAnswer) -> Finding:
         """Whether the second prompt starts with the whole first step. Each answer has one step."""
@@ -92,6 +88,6 @@ class CaseRunner:
         return {"model": self._model, "max_tokens": SHORT, "seed": SEED, **fields}
 
 
-def first_answer_row(case: str, answer: ExaminedAnswer) -> CaseRow:
-    """The row of a case that ended after its first answer."""
-    return CaseRow(case, {CaseColumn.IDS: judge_ids(answer), CaseColumn.LOGPROBS: judge_logprobs(answer)})
+def judge_only(answer: ExaminedAnswer) -> CaseCells:
+    """Of a case that ended after its first answer."""
+    return {CaseColumn.IDS: judge_ids(answer), CaseColumn.LOGPROBS: judge_logprobs(answer)}

@@ -10,13 +10,12 @@ import aiohttp
 from stepwell.common.tokenizers import load_tokenizer
 from stepwell.config.tools import DoctorSettings
 from stepwell.doctor.case_runner import HELLO, CaseRunner
-from stepwell.doctor.cases import CASES
+from stepwell.doctor.cases import CASES, tool_parser
 from stepwell.doctor.detokenizer import decode_by_engine, decode_by_tokenizer
 from stepwell.doctor.engine_checks import capability_checks, key_check, unreachable
 from stepwell.doctor.findings import CaseRow, Check, Finding, Grade, Report
 from stepwell.doctor.harness import CALL_TIMEOUT, open_harness
 from stepwell.doctor.stream_check import PATIENCE, StreamPatience, check_stream
-from stepwell.doctor.tool_case import tool_parser
 from stepwell.doctor.verdicts import judge_mode
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineControl, EngineHttp, EngineTimeouts
@@ -67,7 +66,7 @@ async def _run_cases(
         runner, rows = CaseRunner(harness, model), dict[str, CaseRow]()
         for name, case in CASES.items():
             show_progress(name)
-            rows[name] = await case(runner)
+            rows[name] = CaseRow(name, await case(runner))
         show_progress("log-probabilities at another temperature")
         checks = [
             Check("log-probabilities", await _check_logprob_mode(runner)),

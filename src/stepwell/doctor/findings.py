@@ -7,6 +7,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeAlias
 
 
 class Grade(StrEnum):
@@ -50,6 +51,10 @@ class CaseColumn(StrEnum):
     """The engine computes the same log-probabilities for these tokens again."""
 
 
+CaseCells: TypeAlias = Mapping[CaseColumn, Finding]
+"""What was found in one case; a missing column does not apply to it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     name: str
@@ -58,16 +63,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CaseRow:
-    """One case. A missing column does not apply to it."""
-
     case: str
-    cells: Mapping[CaseColumn, Finding]
+    cells: CaseCells
 
     def cell(self, column: CaseColumn) -> Finding:
         return self.cells.get(column, NOTHING)
-
-    def with_cell(self, column: CaseColumn, finding: Finding) -> "CaseRow":
-        return CaseRow(self.case, {**self.cells, column: finding})
 
 
 CANNOT_TELL = (

@@ -11,10 +11,14 @@ GRAMMAR = Finding(Grade.UNKNOWN, "written under a grammar")
 BROKEN = Finding(Grade.FAULT, "no_response_ids: none", "use vLLM")
 
 
+def proved_but(column: CaseColumn) -> CaseRow:
+    return CaseRow(PROVED.case, {**PROVED.cells, column: BROKEN})
+
+
 def test_exact_means_proved_and_no_fault() -> None:
     assert Report("http://e", (FINE,), (PROVED,)).is_exact
     assert not Report("http://e", (FINE,)).is_exact
-    assert not Report("http://e", (FINE,), (PROVED.with_cell(CaseColumn.STREAM, BROKEN),)).is_exact
+    assert not Report("http://e", (FINE,), (proved_but(CaseColumn.STREAM),)).is_exact
     assert not Report("http://e", (Check("Ray", BROKEN),), (PROVED,)).is_exact
     assert not Report("http://e", (FINE,), (CaseRow("single turn", {}),)).is_exact
     assert Report("http://e", (Check("pause", Finding(Grade.WARNING, "x", "y")),), (PROVED,)).is_exact
@@ -27,7 +31,7 @@ def test_a_case_that_was_not_proved_is_not_exact() -> None:
 
 def test_a_reason_is_printed_once_with_all_its_cells() -> None:
     rows = (
-        PROVED.with_cell(CaseColumn.TEXT, BROKEN),
+        proved_but(CaseColumn.TEXT),
         CaseRow("tools", {CaseColumn.TEXT: BROKEN, CaseColumn.RESCORED: GRAMMAR}),
     )
     shown = plain(Report("http://e", (FINE, Check("Ray", BROKEN)), rows))
@@ -38,7 +42,7 @@ def test_a_reason_is_printed_once_with_all_its_cells() -> None:
 
 
 def test_colours_do_not_change_the_text() -> None:
-    report = Report("http://e", (FINE,), (PROVED.with_cell(CaseColumn.TEXT, BROKEN),))
+    report = Report("http://e", (FINE,), (proved_but(CaseColumn.TEXT),))
     text = coloured(report)
     assert text.plain == plain(report)
     assert {str(span.style) for span in text.spans} == {"green", "bold red"}
