@@ -4,20 +4,59 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from stepwell.config.up import StatusSettings
-from stepwell.dashboard.gateway_monitor import EngineReading, GatewayNow
-from stepwell.dashboard.status import ChannelNow, PoolNow, StatusNow
+from stepwell.dashboard.gateway_monitor import GatewayNow
 from stepwell.errors import Forbidden, NotReady
-from stepwell.pool.api.stats import StepCount
+from stepwell.pool.api.stats import ScoringStats, StepCount
 from stepwell.up.http import JsonAnswer, get_json
 from stepwell.up.state_folder import this_folder
+from stepwell.wire.gateway_api import EngineNow
 
 TIMEOUT = 15.0
 """Seconds: the dashboard itself waits up to three for the gateways and two for the pool."""
 COLUMNS = ("", "groups", "ready", "trajectories", "steps", "tokens", "trained", "oldest")
 NONE = "–"
+
+
+class ShownPool(BaseModel):
+    name: str
+    shards: int
+    journal: str | None
+    policy_version: int
+    submitted: int
+    leases: int
+    refused: dict[str, int]
+    quarantined: dict[str, int]
+    scoring: ScoringStats
+
+
+class ShownChannel(BaseModel):
+    name: str
+    groups: int
+    ready_groups: int
+    trajectories: int
+    held: StepCount
+    shipped: StepCount
+    dropped: dict[str, StepCount]
+    left_out: dict[str, StepCount]
+    oldest_age: float
+
+
+class ShownEngine(EngineNow):
+    gateway: str
+
+
+class ShownStatus(BaseModel):
+    """The part of the dashboard's /api/status that is printed; other fields are ignored."""
+
+    version: str
+    pool: ShownPool | None
+    channels: list[ShownChannel]
+    gateways: list[GatewayNow]
+    engines: list[ShownEngine]
+    pool_error: str | None
 
 
 def run_status(settings: StatusSettings) -> None:
@@ -38,18 +77,18 @@ def _dashboard_of_this_folder() -> tuple[str, str]:
     return record.dashboard, folder.key()
 
 
-def _read(url: str, answer: JsonAnswer) -> StatusNow:
+def _read(url: str, answer: JsonAnswer) -> ShownStatus:
     if answer.status in (401, 403):
         raise Forbidden(f"the dashboard at {url} requires its control key: --key, or STEPWELL_STATUS_KEY")
     try:
         if answer.status == 200:
-            return TypeAdapter(StatusNow).validate_python(answer.body)
+            return ShownStatus.model_validate(answer.body)
     except ValidationError:
         raise NotReady(f"{url} is not a dashboard of this version of Stepwell: its answer cannot be read") from None
     raise NotReady(f"the dashboard at {url} does not answer: {answer.message}; see .stepwell/logs/dashboard.log")
 
 
-def status_text(status: StatusNow) -> str:
+def status_text(status: ShownStatus) -> str:
     parts = {
         "pool": _pool(status.pool, status.pool_error),
         "channels": _channels(status.channels),
@@ -68,7 +107,7 @@ def _titled(title: str, lines: Sequence[str]) -> str:
     )
 
 
-def _pool(pool: PoolNow | None, error: str | None) -> list[str]:
+def _pool(pool: ShownPool | None, error: str | None) -> list[str]:
     if pool is None or error is not None:
         return ["not reached"]
     journal = f"journal {pool.journal}" if pool.journal else "no journal: in memory only"
@@ -85,7 +124,7 @@ def _pool(pool: PoolNow | None, error: str | None) -> list[str]:
     return [*lines, counts] if counts else lines
 
 
-def _channels(channels: Sequence[ChannelNow]) -> list[str]:
+def _channels(channels: Sequence[ShownChannel]) -> list[str]:
     if not channels:
         return ["none yet: no trajectory was opened"]
     rows = [COLUMNS, *map(_row, channels)]
@@ -98,7 +137,7 @@ def _channels(channels: Sequence[ChannelNow]) -> list[str]:
     ]
 
 
-def _row(channel: ChannelNow) -> tuple[str, ...]:
+def _row(channel: ShownChannel) -> tuple[str, ...]:
     numbers = (
         channel.groups,
         channel.ready_groups,
@@ -121,13 +160,13 @@ def _gateway(gateway: GatewayNow) -> str:
     return " · ".join(parts)
 
 
-def _engine(engine: EngineReading) -> str:
+def _engine(engine: ShownEngine) -> str:
     known = {"version": engine.weight_version, "server": engine.server}
     parts = [engine.address, engine.state, *(f"{name} {value}" for name, value in known.items() if value)]
     return " · ".join((*parts, *([engine.why] if engine.why else [])))
 
 
-def _lost(status: StatusNow) -> Iterator[str]:
+def _lost(status: ShownStatus) -> Iterator[str]:
     """Data that will never be trained on, by place and cause."""
     for channel in status.channels:
         yield from _amounts(f"{channel.name}: dropped", channel.dropped)
@@ -151,7 +190,7 @@ def _counts(what: str, by_cause: Mapping[str, int]) -> Iterator[str]:
             yield f"{what}, {cause}: {_count(number, 'step')}"
 
 
-def _errors(status: StatusNow) -> Iterator[str]:
+def _errors(status: ShownStatus) -> Iterator[str]:
     if status.pool_error:
         yield f"pool: {status.pool_error}"
     for gateway in status.gateways:

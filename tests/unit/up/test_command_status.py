@@ -1,9 +1,6 @@
 """The screen of `stepwell status`."""
 
-from pydantic import TypeAdapter
-
-from stepwell.dashboard.status import StatusNow
-from stepwell.up.command_status import status_text
+from stepwell.up.command_status import ShownStatus, status_text
 
 STATUS: dict[str, object] = {
     "now": 1.0,
@@ -69,7 +66,7 @@ STATUS: dict[str, object] = {
 
 
 def test_one_screen_shows_the_state_and_the_losses_by_cause() -> None:
-    assert status_text(TypeAdapter(StatusNow).validate_python(STATUS)) == (
+    assert status_text(ShownStatus.model_validate(STATUS)) == (
         "stepwell 0.1.0\n"
         "pool      data_pool · 1 shard · policy version 3 · journal /j\n"
         "          1,234 steps submitted · 1 lease\n"
@@ -91,6 +88,6 @@ def test_one_screen_shows_the_state_and_the_losses_by_cause() -> None:
 
 def test_a_pool_that_cannot_be_reached_is_the_error() -> None:
     away = STATUS | {"pool": None, "channels": [], "gateways": [], "pool_error": "it is away"}
-    shown = status_text(TypeAdapter(StatusNow).validate_python(away))
+    shown = status_text(ShownStatus.model_validate(away))
     assert "pool      not reached\n" in shown
     assert "lost      nothing\nerrors    pool: it is away" in shown
