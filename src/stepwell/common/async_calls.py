@@ -5,7 +5,7 @@ import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -60,15 +60,20 @@ async def run_to_end(work: Coroutine[object, object, None]) -> None:
 
 
 @asynccontextmanager
-async def repeating(*works: RepeatedWork, pause_after_failure: float = 5.0) -> AsyncIterator[None]:
-    """Each work repeats beside the block, until the block is left."""
-    tasks = [asyncio.create_task(_repeat(work, pause_after_failure)) for work in works]
+async def running(*works: Coroutine[object, object, None]) -> AsyncIterator[None]:
+    """The works run beside the block. They are cancelled when the block is left."""
+    tasks = [asyncio.create_task(work) for work in works]
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def repeating(*works: RepeatedWork, pause_after_failure: float = 5.0) -> AbstractAsyncContextManager[None]:
+    """Each work repeats beside the block, until the block is left."""
+    return running(*(_repeat(work, pause_after_failure) for work in works))
 
 
 async def _repeat(work: RepeatedWork, pause_after_failure: float) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.engines.fleet import EngineFleet
@@ -33,15 +33,18 @@ from stepwell.gateway.http.error_responses import (
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.request_body import Message, Receive, Send, read_body
 from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
-from stepwell.gateway.http.tracing import NoTracing
-from stepwell.gateway.recording.step_builder import CallContext, StepBuilder
+from stepwell.gateway.http.tracing import Tracing
+from stepwell.gateway.recording.step_builder import StepBuilder
 from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, add_origins, as_unrecorded
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import Registration, TrajectoryRef
-from stepwell.steps.step import JsonObject
-from stepwell.wire.openai import NO_USAGE, Sampled, Usage
+from stepwell.steps.step import Step
+from stepwell.wire.openai import NO_IDS, NO_USAGE
 
 MAX_IN_FLIGHT = 20_000
+MALFORMED_HISTORY = "malformed_history"
+"""In a step's extras: how many tool calls in its history had arguments that are not a JSON object."""
 CLOSE_TIMEOUT = 1.0
 """Seconds in which an engine must close a stream after [DONE]; otherwise its connection is not used again."""
 
@@ -50,14 +53,13 @@ CLOSE_TIMEOUT = 1.0
 class Exchange:
     """One call in flight."""
 
-    ref: TrajectoryRef
+    kind: str
+    """Its label in metrics and traces."""
     call: ModelCall
+    begun: Step
+    """What is known of the call's steps before its answer."""
     writer: ResponseWriter
     headers: CallHeaders
-    untrainable: str | None
-    started_at: float
-    policy_version: int
-    """As the pool knew it when the call began; used if the engine does not tell its own."""
     stream: StreamWriter
     is_abandoned: bool = False
     """The client left, and no other client waits for the answer."""
@@ -69,14 +71,24 @@ class Exchange:
     prompt_tokens: int = 0
     response_tokens: int = 0
 
+    @property
+    def is_recorded(self) -> bool:
+        return self.begun.trajectory_uid != ""
+
     def attributes(self) -> dict[str, str | int]:
         """For the trace."""
         return {
+            "trajectory_uid": self.begun.trajectory_uid,
+            "prompt_uid": self.begun.prompt_uid,
             "engine": self.engine,
             "status": self.writer.status,
             "prompt_tokens": self.prompt_tokens,
             "response_tokens": self.response_tokens,
         }
+
+    def count(self, steps: Sequence[Step]) -> None:
+        self.prompt_tokens = sum(len(step.prompt_ids) for step in steps[:: self.call.choices_per_prompt])
+        self.response_tokens = sum(len(step.response_ids) for step in steps)
 
     async def fail(self, error: ErrorDetails) -> None:
         self.is_over = True
@@ -94,90 +106,87 @@ async def send_error(
         await writer.end(stream.fail(body))
 
 
+@dataclass(slots=True, kw_only=True)
 class AgentCalls:
-    """The calls of agents that have a base_url, in any dialect."""
+    """Calls in any dialect: of agents, which have a base_url, and unrecorded ones."""
 
-    def __init__(
-        self,
-        *,
-        pool: StepSink,
-        engines: EngineFleet,
-        known: KnownTrajectories,
-        steps: StepBuilder,
-        metrics: GatewayMetrics,
-        tracing: NoTracing,
-        around: CallSurroundings,
-        keep_alives: KeepAlives,
-        max_in_flight: int = MAX_IN_FLIGHT,
-    ) -> None:
-        self.in_flight = 0
-        self._pool = pool
-        self._engines = engines
-        self._known = known
-        self._steps = steps
-        self._metrics = metrics
-        self._tracing = tracing
-        self._around = around
-        self._keep_alives = keep_alives
-        self._max_in_flight = max_in_flight
-        self._clock = time.monotonic
-        self._deduplicator = RequestDeduplicator(self._clock)
-        self._continuation = Continuation(engines)
+    pool: StepSink
+    engines: EngineFleet
+    known: KnownTrajectories
+    steps: StepBuilder
+    metrics: GatewayMetrics
+    tracing: Tracing | None
+    around: CallSurroundings
+    keep_alives: KeepAlives
+    max_in_flight: int = MAX_IN_FLIGHT
+    in_flight: int = 0
+    continuation: Continuation = field(init=False)
+    deduplicator: RequestDeduplicator = field(default_factory=lambda: RequestDeduplicator(time.monotonic))
+
+    def __post_init__(self) -> None:
+        self.continuation = Continuation(self.engines)
 
     async def serve(self, scope: Message, receive: Receive, send: Send, ref: TrajectoryRef, dialect: Dialect) -> None:
-        writer = ResponseWriter(send, self._clock)
+        """A call of NO_TRAJECTORY is not recorded."""
+        writer = ResponseWriter(send, time.monotonic)
+        kind = f"whitebox_{dialect.name}" if ref == NO_TRAJECTORY else dialect.name
         began, self.in_flight = writer.touched_at, self.in_flight + 1
         exchange = None
         try:
-            if self.in_flight > self._max_in_flight:
-                raise Overloaded(f"{self._max_in_flight} calls are in flight; try again in a moment")
+            if self.in_flight > self.max_in_flight:
+                raise Overloaded(f"{self.max_in_flight} calls are in flight; try again in a moment")
             headers = read_call_headers(scope["headers"])
             raw = await read_body(receive)
-            call = dialect.read(raw, self._around)
-            side = side_call_kind(call.texts, call.request["max_tokens"], headers.kind)
-            await self._known.require(ref)
-            exchange = Exchange(
-                ref=ref,
-                call=call,
-                writer=writer,
-                headers=headers,
-                untrainable=f"side_call: {side}" if side else call.untrainable,
-                started_at=time.time(),
-                policy_version=self._pool.policy_version,
-                stream=dialect.stream(call),
-            )
-            names = {"trajectory_uid": ref.trajectory_uid, "prompt_uid": ref.prompt_uid}
-            with self._tracing.span(dialect.name, headers.traceparent, **names) as span:
-                await self._join_or_lead(exchange, receive, headers.key(ref.trajectory_uid, raw))
-                span.set_attributes(exchange.attributes())
+            call = dialect.read(raw, self.around)
+            if ref == NO_TRAJECTORY:
+                call = as_unrecorded(call)
+            else:
+                await self.known.require(ref)
+            begun = self._begin(call, ref, headers)
+            exchange = Exchange(kind, call, begun, writer, headers, dialect.stream(call))
+            await self._join_or_lead(exchange, receive, headers.key(begun.trajectory_uid, raw))
         except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
             error = describe_unforeseen(failure, f"a call of trajectory {ref.trajectory_uid}")
             await send_error(writer, dialect, error, exchange.stream if exchange else None)
         finally:
             self.in_flight -= 1
-            self._count(dialect, writer, began, exchange)
+            self._count(kind, writer, began, exchange)
+
+    def _begin(self, call: ModelCall, ref: TrajectoryRef, headers: CallHeaders) -> Step:
+        side = side_call_kind(call.texts, call.request["max_tokens"], headers.kind)
+        return Step(
+            prompt_ids=NO_IDS,
+            response_ids=NO_IDS,
+            trajectory_uid=ref.trajectory_uid,
+            prompt_uid=ref.prompt_uid,
+            policy_version=self.pool.policy_version,
+            started_at=time.time(),
+            sampling=call.sampling,
+            untrainable=f"side_call: {side}" if side else call.untrainable,
+            extras={MALFORMED_HISTORY: call.malformed_history} if call.malformed_history else {},
+        )
 
     async def _join_or_lead(self, exchange: Exchange, receive: Receive, key: Hashable) -> None:
         task = asyncio.current_task()
         assert task is not None
-        shared = self._deduplicator.find(key)
-        if shared is not None and not exchange.headers.may_join:
+        shared = self.deduplicator.find(key)
+        if not exchange.is_recorded or (shared is not None and not exchange.headers.may_join):
             await self._while_wanted(exchange, receive, self._answer(exchange), task.cancel)
         elif shared is not None:
-            self._metrics.calls_joined[exchange.call.dialect.name].inc()
+            self.metrics.calls_joined[exchange.kind].inc()
             shared.listeners += 1
             try:
                 await self._while_wanted(exchange, receive, exchange.writer.follow(shared), task.cancel)
             finally:
                 shared.leave()
         else:
-            shared = self._deduplicator.lead(key, task.cancel)
+            shared = self.deduplicator.lead(key, task.cancel)
             exchange.writer.share(shared)
             try:
                 await self._while_wanted(exchange, receive, self._answer(exchange), shared.leave)
             finally:
                 keep = exchange.is_answered and exchange.headers.idempotency_key is not None
-                self._deduplicator.end(key, shared, keep=keep)
+                self.deduplicator.end(key, shared, keep=keep)
 
     async def _while_wanted(
         self, exchange: Exchange, receive: Receive, answering: Coroutine[Any, Any, None], leave: Callable[[], object]
@@ -189,9 +198,9 @@ class AgentCalls:
         except asyncio.CancelledError:
             if not exchange.is_abandoned:
                 raise
-            self._metrics.clients_gone[exchange.call.dialect.name].inc()
+            self.metrics.clients_gone[exchange.kind].inc()
         except Exception as failure:  # noqa: BLE001 - those who joined the call get the answer too
-            await exchange.fail(describe_unforeseen(failure, f"a call of trajectory {exchange.ref.trajectory_uid}"))
+            await exchange.fail(describe_unforeseen(failure, f"a call of trajectory {exchange.begun.trajectory_uid}"))
         finally:
             watch.cancel()
 
@@ -199,10 +208,10 @@ class AgentCalls:
         call, writer = exchange.call, exchange.writer
         if call.stream:
             writer.media_type = exchange.stream.media_type
-            self._keep_alives.add(writer, exchange.stream.keep_alive)
+            self.keep_alives.add(writer, exchange.stream.keep_alive)
         reply = None
         try:
-            reply = await self._engines.send(call.upstream, call.request, sticky=exchange.ref.trajectory_uid)
+            reply = await self.engines.send(call.upstream, call.request, sticky=exchange.begun.trajectory_uid)
             exchange.engine = reply.engine.address
             if reply.status != 200:
                 await self._refuse(exchange, describe_refusal(reply.status, await reply.read()))
@@ -212,28 +221,28 @@ class AgentCalls:
                 await self._whole(exchange, reply)
         finally:
             if call.stream:
-                self._keep_alives.discard(writer)
+                self.keep_alives.discard(writer)
             if reply is not None:
                 reply.close()
 
-    def _context(self, exchange: Exchange, reply: EngineReply) -> CallContext:
-        return self._steps.context(
-            exchange.ref, exchange.call, reply, exchange.policy_version, exchange.started_at, exchange.untrainable
-        )
-
     async def _whole(self, exchange: Exchange, reply: EngineReply) -> None:
-        call, context = exchange.call, self._context(exchange, reply)
+        call = exchange.call
         answer = read_reply(await reply.read(), reply.engine.kind, keep_ids=call.wants.ids)
         if answer.is_aborted:
-            self._metrics.calls_continued[call.dialect.name].inc()
-            answer = await self._continuation.whole(call, answer, reply.version_before)
-        await self._record(exchange, context, reply, answer.choices, answer.usage, answer.texts)
+            self.metrics.calls_continued[exchange.kind].inc()
+            answer = await self.continuation.whole(call, answer, reply.version_before)
+        steps = await self.steps.build(exchange.begun, call, reply, answer.choices, answer.usage, answer.texts)
+        exchange.count(steps)
+        if exchange.is_recorded:
+            await self.steps.record(steps, reply.engine)
+        else:
+            add_origins(call, answer, await self.steps.confirm(steps, reply.engine))
         body = call.dialect.reply(call, answer)
         exchange.is_over = exchange.is_answered = True
         await exchange.writer.whole(200, body)
 
     async def _stream(self, exchange: Exchange, reply: EngineReply) -> None:
-        call, context = exchange.call, self._context(exchange, reply)
+        call = exchange.call
         answer = ChoicesStream(reply.engine.kind, keep_ids=call.wants.ids)
         try:
             await _pass_on(answer, reply, exchange)
@@ -243,49 +252,38 @@ class AgentCalls:
             if answer.error is not None:
                 rest = exchange.stream.fail(call.dialect.error(describe_stream_error(answer.error)))
             elif answer.is_aborted:
-                self._metrics.calls_continued[call.dialect.name].inc()
-                chunks, choices = await self._continuation.stream(call, answer, reply.version_before)
+                self.metrics.calls_continued[exchange.kind].inc()
+                chunks, choices = await self.continuation.stream(call, answer, reply.version_before)
                 rest, usage = b"".join(map(exchange.stream.chunk, chunks)), NO_USAGE
         except (asyncio.CancelledError, EngineUnavailable):
-            self._steps.record_cut_short(context, answer.sampled())
+            self.steps.record_cut_short(exchange.begun, reply, answer.sampled())
             raise
         if answer.error is not None:
-            self._steps.record_cut_short(context, choices)
+            self.steps.record_cut_short(exchange.begun, reply, choices)
         else:
-            await self._record(exchange, context, reply, choices, usage, answer.texts)
+            steps = await self.steps.build(exchange.begun, call, reply, choices, usage, answer.texts)
+            exchange.count(steps)
+            await self.steps.record(steps, reply.engine)
             rest += exchange.stream.finish(usage)
         exchange.is_over, exchange.is_answered = True, answer.error is None
         await exchange.writer.end(rest)
         await _read_to_end(reply)
 
-    async def _record(
-        self,
-        exchange: Exchange,
-        context: CallContext,
-        reply: EngineReply,
-        choices: Sequence[Sampled],
-        usage: Usage,
-        texts: Callable[[], Sequence[str | None]],
-    ) -> None:
-        choices = await self._steps.with_ids(context, exchange.call, choices, texts)
-        exchange.prompt_tokens = len(choices[0].prompt_ids) if choices else 0
-        exchange.response_tokens = sum(len(choice.response_ids) for choice in choices)
-        await self._steps.record(context, reply.engine, choices, usage)
-
     async def _refuse(self, exchange: Exchange, error: ErrorDetails) -> None:
         """Pass an engine's refusal on. A prompt longer than the model's context ends the episode: the pool is told."""
-        if error.code == CONTEXT_OVERFLOW:
-            ref = exchange.ref
-            why: JsonObject = {"ended_by": CONTEXT_OVERFLOW}
+        if error.code == CONTEXT_OVERFLOW and exchange.is_recorded:
+            step, why = exchange.begun, {"ended_by": CONTEXT_OVERFLOW}
             with contextlib.suppress(StepwellError):
-                await self._pool.register_trajectory(Registration(ref.trajectory_uid, ref.prompt_uid, metadata=why))
+                await self.pool.register_trajectory(Registration(step.trajectory_uid, step.prompt_uid, metadata=why))
         await exchange.fail(error)
 
-    def _count(self, dialect: Dialect, writer: ResponseWriter, began: float, exchange: Exchange | None) -> None:
-        took, first = self._clock() - began, writer.first_byte_at
+    def _count(self, kind: str, writer: ResponseWriter, began: float, exchange: Exchange | None) -> None:
+        took, first = time.monotonic() - began, writer.first_byte_at
         prompt, response = (exchange.prompt_tokens, exchange.response_tokens) if exchange else (0, 0)
         first_byte = None if first is None else first - began
-        self._metrics.call_done(dialect.name, writer.status, took, first_byte, prompt, response)
+        self.metrics.call_done(kind, writer.status, took, first_byte, prompt, response)
+        if self.tracing is not None and exchange is not None:
+            self.tracing.record(kind, exchange.begun.started_at, exchange.headers.traceparent, exchange.attributes())
 
 
 async def _watch_client(exchange: Exchange, receive: Receive, leave: Callable[[], object]) -> None:

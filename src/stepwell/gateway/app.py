@@ -1,15 +1,14 @@
 """Builds the gateway's ASGI application from its parts."""
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import FastAPI, Response
 
 from stepwell.common.access_keys import AccessKeys
+from stepwell.common.async_calls import running
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls
@@ -28,7 +27,6 @@ from stepwell.gateway.routes.fast_routes import FastRoutes
 from stepwell.gateway.routes.openapi import openapi_document
 from stepwell.gateway.routes.operator_routes import ReadinessCheck, operator_router, register_readings
 from stepwell.gateway.routes.trajectory_routes import opening_router, trajectory_router
-from stepwell.gateway.routes.unrecorded_calls import UnrecordedCalls, unrecorded_router
 from stepwell.gateway.routes.whitebox_routes import whitebox_router
 from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryLifecycle
 from stepwell.pool.api.ports import RewardScorer, StepSink
@@ -70,7 +68,14 @@ def create_app(
         pool, on_refused=known.forget, confirmer=confirmer, spool=spool, confirm_timeout=limits.confirm_timeout
     )
     readiness = ReadinessCheck(pool, engines, tokenizer, rewards)
-    steps = StepBuilder(outbox, confirmer, tokenizer, metrics, prompt_length=prompt_length, is_durable=is_durable)
+    steps = StepBuilder(
+        outbox=outbox,
+        confirmer=confirmer,
+        tokenizer=tokenizer,
+        metrics=metrics,
+        prompt_length=prompt_length,
+        is_durable=is_durable,
+    )
     keep_alives = KeepAlives(limits.keep_alive_seconds)
     calls = AgentCalls(
         pool=pool,
@@ -90,11 +95,12 @@ def create_app(
         tokenizer.start()
         works = (outbox.run(), pool.follow(), readiness.announce(), keep_alives.run(), metrics.watch_loop())
         try:
-            async with engines, _running(engines.watch(), *works), atropos.running() if atropos else nullcontext():
+            async with engines, running(engines.watch(), *works), atropos.running() if atropos else nullcontext():
                 yield
                 await outbox.drain(limits.drain_timeout)
         finally:
-            await traces.close()
+            if traces is not None:
+                await traces.close()
             if spool is not None:
                 spool.close()
 
@@ -108,8 +114,6 @@ def create_app(
     )
     error_responses.install(app)
     app.include_router(operator_router(engines, readiness, metrics))
-    unrecorded = UnrecordedCalls(pool, engines, steps, confirmer, metrics, around)
-    app.include_router(unrecorded_router(unrecorded, dialects))
     lifecycle = TrajectoryLifecycle(pool, outbox, known, keys)
     app.add_middleware(FastRoutes, lifecycle)
     app.include_router(opening_router(lifecycle, pool))
@@ -127,14 +131,3 @@ def create_app(
         return Response(openapi_document(app.openapi(), dialects), media_type=error_responses.JSON)
 
     return GatewayAsgi(app, calls, AccessCheck(keys, access_table(dialects)), dialects, atropos)
-
-
-@contextlib.asynccontextmanager
-async def _running(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,6 +5,7 @@ the pool is asked again.
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from uuid import uuid4
 
 from stepwell.common.access_keys import AccessKeys
@@ -44,37 +45,37 @@ class KnownTrajectories:
         self.add(ref)
 
 
+@dataclass(frozen=True, slots=True)
 class TrajectoryLifecycle:
-    def __init__(self, pool: StepSink, outbox: Outbox, known: KnownTrajectories, keys: AccessKeys) -> None:
-        self._pool = pool
-        self._outbox = outbox
-        self._known = known
-        self._keys = keys
+    pool: StepSink
+    outbox: Outbox
+    known: KnownTrajectories
+    keys: AccessKeys
 
     async def open(self, wanted: gateway_api.InitTrajectory, root: str) -> gateway_api.TrajectoryOpened:
         """`root` is the gateway's own address as the caller knows it, with a slash at its end."""
         ref = TrajectoryRef(wanted.trajectory_uid or uuid4().hex, wanted.prompt_uid or uuid4().hex)
-        await self._pool.register_trajectory(
+        await self.pool.register_trajectory(
             Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, wanted.group_size, wanted.metadata)
         )
-        self._known.add(ref)
+        self.known.add(ref)
         return gateway_api.TrajectoryOpened(
             trajectory_uid=ref.trajectory_uid,
             prompt_uid=ref.prompt_uid,
             base_url=f"{root}{ref.trajectory_uid}/{ref.prompt_uid}",
-            api_key=self._keys.trajectory_key(ref.trajectory_uid, ref.prompt_uid),
+            api_key=self.keys.trajectory_key(ref.trajectory_uid, ref.prompt_uid),
         )
 
     async def complete(self, ref: TrajectoryRef, wanted: gateway_api.CompleteTrajectory) -> gateway_api.TrajectoryEnded:
-        await self._outbox.settle(ref.trajectory_uid)
+        await self.outbox.settle(ref.trajectory_uid)
         if wanted.channel is not None:
-            await self._pool.register_trajectory(Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel))
-        ending = await self._pool.complete_trajectory(ref.trajectory_uid, ref.prompt_uid, wanted.reward)
-        self._known.forget(ref.trajectory_uid)
+            await self.pool.register_trajectory(Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel))
+        ending = await self.pool.complete_trajectory(ref.trajectory_uid, ref.prompt_uid, wanted.reward)
+        self.known.forget(ref.trajectory_uid)
         return gateway_api.TrajectoryEnded(status=ending)
 
     async def abort(self, ref: TrajectoryRef) -> gateway_api.TrajectoryEnded:
-        await self._outbox.settle(ref.trajectory_uid)
-        ending = await self._pool.abort_trajectory(ref.trajectory_uid, ref.prompt_uid)
-        self._known.forget(ref.trajectory_uid)
+        await self.outbox.settle(ref.trajectory_uid)
+        ending = await self.pool.abort_trajectory(ref.trajectory_uid, ref.prompt_uid)
+        self.known.forget(ref.trajectory_uid)
         return gateway_api.TrajectoryEnded(status=ending)

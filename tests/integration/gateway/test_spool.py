@@ -5,7 +5,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -67,7 +67,7 @@ def spooled(spool: Path) -> int:
     copy = spool.with_name("copy.spool")
     for suffix in ("", "-wal"):
         shutil.copyfile(f"{spool}{suffix}", f"{copy}{suffix}")
-    with Spool(copy) as found:
+    with closing(Spool(copy)) as found:
         return len(found.take_leftovers())
 
 

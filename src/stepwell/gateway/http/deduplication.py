@@ -147,14 +147,11 @@ class CallHeaders:
 
 
 def read_call_headers(headers: Headers) -> CallHeaders:
-    key, first, kind, traceparent = None, False, None, None
-    for name, value in headers:
-        if name == b"idempotency-key":
-            key = value or None
-        elif name == b"x-stainless-retry-count":
-            first = value == b"0"
-        elif name == b"x-stepwell-call":
-            kind = value.decode("latin-1")
-        elif name == b"traceparent":
-            traceparent = value
-    return CallHeaders(key, first, kind, traceparent)
+    found = dict(headers)
+    kind = found.get(b"x-stepwell-call")
+    return CallHeaders(
+        idempotency_key=found.get(b"idempotency-key") or None,
+        is_first_try=found.get(b"x-stainless-retry-count") == b"0",
+        kind=None if kind is None else kind.decode("latin-1"),
+        traceparent=found.get(b"traceparent"),
+    )

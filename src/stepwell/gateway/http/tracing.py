@@ -1,18 +1,16 @@
 """Traces: one span per call, sent to an OpenTelemetry collector.
 
-- Without the extra or without a collector's address, a span is one shared object that does nothing.
 - A collector that fails or hangs delays no call: spans wait in a bounded queue and are dropped beyond it.
 - The tracer provider is this gateway's own. With the process-wide one, FastAPI would begin to trace too.
-- A span is never made the current one: a stream's span ends in another task than it began in.
+- A span is made when its call is over: it is never the current one, and a stream may end in another task.
 """
 
 import asyncio
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -26,43 +24,10 @@ SERVICE = "stepwell-gateway"
 CLOSE_TIMEOUT = 5.0
 """Seconds in which the last spans are sent or given up."""
 
-Attribute: TypeAlias = str | bool | int | float | Sequence[str]
+Attributes: TypeAlias = Mapping[str, str | int]
 
 
-class Span(Protocol):
-    """The part of an OpenTelemetry span that the gateway uses. It records an exception that leaves its `with`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
-    ) -> None:
-        return
-
-    def set_attributes(self, attributes: Mapping[str, Attribute]) -> None:
-        return
-
-
-class NoSpan(Span):
-    """Records nothing."""
-
-    __slots__ = ()
-
-
-NO_SPAN = NoSpan()
-
-
-class NoTracing:
-    """Nothing is traced."""
-
-    def span(self, name: str, traceparent: bytes | None = None, **attributes: Attribute) -> Span:
-        return NO_SPAN
-
-    async def close(self) -> None: ...
-
-
-class Tracing(NoTracing):
+class Tracing:
     """Spans of one provider, which is closed with it."""
 
     def __init__(self, provider: "TracerProvider", close_timeout: float = CLOSE_TIMEOUT) -> None:
@@ -75,10 +40,12 @@ class Tracing(NoTracing):
         self._kind = SpanKind.SERVER
         self._extract = TraceContextTextMapPropagator().extract
 
-    def span(self, name: str, traceparent: bytes | None = None, **attributes: Attribute) -> Span:
-        """A span that begins now, below the caller's own if a traceparent header names it."""
+    def record(
+        self, name: str, started_at: float, traceparent: bytes | None = None, attributes: Attributes | None = None
+    ) -> None:
+        """A call that is over, below the caller's own span if a traceparent header names it."""
         parent = self._extract({"traceparent": traceparent.decode("latin-1")}) if traceparent else None
-        return self._tracer.start_span(name, parent, self._kind, attributes)
+        self._tracer.start_span(name, parent, self._kind, attributes, start_time=int(started_at * 1e9)).end()
 
     async def close(self) -> None:
         """Send the last spans, or give them up after the timeout."""
@@ -87,15 +54,15 @@ class Tracing(NoTracing):
         await asyncio.to_thread(ending.join, self._close_timeout)
 
 
-def start(close_timeout: float = CLOSE_TIMEOUT) -> NoTracing:
-    """Tracing as the environment variables ask for it. The caller closes it."""
+def start(close_timeout: float = CLOSE_TIMEOUT) -> Tracing | None:
+    """Tracing, if the environment variables ask for it. The caller closes it."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
-        return NoTracing()
+        return None
     try:
         provider = _exporting()
     except ImportError:
         log.warning("traces need an extra package: pip install 'stepwell[otel]'")
-        return NoTracing()
+        return None
     return Tracing(provider, close_timeout)
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 from zlib import crc32
 
 from stepwell.common.sqlite_file import open_wal, set_aside_damaged
@@ -83,12 +83,6 @@ class Spool:
         self._changes.put(None)
         self._thread.join()
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _write_changes(self) -> None:
         is_open = True

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any
 
@@ -14,141 +15,105 @@ from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
-from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.steps.soundness import step_fault, usage_fault
-from stepwell.steps.step import Exactness, IntArray, JsonObject, Step, ids_array
+from stepwell.steps.step import Exactness, IntArray, Step, ids_array
 from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
 
 log = logging.getLogger("stepwell.gateway")
 
-MALFORMED_HISTORY = "malformed_history"
-"""In a step's extras: how many tool calls in its history had arguments that are not a JSON object."""
 
+@dataclass(slots=True, kw_only=True)
+class StepBuilder:
+    """A call's steps begin as one `begun` step: what is known of them before the answer."""
 
-@dataclass(frozen=True, slots=True)
-class CallContext:
-    """What is known of a call before its answer."""
-
-    trajectory_uid: str
-    prompt_uid: str
-    policy_version: int
-    """In force when the call began: no token of the answer is older."""
-    started_at: float
-    sampling: JsonObject
+    outbox: Outbox
+    confirmer: VersionConfirmer
+    tokenizer: BackgroundTokenizer
+    metrics: GatewayMetrics
     prompt_length: int
     """The longest prompt that a trainer takes."""
-    untrainable: str | None = None
-    exactness: Exactness = Exactness.ENGINE
-    extras: JsonObject = field(default_factory=dict)
-    choices_per_prompt: int = 1
+    is_durable: bool
+    """The end of an answer waits until the pool has confirmed its step."""
 
-
-class StepBuilder:
-    def __init__(
+    async def build(
         self,
-        outbox: Outbox,
-        confirmer: VersionConfirmer,
-        tokenizer: BackgroundTokenizer,
-        metrics: GatewayMetrics,
-        *,
-        prompt_length: int,
-        is_durable: bool,
-    ) -> None:
-        """`is_durable`: the end of an answer waits until the pool has confirmed its step."""
-        self._outbox = outbox
-        self._confirmer = confirmer
-        self._tokenizer = tokenizer
-        self._metrics = metrics
-        self._prompt_length = prompt_length
-        self._is_durable = is_durable
-
-    def context(
-        self,
-        ref: TrajectoryRef,
+        begun: Step,
         call: ModelCall,
         reply: EngineReply,
-        policy_version: int,
-        started_at: float,
-        untrainable: str | None,
-    ) -> CallContext:
-        """`policy_version` counts if the engine does not tell its own."""
-        extras: JsonObject = {MALFORMED_HISTORY: call.malformed_history} if call.malformed_history else {}
-        return CallContext(
-            trajectory_uid=ref.trajectory_uid,
-            prompt_uid=ref.prompt_uid,
-            policy_version=policy_version if reply.version_before is None else reply.version_before,
-            started_at=started_at,
-            sampling=call.sampling,
-            prompt_length=self._prompt_length,
-            untrainable=untrainable,
-            exactness=Exactness.ENGINE if reply.engine.facts.token_ids else Exactness.RETOKENIZED,
-            extras=extras,
+        choices: Sequence[Sampled],
+        usage: Usage,
+        texts: Callable[[], Sequence[str | None]],
+    ) -> list[Step]:
+        """The steps of a complete answer. If the engine gives only texts, the tokenizer makes their ids."""
+        if not reply.engine.facts.token_ids:
+            choices = await asyncio.to_thread(_retokenize, self.tokenizer, call.request, choices, texts())
+        return build_steps(
+            answered_by(begun, reply),
+            choices,
+            usage,
             choices_per_prompt=call.choices_per_prompt,
+            # only an environment, whose call names no trajectory, knows the longest prompt of its trainer
+            prompt_length=self.prompt_length if begun.trajectory_uid else sys.maxsize,
         )
 
-    async def record(
-        self, context: CallContext, engine: EngineReplica, choices: Sequence[Sampled], usage: Usage
-    ) -> None:
-        """Record the steps of a complete answer."""
-        steps = build_steps(context, choices, usage)
-        for step in steps:
-            self._confirmer.note(step, engine)
-        self._metrics.steps_recorded(steps)
-        if self._is_durable:
-            await self._outbox.record_durably(steps)
+    async def record(self, steps: Sequence[Step], engine: EngineReplica) -> None:
+        self.confirmer.note(steps, engine)
+        self.metrics.steps_recorded(steps)
+        if self.is_durable:
+            await self.outbox.record_durably(steps)
         else:
-            self._outbox.record(steps)
+            self.outbox.record(steps)
 
-    def record_cut_short(self, context: CallContext, choices: Sequence[Sampled]) -> None:
+    async def confirm(self, steps: Sequence[Step], engine: EngineReplica) -> list[Step]:
+        """The steps of a call that is not recorded, with their versions."""
+        try:
+            self.confirmer.note(steps, engine)
+            return await self.confirmer.confirm(steps)
+        finally:
+            for step in steps:
+                self.confirmer.forget(step)
+
+    def record_cut_short(self, begun: Step, reply: EngineReply, choices: Sequence[Sampled]) -> None:
         """Record what there is of an answer that has no end. Never waits."""
         cut = [choice for choice in choices if len(choice.response_ids)]
         if cut:
-            steps = build_steps(context, cut, NO_USAGE)
-            self._metrics.steps_recorded(steps)
-            self._outbox.record(steps)
-
-    async def with_ids(
-        self,
-        context: CallContext,
-        call: ModelCall,
-        choices: Sequence[Sampled],
-        texts: Callable[[], Sequence[str | None]],
-    ) -> Sequence[Sampled]:
-        """The choices; if the engine gives only texts, with ids from the tokenizer."""
-        if context.exactness is Exactness.ENGINE:
-            return choices
-        return await asyncio.to_thread(_retokenize, self._tokenizer, call.request, choices, texts())
+            steps = build_steps(answered_by(begun, reply), cut, NO_USAGE, prompt_length=self.prompt_length)
+            self.metrics.steps_recorded(steps)
+            self.outbox.record(steps)
 
 
-def build_steps(context: CallContext, choices: Sequence[Sampled], usage: Usage) -> list[Step]:
+def answered_by(begun: Step, reply: EngineReply) -> Step:
+    """With what the engine tells. The pool's version counts if the engine does not tell its own."""
+    version = begun.policy_version if reply.version_before is None else reply.version_before
+    exactness = Exactness.ENGINE if reply.engine.facts.token_ids else Exactness.RETOKENIZED
+    return replace(begun, policy_version=version, exactness=exactness)
+
+
+def build_steps(
+    begun: Step, choices: Sequence[Sampled], usage: Usage, *, prompt_length: int, choices_per_prompt: int = 1
+) -> list[Step]:
     """One step per choice. If the token count of the engine differs, all of them are quarantined."""
     written = sum(len(choice.response_ids) for choice in choices)
-    read = sum(len(choice.prompt_ids) for choice in choices[:: context.choices_per_prompt])
+    read = sum(len(choice.prompt_ids) for choice in choices[::choices_per_prompt])
     miscount = usage_fault("prompt", read, usage.prompt_tokens) or usage_fault(
         "response", written, usage.completion_tokens
     )
-    return [_build_step(context, choice, miscount) for choice in choices]
+    return [_build_step(begun, choice, miscount, prompt_length) for choice in choices]
 
 
-def _build_step(context: CallContext, choice: Sampled, miscount: str | None) -> Step:
-    step = Step(
+def _build_step(begun: Step, choice: Sampled, miscount: str | None, prompt_length: int) -> Step:
+    step = replace(
+        begun,
         prompt_ids=choice.prompt_ids,
         response_ids=choice.response_ids,
         response_logprobs=choice.logprobs,
-        trajectory_uid=context.trajectory_uid,
-        prompt_uid=context.prompt_uid,
-        policy_version=choice.version_spans[0].version if choice.version_spans else context.policy_version,
-        exactness=context.exactness,
-        untrainable=context.untrainable,
+        policy_version=choice.version_spans[0].version if choice.version_spans else begun.policy_version,
+        version_spans=choice.version_spans,
         finish_reason=choice.finish_reason,
         model=choice.model,
-        version_spans=choice.version_spans,
-        sampling=context.sampling,
-        extras=context.extras,
         uid=token_hex(16),
-        started_at=context.started_at,
     )
-    fault = step_fault(step) or miscount or _answer_fault(step, context.prompt_length)
+    fault = step_fault(step) or miscount or _answer_fault(step, prompt_length)
     # log-probabilities that do not fit their ids cannot be packed; the fault says what they were
     return step if fault is None else replace(step, response_logprobs=None, quarantine=fault)
 

@@ -24,10 +24,10 @@ class VersionConfirmer:
         self._sampled_by: dict[str, EngineReplica] = {}
         self._after: dict[str, int | None] = {}
 
-    def note(self, step: Step, engine: EngineReplica) -> None:
-        """Remember which engine wrote a step, until its version is confirmed."""
-        if engine.facts.weight_versions and not step.version_spans:
-            self._sampled_by[step.uid] = engine
+    def note(self, steps: Sequence[Step], engine: EngineReplica) -> None:
+        """Remember which engine wrote steps, until their version is confirmed."""
+        if engine.facts.weight_versions:
+            self._sampled_by.update((step.uid, engine) for step in steps if not step.version_spans)
 
     async def confirm(self, steps: Sequence[Step]) -> list[Step]:
         """The steps with their versions. Each engine is asked once; asking again for the same steps changes nothing."""

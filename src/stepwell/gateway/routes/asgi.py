@@ -1,6 +1,6 @@
 """The gateway's outermost layer: it checks sizes and keys before anything else reads a request.
 
-The calls of agents go straight to AgentCalls; FastAPI serves the rest. No client's path becomes a path at an engine.
+Model calls go straight to AgentCalls; FastAPI serves the rest. No client's path becomes a path at an engine.
 """
 
 import re
@@ -26,6 +26,7 @@ from stepwell.gateway.http.request_body import (
 )
 from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.routes.access import REFUSALS, AccessCheck
+from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.wire.gateway_api import UID_PATTERN
 
@@ -61,7 +62,8 @@ class GatewayAsgi:
         self._largest_body = largest_body
         self._dialects = {path: dialect for dialect in dialects for path in dialect.paths}
         paths = "|".join(map(re.escape, self._dialects))
-        self._agent_call = re.compile(rf"/(?!v1/)({UID_PATTERN})/({UID_PATTERN})(?:/v1){{0,2}}/({paths})")
+        trajectory = rf"(?!v1/)({UID_PATTERN})/({UID_PATTERN})(?:/v1){{0,2}}"
+        self._model_call = re.compile(rf"/(?:{trajectory}|v1)/({paths})")
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,7 +73,7 @@ class GatewayAsgi:
         if self._atropos is not None and (path + "/").startswith(f"{ATROPOS_PREFIX}/"):
             await self._atropos({**scope, "path": path.removeprefix(ATROPOS_PREFIX)}, receive, send)
             return
-        call = self._agent_call.fullmatch(path)
+        call = self._model_call.fullmatch(path)
         dialect = self._dialects[call[3]] if call else None
         try:
             self._check(path, scope["headers"])
@@ -79,7 +81,8 @@ class GatewayAsgi:
             await send_error(ResponseWriter(send, float), dialect, describe(failure))
             return
         if call and dialect and scope["method"] == "POST":
-            await self._calls.serve(scope, receive, send, TrajectoryRef(call[1], call[2]), dialect)
+            ref = TrajectoryRef(call[1], call[2]) if call[1] else NO_TRAJECTORY
+            await self._calls.serve(scope, receive, send, ref, dialect)
         else:
             await self.app(scope, limited(receive, self._largest_body), send)
 

@@ -1,4 +1,4 @@
-"""The gateway's OpenAPI document: FastAPI's, completed by the calls of agents, which FastAPI does not serve."""
+"""The gateway's OpenAPI document: FastAPI's, completed by the model calls, which FastAPI does not serve."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,6 +8,7 @@ import orjson
 
 from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.gateway.routes.access import TRAJECTORY_ROOT
+from stepwell.gateway.unrecorded_calls import NOT_ASKED
 
 TEXT: dict[str, Any] = {"type": "string"}
 ERROR: dict[str, Any] = {
@@ -29,10 +30,12 @@ CALL_HEADERS = {
 
 def openapi_document(schema: dict[str, Any], dialects: Iterable[Dialect]) -> bytes:
     """FastAPI's own document, with the agents' calls, keys and errors."""
-    paths = dict(schema["paths"])
-    for dialect in dialects:
-        for path in dialect.paths:
-            paths[f"{TRAJECTORY_ROOT}/v1/{path}"] = {"post": _operation(dialect, path)}
+    calls = [(dialect, path) for dialect in dialects for path in dialect.paths]
+    paths = {
+        **schema["paths"],
+        **{f"{TRAJECTORY_ROOT}/v1/{path}": {"post": _operation(dialect, path)} for dialect, path in calls},
+        **{f"/v1/{path}": {"post": _unrecorded_operation(dialect, path)} for dialect, path in calls},
+    }
     for path_item in paths.values():
         for operation in path_item.values():
             operation["responses"].pop("422", None)
@@ -65,4 +68,16 @@ def _operation(dialect: Dialect, path: str) -> dict[str, Any]:
         "parameters": [*uids, *headers],
         "requestBody": {"required": True, "content": json_content(dialect.request_schema)},
         "responses": answers,
+    }
+
+
+def _unrecorded_operation(dialect: Dialect, path: str) -> dict[str, Any]:
+    schema = dialect.request_schema
+    fields = {name: field for name, field in schema["properties"].items() if name not in NOT_ASKED}
+    return {
+        "summary": f"{dialect.summary}, unrecorded",
+        "description": dialect.unrecorded_description,
+        "operationId": re.sub(r"\W", "_", f"unrecorded_{path}"),
+        "requestBody": {"required": True, "content": json_content({**schema, "properties": fields})},
+        "responses": {"200": {"description": "The answer", "content": json_content({})}},
     }

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -27,24 +28,22 @@ READY_INTERVAL = 1.0
 """Seconds between two checks whether everything is ready."""
 
 
+@dataclass(frozen=True, slots=True)
 class ReadinessCheck:
     """What this gateway still lacks, for /ready and for the log."""
 
-    def __init__(
-        self, pool: StepSink, engines: EngineFleet, tokenizer: BackgroundTokenizer, rewards: RewardScorer | None
-    ) -> None:
-        self._pool = pool
-        self._engines = engines
-        self._tokenizer = tokenizer
-        self._rewards = rewards
+    pool: StepSink
+    engines: EngineFleet
+    tokenizer: BackgroundTokenizer
+    rewards: RewardScorer | None
 
     async def missing(self) -> dict[str, str]:
         """The reason for each part that is not ready: tokenizer, data_pool, engines, reward_worker."""
         parts = {
-            "tokenizer": self._tokenizer.why_not_ready(),
-            "data_pool": await _why_not(self._pool),
+            "tokenizer": self.tokenizer.why_not_ready(),
+            "data_pool": await _why_not(self.pool),
             "engines": self._why_no_engine(),
-            "reward_worker": None if self._rewards is None else await _why_not(self._rewards),
+            "reward_worker": None if self.rewards is None else await _why_not(self.rewards),
         }
         return {part: why for part, why in parts.items() if why is not None}
 
@@ -61,7 +60,7 @@ class ReadinessCheck:
 
     def _why_no_engine(self) -> str | None:
         """A paused engine counts as ready: a call to it waits."""
-        engines = self._engines.replicas
+        engines = self.engines.replicas
         if any(engine.state is not EngineState.DOWN for engine in engines):
             return None
         return "; ".join(f"{engine.address}: {engine.why}" for engine in engines) or "there is none"

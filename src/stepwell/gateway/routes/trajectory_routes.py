@@ -46,13 +46,7 @@ def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink) -> APIRouter:
     @router.get("/pacing")
     async def pacing(channel: Annotated[gateway_api.ChannelName, Query()] = TRAIN) -> gateway_api.PacingNow:
         """How many trajectories may start now, and which groups want another."""
-        now = await pool.pacing(channel)
-        return gateway_api.PacingNow(
-            may_start=now.may_start,
-            in_flight=now.in_flight,
-            queued=now.queued,
-            refills=[gateway_api.RefillWanted(prompt_uid=r.prompt_uid, missing=r.missing) for r in now.refills],
-        )
+        return gateway_api.PacingNow.model_validate(await pool.pacing(channel), from_attributes=True)
 
     @router.post("/v1/{rest:path}", include_in_schema=False)
     async def no_trajectory(rest: str) -> None:

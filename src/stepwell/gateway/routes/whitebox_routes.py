@@ -13,12 +13,14 @@ from stepwell.errors import BadRequest, EngineUnavailable, NotReady
 from stepwell.gateway.dialects.sampling import make_explicit
 from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.recording.step_builder import CallContext, build_steps
+from stepwell.gateway.recording.step_builder import build_steps
 from stepwell.pool.api.ports import RewardScorer, StepSink
 from stepwell.pool.api.producing import TRAIN, SubmitVerdict
 from stepwell.pool.api.scoring import RewardRequest
 from stepwell.steps.soundness import step_fault
+from stepwell.steps.step import Exactness, Step
 from stepwell.wire import gateway_api
+from stepwell.wire.openai import NO_IDS
 
 
 def whitebox_router(
@@ -42,13 +44,13 @@ def whitebox_router(
         if sampling.get("n") not in (None, 1):
             raise BadRequest("n must be 1: one generation is answered with one sequence of tokens")
         make_explicit(sampling, response_length)
-        context = CallContext("", "", pool.policy_version, time.time(), sampling, prompt_length)
+        began, policy_version = time.time(), pool.policy_version
         generated = await engines.generate(wanted.prompt_ids, sampling)
         if isinstance(generated, RefusedReply):
             return relay(generated.status, generated.body)
-        took, written = time.time() - context.started_at, len(generated.sampled.response_ids)
-        metrics.call_done("generate", 200, took, None, len(wanted.prompt_ids), written)
-        return _generation(context, generated)
+        written = len(generated.sampled.response_ids)
+        metrics.call_done("generate", 200, time.time() - began, None, len(wanted.prompt_ids), written)
+        return _generation(generated, policy_version, prompt_length)
 
     @router.post("/submit_steps")
     async def submit_steps(
@@ -77,16 +79,15 @@ def whitebox_router(
                 response_text=tokenizer.decode(wanted.response_ids),
             )
         )
-        return gateway_api.RewardComputed(
-            reward_score=score.reward_score, reward_extra_info=dict(score.reward_extra_info)
-        )
+        return gateway_api.RewardComputed.model_validate(score, from_attributes=True)
 
     return router
 
 
-def _generation(context: CallContext, generated: Generated) -> gateway_api.GenerationDone:
+def _generation(generated: Generated, policy_version: int, prompt_length: int) -> gateway_api.GenerationDone:
     """The answer. EngineUnavailable if no sound step can be built from it."""
-    (step,) = build_steps(context, [generated.sampled], generated.usage)
+    begun = Step(prompt_ids=NO_IDS, response_ids=NO_IDS, trajectory_uid="", prompt_uid="", exactness=Exactness.ENGINE)
+    (step,) = build_steps(begun, [generated.sampled], generated.usage, prompt_length=prompt_length)
     if step.quarantine is not None or step.response_logprobs is None:
         raise EngineUnavailable(f"the engine's answer cannot be trained on: {step.quarantine}")
     versions = [span.version for span in generated.version_spans]
@@ -94,7 +95,7 @@ def _generation(context: CallContext, generated: Generated) -> gateway_api.Gener
         token_ids=step.response_ids.tolist(),
         log_probs=step.response_logprobs.tolist(),
         stop_reason=step.finish_reason,
-        policy_version=min(versions, default=context.policy_version),
+        policy_version=min(versions, default=policy_version),
         version_spans=list(generated.version_spans),
         model=generated.sampled.model,
     )

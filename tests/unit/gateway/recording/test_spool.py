@@ -2,7 +2,7 @@ import asyncio
 import resource
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,12 @@ def run_outbox(pool: LocalPool) -> RunOutbox:
 
 def left_in(path: Path) -> list[str]:
     """The uids that a process started now would find."""
-    with Spool(path) as spool:
+    with closing(Spool(path)) as spool:
         return [step.uid for step in spool.take_leftovers()]
 
 
 def leave(path: Path, *steps: Step) -> None:
-    with Spool(path) as spool:
+    with closing(Spool(path)) as spool:
         spool.add(steps)
 
 
@@ -88,7 +88,7 @@ def test_what_was_added_is_found_again_in_order_and_in_every_field(path: Path) -
         ),
     ]
     leave(path, *steps)
-    with Spool(path) as spool:
+    with closing(Spool(path)) as spool:
         found = spool.take_leftovers()
     assert len(found) == 3
     assert all(map(same_step, steps, found))
@@ -102,18 +102,21 @@ def test_bytes_of_another_version_are_refused() -> None:
 
 def test_what_was_removed_is_gone_whether_or_not_it_had_been_written(path: Path) -> None:
     steps = [make_step(uid=str(i)) for i in range(3 * MAX_ROW)]
-    with Spool(path) as spool:
+    with closing(Spool(path)) as spool:
         spool.add(steps)
         spool.remove(steps[:10])
     assert left_in(path) == [step.uid for step in steps[10:]]
-    with Spool(path) as spool:
+    with closing(Spool(path)) as spool:
         spool.remove(spool.take_leftovers())
     assert left_in(path) == []
 
 
 def test_a_spool_that_another_gateway_has_is_refused(path: Path) -> None:
     leave(path, make_step(uid="a"))
-    with Spool(path), pytest.raises(StepwellError, match=f"spool {path} is in use by another gateway; give each"):
+    with (
+        closing(Spool(path)),
+        pytest.raises(StepwellError, match=f"spool {path} is in use by another gateway; give each"),
+    ):
         Spool(path)
     assert left_in(path) == ["a"]
 
@@ -150,7 +153,7 @@ def test_what_can_be_read_of_a_damaged_spool_is_carried_over(path: Path, caplog:
 def test_a_disk_that_takes_no_more_is_told_and_what_comes_later_is_written(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Spool(path) as spool:
+    with closing(Spool(path)) as spool:
         with largest_file(2**19):
             spool.add([make_step(uid="large", prompt_ids=range(2**18))])
             wait_until(lambda: spool.unwritten == 1, "the step to be counted")
@@ -160,7 +163,7 @@ def test_a_disk_that_takes_no_more_is_told_and_what_comes_later_is_written(
 
 
 def test_steps_that_cannot_be_packed_do_not_end_the_writing(path: Path) -> None:
-    with Spool(path) as spool:
+    with closing(Spool(path)) as spool:
         spool.add([make_step(uid="a", extras={"no": object()})])
         wait_until(lambda: spool.unwritten == 1, "the step to be counted")
         spool.add([make_step(uid="b")])
@@ -168,7 +171,7 @@ def test_steps_that_cannot_be_packed_do_not_end_the_writing(path: Path) -> None:
 
 
 async def test_what_the_pool_has_is_no_longer_in_the_spool(path: Path, pool: LocalPool, run_outbox: RunOutbox) -> None:
-    with Spool(path) as spool:
+    with closing(Spool(path)) as spool:
         async with run_outbox(spool) as outbox:
             outbox.record([make_step(uid="a"), make_step("nobody", "p", uid="b")])
             await outbox.settle()
@@ -181,7 +184,7 @@ async def test_what_an_earlier_process_left_is_delivered_first(
 ) -> None:
     leave(path, make_step(uid="old"), make_step(uid="older twin"))
     pool.rules.submit([make_step(uid="older twin")])
-    with Spool(path) as spool:
+    with closing(Spool(path)) as spool:
         async with run_outbox(spool) as outbox:
             outbox.record([make_step(uid="new")])
             await outbox.settle("t")
@@ -195,7 +198,7 @@ async def test_what_the_pool_did_not_take_before_the_end_is_not_lost(
     path: Path, pool: LocalPool, run_outbox: RunOutbox
 ) -> None:
     pool.away = True
-    with Spool(path) as spool:
+    with closing(Spool(path)) as spool:
         async with run_outbox(spool, confirm_timeout=0.02) as outbox:
             outbox.record([make_step(uid="a")])
             with pytest.raises(PoolUnavailable):
@@ -207,7 +210,7 @@ async def test_what_the_pool_did_not_take_before_the_end_is_not_lost(
 
 async def test_what_is_given_up_leaves_the_file_too_so_that_it_stays_small(path: Path, pool: LocalPool) -> None:
     bound = 4 * 2**20
-    with Spool(path) as spool:
+    with closing(Spool(path)) as spool:
         outbox = Outbox(pool, on_refused=lambda _: None, spool=spool, max_held_bytes=bound)
         for i in range(400):
             outbox.record([make_step(uid=str(i), prompt_ids=range(25_000))])

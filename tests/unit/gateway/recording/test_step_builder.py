@@ -1,20 +1,31 @@
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from stepwell.gateway.recording.step_builder import CallContext, build_steps
+from stepwell.gateway.recording import step_builder
 from stepwell.steps.soundness import fault_kind
-from stepwell.steps.step import Exactness, VersionSpan, ids_array, logprobs_array
-from stepwell.wire.openai import Sampled, Usage
+from stepwell.steps.step import Exactness, Step, VersionSpan, ids_array, logprobs_array
+from stepwell.wire.openai import NO_IDS, Sampled, Usage
 
-CONTEXT = CallContext("t", "p", 5, 123.0, {"temperature": 1.0}, prompt_length=4)
+BEGUN = Step(
+    prompt_ids=NO_IDS,
+    response_ids=NO_IDS,
+    trajectory_uid="t",
+    prompt_uid="p",
+    policy_version=5,
+    started_at=123.0,
+    sampling={"temperature": 1.0},
+    exactness=Exactness.ENGINE,
+)
+build_steps = partial(step_builder.build_steps, prompt_length=4)
 SAMPLED = Sampled(ids_array([1, 2, 3]), ids_array([7, 8]), logprobs_array([-0.5, -1.5]), "stop")
 USAGE = Usage(3, 2)
 
 
 def test_a_step_holds_what_the_engine_sampled_and_what_was_known_of_the_call() -> None:
-    (step,) = build_steps(CONTEXT, [SAMPLED], USAGE)
+    (step,) = build_steps(BEGUN, [SAMPLED], USAGE)
     assert step.quarantine is None
     assert (step.trajectory_uid, step.prompt_uid, step.policy_version, step.started_at) == ("t", "p", 5, 123.0)
     assert (step.prompt_ids.tolist(), step.response_ids.tolist()) == ([1, 2, 3], [7, 8])
@@ -23,12 +34,12 @@ def test_a_step_holds_what_the_engine_sampled_and_what_was_known_of_the_call() -
     assert (step.exactness, step.finish_reason, step.sampling) == (Exactness.ENGINE, "stop", {"temperature": 1.0})
     assert step.reward is None
     assert step.model == ""
-    (step,) = build_steps(CONTEXT, [replace(SAMPLED, model="lora-7")], USAGE)
+    (step,) = build_steps(BEGUN, [replace(SAMPLED, model="lora-7")], USAGE)
     assert step.model == "lora-7"
 
 
 def test_each_choice_is_a_step_of_its_own_and_usage_counts_them_together() -> None:
-    steps = build_steps(replace(CONTEXT, choices_per_prompt=2), [SAMPLED, SAMPLED], Usage(3, 4))
+    steps = build_steps(BEGUN, [SAMPLED, SAMPLED], Usage(3, 4), choices_per_prompt=2)
     assert [step.quarantine for step in steps] == [None, None]
     assert len({step.uid for step in steps}) == 2
 
@@ -50,33 +61,33 @@ def test_each_choice_is_a_step_of_its_own_and_usage_counts_them_together() -> No
     ],
 )
 def test_what_does_not_add_up_is_quarantined_with_its_reason(changes: dict[str, Any], usage: Usage, kind: str) -> None:
-    (step,) = build_steps(CONTEXT, [replace(SAMPLED, **changes)], usage)
+    (step,) = build_steps(BEGUN, [replace(SAMPLED, **changes)], usage)
     assert step.quarantine is not None
     assert fault_kind(step.quarantine) == kind
 
 
 def test_spans_that_the_engine_told_say_the_version_of_the_oldest_token() -> None:
     spans = (VersionSpan(6, 0, 1), VersionSpan(7, 1, 2))
-    (step,) = build_steps(CONTEXT, [replace(SAMPLED, version_spans=spans)], USAGE)
+    (step,) = build_steps(BEGUN, [replace(SAMPLED, version_spans=spans)], USAGE)
     assert (step.policy_version, step.version_spans) == (6, spans)
 
 
 def test_prompts_are_counted_once_for_all_their_choices() -> None:
     other = replace(SAMPLED, prompt_ids=ids_array([1, 2]))
-    two_each = replace(CONTEXT, choices_per_prompt=2)
-    steps = build_steps(two_each, [SAMPLED, SAMPLED, other, other], Usage(5, 8))
+    two_each = partial(build_steps, BEGUN, [SAMPLED, SAMPLED, other, other], choices_per_prompt=2)
+    steps = two_each(usage=Usage(5, 8))
     assert [step.quarantine for step in steps] == [None] * 4
-    steps = build_steps(two_each, [SAMPLED, SAMPLED, other, other], Usage(10, 8))
+    steps = two_each(usage=Usage(10, 8))
     assert all(step.quarantine for step in steps)
 
 
 def test_a_step_encoded_again_needs_no_logprobs() -> None:
-    again = replace(CONTEXT, exactness=Exactness.RETOKENIZED)
+    again = replace(BEGUN, exactness=Exactness.RETOKENIZED)
     (step,) = build_steps(again, [replace(SAMPLED, logprobs=None)], USAGE)
     assert (step.quarantine, step.exactness) == (None, Exactness.RETOKENIZED)
 
 
 def test_an_answer_without_an_end_is_cut_short() -> None:
-    (step,) = build_steps(CONTEXT, [replace(SAMPLED, finish_reason=None)], USAGE)
+    (step,) = build_steps(BEGUN, [replace(SAMPLED, finish_reason=None)], USAGE)
     assert step.quarantine is not None
     assert fault_kind(step.quarantine) == "cut_short"

@@ -19,7 +19,7 @@ def confirmer(engines: ScriptedEngines) -> VersionConfirmer:
 
 def noted(confirmer: VersionConfirmer, engine: EngineReplica, uid: str = "a", version: int = 5) -> Step:
     step = make_step(uid=uid, policy_version=version, extras={"kept": 1})
-    confirmer.note(step, engine)
+    confirmer.note([step], engine)
     return step
 
 
@@ -66,7 +66,7 @@ async def test_spans_that_are_known_exactly_are_not_asked_about(
 ) -> None:
     engines.versions[engines.engine] = 9
     exact = make_step(uid="a", policy_version=5, version_spans=(VersionSpan(5, 0, 1), VersionSpan(6, 1, 2)))
-    confirmer.note(exact, engines.engine)
+    confirmer.note([exact], engines.engine)
     (confirmed,) = await confirmer.confirm([exact])
     assert same_step(confirmed, exact)
 

@@ -12,6 +12,7 @@ from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.gateway.http.request_body import LARGEST_BODY, LARGEST_HEADERS, Headers, Message, Receive, Send
 from stepwell.gateway.routes.access import AccessCheck, access_table
 from stepwell.gateway.routes.asgi import GatewayAsgi
+from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
 from stepwell.pool.api.producing import TrajectoryRef
 from tests.unit.gateway.asgi import exchange
 
@@ -73,8 +74,7 @@ async def test_an_agents_call_is_found_however_its_base_url_ends(below: str, dia
 @pytest.mark.parametrize(
     "path",
     [
-        "/v1/chat/completions",
-        "/v1/completions",
+        "/v1/v1/chat/completions",
         "/t/chat/completions/",
         "/t/p/v1/v1/v1/chat/completions",
         "/t/p/chat/completions/",
@@ -95,6 +95,12 @@ async def test_whatever_is_not_quite_an_agents_call_is_none(path: str) -> None:
     behind = Behind()
     await ask(behind, path)
     assert (behind.served, behind.routed) == ([], [path])
+
+
+async def test_a_model_call_at_the_root_has_no_trajectory() -> None:
+    behind = Behind()
+    await ask(behind, "/v1/completions")
+    assert behind.served == [(NO_TRAJECTORY, DIALECTS[1])]
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "HEAD"])

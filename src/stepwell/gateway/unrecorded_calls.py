@@ -1,0 +1,47 @@
+"""Model calls that are not recorded, for clients that keep their tokens themselves, such as environments.
+
+The calls are at the gateway's root, where the URL names no trajectory. They are forwarded like an agent's: every
+sampling parameter explicit, to a healthy engine, held while engines pause, continued if an engine breaks off.
+
+- Ids and log-probabilities that the engine gives are consistent, or the call fails.
+- Ids that are made from text are marked as such. A choice whose ids cannot be made has none.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from stepwell.errors import BadRequest, EngineUnavailable
+from stepwell.gateway.dialects.dialect import ModelCall
+from stepwell.gateway.dialects.openai_choices import ChoicesReply, Wants
+from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.steps.step import Exactness, Step
+from stepwell.wire.openai import Upstream
+
+NO_TRAJECTORY = TrajectoryRef("", "")
+NOT_ASKED = ("stream", "stream_options", "return_token_ids")
+"""Fields of an agent's call that mean nothing here: the answer is whole and has its ids."""
+EVERYTHING = Wants(ids=True, logprobs=True, usage=True)
+
+
+def as_unrecorded(call: ModelCall) -> ModelCall:
+    if call.stream:
+        raise BadRequest("stream is for agents; without a trajectory in its URL, a call is answered whole")
+    return call._replace(wants=EVERYTHING)
+
+
+def add_origins(call: ModelCall, answer: ChoicesReply, steps: Sequence[Step]) -> None:
+    """Add to each choice which weights wrote it and how exact its ids are. Its step is what it would be recorded as."""
+    for choice, step in zip(answer.message["choices"], steps, strict=True):
+        if step.exactness is Exactness.ENGINE and step.quarantine is not None:
+            raise EngineUnavailable(f"the engine's answer cannot be trained on: {step.quarantine}")
+        if step.exactness is Exactness.RETOKENIZED:
+            _add_ids(answer.message if call.upstream is Upstream.CHAT else choice, choice, step)
+        choice["exactness"] = step.exactness
+        choice["policy_version"] = step.policy_version
+        choice["version_spans"] = [list(span) for span in step.version_spans]
+
+
+def _add_ids(prompt_holder: dict[str, Any], choice: dict[str, Any], step: Step) -> None:
+    """Where vLLM has them: a chat's prompt ids are in the answer, a completion's in each choice."""
+    prompt_holder["prompt_token_ids"] = step.prompt_ids.tolist() or None
+    choice["token_ids"] = step.response_ids.tolist() if step.quarantine is None else None
