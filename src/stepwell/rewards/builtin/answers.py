@@ -70,8 +70,10 @@ def expected_texts(sample: Sample, key: str) -> list[str]:
     """Every correct answer: a list in the metadata means any of its members."""
     expected = expected_of(sample, key)
     texts = [_as_text(sample, each) for each in (expected if isinstance(expected, list) else [expected])]
-    if not texts:
-        raise RewardFailed(f"trajectory {sample.trajectory_uid!r} has an empty list of expected answers")
+    if not texts or not all(map(str.strip, texts)):
+        raise RewardFailed(
+            f"trajectory {sample.trajectory_uid!r} has an empty list of expected answers, or an empty answer"
+        )
     return texts
 
 

@@ -6,7 +6,7 @@ import string
 import unicodedata
 from collections.abc import Callable
 
-from stepwell.errors import RewardFailed
+from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.builtin.answers import ANSWER, answer_of, compiled, expected_texts
 from stepwell.rewards.sample import Sample
@@ -45,6 +45,8 @@ def number_match(*, answer_key: str = ANSWER, extract: str | None = None, tolera
 
 def regex_match(*, pattern: str | None = None, answer_key: str = ANSWER) -> Matching:
     """1 if the pattern matches in the answer. Without a pattern, the expected answer is the pattern."""
+    if pattern == "":
+        raise BadRequest("pattern: the empty pattern matches every answer")
     fixed = compiled(pattern) if pattern is not None else None
 
     def score(sample: Sample) -> float:
@@ -78,8 +80,11 @@ def _equal_after(change: Callable[[str], str], answer_key: str, extract: str | N
 
 
 def normalised(text: str) -> str:
-    plain = unicodedata.normalize("NFKC", text).casefold().translate(PUNCTUATION)
-    return " ".join(ARTICLES.sub(" ", plain).split())
+    """A rule that would leave nothing of the text is not applied: the answer A of a multiple choice is no article."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    words = folded.translate(PUNCTUATION)
+    forms = (ARTICLES.sub(" ", words), words, folded)
+    return next((" ".join(form.split()) for form in forms if form.strip()), "")
 
 
 def last_number(text: str) -> float | None:

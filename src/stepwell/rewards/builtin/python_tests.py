@@ -2,8 +2,9 @@
 
 - Code that fails, hangs, crashes or is missing fails its tests, which gives a score. If the tests themselves cannot
   run, that is an error and no score.
-- Each test runs with the code in its own process (confinement.py says how isolated that is). Malicious code shares that
-  process with its test and can cheat: inspect high scores of code that reads its caller's frames.
+- Each test runs with the code in its own process (confinement.py says how isolated that is). A class whose objects
+  equal everything passes no test (candidate_main.py). Malicious code shares the process with its test and can cheat:
+  inspect high scores of code that reads its caller's frames.
 """
 
 import secrets
