@@ -1,9 +1,22 @@
-"""The bodies of the gateway's own routes: requests and answers, validated."""
+"""The bodies of the gateway's own routes: requests and answers, validated.
+
+Claw-R1's bodies are accepted too, with its names of fields and its nulls; docs/coming-from-claw-r1.md lists the
+differences.
+"""
 
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, create_model
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    StringConstraints,
+    create_model,
+)
 
 from stepwell.pool.api.producing import EndResult
 from stepwell.steps.schema import ARRAY_KINDS, READERS, REQUIRED, STEP_COLUMNS, Column, ColumnKind, ColumnScope
@@ -19,7 +32,7 @@ TokenCount = Annotated[int, Field(ge=0, lt=2**31)]
 Version = Annotated[int, Field(ge=0, lt=2**63)]
 Logprob = Annotated[float, Field(gt=-1e38, lt=1e38)]
 """A number that fits in 32 bits; steps/soundness.py decides whether it can be a log-probability."""
-JsonFields = dict[str, Any]
+JsonFields = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
 
 class GatewayBody(BaseModel):
@@ -80,9 +93,10 @@ class FeedbackGiven(GatewayBody):
 
 
 class Registered(GatewayBody):
-    status: str = "registered"
+    status: Literal["ok"] = "ok"
 
 
+MULTIMODAL = "multimodal: the step has images or other data that is not stored"
 Spans = list[tuple[Version, TokenCount, TokenCount]]
 SUBMITTED_TYPES: dict[ColumnKind, Any] = {
     ColumnKind.IDS: list[TokenId],
@@ -103,6 +117,8 @@ SUBMITTED_TYPES: dict[ColumnKind, Any] = {
         ),
     ],
 }
+OTHER_NAMES = {"response_logprobs": ("rollout_log_probs",)}
+"""Claw-R1's names of columns."""
 BY_NAME = {column.name: column for column in STEP_COLUMNS}
 SUBMITTED = tuple(BY_NAME[field.name] for field in fields(Step) if BY_NAME[field.name].submitted)
 
@@ -110,7 +126,9 @@ SUBMITTED = tuple(BY_NAME[field.name] for field in fields(Step) if BY_NAME[field
 def _submitted_field(column: Column) -> Any:
     """The type and the default of a field. A submitter names its trajectory and group, and indexes its steps."""
     type_ = Uid if column.per in (ColumnScope.TRAJECTORY, ColumnScope.GROUP) else SUBMITTED_TYPES[column.kind]
-    return type_, ... if column.default is REQUIRED or column.name == "step_index" else column.default
+    default = ... if column.default is REQUIRED or column.name == "step_index" else column.default
+    names = (column.name, *OTHER_NAMES.get(column.name, ()))
+    return type_, Field(default, validation_alias=AliasChoices(*names)) if len(names) > 1 else default
 
 
 _SubmittedColumns: Any = create_model(
@@ -119,8 +137,14 @@ _SubmittedColumns: Any = create_model(
 
 
 class SubmittedStep(_SubmittedColumns):  # type: ignore[misc]
+    multi_modal_data: JsonFields = Field(default_factory=dict)
+    """Images and the like. They are not stored, and a step that has some is not trained."""
+    routed_experts: Any = None
+    """Accepted and not stored."""
+
     def to_step(self) -> Step:
-        return Step(**{column.name: _step_value(column, getattr(self, column.name)) for column in SUBMITTED})
+        values = {column.name: _step_value(column, getattr(self, column.name)) for column in SUBMITTED}
+        return Step(**values, untrainable=MULTIMODAL if self.multi_modal_data else None)
 
 
 def _step_value(column: Column, value: Any) -> Any:
@@ -156,6 +180,10 @@ class PacingNow(GatewayBody):
 class Generate(GatewayBody):
     prompt_ids: list[TokenId] = Field(min_length=1)
     sampling_params: JsonFields = {}
+    image_data: list[Any] | None = Field(default=None, max_length=0)
+    """Must be empty: an engine gets only the token ids."""
+    video_data: list[Any] | None = Field(default=None, max_length=0)
+    """Must be empty."""
 
 
 class GenerationDone(GatewayBody):
@@ -172,6 +200,8 @@ class GenerationDone(GatewayBody):
 class ComputeReward(GatewayBody):
     prompt_ids: list[TokenId]
     response_ids: list[TokenId]
+    multi_modal_data: JsonFields = {}
+    """Passed on to the reward function, as metadata."""
     num_turns: int = Field(default=1, ge=0)
     extra_fields: JsonFields = {}
     dataset_fields: JsonFields = {}

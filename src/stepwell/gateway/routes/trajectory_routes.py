@@ -62,8 +62,11 @@ def trajectory_router(
     router = APIRouter()
 
     @router.post("/register_trajectory")
-    async def register_trajectory(ref: Ref, wanted: gateway_api.RegisterTrajectory) -> gateway_api.Registered:
+    async def register_trajectory(
+        ref: Ref, wanted: gateway_api.RegisterTrajectory | None = None
+    ) -> gateway_api.Registered:
         """Say more of a trajectory: its channel, before its first call, and its metadata."""
+        wanted = wanted or gateway_api.RegisterTrajectory()
         await pool.register_trajectory(
             Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, metadata=wanted.metadata)
         )

@@ -72,9 +72,12 @@ def whitebox_router(
         """Ask the reward worker."""
         if rewards is None:
             raise NotReady("no reward worker; start the gateway with --reward-worker-name")
+        fields = wanted.model_dump()
+        if images := fields.pop("multi_modal_data"):
+            fields["extra_fields"] = {"multi_modal_data": images, **wanted.extra_fields}
         score = await rewards.compute_reward(
             RewardRequest(
-                **wanted.model_dump(),
+                **fields,
                 prompt_text=tokenizer.decode(wanted.prompt_ids),
                 response_text=tokenizer.decode(wanted.response_ids),
             )

@@ -1,0 +1,242 @@
+"""M2: calls that are written for Claw-R1 get the answers that they expect, and differ only where the page says so.
+
+The bodies are those that Claw-R1's own agent flows send. `test_differs_…` asserts a row of the table in
+docs/coming-from-claw-r1.md.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stepwell.pool.api.scoring import RewardRequest, RewardScore
+from tests.rig.fake_engine import FakeEngine
+from tests.rig.gateways import serve_gateway
+from tests.rig.local_pool import LocalPool
+
+STEP: dict[str, Any] = {
+    "prompt_ids": [1, 2, 3],
+    "response_ids": [4, 5],
+    "reward": None,
+    "rollout_log_probs": [-0.5, -1.25],
+    "trajectory_uid": "5f0c6e6d0f5a4d0f8d6b6f1f3c1f6a77",
+    "prompt_uid": "17",
+    "step_index": 0,
+    "policy_version": 3,
+    "is_last": True,
+    "metadata": {"data_source": "openai/gsm8k", "reward_model": {"style": "rule", "ground_truth": "72"}},
+}
+"""What gateway_submit_steps sends for one step."""
+WHOLE_PAYLOAD = STEP | {"multi_modal_data": None, "routed_experts": None, "metadata": None}
+"""Every field of StepPayload, with the nulls of its defaults."""
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+
+
+class SpellingTokenizer:
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(97 + i) for i in ids)
+
+
+class GivenReward:
+    seen: RewardRequest | None = None
+
+    async def compute_reward(self, request: RewardRequest) -> RewardScore:
+        self.seen = request
+        return RewardScore(0.75, {"acc": True})
+
+    async def check(self) -> None: ...
+
+
+@pytest.fixture
+def rewards() -> GivenReward:
+    return GivenReward()
+
+
+@pytest.fixture
+async def http(pool: LocalPool, engine: FakeEngine, rewards: GivenReward) -> AsyncIterator[aiohttp.ClientSession]:
+    gateway = serve_gateway(pool, [engine.url], rewards=rewards, load_tokenizer=lambda _: SpellingTokenizer())
+    async with gateway as url, aiohttp.ClientSession(url) as session:
+        yield session
+
+
+async def post(http: aiohttp.ClientSession, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+    async with http.post(path, json=body) if body is not None else http.post(path) as answer:
+        return answer.status, await answer.json()
+
+
+async def opened(http: aiohttp.ClientSession, **wanted: Any) -> str:
+    """The path of a new trajectory's base_url."""
+    status, answer = await post(http, "/init_trajectory", wanted or None)
+    assert status == 200
+    return f"/{answer['trajectory_uid']}/{answer['base_url'].rpartition('/')[2]}"
+
+
+async def ready(http: aiohttp.ClientSession) -> None:
+    async with asyncio.timeout(10):
+        while (await http.get("/ready")).status != 200:
+            await asyncio.sleep(0.01)
+
+
+def trained(pool: LocalPool) -> list[int]:
+    """The indexes of the steps that a trainer gets by default."""
+    groups = pool.rules.take(1)
+    assert groups is not None
+    return [step.step_index for step in groups[0]]
+
+
+@pytest.mark.parametrize("payload", [STEP, WHOLE_PAYLOAD], ids=["as its flows send it", "every field"])
+async def test_submit_steps_takes_its_payload(
+    http: aiohttp.ClientSession, pool: LocalPool, payload: dict[str, Any]
+) -> None:
+    status, answer = await post(http, "/submit_steps?channel=train", {"steps": [payload]})
+    assert (status, answer["accepted"]) == (200, 1)
+    (step,) = pool.taken()
+    assert step.response_logprobs is not None
+    assert step.response_logprobs.tolist() == [-0.5, -1.25]
+    assert (step.prompt_uid, step.policy_version, step.metadata) == ("17", 3, payload["metadata"] or {})
+    assert step.reward is None
+
+
+async def test_submit_steps_without_log_probs_takes_its_payload(http: aiohttp.ClientSession, pool: LocalPool) -> None:
+    _, answer = await post(http, "/submit_steps", {"steps": [STEP | {"rollout_log_probs": None, "reward": 1.0}]})
+    assert answer["accepted"] == 1
+    (step,) = pool.taken()
+    assert (step.response_logprobs, step.reward) == (None, 1.0)
+
+
+async def test_generate_takes_its_payload(http: aiohttp.ClientSession) -> None:
+    sampling = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0, "logprobs": True, "max_tokens": 5}
+    body = {"prompt_ids": [5, 6, 7], "sampling_params": sampling, "image_data": None, "video_data": None}
+    status, answer = await post(http, "/generate", body)
+    assert status == 200, answer
+    assert len(answer["token_ids"]) == len(answer["log_probs"]) == 5
+    assert answer["stop_reason"] == "length"
+
+
+async def test_compute_reward_takes_its_payload(http: aiohttp.ClientSession, rewards: GivenReward) -> None:
+    await ready(http)
+    body = {
+        "prompt_ids": [0],
+        "response_ids": [1, 2],
+        "multi_modal_data": None,
+        "num_turns": 2,
+        "extra_fields": {},
+        "dataset_fields": {"data_source": "openai/gsm8k", "reward_model": {"ground_truth": "72"}},
+    }
+    assert await post(http, "/compute_reward", body) == (
+        200,
+        {"reward_score": 0.75, "reward_extra_info": {"acc": True}},
+    )
+    assert rewards.seen is not None
+    assert rewards.seen.num_turns == 2
+
+
+async def test_a_black_box_flow_makes_its_four_calls(http: aiohttp.ClientSession, pool: LocalPool) -> None:
+    """As BlackBoxAgentFlow does: init, register, chat, complete, each under {base_url}/v1."""
+    path = await opened(http)
+    metadata = {"reward_model": {"ground_truth": "72"}, "uid": 17}
+    assert await post(http, f"{path}/v1/register_trajectory", {"channel": "train", "metadata": metadata}) == (
+        200,
+        {"status": "ok"},
+    )
+    for _ in range(2):
+        status, answer = await post(http, f"{path}/v1/chat/completions", CHAT)
+        assert (status, answer["object"]) == (200, "chat.completion")
+    status, _ = await post(http, f"{path}/v1/complete_trajectory", {"reward": 1.0, "channel": "train"})
+    assert status == 200
+    steps = pool.taken()
+    assert [(step.step_index, step.is_last) for step in steps] == [(0, False), (1, True)]
+    assert all(step.metadata == metadata for step in steps)
+
+
+@pytest.mark.parametrize("body", [None, {}, {"channel": None, "metadata": None}], ids=["no body", "empty", "nulls"])
+async def test_register_and_complete_take_no_body_and_nulls(http: aiohttp.ClientSession, body: Any) -> None:
+    path = await opened(http)
+    assert await post(http, f"{path}/v1/register_trajectory", body) == (200, {"status": "ok"})
+    await post(http, f"{path}/v1/chat/completions", CHAT)
+    status, _ = await post(http, f"{path}/v1/complete_trajectory", body and {"reward": None})
+    assert status == 200
+
+
+# -- the table of differences ----------------------------------------------------------------------------------------
+
+
+async def test_differs_a_completed_trajectory_says_what_became_of_it(http: aiohttp.ClientSession) -> None:
+    path, empty = await opened(http), await opened(http)
+    await post(http, f"{path}/v1/chat/completions", CHAT)
+    assert await post(http, f"{path}/v1/complete_trajectory", {}) == (200, {"status": "completed"})
+    assert await post(http, f"{empty}/v1/complete_trajectory", {}) == (200, {"status": "empty"})
+
+
+async def test_differs_a_trajectory_that_was_not_opened_is_404(http: aiohttp.ClientSession, pool: LocalPool) -> None:
+    for call, body in (("chat/completions", CHAT), ("complete_trajectory", {"reward": 1.0})):
+        status, answer = await post(http, f"/never-opened/1/v1/{call}", body)
+        assert (status, answer["error"]["code"]) == (404, "unknown_trajectory")
+    assert pool.rules.stats().submitted == 0
+
+
+async def test_differs_each_trajectory_is_a_group_by_itself(http: aiohttp.ClientSession) -> None:
+    first, second = await opened(http), await opened(http)
+    assert first.rpartition("/")[2] != second.rpartition("/")[2]
+    assert (await opened(http, prompt_uid="17")).endswith("/17")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rollout_log_probs": [-0.5]}, "logprob_count"),
+        ({"response_ids": []}, "no_response_ids"),
+        ({"trajectory_uid": ""}, "trajectory_uid"),
+        ({"rollout_logprobs": [-0.5, -1.0]}, "rollout_logprobs"),
+    ],
+    ids=["misaligned", "no response", "no name", "unknown field"],
+)
+async def test_differs_an_unsound_step_is_refused_with_the_reason(
+    http: aiohttp.ClientSession, pool: LocalPool, change: dict[str, Any], why: str
+) -> None:
+    status, answer = await post(http, "/submit_steps", {"steps": [STEP | change]})
+    assert status == 400
+    assert why in answer["error"]["message"]
+    assert pool.rules.stats().submitted == 0
+
+
+async def test_differs_a_step_is_accepted_once(http: aiohttp.ClientSession) -> None:
+    _, answer = await post(http, "/submit_steps", {"steps": [STEP, STEP]})
+    assert answer == {"accepted": 1, "refused": {"duplicate": 1}}
+
+
+async def test_differs_a_step_with_images_is_not_trained(http: aiohttp.ClientSession, pool: LocalPool) -> None:
+    steps = [STEP | {"multi_modal_data": {"images": ["…"]}, "is_last": False}, STEP | {"step_index": 1}]
+    assert (await post(http, "/submit_steps", {"steps": steps}))[1]["accepted"] == 2
+    assert trained(pool) == [1]
+    status, answer = await post(http, "/generate", {"prompt_ids": [1], "image_data": ["…"]})
+    assert (status, "image_data" in answer["error"]["message"]) == (400, True)
+
+
+async def test_differs_a_greedy_response_is_kept_and_not_trained(http: aiohttp.ClientSession, pool: LocalPool) -> None:
+    path = await opened(http)
+    await post(http, f"{path}/v1/chat/completions", {**CHAT, "temperature": 0.0})
+    await post(http, f"{path}/v1/chat/completions", CHAT)
+    await post(http, f"{path}/v1/complete_trajectory", {"reward": 1.0})
+    assert trained(pool) == [1]
+
+
+async def test_differs_a_prompt_that_is_too_long_is_refused_instead_of_cut(pool: LocalPool, engine: FakeEngine) -> None:
+    async with serve_gateway(pool, [engine.url], prompt_length=4) as url, aiohttp.ClientSession(url) as http:
+        status, answer = await post(http, "/generate", {"prompt_ids": [1, 2, 3, 4, 5]})
+        assert (status, "--prompt-length" in answer["error"]["message"]) == (400, True)
+
+
+async def test_differs_a_prompt_uid_is_named_when_the_trajectory_is_opened(
+    http: aiohttp.ClientSession, pool: LocalPool
+) -> None:
+    """Claw-R1's flow replaces the prompt_uid in the base_url that it got."""
+    trajectory_uid = (await opened(http)).split("/")[1]
+    status, answer = await post(http, f"/{trajectory_uid}/17/v1/register_trajectory", {"channel": "train"})
+    assert (status, "belongs to prompt_uid" in answer["error"]["message"]) == (409, True)
+    path = await opened(http, prompt_uid="17")
+    await post(http, f"{path}/v1/chat/completions", CHAT)
+    await post(http, f"{path}/v1/complete_trajectory", {"reward": 1.0})
+    assert [step.prompt_uid for step in pool.taken()] == ["17"]

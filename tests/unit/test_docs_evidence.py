@@ -1,0 +1,72 @@
+"""Pages that compare Stepwell with others say what shows each statement, and that exists."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from stepwell.engines import ENGINES
+from stepwell.gateway.dialects import DIALECTS
+from stepwell.steps.schema import STEP_COLUMNS
+from tests.unit.docs_pages import CHECKOUT, DOCS
+
+COMPARISON, CLAW_R1 = DOCS / "comparison.md", DOCS / "coming-from-claw-r1.md"
+CLAW_R1_TESTS = CHECKOUT / "tests/integration/truth/test_claw_r1_calls.py"
+TEST = re.compile(r"def (test_\w+)")
+
+
+def names_of_tests(*files: Path) -> set[str]:
+    return {name for file in files for name in TEST.findall(file.read_text())}
+
+
+def named_in(page: Path) -> set[str]:
+    return set(re.findall(r"`(test_\w+)`", page.read_text()))
+
+
+def rows(page: Path, heading: str) -> list[list[str]]:
+    """The cells of a section's table, without its head."""
+    section = page.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
+
+
+@pytest.mark.parametrize("page", [COMPARISON, CLAW_R1], ids=lambda page: page.stem)
+def test_every_test_and_benchmark_that_a_page_names_exists(page: Path) -> None:
+    assert named_in(page) - names_of_tests(*(CHECKOUT / "tests").rglob("test_*.py")) == set()
+    benchmarks = set(re.findall(r"\bbenchmarks\.\w+", page.read_text()))
+    assert [name for name in benchmarks if find_spec(name) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [
+        (COMPARISON, "What such systems get wrong, and what happens here"),
+        (COMPARISON, "What you get here and rarely elsewhere"),
+        (CLAW_R1, "Calls"),
+        (CLAW_R1, "Differences on purpose"),
+        (CLAW_R1, "What it did, and what happens now"),
+    ],
+)
+def test_every_row_names_what_shows_it_or_says_that_it_is_not_built(page: Path, heading: str) -> None:
+    table = rows(page, heading)
+    assert len(table) > 5
+    for row in table:
+        assert re.search(r"`(test_\w+|benchmarks\.\w+)`", row[-1]) or "not built yet" in " ".join(row), row
+
+
+def test_the_differences_from_claw_r1_are_those_that_tests_assert() -> None:
+    asserted = {name for name in names_of_tests(CLAW_R1_TESTS) if name.startswith("test_differs_")}
+    assert {
+        name for row in rows(CLAW_R1, "Differences on purpose") for name in re.findall(r"test_\w+", row[-1])
+    } == asserted
+
+
+def test_the_comparison_admits_what_is_not_there() -> None:
+    """When one of these is built, its sentence goes."""
+    page = COMPARISON.read_text()
+    assert {dialect.name for dialect in DIALECTS} == {"chat", "completions"}, "say so under 'Two dialects'"
+    assert [kind.name for kind in ENGINES if kind.name == "sglang"] == [], "say so under 'One exact engine'"
+    assert [column.name for column in STEP_COLUMNS if "expert" in column.name] == [], "say so under 'No routing replay'"
+    for said in ("**Two dialects**", "**One exact engine.**", "**No routing replay.**", "**No deletion.**"):
+        assert said in page
