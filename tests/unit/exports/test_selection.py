@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.dashboard.index.search import Search
-from stepwell.dashboard.index.trajectories import TrajectoryIndex
 from stepwell.exports.selection import Selection, snapshot_of_stored
-from stepwell.pool.api.watching import Changes, TrajectoryState
+from stepwell.pool.api.watching import TrajectoryState
 from stepwell.steps.step import Exactness, VersionSpan
 from tests.unit.exports.stored import stored, summary, turns
 
@@ -72,18 +70,3 @@ def test_of_a_group_the_trajectories_that_fit_are_taken() -> None:
     assert taken.columns.trajectory_uids == ["a", "a", "c"]
     assert Selection(reward_min=5).of_group(group) is None
     assert Selection().of_group(group) is group
-
-
-@pytest.mark.parametrize("bounds", [(None, None), (2, None), (None, 2), (2, 3), (3, 2), (0, 9)])
-def test_versions_overlap_as_on_the_dashboard(bounds: tuple[int | None, int | None]) -> None:
-    spans = [(None, None), (0, 0), (0, 2), (0, 5), (2, 2), (3, 3), (3, 7), (4, 9)]
-    snapshots = [
-        summary(f"t{n}", oldest_version=oldest, newest_version=newest) for n, (oldest, newest) in enumerate(spans)
-    ]
-    index = TrajectoryIndex()
-    index.apply(Changes(snapshots=snapshots, cursors={}, reset_shards=(), more=False))
-    shown = index.find(Search(version_min=bounds[0], version_max=bounds[1]))
-    selection = Selection(version_min=bounds[0], version_max=bounds[1])
-    assert {one.trajectory_uid for one in shown.rows} == {
-        one.trajectory_uid for one in snapshots if selection.accepts(one)
-    }
