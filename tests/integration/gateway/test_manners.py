@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
@@ -132,6 +133,16 @@ async def test_with_durability_sync_an_answer_ends_once_the_pool_has_its_step(
         pool.away = False
         assert (await asking).text
         assert pool.rules.stats().channels["train"].accepted.steps == 1
+
+
+async def test_with_durability_sync_a_rollout_may_end_at_another_gateway(pool: LocalPool, engine: FakeEngine) -> None:
+    """Without it, the gateway that completes the rollout does not wait for the steps of the other one."""
+    one, other = (serve_gateway(pool, [engine.url], is_durable=True) for _ in range(2))
+    async with one as url, other as elsewhere, agent_of(url) as agent, aiohttp.ClientSession(elsewhere) as http:
+        await agent.ask()
+        async with http.post(f"{agent.path}/v1/complete_trajectory", json={"reward": 1.0}) as ended:
+            assert await ended.json() == {"status": "completed"}
+    assert [step.reward for step in pool.taken()] == [1.0]
 
 
 @streamed_or_not
