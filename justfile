@@ -2,6 +2,7 @@
 
 python := env("PYTHON", ".venv/bin/python")
 bin := parent_directory(python)
+export PYTHONDONTWRITEBYTECODE := ""  # a run finds what the last one compiled, also where images forbid that
 
 default:
     @just --list

@@ -12,6 +12,20 @@ WITHOUT_SHARED_ENGINE = ("atroposlib", "batch_torch", "dashboard", "demo", "trl"
 """How the names of those e2e files begin that start an engine of their own, or need none."""
 
 
+LONGEST = (
+    "e2e/test_broken_tool_call",  # with it, all that share the engine
+    "e2e/test_trl",
+    "e2e/test_demo",
+    "e2e/test_atroposlib",
+    "integration/exports/test_round_trip",
+    "integration/gateway/test_fuzz",
+    "integration/exports/test_benchmark",
+    "unit/pool/rules/test_pool_properties",
+    "unit/rewards/sandbox/test_runner",
+)
+"""The files that take longest, in the order in which they begin."""
+
+
 class EngineInOneProcess(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """For `-n`: tests that share the engine run in one process. Otherwise a file stays together."""
 
@@ -23,7 +37,14 @@ class EngineInOneProcess(LoadScopeScheduling):  # type: ignore[misc]  # xdist ha
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> EngineInOneProcess:
+    config.option.loadscopereorder = False  # else the files with most tests begin, which are not the longest
     return EngineInOneProcess(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first, so that at the end no process is busy alone."""
+    places = {f"tests/{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -16,6 +17,13 @@ OFFLINE = ("down", "status", "doctor", "reward try", "rescore", "demo")
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
+
+
+@cache
+def help_of(command: str) -> str:
+    done = run("-m", "stepwell", *command.split(), "--help")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("module", ["stepwell.pool.rules.pool", "stepwell"])
@@ -55,10 +63,9 @@ def test_an_unknown_command_is_refused_with_the_ones_there_are() -> None:
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_explains_its_flags(command: str) -> None:
-    done = run("-m", "stepwell", *command.split(), "--help")
-    assert done.returncode == 0
-    assert done.stdout.startswith(f"usage: stepwell {command} ")
-    assert ("--ray-namespace" in done.stdout) == (command not in OFFLINE)
+    shown = help_of(command)
+    assert shown.startswith(f"usage: stepwell {command} ")
+    assert ("--ray-namespace" in shown) == (command not in OFFLINE)
 
 
 def test_an_incomplete_command_of_two_words_is_refused() -> None:
@@ -79,8 +86,7 @@ def test_the_gateway_takes_exactly_the_flags_it_documents() -> None:
 
 
 def test_the_atropos_server_takes_exactly_the_flags_it_documents() -> None:
-    shown = run("-m", "stepwell", "atropos", "--help").stdout
-    flags = set(re.findall(r"--[a-z-]+", shown))
+    flags = set(re.findall(r"--[a-z-]+", help_of("atropos")))
     assert flags == {
         *("--data-pool-name", "--control-keys", "--state", "--ray-address", "--ray-namespace"),
         *("--host", "--port", "--help"),
@@ -89,6 +95,6 @@ def test_the_atropos_server_takes_exactly_the_flags_it_documents() -> None:
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help_names_the_values_of_flags_in_words(command: str) -> None:
-    usage = run("-m", "stepwell", *command.split(), "--help").stdout.partition("\n\n")[0]
+    usage = help_of(command).partition("\n\n")[0]
     values = re.findall(r"--[\w-]+ ([^\s{\]]+)\]", usage)
     assert [value for value in values if not value.isupper()] == []

@@ -191,7 +191,7 @@ def test_a_second_sync_of_this_process_waits_for_the_first(
 def _hold(folder: Path, is_held: Any, may_end: Any) -> None:
     with CheckpointTransfer(folder).exclusive():
         is_held.set()
-        may_end.wait(30)
+        may_end.wait(300)
 
 
 def test_a_sync_while_another_process_syncs_is_refused_before_an_engine_is_asked(
@@ -202,7 +202,7 @@ def test_a_sync_while_another_process_syncs_is_refused_before_an_engine_is_asked
     other = start.Process(target=_hold, args=(tmp_path / "w", is_held, may_end))
     other.start()
     try:
-        assert is_held.wait(60)
+        assert is_held.wait(300)
         with pytest.raises(Conflict, match=rf"^process {other.pid} is syncing weights through "):
             weight_sync(engines, tmp_path / "w").sync(model, 1)
         assert engines[0].calls == []
