@@ -74,8 +74,8 @@ class Columns:
     exactness: list[Exactness]
     quarantine: list[str | None]
     untrainable: list[str | None]
-    carried: Mapping[str, list[Any]]
-    """All other columns, by their packed name."""
+    carried: Mapping[str, Any]
+    """All other columns, by their packed name: arrays and lists."""
     bases: Bases | None = None
     """The prefix tree, where it is known."""
     _expanded: IntArray | None = field(default=None, init=False, repr=False)
@@ -95,11 +95,19 @@ class Columns:
 
     @property
     def sampling(self) -> list[JsonObject]:
-        return self.carried["sampling"]
+        sampling: list[JsonObject] = self.carried["sampling"]
+        return sampling
+
+    @property
+    def temperatures_S(self) -> NDArray[np.float64]:
+        """NaN if it is not known."""
+        temperatures_S: NDArray[np.float64] = self.carried["temperatures_S"]
+        return temperatures_S
 
     @property
     def extras(self) -> list[JsonObject]:
-        return self.carried["extras"]
+        extras: list[JsonObject] = self.carried["extras"]
+        return extras
 
     @property
     def lengths_S(self) -> IndexArray:
@@ -253,12 +261,11 @@ def stack(parts: Sequence[Columns]) -> Columns:
         return parts[0]
 
     def whole(name: str) -> Any:
-        values = [getattr(part, name) for part in parts]
-        return np.concatenate(values) if isinstance(values[0], np.ndarray) else _chained(values)
+        return _joined([getattr(part, name) for part in parts])
 
     if any(part.bases is None for part in parts):  # a tree without some of the steps would be misread
         parts = [part.expanded() for part in parts]
-    carried = {name: _chained([part.carried[name] for part in parts]) for name in parts[0].carried}
+    carried = {name: _joined([part.carried[name] for part in parts]) for name in parts[0].carried}
     return Columns(**{name: whole(name) for name in (*FLAT, *PER_STEP)}, carried=carried, bases=_stacked_bases(parts))
 
 
@@ -325,8 +332,9 @@ def _mask(step: Step) -> BoolArray:
     return np.ones(len(step.response_ids), np.bool_) if step.response_mask is None else step.response_mask
 
 
-def _chained(lists: list[list[Any]]) -> list[Any]:
-    return [value for part in lists for value in part]
+def _joined(parts: list[Any]) -> Any:
+    """Arrays or lists end to end."""
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else [value for part in parts for value in part]
 
 
 def _expand(columns: Columns, bases: Bases) -> IntArray:

@@ -142,6 +142,17 @@ STEP_COLUMNS = (
         since=4,
         journal_since=6,
     ),
+    Column(
+        name="temperature",
+        kind=K.FLOAT64,
+        default=None,
+        stored=S.CARRIED,
+        packed="temperatures_S",
+        submitted=True,
+        shown=True,
+        since=5,
+        journal_since=7,
+    ),
 )
 GROUP_COLUMNS = (
     Column(name="group", kind=K.INT32, per=P.GROUP, stored=S.RECORD),

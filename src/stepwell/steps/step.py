@@ -82,7 +82,7 @@ class Step:
     exactness: Exactness = Exactness.SUBMITTED
     finish_reason: str | None = None
     sampling: JsonObject = field(default_factory=dict)
-    """The sampling parameters sent to the engine."""
+    """The sampling parameters in force, and `logprobs_mode`, if it is known: raw or processed."""
     extras: JsonObject = field(default_factory=dict)
     """Fields for the producer and the consumer. Stepwell does not read them."""
     model: str = ""
@@ -95,7 +95,9 @@ class Step:
     """Why the step must not be trained; None if it is sound."""
     untrainable: str | None = None
     """Why a sound step is trained only if the consumer asks for it, as "kind: explanation"; None for other steps. The
-    kinds are greedy, penalties, constrained and side_call."""
+    kinds are in steps/sampling.py."""
+    temperature: float | None = None
+    """The temperature at which the response was sampled; None if it is not known."""
 
     @property
     def identity(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.columns import NO_BASE, Bases, Columns, join
+from stepwell.steps.columns import NO_BASE, Bases, Columns, join, pack_values
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.schema import CARRIED
 from stepwell.steps.step import BoolArray, FloatArray, JsonObject
@@ -81,7 +81,7 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
         exactness=[step.exactness for step in steps],
         quarantine=[step.quarantine for step in steps],
         untrainable=[step.untrainable for step in steps],
-        carried={column.packed: list(values) for column, values in zip(CARRIED, carried, strict=True)},
+        carried={column.packed: pack_values(column, values) for column, values in zip(CARRIED, carried, strict=True)},
         bases=Bases(np.array(bases, np.int32), np.array(shared, np.int32)),
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.steps.columns import Columns, pack, unpack
+from stepwell.steps.columns import Columns, pack, unpack, unpack_values
 from stepwell.steps.schema import CARRIED
 from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, Step, VersionSpan
 
@@ -72,7 +72,8 @@ class PackedSteps:
         self._versions = columns.policy_versions_S.tolist()
         self._started_at = columns.started_at_S.tolist()
         self.is_last = columns.is_last_S.tolist()
-        self._carried = list(zip(*(columns.carried[column.packed] for column in CARRIED), strict=True))
+        carried = (unpack_values(column, columns.carried[column.packed]) for column in CARRIED)
+        self._carried = list(zip(*carried, strict=True))
         self._all_trained = bool(columns.mask.all())
         self._unpacked: list[Step] | None = None
 

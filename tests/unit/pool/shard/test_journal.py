@@ -78,7 +78,7 @@ def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
     journal.db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
     journal.close()
     before = path.read_bytes()
-    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 6"):
+    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 7"):
         open_pool(path)
     assert path.read_bytes() == before
 
@@ -207,32 +207,36 @@ def shorten(journal: SqliteJournal, table: str, key: str) -> None:
         journal.db.execute(f"UPDATE {table} SET info = ? WHERE {key} = ?", (shorter, number))
 
 
-def forget_models(journal: SqliteJournal) -> None:
-    """Turn it into what schema version 5 wrote."""
+def forget_columns(journal: SqliteJournal, count: int, version: int) -> None:
+    """Turn it into what an older schema version wrote, without the last columns of steps."""
     for number, info, added, logprobs, mask in journal.db.execute(
         "SELECT number, info, added, logprobs, mask FROM steps"
     ).fetchall():
-        shorter = orjson.dumps(orjson.loads(info)[:-1])
+        shorter = orjson.dumps(orjson.loads(info)[:-count])
         row = (shorter, checksum(shorter, added, logprobs, mask), number)
         journal.db.execute("UPDATE steps SET info = ?, checksum = ? WHERE number = ?", row)
-    journal.db.execute("UPDATE meta SET value = '5' WHERE key = 'schema_version'")
+    journal.db.execute(f"UPDATE meta SET value = '{version}' WHERE key = 'schema_version'")
     journal.commit_rows()
 
 
-def test_a_journal_from_before_steps_named_their_model_is_read(path: Path) -> None:
+@pytest.mark.parametrize(("count", "version", "kept"), [(2, 5, ""), (1, 6, "lora-7")])
+def test_a_journal_from_before_steps_named_their_model_or_temperature_is_read(
+    path: Path, count: int, version: int, kept: str
+) -> None:
     pool, journal, _ = open_pool(path)
     pool.register(Registration("t", "p"))
-    pool.submit([make_step(model="lora-7", extras={"kept": True})])
+    pool.submit([make_step(model="lora-7", temperature=0.5, extras={"kept": True})])
     pool.complete("t", "p")
     save(pool, journal)
-    forget_models(journal)
+    forget_columns(journal, count, version)
     kill(journal)
     pool, journal, restored = open_pool(path)
     assert not restored.damaged
-    assert meta(journal, "schema_version") == 6
+    assert meta(journal, "schema_version") == 7
     taken = pool.take(1)
     assert taken is not None
-    assert [(step.model, step.extras) for group in taken for step in group] == [("", {"kept": True})]
+    ((step,),) = taken
+    assert (step.model, step.temperature, step.extras) == (kept, None, {"kept": True})
 
 
 def test_where_groups_come_from_survives_and_so_do_the_shelves(path: Path) -> None:
@@ -274,7 +278,7 @@ def test_a_journal_from_before_there_were_sources_is_read(path: Path) -> None:
     pool, journal, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (3, False)
     assert pool.ready_groups("train").groups == {"": {2: 1, 1: 1}}
-    assert meta(journal, "schema_version") == 6
+    assert meta(journal, "schema_version") == 7
 
 
 def test_a_journal_from_before_there_was_curation_is_read(path: Path) -> None:
