@@ -80,6 +80,10 @@ class SyncFailed(StepwellError):
     """New weights did not reach an engine, or it does not use them; the text says what was observed."""
 
 
+class EngineSilent(SyncFailed):
+    """The engine did not answer: it is down, or still busy with what it was asked."""
+
+
 class GatewayUnreachable(StepwellError):
     """The gateway could not be reached, or the address is not a gateway."""
 

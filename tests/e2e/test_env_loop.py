@@ -41,6 +41,8 @@ class Trainer:
 
     server: httpx.Client
     pool: DataPool
+    engine: str
+    """Its weights stay the same, and get the new version."""
     taken: list[dict[str, Any]] = field(default_factory=list)
     lags: list[int] = field(default_factory=list)
     """Of every sequence, how many versions old it was."""
@@ -61,7 +63,11 @@ class Trainer:
         for _ in range(batches):
             wait_until(self.take, f"batch {self.version + 1}", timeout=60)
             self.version += 1
+            self.label(str(self.version))
             self.pool.set_policy_version(self.version)
+
+    def label(self, version: str) -> None:
+        httpx.post(f"{self.engine}/update_weight_version", json={"new_version": version}).raise_for_status()
 
     def waiting(self) -> int:
         """Groups that no one has taken."""
@@ -112,7 +118,7 @@ def environment(server: str, gateway: str, folder: Path) -> "Iterator[subprocess
 
 
 @pytest.fixture
-def trainer(ray_cluster: RayCluster, namespace: str, tmp_path: Path) -> Iterator[Trainer]:
+def trainer(ray_cluster: RayCluster, namespace: str, vllm: VllmServer, tmp_path: Path) -> Iterator[Trainer]:
     start_pool(PoolPlan(name="env_loop", limits=Limits(max_staleness=MAX_STALENESS)), namespace)
     flags: dict[str, Any] = {
         "ray_address": ray_cluster.address,
@@ -124,7 +130,9 @@ def trainer(ray_cluster: RayCluster, namespace: str, tmp_path: Path) -> Iterator
         atropos_process(tmp_path / "atropos.log", **flags) as server,
         httpx.Client(base_url=server.url, timeout=60) as http,
     ):
-        yield Trainer(http, DataPool(PoolClient("env_loop", namespace)))
+        trainer = Trainer(http, DataPool(PoolClient("env_loop", namespace)), vllm.url)
+        yield trainer
+        trainer.label("default")
 
 
 @pytest.fixture

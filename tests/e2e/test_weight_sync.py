@@ -108,11 +108,12 @@ async def test_a_sync_that_leaves_a_layer_behind_is_caught_and_the_pool_not_told
     sync = WeightSync([vllm.url], transfer=OtherWeights(tmp_path / "w", old), pool=versions, probe=PROBE)
     with pytest.raises(SyncFailed, match=r"does not compute with the weights of version 9: .* up to [\d.e-]+ off"):
         await asyncio.to_thread(sync.sync, model, 9)
-    assert (await get(f"{vllm.url}/is_paused")).json() == {"is_paused": False}
+    assert (await get(f"{vllm.url}/is_paused")).json() == {"is_paused": True}
+    assert (await get(f"{vllm.url}/weight_info")).json() == {"weight_version": "changing"}
     assert versions.stats().policy_version == before
 
 
-async def test_weights_that_cannot_be_read_leave_the_engine_serving(
+async def test_an_engine_that_cannot_read_the_weights_has_no_version(
     vllm: VllmServer, weights: EngineWeights, model: torch.nn.Module, tmp_path: Path
 ) -> None:
     class Unreadable(CheckpointTransfer):
@@ -123,8 +124,8 @@ async def test_weights_that_cannot_be_read_leave_the_engine_serving(
     sync = WeightSync([vllm.url], transfer=Unreadable(tmp_path / "w"), probe=PROBE)
     with pytest.raises(SyncFailed, match="/collective_rpc answered 500"):
         await asyncio.to_thread(sync.sync, model, 9)
-    assert (await get(f"{vllm.url}/is_paused")).json() == {"is_paused": False}
-    assert (await get(f"{vllm.url}/weight_info")).json() == {"weight_version": "1"}
+    assert (await get(f"{vllm.url}/is_paused")).json() == {"is_paused": True}
+    assert (await get(f"{vllm.url}/weight_info")).json() == {"weight_version": "changing"}
 
 
 @dataclass(frozen=True, slots=True)

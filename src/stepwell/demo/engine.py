@@ -90,11 +90,12 @@ def start_engine(
     *,
     python: Path,
     log: Path,
+    port: int | None = None,
     flags: Sequence[str] = FLAGS,
     environment: Mapping[str, str] = ENVIRONMENT,
 ) -> Iterator[StartingEngine]:
-    """Starts to serve a model folder; the server ends with the block."""
-    port = free_port("127.0.0.1")
+    """Starts to serve a model folder, on any free port unless one is given; the server ends with the block."""
+    port = port or free_port("127.0.0.1")
     served = ("--model", str(model), "--host", "127.0.0.1", "--port", str(port))
     command = (str(python), "-m", "vllm.entrypoints.openai.api_server", *served, *flags)
     with log.open("wb") as output:

@@ -78,11 +78,14 @@ def _weight_version(engine: EngineReplica, before: str | None) -> Finding:
         what = f"changed from {before!r} to {engine.weight_version!r} while it was examined"
         return Finding(Grade.FAULT, what, "examine it while no trainer syncs weights")
     if engine.weight_version is None:
-        what = "not told: steps get the pool's policy version"
+        what = "not told: it gets no calls after the first policy version"
         return Finding(Grade.WARNING, what, engine.kind.advice["weight_versions"])
     if engine.weight_version.isdecimal():
         return Finding(Grade.OK, engine.weight_version)
-    return Finding(Grade.OK, f"{engine.weight_version!r}: not a number, so steps get the pool's until the first sync")
+    return Finding(
+        Grade.OK,
+        f"{engine.weight_version!r}: not a number, so it gets no calls between the first policy version and a sync",
+    )
 
 
 def _key(engine: str, key: str | None, is_open: bool) -> Finding:

@@ -23,6 +23,7 @@ from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
 from stepwell.gateway.app import create_app
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.serving_state import Serving
 from stepwell.steps.step import JsonObject, Step
 
 LONGEST = 4096
@@ -35,7 +36,7 @@ CHAT, COMPLETIONS = "chat/completions", "completions"
 class RecordingPool:
     """A pool that keeps the steps it gets, quarantined ones too, and accepts every other call without effect."""
 
-    policy_version = 0
+    policy_version, serving = 0, Serving()
 
     def __init__(self) -> None:
         self._steps: dict[str, list[Step]] = defaultdict(list)
@@ -50,6 +51,13 @@ class RecordingPool:
         for step in steps:
             self._steps[step.trajectory_uid].append(step)
         return [SubmitVerdict.ACCEPTED] * len(steps)
+
+    async def serving_after(self, seen: Serving | None) -> Serving:
+        await asyncio.Event().wait()
+        return self.serving
+
+    async def change_engines(self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = ()) -> None:
+        pass
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
         return True

@@ -20,6 +20,8 @@ BROKEN = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)
 """What aiohttp raises when a connection fails; UnicodeError for a host name that cannot be encoded."""
 NO_TOKENS = "this kind of engine takes no token ids"
 JSON_BODY = {"Content-Type": "application/json"}
+CHANGING = "changing"
+"""The version of an engine whose weights are being changed, until a sync has proved them: no one knows what it has."""
 EXTRA_SAMPLING: Mapping[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling parameters that OpenAI's API does not have, each with the value that switches it off."""
 
@@ -50,8 +52,10 @@ class EngineFacts:
     """It turns token ids into the chat message that they spell."""
     pause: bool = False
     """It can be paused for a weight update, and tells whether it is."""
+    reports_version: bool = False
+    """Engines of its kind can tell the version of their weights. Then no other version is taken for it."""
     weight_versions: bool = False
-    """It tells the version of its weights."""
+    """It does tell the version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,8 @@ class Generated:
     usage: Usage
     version_spans: tuple[VersionSpan, ...]
     """Which weights sampled which tokens; empty if the engine does not tell, or not in numbers."""
+    version: int | None = None
+    """The engine's policy version, as known when the call was sent: no token is older."""
 
 
 class StreamedTokens(Protocol):
@@ -215,17 +221,21 @@ class TensorInfo(NamedTuple):
 
 
 class EngineControl(Protocol):
-    """One engine as a trainer controls it, by blocking calls. No call is repeated. A failure is SyncFailed; its text
-    names the engine, the call and the reply, and never the key."""
+    """One engine as a trainer controls it, by blocking calls. No call is repeated. A failure is SyncFailed, or
+    EngineSilent if there is no answer; its text names the engine, the call and the reply, and never the key."""
 
     url: str
 
     def pause(self) -> None:
         """Holds the calls in progress and discards what was computed for them."""
 
+    def abort(self) -> None:
+        """Pauses, and ends the calls in progress with finish_reason "abort"."""
+
     def resume(self) -> None: ...
 
-    def set_version(self, version: int) -> None: ...
+    def set_version(self, version: int | str) -> None:
+        """A number, or CHANGING."""
 
     def version(self) -> str: ...
 
@@ -265,6 +275,13 @@ def encode_request(request: Mapping[str, Any], facts: EngineFacts) -> bytes:
         return orjson.dumps(request)
     except orjson.JSONEncodeError as failure:  # orjson reads deeper nesting than it writes
         raise BadRequest(f"the request body cannot be passed on: {failure}") from None
+
+
+def engine_address(text: str) -> str:
+    """As all processes write it. BadRequest if it is no address."""
+    if not text.startswith(("http://", "https://")):
+        raise BadRequest(f"{text!r} is not an address; write http://host:port")
+    return text.rstrip("/")
 
 
 def failure_text(failure: Exception) -> str:

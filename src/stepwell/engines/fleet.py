@@ -1,6 +1,7 @@
 """All engines of a gateway: a call goes to one of them, and to another if the first gives no reply.
 
 - Only addresses that were configured or added are called, at paths that the engine kinds name.
+- All gateways of a pool have the same engines: the pool's list, to which each adds those that it was configured with.
 - Redirects are not followed.
 - A call whose reply has begun is never sent again.
 """
@@ -10,17 +11,27 @@ import contextlib
 import io
 import resource
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import aiohttp
 
 from stepwell.engines import ENGINES
-from stepwell.engines.engine import EngineHttp, EngineKind, EngineRequest, EngineTimeouts, Generated, failure_text
-from stepwell.engines.replica import EngineReplica
+from stepwell.engines.engine import (
+    EngineHttp,
+    EngineKind,
+    EngineRequest,
+    EngineTimeouts,
+    Generated,
+    engine_address,
+    failure_text,
+)
+from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.engines.replies import EngineReply, RefusedReply
 from stepwell.engines.routing import EngineSelector, routing_named
-from stepwell.errors import BadRequest, EngineUnavailable
+from stepwell.errors import BadRequest, EngineUnavailable, PoolUnavailable
+from stepwell.pool.api.ports import EngineDirectory
 from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import Sampled, Upstream
 
@@ -34,6 +45,7 @@ UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 HUNG_UP = (aiohttp.ClientConnectionError, OSError)
 """Raised before the head of a reply has arrived. UNREACHED and timeouts are subclasses and handled first."""
 LIST_MODELS = EngineRequest("/v1/models", None)
+PUBLISH_RETRY_PAUSE = 1.0
 
 MakeRequest: TypeAlias = Callable[[EngineReplica], EngineRequest]
 
@@ -54,9 +66,34 @@ class EngineFleet:
         self._selector = EngineSelector(routing_named(routing), self._timeouts.hold)
         self._kinds = tuple(kinds)
         self._configured = tuple(addresses)
+        self._directory: EngineDirectory | None = None
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def share(self, directory: EngineDirectory) -> None:
+        """Use the policy version and the list of engines of a pool. `follow` keeps both up to date."""
+        self._directory = directory
+
+    async def follow(self) -> None:
+        """Keeps the engines those of the pool's list, until cancelled."""
+        assert self._directory is not None
+        seen, is_published = None, False
+        while True:
+            seen = await self._directory.serving_after(seen)
+            for engine in self._selector.engines:
+                if engine.state in (EngineState.HEALTHY, EngineState.UNSYNCED):
+                    engine.note_policy_version()
+            if not is_published or seen.engines is None:  # a pool without a journal loses its list with its process
+                try:
+                    await self._directory.change_engines(add=tuple(e.address for e in self._selector.engines))
+                except PoolUnavailable:
+                    seen = None
+                    await asyncio.sleep(PUBLISH_RETRY_PAUSE)
+                    continue
+                is_published, seen = True, self._directory.serving
+            if seen is not None and seen.engines is not None:
+                self._adopt(seen.engines)
 
     async def __aenter__(self) -> Self:
         limits = self._timeouts
@@ -81,7 +118,7 @@ class EngineFleet:
 
     async def models(self) -> tuple[int, bytes]:
         """Status and body of one engine's list of models."""
-        reply = await self._send(lambda _: LIST_MODELS)
+        reply = await self._send(lambda _: LIST_MODELS, samples=False)
         return reply.status, await reply.read()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: JsonObject) -> Generated | RefusedReply:
@@ -89,11 +126,12 @@ class EngineFleet:
         body = await reply.read()
         if reply.status != 200:
             return RefusedReply(reply.status, body)
-        return reply.engine.kind.read_generated(body, prompt_ids, reply.engine.facts)
+        generated = reply.engine.kind.read_generated(body, prompt_ids, reply.engine.facts)
+        return replace(generated, version=reply.version_before)
 
     async def derender(self, request: Mapping[str, Any], sampled: Sampled) -> dict[str, Any]:
         """The chat message that the tokens of `sampled` spell, as a reply to `request`."""
-        reply = await self._send(lambda engine: _derendering(engine, request, sampled))
+        reply = await self._send(lambda engine: _derendering(engine, request, sampled), samples=False)
         body = await reply.read()
         if reply.status != 200:
             raise EngineUnavailable(f"{reply.engine.address} cannot tell what its tokens spell ({reply.status})")
@@ -105,18 +143,13 @@ class EngineFleet:
 
     async def add(self, address: str) -> None:
         """Returns once it is probed, or known to be down. An address that is already there stays as it is."""
-        if not address.startswith(("http://", "https://")):
-            raise BadRequest(f"{address!r} is not an address; write http://host:port")
-        address = address.rstrip("/")
-        if any(engine.address == address for engine in self._selector.engines):
-            return
-        engine = EngineReplica(EngineHttp(self._questions, address), self._kinds, self._selector.note_change)
-        self._selector.add(engine)
-        await engine.check()
+        engine = self._add(engine_address(address))
+        if not engine.probed:
+            await engine.check()
 
     async def remove(self, address: str) -> None:
         """It gets no new calls; those in flight continue to their end."""
-        address = address.rstrip("/")
+        address = engine_address(address)
         for engine in self._selector.engines:
             if engine.address == address:
                 return self._selector.remove(engine)
@@ -141,9 +174,31 @@ class EngineFleet:
             for watch in watches.values():
                 watch.cancel()
 
-    async def _send(self, make_request: MakeRequest, sticky: str = "") -> EngineReply:
+    def _add(self, address: str) -> EngineReplica:
+        for engine in self._selector.engines:
+            if engine.address == address:
+                return engine
+        http = EngineHttp(self._questions, address)
+        engine = EngineReplica(http, self._kinds, self._selector.note_change, self._policy_version)
+        self._selector.add(engine)
+        return engine
+
+    def _policy_version(self) -> int | None:
+        if self._directory is None:
+            return 0
+        serving = self._directory.serving
+        return None if serving is None else serving.policy_version
+
+    def _adopt(self, addresses: Sequence[str]) -> None:
+        """The watch probes those that are new."""
+        for engine in [engine for engine in self._selector.engines if engine.address not in addresses]:
+            self._selector.remove(engine)
+        for address in addresses:
+            self._add(address)
+
+    async def _send(self, make_request: MakeRequest, sticky: str = "", *, samples: bool = True) -> EngineReply:
         failures: dict[EngineReplica, str] = {}
-        while (engine := await self._selector.next(sticky, failures)) is not None:
+        while (engine := await self._selector.next(sticky, failures, samples=samples)) is not None:
             if not engine.probed:
                 await engine.check()
                 if not engine.probed:

@@ -1,6 +1,8 @@
 """One engine as the gateway knows it: its kind, its facts, its state and the version of its weights.
 
-Invariant: an engine that is not probed is down; an engine that was down is probed again before it gets a call.
+- An engine that is not probed is down; an engine that was down is probed again before it gets a call.
+- An engine whose kind tells versions, and that tells no number, serves only the weights that it was started with: once
+  the pool's policy version is above 0, it gets no calls until a weight sync.
 """
 
 import asyncio
@@ -12,7 +14,7 @@ from enum import StrEnum
 from yarl import URL
 
 from stepwell.common.coalescing import Coalescer
-from stepwell.engines.engine import EngineFacts, EngineHttp, EngineKind, probe_engine
+from stepwell.engines.engine import CHANGING, EngineFacts, EngineHttp, EngineKind, probe_engine
 from stepwell.errors import EngineUnavailable
 
 log = logging.getLogger("stepwell.gateway")
@@ -20,7 +22,7 @@ log = logging.getLogger("stepwell.gateway")
 WATCH_INTERVAL = 0.5
 """Seconds between two checks of an engine."""
 PAUSED_WATCH_INTERVAL = 0.1
-"""The same for a paused engine: calls wait for it."""
+"""The same for a paused or unsynced engine: calls wait for it."""
 VERSION_INTERVAL = 0.02
 """Seconds between two questions for the version of the weights, however many calls need it."""
 
@@ -29,13 +31,22 @@ class EngineState(StrEnum):
     HEALTHY = "healthy"
     PAUSED = "paused"
     """For a weight update: it gets no new calls."""
+    UNSYNCED = "unsynced"
+    """Nobody knows which weights it has: it gets no new calls until a weight sync."""
     DOWN = "down"
 
 
 class EngineReplica:
     """Compared by identity: an address that was removed and added again is another replica."""
 
-    def __init__(self, http: EngineHttp, kinds: Sequence[EngineKind], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        http: EngineHttp,
+        kinds: Sequence[EngineKind],
+        on_change: Callable[[], None],
+        policy_version: Callable[[], int | None] = lambda: 0,
+    ) -> None:
+        """`policy_version` is the pool's; None if the pool has not told it yet."""
         self.address = http.address
         self.kind = kinds[-1]
         """Known once it is probed."""
@@ -43,7 +54,7 @@ class EngineReplica:
         self.probed = False
         self.state = EngineState.DOWN
         self.why = "not probed yet"
-        """Why it is down; else empty."""
+        """Why it is down or unsynced; else empty."""
         self.in_flight = 0
         """Calls whose replies are not yet read to the end, including those that wait for a connection."""
         self.weight_version: str | None = None
@@ -55,6 +66,7 @@ class EngineReplica:
         self._http = http
         self._kinds = kinds
         self._on_change = on_change
+        self._policy_version = policy_version
         self._checking = Coalescer(self._check)
         self._asking_version = Coalescer(self._ask_version, every=VERSION_INTERVAL)
         self._urls: dict[str, URL] = {}
@@ -83,12 +95,22 @@ class EngineReplica:
         await self._asking_version.fresh()
         return self.version if self.version_checked_at >= asked_at else None
 
+    @property
+    def is_changing(self) -> bool:
+        """Its weights are being changed, or a change of them failed: no version can be given to its tokens."""
+        return self.weight_version == CHANGING
+
+    def note_policy_version(self) -> None:
+        """The pool's version, or the engine's, may have changed. For an engine that is neither down nor paused."""
+        why = self._why_unsynced()
+        self._set_state(EngineState.UNSYNCED if why else EngineState.HEALTHY, why)
+
     async def watch(self) -> None:
         """Checks it at intervals, until cancelled."""
         while True:
             await self.check()
-            is_paused = self.state is EngineState.PAUSED
-            await asyncio.sleep(PAUSED_WATCH_INTERVAL if is_paused else WATCH_INTERVAL)
+            calls_wait = self.state in (EngineState.PAUSED, EngineState.UNSYNCED)
+            await asyncio.sleep(PAUSED_WATCH_INTERVAL if calls_wait else WATCH_INTERVAL)
 
     def close(self) -> None:
         self._checking.close()
@@ -107,12 +129,28 @@ class EngineReplica:
             self._set_state(EngineState.PAUSED)
             return
         await self.version_after()  # after the pause and before new calls, so none of their tokens is older
-        self._set_state(EngineState.HEALTHY)
+        self.note_policy_version()
 
     async def _is_paused(self) -> bool:
         """An engine that does not answer keeps its state."""
         answer = await self.kind.is_paused(self._http) if self.facts.pause else False
         return self.state is EngineState.PAUSED if answer is None else answer
+
+    def _why_unsynced(self) -> str:
+        if self.version is not None or not self.facts.reports_version:
+            return ""
+        if self.is_changing:
+            return "its weights are being changed, or a change failed: it waits for a weight sync"
+        newest = self._policy_version()
+        if newest == 0:
+            return ""
+        if newest is None:
+            return "the pool has not told its policy version yet"
+        if not self.facts.weight_versions:
+            return f"it does not tell the version of its weights: {self.kind.advice['weight_versions']}"
+        return (
+            f"its weights are {self.weight_version!r}, and the pool's version is {newest}: it waits for a weight sync"
+        )
 
     async def _ask_version(self) -> None:
         asked_at = time.monotonic()
@@ -125,6 +163,7 @@ class EngineReplica:
         if (self.state, self.why) == (state, why):
             return
         self.state, self.why = state, why
-        level = logging.WARNING if state is EngineState.DOWN else logging.INFO
+        is_wrong = state is EngineState.DOWN or (state is EngineState.UNSYNCED and not self.is_changing)
+        level = logging.WARNING if is_wrong else logging.INFO
         log.log(level, "engine %s is %s%s", self.address, state, why and f": {why}")
         self._on_change()

@@ -52,6 +52,11 @@ class EngineReply:
         return data
 
     @property
+    def version(self) -> int | None:
+        """The policy version of all tokens so far; None if it is not known, or may have changed since the call."""
+        return self.version_before if self.version_before == self.engine.version else None
+
+    @property
     def is_read(self) -> bool:
         """Read to its end, so its connection can be used again."""
         return self._response.content.at_eof()

@@ -1,7 +1,8 @@
 """Which engine gets the next call. Knows the engines and their states; sends nothing.
 
 - The routing chooses among the healthy engines.
-- While none is healthy and some are paused, calls wait, so agents do not notice a weight update.
+- While none is healthy and some are paused or unsynced, calls wait, so agents do not notice a weight update.
+- A call that samples no tokens may go to an unsynced engine.
 - Engines that are down are tried only if all are down.
 - No call gets the same engine twice.
 """
@@ -15,6 +16,7 @@ from typing import Protocol
 from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.errors import BadRequest, EngineUnavailable
 
+WAITED_FOR = (EngineState.PAUSED, EngineState.UNSYNCED)
 RESUME_TOGETHER = 0.2
 """Seconds a waiting call leaves to the other engines to resume too; else all waiting calls go to the first one."""
 
@@ -99,20 +101,24 @@ class EngineSelector:
         """Returns when an engine was added, removed, or has changed its state."""
         await self._changed.wait()
 
-    async def next(self, sticky: str, tried: Collection[EngineReplica]) -> EngineReplica | None:
-        """An engine that was not tried yet; None if there is none left."""
+    async def next(
+        self, sticky: str, tried: Collection[EngineReplica], *, samples: bool = True
+    ) -> EngineReplica | None:
+        """An engine that was not tried yet; None if there is none left. `samples`: the call's tokens are sampled."""
         if self._healthy and not tried:
             return self._routing.choose(self._healthy, sticky)
+        if not samples and (left := self._left(tried, EngineState.HEALTHY, EngineState.UNSYNCED)):
+            return self._routing.choose(left, sticky)
         while self._must_wait(tried):
             await self._wait_for_resume(tried)
         left = self._left(tried, EngineState.HEALTHY) or self._left(tried, EngineState.DOWN)
         return self._routing.choose(left, sticky) if left else None
 
-    def _left(self, tried: Collection[EngineReplica], state: EngineState) -> list[EngineReplica]:
-        return [engine for engine in self.engines if engine.state is state and engine not in tried]
+    def _left(self, tried: Collection[EngineReplica], *states: EngineState) -> list[EngineReplica]:
+        return [engine for engine in self.engines if engine.state in states and engine not in tried]
 
     def _must_wait(self, tried: Collection[EngineReplica]) -> bool:
-        return not self._left(tried, EngineState.HEALTHY) and bool(self._left(tried, EngineState.PAUSED))
+        return not self._left(tried, EngineState.HEALTHY) and bool(self._left(tried, *WAITED_FOR))
 
     async def _wait_for_resume(self, tried: Collection[EngineReplica]) -> None:
         try:
@@ -120,7 +126,8 @@ class EngineSelector:
                 while self._must_wait(tried):
                     await self.changed()
         except TimeoutError:
-            names = ", ".join(engine.address for engine in self._left(tried, EngineState.PAUSED))
+            left = self._left(tried, *WAITED_FOR)
+            names = ", ".join(f"{engine.address}{engine.why and f' ({engine.why})'}" for engine in left)
             raise EngineUnavailable(f"waited {self._hold_timeout:g} s for a paused engine to resume: {names}") from None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RESUME_TOGETHER):

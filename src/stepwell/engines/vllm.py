@@ -31,7 +31,7 @@ from stepwell.engines.engine import (
     encode_request,
 )
 from stepwell.engines.openai import MODELS, plain_request
-from stepwell.errors import BadRequest, EngineUnavailable, SyncFailed
+from stepwell.errors import BadRequest, EngineSilent, EngineUnavailable, SyncFailed
 from stepwell.steps.step import IntArray, Json, JsonObject, VersionSpan, ids_array
 from stepwell.wire.openai import (
     Sampled,
@@ -106,6 +106,7 @@ class VllmEngine(EngineKind):
             extra_sampling=frozenset(EXTRA_SAMPLING) if token_ids else frozenset(),
             generate=generate,
             derender=generate if is_tested else token_ids,  # of other versions only a call can tell
+            reports_version=True,
             weight_versions=isinstance(await http.field("/weight_info", "weight_version"), str),
             pause=isinstance(await http.field("/is_paused", "is_paused"), bool),
         )
@@ -226,10 +227,13 @@ class VllmControl:
     def pause(self) -> None:
         self._post("/pause?mode=keep")
 
+    def abort(self) -> None:
+        self._post("/pause?mode=abort")
+
     def resume(self) -> None:
         self._post("/resume")
 
-    def set_version(self, version: int) -> None:
+    def set_version(self, version: int | str) -> None:
         self._post("/update_weight_version", {"new_version": str(version)})
 
     def version(self) -> str:
@@ -291,9 +295,9 @@ class VllmControl:
             text = refused.read().decode(errors="replace")[:TEXT_KEPT]
             raise SyncFailed(f"{what} answered {refused.code}: {text}{HINTS.get(refused.code, '')}") from None
         except TimeoutError:
-            raise SyncFailed(f"{what} did not answer within {self._timeout:g} s") from None
+            raise EngineSilent(f"{what} did not answer within {self._timeout:g} s") from None
         except (OSError, HTTPException, ValueError) as failure:
-            raise SyncFailed(f"{what}: {failure}") from None
+            raise EngineSilent(f"{what}: {failure}") from None
         return answer if isinstance(answer, dict) else {}
 
 

@@ -63,6 +63,7 @@ def create_app(
     limits: GatewayLimits = DEFAULT_LIMITS,
 ) -> GatewayAsgi:
     metrics, traces, around = GatewayMetrics(), tracing.start(), CallSurroundings(response_length)
+    engines.share(pool)
     known, confirmer = KnownTrajectories(pool), VersionConfirmer(engines)
     outbox = Outbox(
         pool, on_refused=known.forget, confirmer=confirmer, spool=spool, confirm_timeout=limits.confirm_timeout
@@ -95,7 +96,11 @@ def create_app(
         tokenizer.start()
         works = (outbox.run(), pool.follow(), readiness.announce(), keep_alives.run(), metrics.watch_loop())
         try:
-            async with engines, running(engines.watch(), *works), atropos.running() if atropos else nullcontext():
+            async with (
+                engines,
+                running(engines.watch(), engines.follow(), *works),
+                atropos.running() if atropos else nullcontext(),
+            ):
                 yield
                 await outbox.drain(limits.drain_timeout)
         finally:
@@ -113,7 +118,7 @@ def create_app(
         redirect_slashes=False,
     )
     error_responses.install(app)
-    app.include_router(operator_router(engines, readiness, metrics))
+    app.include_router(operator_router(pool, engines, readiness, metrics))
     lifecycle = TrajectoryLifecycle(pool, outbox, known, keys)
     app.add_middleware(FastRoutes, lifecycle)
     app.include_router(opening_router(lifecycle, pool))

@@ -31,7 +31,9 @@ class Broadcast(Protocol):
 
 class NcclTransfer:
     """The trainer at `address`:`port` is rank 0; each engine has `workers` ranks after it (its GPUs: tensor parallel ×
-    pipeline parallel × data parallel). A broken group is not opened again: restart the trainer."""
+    pipeline parallel × data parallel). If other engines take part than last time, a new group is opened."""
+
+    is_collective = True
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class NcclTransfer:
         self._workers = workers
         self._open_group = open_group or VllmBroadcast
         self._group: Broadcast | None = None
+        self._members: list[str] = []
         self._weights: Weights = {}
 
     def exclusive(self) -> AbstractContextManager[None]:
@@ -54,8 +57,9 @@ class NcclTransfer:
 
     def prepare(self, weights: Weights, engines: Sequence[EngineControl]) -> None:
         self._weights = weights
-        if self._group is None:
-            self._group = self._opened(engines)
+        members = [engine.url for engine in engines]
+        if self._group is None or members != self._members:
+            self._group, self._members = self._opened(engines), members
 
     def update(self, engines: Sequence[EngineControl]) -> None:
         """Engines receive while the trainer sends: neither call ends before the other."""

@@ -1,5 +1,6 @@
 """What a trainer needs of a pool, as Protocols. `stepwell.pool.client.DataPool` implements them."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +34,9 @@ class TrainingBatch(HasLeases, Protocol):
 class VersionedPool(Protocol):
     def set_policy_version(self, version: int) -> None:
         """The engines now serve these weights."""
+
+    def engines(self) -> Sequence[str]:
+        """The addresses of the engines that gateways use now."""
 
 
 class PoolVersion(Protocol):

@@ -26,6 +26,10 @@ WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
 class Transfer(Protocol):
+    is_collective: bool
+    """All engines must take part in an update at once: an engine that joins waits for the next sync. Otherwise the
+    prepared weights can be put into one more engine at any time."""
+
     def exclusive(self) -> AbstractContextManager[None]:
         """While it is open, no other process syncs through this transfer. Conflict if one does."""
 
@@ -43,6 +47,8 @@ class CheckpointTransfer:
     other files of the model folder `like` (configuration, tokenizer) are copied beside the weights, so either
     subfolder is a model that can be served and loaded.
     """
+
+    is_collective = False
 
     def __init__(self, folder: Path, *, like: Path | None = None) -> None:
         self._folder = folder.absolute()

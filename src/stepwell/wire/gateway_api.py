@@ -229,9 +229,9 @@ class EngineAddress(GatewayBody):
 class EngineNow(GatewayBody):
     address: str
     state: str
-    """healthy, paused or down."""
+    """healthy, paused, unsynced or down."""
     why: str
-    """Why it is down; else empty."""
+    """Why it is unsynced or down; else empty."""
     in_flight: int
     weight_version: str | None
     server: str

@@ -190,6 +190,7 @@ async def test_a_probe_finds_what_vllm_can_do(engine: FakeEngine) -> None:
         generate=True,
         derender=True,
         pause=True,
+        reports_version=True,
         weight_versions=True,
     )
     assert engine.request_count == 0

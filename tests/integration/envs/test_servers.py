@@ -141,6 +141,7 @@ async def test_completions_of_text_are_kept_too(kind: str, engine: FakeEngine) -
 
 async def test_the_gateway_tells_the_version_and_nothing_is_recorded(engine: FakeEngine) -> None:
     pool = LocalPool()
+    engine.weight_version = "5"
     await pool.set_policy_version(5)
     gateway = serve_gateway(pool, [engine.url])
     async with gateway as url, servers_of(url) as servers, servers.managed_server() as managed:

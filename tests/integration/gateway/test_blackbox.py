@@ -41,6 +41,16 @@ async def complete(http: aiohttp.ClientSession, path: str, **wanted: Any) -> str
     return str(ended["status"])
 
 
+async def known_version(http: aiohttp.ClientSession, version: int) -> None:
+    """Returns once the gateway knows that the engine has it."""
+    async with asyncio.timeout(10):
+        while True:
+            async with http.get("/engines") as listed:
+                if (await listed.json())["engines"][0]["weight_version"] == str(version):
+                    return
+            await asyncio.sleep(0.01)
+
+
 async def test_every_call_becomes_a_step_with_the_engines_own_tokens(
     http: aiohttp.ClientSession, pool: LocalPool, engine: FakeEngine
 ) -> None:
@@ -125,10 +135,12 @@ async def test_a_trajectory_completed_into_another_channel_is_a_conflict(http: a
 
 
 async def test_the_policy_version_is_that_of_the_moment_of_sampling(
-    http: aiohttp.ClientSession, pool: LocalPool
+    http: aiohttp.ClientSession, pool: LocalPool, engine: FakeEngine
 ) -> None:
     path = await init(http)
     for version in (3, 4):
+        engine.weight_version = str(version)
+        await known_version(http, version)
         await pool.set_policy_version(version)
         await post(http, f"{path}/v1/chat/completions", HELLO)
     await complete(http, path)

@@ -81,12 +81,9 @@ async def test_generate_gives_ids_logprobs_and_who_wrote_them(
     assert answer["policy_version"] == 6
 
 
-async def test_generate_names_the_pools_version_when_the_engine_names_none(
-    http: aiohttp.ClientSession, pool: LocalPool
-) -> None:
-    await pool.set_policy_version(4)
+async def test_generate_names_version_0_while_no_one_has_named_another(http: aiohttp.ClientSession) -> None:
     _, answer = await post(http, "/generate", {"prompt_ids": [5]})
-    assert (answer["policy_version"], answer["version_spans"]) == (4, [])
+    assert (answer["policy_version"], answer["version_spans"]) == (0, [])
 
 
 async def test_generate_keeps_to_the_lengths_a_trainer_takes(http: aiohttp.ClientSession, engine: FakeEngine) -> None:

@@ -104,10 +104,9 @@ async def test_the_engines_version_is_told_and_certain_where_it_did_not_change(
     assert (choice["policy_version"], choice["version_spans"]) == (6, [])
 
 
-async def test_the_pools_version_is_told_where_the_engine_names_none(client: Client, pool: LocalPool) -> None:
-    await pool.set_policy_version(4)
+async def test_version_0_is_told_while_no_one_has_named_another(client: Client) -> None:
     (choice,) = (await ask(client))["choices"]
-    assert (choice["policy_version"], choice["version_spans"]) == (4, [])
+    assert (choice["policy_version"], choice["version_spans"]) == (0, [])
 
 
 async def test_an_answer_that_was_broken_off_is_carried_on(client: Client, engine: FakeEngine) -> None:

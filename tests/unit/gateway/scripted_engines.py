@@ -17,7 +17,9 @@ from stepwell.steps.step import JsonObject
 def make_engine(address: str = "http://e", *, weight_versions: bool = True) -> EngineReplica:
     http = EngineHttp(cast("aiohttp.ClientSession", None), address)
     engine = EngineReplica(http, [VllmEngine()], lambda: None)
-    engine.facts = EngineFacts(token_ids=True, generate=True, derender=True, weight_versions=weight_versions)
+    engine.facts = EngineFacts(
+        token_ids=True, generate=True, derender=True, reports_version=True, weight_versions=weight_versions
+    )
     return engine
 
 
@@ -58,6 +60,6 @@ class ScriptedEngines(EngineFleet):
         self.generated.append((list(prompt_ids), sampling))
         return self.generations.pop(0)
 
-    async def _send(self, make_request: MakeRequest, sticky: str = "") -> EngineReply:
+    async def _send(self, make_request: MakeRequest, sticky: str = "", *, samples: bool = True) -> EngineReply:
         self.sent.append(make_request(self.engine))
         return EngineReply(self.engine, cast("aiohttp.ClientResponse", self.answers.pop(0)), None)

@@ -21,6 +21,9 @@ from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
 
 log = logging.getLogger("stepwell.gateway")
 
+VERSION, UNKNOWN = "version", "unknown"
+"""In a step's extras: the engine cannot tell its version, so policy_version is the pool's at the time of the call."""
+
 
 @dataclass(slots=True, kw_only=True)
 class StepBuilder:
@@ -83,10 +86,14 @@ class StepBuilder:
 
 
 def answered_by(begun: Step, reply: EngineReply) -> Step:
-    """With what the engine tells. The pool's version counts if the engine does not tell its own."""
-    version = begun.policy_version if reply.version_before is None else reply.version_before
+    """With what the engine tells. The pool's version counts for an engine that cannot tell its own.
+
+    Before the first sync an engine has the weights that it was started with, version 0; after it, it would get no call.
+    """
     exactness = Exactness.ENGINE if reply.engine.facts.token_ids else Exactness.RETOKENIZED
-    return replace(begun, policy_version=version, exactness=exactness)
+    if reply.version_before is None and not reply.engine.facts.reports_version:
+        return replace(begun, exactness=exactness, extras={**begun.extras, VERSION: UNKNOWN})
+    return replace(begun, policy_version=reply.version_before or 0, exactness=exactness)
 
 
 def build_steps(

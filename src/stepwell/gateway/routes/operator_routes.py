@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from stepwell.common.tokenizers import BackgroundTokenizer
+from stepwell.engines.engine import engine_address
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
 from stepwell.errors import StepwellError
@@ -59,7 +60,7 @@ class ReadinessCheck:
         log.info("ready")
 
     def _why_no_engine(self) -> str | None:
-        """A paused engine counts as ready: a call to it waits."""
+        """A paused or unsynced engine counts as ready: a call to it waits."""
         engines = self.engines.replicas
         if any(engine.state is not EngineState.DOWN for engine in engines):
             return None
@@ -74,7 +75,9 @@ async def _why_not(part: StepSink | RewardScorer) -> str | None:
     return None
 
 
-def operator_router(engines: EngineFleet, readiness: ReadinessCheck, metrics: GatewayMetrics) -> APIRouter:
+def operator_router(
+    pool: StepSink, engines: EngineFleet, readiness: ReadinessCheck, metrics: GatewayMetrics
+) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
@@ -102,14 +105,16 @@ def operator_router(engines: EngineFleet, readiness: ReadinessCheck, metrics: Ga
 
     @router.post("/engines")
     async def add_engine(wanted: gateway_api.EngineAddress) -> gateway_api.EngineList:
-        """Use one engine more, from now on."""
+        """Use one engine more, from now on, in all gateways of the pool and in the weight sync."""
+        await pool.change_engines(add=(engine_address(wanted.address),))
         await engines.add(wanted.address)
         return _listed(engines)
 
     @router.delete("/engines")
     async def remove_engine(address: Annotated[gateway_api.Address, Query()]) -> gateway_api.EngineList:
-        """Send no more calls to an engine; those in flight there go on to their end."""
+        """Send no more calls to an engine, from any gateway of the pool; those in flight there go on to their end."""
         await engines.remove(address)
+        await pool.change_engines(remove=(engine_address(address),))
         return _listed(engines)
 
     @router.get("/v1/models")

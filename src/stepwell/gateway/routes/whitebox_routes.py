@@ -44,13 +44,13 @@ def whitebox_router(
         if sampling.get("n") not in (None, 1):
             raise BadRequest("n must be 1: one generation is answered with one sequence of tokens")
         make_explicit(sampling, response_length)
-        began, policy_version = time.time(), pool.policy_version
+        began = time.time()
         generated = await engines.generate(wanted.prompt_ids, sampling)
         if isinstance(generated, RefusedReply):
             return relay(generated.status, generated.body)
         written = len(generated.sampled.response_ids)
         metrics.call_done("generate", 200, time.time() - began, None, len(wanted.prompt_ids), written)
-        return _generation(generated, policy_version, prompt_length)
+        return _generation(generated, prompt_length)
 
     @router.post("/submit_steps")
     async def submit_steps(
@@ -87,7 +87,7 @@ def whitebox_router(
     return router
 
 
-def _generation(generated: Generated, policy_version: int, prompt_length: int) -> gateway_api.GenerationDone:
+def _generation(generated: Generated, prompt_length: int) -> gateway_api.GenerationDone:
     """The answer. EngineUnavailable if no sound step can be built from it."""
     begun = Step(prompt_ids=NO_IDS, response_ids=NO_IDS, trajectory_uid="", prompt_uid="", exactness=Exactness.ENGINE)
     (step,) = build_steps(begun, [generated.sampled], generated.usage, prompt_length=prompt_length)
@@ -98,7 +98,7 @@ def _generation(generated: Generated, policy_version: int, prompt_length: int) -
         token_ids=step.response_ids.tolist(),
         log_probs=step.response_logprobs.tolist(),
         stop_reason=step.finish_reason,
-        policy_version=min(versions, default=policy_version),
+        policy_version=min(versions, default=generated.version or 0),
         version_spans=list(generated.version_spans),
         model=generated.sampled.model,
     )

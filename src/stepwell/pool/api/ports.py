@@ -12,13 +12,28 @@ from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.scoring import Judgement, RewardRequest, RewardScore
 from stepwell.pool.api.series import TimeSeries
+from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import Changes, Cursor
 from stepwell.steps.columns import Columns
 from stepwell.steps.step import Step
 
 
-class StepSink(Protocol):
+class EngineDirectory(Protocol):
+    """The policy version and the list of engines, which all gateways and trainers share."""
+
+    @property
+    def serving(self) -> Serving | None:
+        """The newest that the pool has reported; None before its first answer."""
+
+    async def serving_after(self, seen: Serving | None) -> Serving:
+        """As soon as the pool reports another than `seen`."""
+
+    async def change_engines(self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = ()) -> None:
+        """Engines join and leave, for all gateways and trainers."""
+
+
+class StepSink(EngineDirectory, Protocol):
     """The DataPool, as a gateway sees it."""
 
     @property
@@ -47,7 +62,7 @@ class StepSink(Protocol):
         """Raise PoolUnavailable, with the reason, if the pool cannot be used now."""
 
     async def follow(self) -> None:
-        """Keep `policy_version` fresh, until cancelled."""
+        """Keep `policy_version` and `serving` fresh, until cancelled."""
 
 
 class RewardSource(Protocol):

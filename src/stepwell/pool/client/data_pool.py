@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, TypeVar, Unpack, overload
 
@@ -39,6 +40,7 @@ from stepwell.pool.api.producing import (
     RewardGiven,
     SubmitVerdict,
 )
+from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.stats import PoolStats, merge_stats
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
@@ -53,9 +55,9 @@ from stepwell.steps.step_filter import make_step_filter
 
 T = TypeVar("T")
 
-VERSION_WAIT = 30.0
-"""Seconds that one call waits for a new policy version."""
-VERSION_RETRY_PAUSE = 1.0
+SERVING_WAIT = 30.0
+"""Seconds that one call waits for a new policy version, or another list of engines."""
+SERVING_RETRY_PAUSE = 1.0
 CHECK_TIMEOUT = 2.0
 DELIVERY_LEASE = 60.0
 """Seconds. The lease of a batch that is acknowledged on arrival."""
@@ -78,11 +80,28 @@ class PoolClient(ScoringClient, WatchClient):
         super().__init__(ShardSet(name, transport or RayTransport(name, namespace), timeout=timeout))
         self._senders: dict[str, BatchSender[ProducerCall, ProducerAnswer]] = {}
         """By shard."""
-        self._version = 0
+        self._serving: Serving | None = None
+        self._serving_changed = asyncio.Event()
 
     @property
     def policy_version(self) -> int:
-        return self._version
+        return 0 if self._serving is None else self._serving.policy_version
+
+    @property
+    def serving(self) -> Serving | None:
+        return self._serving
+
+    async def serving_after(self, seen: Serving | None) -> Serving:
+        while self._serving is None or self._serving == seen:
+            await self._serving_changed.wait()
+        return self._serving
+
+    async def change_engines(self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = ()) -> None:
+        self._note_serving(await self.shards.at(self.shards.pool).change_engines(add, remove))
+
+    async def engines(self) -> tuple[str, ...]:
+        """The addresses of all engines, as the pool knows them now."""
+        return (await self.shards.at(self.shards.pool).serving()).engines or ()
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
         return await self._send(KnowsCall(trajectory_uid, prompt_uid))
@@ -171,7 +190,7 @@ class PoolClient(ScoringClient, WatchClient):
 
     async def set_policy_version(self, version: int) -> None:
         await self.shards.call_all(lambda shard: shard.set_policy_version(version))
-        self._version = version
+        self._note_serving(replace(self._serving or Serving(), policy_version=version))
 
     async def stats(self) -> PoolStats:
         return merge_stats(await self.shards.call_all(lambda shard: shard.stats()))
@@ -180,18 +199,24 @@ class PoolClient(ScoringClient, WatchClient):
         return [step for answer in await self.shards.call_all(lambda shard: shard.quarantined()) for step in answer]
 
     async def check(self) -> None:
-        await self.shards.at(self.shards.pool, timeout=CHECK_TIMEOUT).policy_version()
-        await self.shards.call_all(lambda shard: shard.policy_version(), timeout=CHECK_TIMEOUT)
+        await self.shards.at(self.shards.pool, timeout=CHECK_TIMEOUT).serving()
+        await self.shards.call_all(lambda shard: shard.serving(), timeout=CHECK_TIMEOUT)
 
     async def follow(self) -> None:
-        """Keep `policy_version` up to date, until cancelled. A new version arrives as soon as the pool has it."""
-        known: int | None = None
-        first_shard = self.shards.at(self.shards.pool, timeout=VERSION_WAIT + self.shards.timeout)
+        """Keep `serving` up to date, until cancelled. A change arrives as soon as the pool has it."""
+        known: Serving | None = None
+        first_shard = self.shards.at(self.shards.pool, timeout=SERVING_WAIT + self.shards.timeout)
         while True:
             try:
-                known = self._version = await first_shard.policy_version(known, VERSION_WAIT)
+                known = await first_shard.serving(known, SERVING_WAIT)
+                self._note_serving(known)
             except PoolUnavailable:
-                await asyncio.sleep(VERSION_RETRY_PAUSE)
+                await asyncio.sleep(SERVING_RETRY_PAUSE)
+
+    def _note_serving(self, serving: Serving) -> None:
+        self._serving = serving
+        self._serving_changed.set()
+        self._serving_changed = asyncio.Event()
 
     @overload
     async def _send(self, call: KnowsCall) -> bool: ...
@@ -267,6 +292,10 @@ class DataPool:
     def set_policy_version(self, version: int) -> None:
         """Call it when the engines have new weights: tokens that are sampled from now on carry this version."""
         self._run(self._client.set_policy_version(version))
+
+    def engines(self) -> tuple[str, ...]:
+        """The addresses of the engines that gateways use now."""
+        return self._run(self._client.engines())
 
     def stats(self) -> PoolStats:
         return self._run(self._client.stats())

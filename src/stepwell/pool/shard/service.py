@@ -41,6 +41,7 @@ from stepwell.pool.api.producing import (
 )
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome
 from stepwell.pool.api.series import SeriesChunk
+from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.rules.pool import Pool
@@ -87,7 +88,7 @@ class ShardService:
         self._state = 0
         """Counts the changes after which something may have become ready."""
         self._changed = asyncio.Condition()
-        self._version_changed = asyncio.Condition()
+        self._serving_changed = asyncio.Condition()
         self._has_unscored = asyncio.Event()
 
     async def plan(self) -> PoolPlan:
@@ -261,24 +262,30 @@ class ShardService:
         """The last quarantined steps, each with its reason."""
         return list(self.pool.state.quarantine)
 
-    # -- policy version ------------------------------------------------------------------------------------------------
+    # -- what serves the policy ----------------------------------------------------------------------------------------
 
     async def set_policy_version(self, version: int) -> None:
         """Tokens that are sampled from now on come from these weights."""
         with self._transaction():
             self.pool.policy_version = version
-        async with self._version_changed:
-            self._version_changed.notify_all()
+        async with self._serving_changed:
+            self._serving_changed.notify_all()
 
-    async def policy_version(self, other_than: int | None = None, timeout: float = 0.0) -> int:
-        """The version now; with `other_than`, as soon as it differs from that, or after `timeout`."""
-        async with self._version_changed:
-            try:
+    async def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> Serving:
+        """Engines join and leave. Only the first shard of a pool is asked."""
+        with self._transaction():
+            self.pool.state.change_engines(add, remove)
+        async with self._serving_changed:
+            self._serving_changed.notify_all()
+        return self.pool.state.serving
+
+    async def serving(self, other_than: Serving | None = None, timeout: float = 0.0) -> Serving:
+        """As it is now; with `other_than`, as soon as it differs from that, or after `timeout`."""
+        async with self._serving_changed:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await self._version_changed.wait_for(lambda: self.pool.policy_version != other_than)
-            except TimeoutError:
-                pass
-        return self.pool.policy_version
+                    await self._serving_changed.wait_for(lambda: self.pool.state.serving != other_than)
+        return self.pool.state.serving
 
     # -- private -------------------------------------------------------------------------------------------------------
 

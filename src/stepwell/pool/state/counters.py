@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.stats import StepCount
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.ledger import Ledger
@@ -40,10 +41,11 @@ class Counters:
                 self.arrived = max([self.arrived, *(step.number for step in trajectory.steps.values())])
 
 
-def dump_numbers(policy_version: int, counters: Counters, channels: Mapping[str, Channel]) -> dict[str, Any]:
+def dump_numbers(serving: Serving, counters: Counters, channels: Mapping[str, Channel]) -> dict[str, Any]:
     """In plain values; `load_ledger` and `Counters` take them back."""
     return {
-        "policy_version": policy_version,
+        "policy_version": serving.policy_version,
+        "engines": serving.engines,
         "counters": {name: getattr(counters, name) for name in Counters.__slots__},
         "units": {name: channel.unit for name, channel in channels.items()},
         "ledgers": {name: _dump_ledger(channel.ledger) for name, channel in channels.items()},

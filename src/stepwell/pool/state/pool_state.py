@@ -7,12 +7,14 @@
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.scoring import JudgementOutcome
+from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.counters import Counters, load_ledger
@@ -40,7 +42,10 @@ class PoolState(StateBase):
         self._rewards.release(now)
 
     def set_policy_version(self, version: int) -> None:
-        self.policy_version = version
+        self.serving = replace(self.serving, policy_version=version)
+
+    def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> None:
+        self.serving = replace(self.serving, engines=self.serving.changed(add, remove))
 
     def open_channel(self, name: str) -> Channel:
         """The channel of that name, a new one if there is none."""
@@ -370,7 +375,8 @@ class PoolState(StateBase):
     # -- recovery ------------------------------------------------------------------------------------------------------
 
     def recall(self, snapshot: Mapping[str, Any]) -> None:
-        self.policy_version = snapshot["policy_version"]
+        engines = snapshot.get("engines")
+        self.serving = Serving(snapshot["policy_version"], None if engines is None else tuple(engines))
         self._counters = Counters(**snapshot["counters"])
         for name, unit in snapshot["units"].items():
             self._index(name).claim(unit and Unit(unit))

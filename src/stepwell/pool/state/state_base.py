@@ -11,6 +11,7 @@ from stepwell.errors import BadRequest
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.stats import PoolStats, ScoringStats
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.state.change_log import ChangeLog
@@ -36,7 +37,7 @@ class StateBase:
     def __init__(self, limits: Limits, journal: StateJournal) -> None:
         self.limits = limits
         self.now = 0.0
-        self.policy_version = 0
+        self.serving = Serving()
         self.trajectories: dict[str, Trajectory] = {}
         """Open, complete or under lease."""
         self.history: dict[str, Trajectory] = {}
@@ -57,6 +58,10 @@ class StateBase:
         self.series = SeriesRecorder(self._channels)
 
     # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def policy_version(self) -> int:
+        return self.serving.policy_version
 
     @property
     def channels(self) -> Mapping[str, Channel]:
@@ -116,7 +121,7 @@ class StateBase:
 
     def snapshot(self) -> dict[str, Any]:
         """The numbers, in plain values; `recall` takes them back."""
-        return dump_numbers(self.policy_version, self._counters, self._channels)
+        return dump_numbers(self.serving, self._counters, self._channels)
 
     # -- how operations end --------------------------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ async def test_rewards_come_late_pacing_adds_up_and_the_version_reaches_every_sh
     assert (await client.pacing("train")).may_start == 2
     await client.set_policy_version(5)
     services = client.transport.services.values()
-    assert [await service.policy_version() for service in services] == [5] * SHARDS
+    assert [(await service.serving()).policy_version for service in services] == [5] * SHARDS
 
 
 async def test_a_new_policy_version_reaches_a_follower_at_once(client: LocalPool) -> None:

@@ -19,6 +19,7 @@ from stepwell.pool.api.producing import (
     RewardGiven,
     SubmitVerdict,
 )
+from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.watching import Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import SqliteJournal
@@ -132,11 +133,11 @@ async def test_a_trajectory_whose_scoring_lease_ends_is_offered_again(clock: Clo
 
 async def test_a_new_policy_version_ends_the_wait_for_it(clock: Clock) -> None:
     service = make_service(clock)
-    assert await service.policy_version(other_than=0, timeout=0.0) == 0
-    waiting = asyncio.create_task(service.policy_version(other_than=0, timeout=30.0))
+    assert await service.serving(other_than=Serving(), timeout=0.0) == Serving()
+    waiting = asyncio.create_task(service.serving(other_than=Serving(), timeout=30.0))
     await asyncio.sleep(0)
     await service.set_policy_version(3)
-    assert await waiting == 3
+    assert await waiting == Serving(3)
 
 
 async def test_a_service_with_the_journal_of_another_continues_where_that_was_killed(
