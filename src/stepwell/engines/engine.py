@@ -18,6 +18,8 @@ from stepwell.wire.openai import Sampled, Upstream, Usage
 
 BROKEN = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)
 """What aiohttp raises when a connection fails; UnicodeError for a host name that cannot be encoded."""
+DEFAULT_MODEL = "default"
+"""A request's name for the model that the engine serves, whatever that is; Claw-R1's agents send it."""
 NO_TOKENS = "this kind of engine takes no token ids"
 JSON_BODY = {"Content-Type": "application/json"}
 CHANGING = "changing"
@@ -267,10 +269,12 @@ async def probe_engine(http: EngineHttp, kinds: Sequence[EngineKind]) -> tuple[E
 
 
 def encode_request(request: Mapping[str, Any], facts: EngineFacts) -> bytes:
-    """JSON, with max_tokens no larger than the engine's window: engines refuse a larger one."""
+    """JSON, with the engine's own model for "default", and max_tokens no larger than its window."""
     window = facts.max_model_len
     if window is not None and request["max_tokens"] > window:
         request = {**request, "max_tokens": window}
+    if request.get("model") == DEFAULT_MODEL:
+        request = {**request, "model": facts.model}
     try:
         return orjson.dumps(request)
     except orjson.JSONEncodeError as failure:  # orjson reads deeper nesting than it writes

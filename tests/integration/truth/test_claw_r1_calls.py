@@ -160,6 +160,16 @@ async def test_register_and_complete_take_no_body_and_nulls(http: aiohttp.Client
     assert status == 200
 
 
+async def test_the_model_default_is_the_one_that_the_engine_serves(
+    http: aiohttp.ClientSession, pool: LocalPool
+) -> None:
+    path = await opened(http)
+    status, answer = await post(http, f"{path}/v1/chat/completions", {**CHAT, "model": "default"})
+    assert (status, answer["model"]) == (200, "tiny")
+    await post(http, f"{path}/v1/complete_trajectory", {"reward": 1.0})
+    assert [step.model for step in pool.taken()] == ["tiny"]
+
+
 # -- the table of differences ----------------------------------------------------------------------------------------
 
 
