@@ -23,7 +23,8 @@ DEFAULT_MODEL = "default"
 NO_TOKENS = "this kind of engine takes no token ids"
 JSON_BODY = {"Content-Type": "application/json"}
 CHANGING = "changing"
-"""The version of an engine whose weights are being changed, until a sync has proved them: no one knows what it has."""
+"""The version of an engine whose weights nobody knows. "changing from 7": those of version 7 are being replaced, and no
+token was sampled since."""
 EXTRA_SAMPLING: Mapping[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling parameters that OpenAI's API does not have, each with the value that switches it off."""
 
@@ -236,8 +237,8 @@ class EngineControl(Protocol):
 
     def resume(self) -> None: ...
 
-    def set_version(self, version: int | str) -> None:
-        """A number, or CHANGING."""
+    def set_version(self, version: str) -> None:
+        """A number, or one that begins with CHANGING."""
 
     def version(self) -> str: ...
 
@@ -279,6 +280,17 @@ def encode_request(request: Mapping[str, Any], facts: EngineFacts) -> bytes:
         return orjson.dumps(request)
     except orjson.JSONEncodeError as failure:  # orjson reads deeper nesting than it writes
         raise BadRequest(f"the request body cannot be passed on: {failure}") from None
+
+
+def changing_from(version: str) -> str:
+    """The version of an engine while its weights are replaced."""
+    return version if version.startswith(CHANGING) else f"{CHANGING} from {version}"
+
+
+def sampled_by(version: str) -> int | None:
+    """The number of the weights that sampled what an engine has sampled until now; None if they have none."""
+    number = version.removeprefix(f"{CHANGING} from ")
+    return int(number) if number.isdecimal() else None
 
 
 def engine_address(text: str) -> str:

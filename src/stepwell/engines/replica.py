@@ -14,7 +14,7 @@ from enum import StrEnum
 from yarl import URL
 
 from stepwell.common.coalescing import Coalescer
-from stepwell.engines.engine import CHANGING, EngineFacts, EngineHttp, EngineKind, probe_engine
+from stepwell.engines.engine import CHANGING, EngineFacts, EngineHttp, EngineKind, probe_engine, sampled_by
 from stepwell.errors import EngineUnavailable
 
 log = logging.getLogger("stepwell.gateway")
@@ -88,16 +88,23 @@ class EngineReplica:
         await self._checking.fresh()
 
     async def version_after(self) -> int | None:
-        """The version, from a question that began after this call; None if the engine does not tell."""
+        """The version of what it has sampled, from a question that began after this call; None if it does not tell."""
         if not self.facts.weight_versions:
             return None
         asked_at = time.monotonic()
         await self._asking_version.fresh()
-        return self.version if self.version_checked_at >= asked_at else None
+        if self.version_checked_at < asked_at or self.weight_version is None:
+            return None
+        return sampled_by(self.weight_version)
 
     @property
     def is_changing(self) -> bool:
-        """Its weights are being changed, or a change of them failed: no version can be given to its tokens."""
+        """Its weights are being changed, or a change of them failed."""
+        return self.weight_version is not None and self.weight_version.startswith(CHANGING)
+
+    @property
+    def has_unknown_weights(self) -> bool:
+        """It has sampled with weights that nobody knows."""
         return self.weight_version == CHANGING
 
     def note_policy_version(self) -> None:

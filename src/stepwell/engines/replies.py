@@ -51,10 +51,12 @@ class EngineReply:
             self.close()
         return data
 
-    @property
-    def version(self) -> int | None:
-        """The policy version of all tokens so far; None if it is not known, or may have changed since the call."""
-        return self.version_before if self.version_before == self.engine.version else None
+    async def version(self) -> int | None:
+        """The policy version of all tokens of a broken answer; None if there are several, or the engine tells none."""
+        after = await self.engine.version_after()
+        if self.engine.has_unknown_weights:
+            raise EngineUnavailable(f"{self._response.url} broke off in its answer, and nobody knows its weights")
+        return self.version_before if after == self.version_before else None
 
     @property
     def is_read(self) -> bool:

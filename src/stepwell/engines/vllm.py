@@ -233,8 +233,8 @@ class VllmControl:
     def resume(self) -> None:
         self._post("/resume")
 
-    def set_version(self, version: int | str) -> None:
-        self._post("/update_weight_version", {"new_version": str(version)})
+    def set_version(self, version: str) -> None:
+        self._post("/update_weight_version", {"new_version": version})
 
     def version(self) -> str:
         return str(self._call("GET", "/weight_info", None).get("weight_version"))

@@ -230,7 +230,7 @@ class AgentCalls:
         answer = read_reply(await reply.read(), reply.engine.kind, keep_ids=call.wants.ids)
         if answer.is_aborted:
             self.metrics.calls_continued[exchange.kind].inc()
-            answer = await self.continuation.whole(call, answer, reply.version)
+            answer = await self.continuation.whole(call, answer, await reply.version())
         steps = await self.steps.build(exchange.begun, call, reply, answer.choices, answer.usage, answer.texts)
         exchange.count(steps)
         if exchange.is_recorded:
@@ -253,7 +253,7 @@ class AgentCalls:
                 rest = exchange.stream.fail(call.dialect.error(describe_stream_error(answer.error)))
             elif answer.is_aborted:
                 self.metrics.calls_continued[exchange.kind].inc()
-                chunks, choices = await self.continuation.stream(call, answer, reply.version)
+                chunks, choices = await self.continuation.stream(call, answer, await reply.version())
                 rest, usage = b"".join(map(exchange.stream.chunk, chunks)), NO_USAGE
         except (asyncio.CancelledError, EngineUnavailable):
             self.steps.record_cut_short(exchange.begun, reply, answer.sampled())

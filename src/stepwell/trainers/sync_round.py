@@ -1,8 +1,8 @@
 """The engines of one weight sync, each brought through the same stages.
 
 - An engine that fails at a stage is left out of the rest. The others go on.
-- Before its weights change, an engine is labelled CHANGING; only an engine with proved weights gets the new version.
-  So no engine serves new weights under an old version, even if this process dies meanwhile.
+- Before its weights change, an engine gets a version that begins with CHANGING, and a new number only afterwards. So no
+  engine serves new weights under an old version, even if this process dies meanwhile.
 - An engine that failed with changed weights stays paused, and the calls that it held are broken off: the gateways
   continue them on other engines.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from stepwell.engines.engine import CHANGING, EngineControl
+from stepwell.engines.engine import CHANGING, EngineControl, changing_from
 from stepwell.errors import EngineSilent, SyncFailed
 
 log = logging.getLogger("stepwell.trainers")
@@ -50,20 +50,29 @@ class SyncRound:
     def pause(self) -> None:
         """What fails here has its old weights and its old version."""
         self.each(lambda engine: engine.pause(), undo=lambda engine: engine.resume())
-        self.each(lambda engine: engine.set_version(CHANGING), undo=lambda engine: engine.resume())
+        self.each(_label_as_changing, undo=lambda engine: engine.resume())
 
     def resume(self, version: int) -> None:
         """With changed weights. They are not proved yet, but only an engine that computes can be asked for a proof."""
         self.each(lambda engine: engine.forget_prefixes(), undo=break_off)
-        self.each(lambda engine: engine.set_version(version), undo=break_off)
+        self.each(lambda engine: engine.set_version(str(version)), undo=_disown)
         self.each(_resume)
 
     def prove(self, check: Callable[[EngineControl], object]) -> None:
-        self.each(check, undo=break_off)
+        self.each(check, undo=_disown)
 
 
 def break_off(engine: EngineControl) -> None:
-    """Nobody knows the weights of this engine."""
+    """Ends the calls that a paused engine holds. It has sampled nothing since its weights changed."""
+    engine.abort()
+
+
+def _label_as_changing(engine: EngineControl) -> None:
+    engine.set_version(changing_from(engine.version()))
+
+
+def _disown(engine: EngineControl) -> None:
+    """It may have sampled with weights that nobody knows."""
     with suppress(SyncFailed):
         engine.set_version(CHANGING)
     engine.abort()

@@ -11,7 +11,7 @@ from stepwell.common.tokenizers import load_tokenizer
 from stepwell.steps.step import Exactness, VersionSpan
 from tests.integration.gateway.agent import agent_of
 from tests.rig.calls import call, get, post
-from tests.rig.fake_engine import FakeEngine
+from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until
@@ -94,11 +94,36 @@ async def test_an_engine_that_lost_its_weights_gets_no_calls_and_the_other_all(p
 async def test_an_engine_in_the_middle_of_a_change_gets_no_calls_even_at_version_0(
     engine: FakeEngine, pool: LocalPool
 ) -> None:
-    engine.weight_version = "changing"
+    engine.weight_version = "changing from default"
     async with serve_gateway(pool, [engine.url]) as gateway:
         await until_state(gateway, "unsynced")
         engine.weight_version = "1"
         await until_state(gateway, "healthy")
+
+
+async def test_an_answer_from_before_a_change_has_the_version_of_before(engine: FakeEngine, pool: LocalPool) -> None:
+    engine.weight_version = "3"
+    await pool.set_policy_version(3)
+    async with serve_gateway(pool, [engine.url]) as gateway, agent_of(gateway) as agent:
+        await until_state(gateway, "healthy")
+        engine.faults = Faults(version_change_at_token=20, new_version="changing from 3", times=1)
+        await agent.ask()
+        await agent.complete()
+    (step,) = pool.taken()
+    assert step.version_spans == (VersionSpan(3, 0, len(step.response_ids)),)
+
+
+async def test_an_answer_of_weights_that_nobody_knows_is_not_trained(engine: FakeEngine, pool: LocalPool) -> None:
+    engine.weight_version = "3"
+    await pool.set_policy_version(3)
+    async with serve_gateway(pool, [engine.url]) as gateway, agent_of(gateway) as agent:
+        await until_state(gateway, "healthy")
+        engine.faults = Faults(version_change_at_token=20, new_version="changing", times=1)
+        await agent.ask()
+        await agent.complete()
+    (step,) = await pool.quarantined()
+    assert step.quarantine is not None
+    assert step.quarantine.startswith("version_unknown: ")
 
 
 async def test_a_vllm_that_hides_its_version_is_named_with_what_to_do(engine: FakeEngine, pool: LocalPool) -> None:

@@ -22,7 +22,8 @@ from tests.unit.trainers.scripted_engine import ScriptedEngine, serve
 
 PROBE = [1, 2, 3, 4]
 LABEL = "/update_weight_version"
-CHANGE = ["/weight_info", "/pause?mode=keep", LABEL, "/collective_rpc", "/reset_prefix_cache", LABEL, "/resume"]
+PAUSE = ["/weight_info", "/pause?mode=keep", "/weight_info", LABEL]
+CHANGE = [*PAUSE, "/collective_rpc", "/reset_prefix_cache", LABEL, "/resume"]
 PROOF = ["/weight_info", "/v1/completions"]
 
 
@@ -108,7 +109,7 @@ def test_a_cache_of_old_weights_is_not_let_pass(
     engines[0].empties_cache = False
     report = weight_sync(engines, tmp_path / "w").sync(model, 7)
     assert "did not empty its prefix cache" in report.left_out[engines[0].url]
-    assert (engines[0].weight_version, engines[0].is_paused) == ("changing", True)
+    assert (engines[0].weight_version, engines[0].is_paused) == ("changing from default", True)
 
 
 def test_an_engine_that_tells_another_version_is_caught(
@@ -188,7 +189,7 @@ def test_a_second_sync_of_this_process_waits_for_the_first(
     second.start()
     second.join(0.2)
     assert second.is_alive()
-    assert engines[0].calls == CHANGE[:4]
+    assert engines[0].calls == CHANGE[:5]
     engines[0].may_answer.set()
     first.join()
     second.join()
@@ -249,7 +250,7 @@ def test_by_nccl_engines_join_once_and_receive_what_they_are_told_of(
     state = model.state_dict()
     sync.sync(model, 1)
     sync.sync(model, 2)
-    update = ["/pause?mode=keep", LABEL, "/start_weight_update", "/update_weights", "/finish_weight_update"]
+    update = [*PAUSE[1:], "/start_weight_update", "/update_weights", "/finish_weight_update"]
     rest = ["/reset_prefix_cache", LABEL, "/resume", *PROOF]
     join = "/init_weight_transfer_engine"
     assert engines[0].calls == ["/weight_info", join, *update, *rest, "/weight_info", *update, *rest]
@@ -273,7 +274,7 @@ def test_by_nccl_an_engine_that_refuses_the_weights_ends_the_sync(
     transfer = NcclTransfer("10.0.0.1", 5000, open_group=lambda *place: Group(place))
     with pytest.raises(SyncFailed, match=rf"^POST {engines[1].url}/update_weights answered 500"):
         WeightSync([engine.url for engine in engines], transfer=transfer, probe=PROBE).sync(model, 1)
-    assert [engine.weight_version for engine in engines] == ["changing", "changing"]
+    assert [engine.weight_version for engine in engines] == ["changing from default"] * 2
 
 
 def test_by_nccl_a_trainer_without_vllm_says_what_it_needs(

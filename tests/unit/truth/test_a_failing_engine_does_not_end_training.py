@@ -92,7 +92,7 @@ def test_an_engine_that_times_out_in_mid_update_is_not_resumed_and_has_no_versio
     slow.may_answer.clear()
     sync.sync(model, 2)
     assert (other.weight_version, other.is_paused) == ("2", False)
-    assert (slow.weight_version, slow.is_paused) == ("changing", True)
+    assert (slow.weight_version, slow.is_paused) == ("changing from 1", True)
     slow.may_answer.set()
 
 
@@ -105,7 +105,7 @@ def test_an_engine_that_refuses_an_update_has_no_version_and_breaks_its_calls_of
     pool = ListedEngines(refusing.url, other.url)
     report = weight_sync(pool, tmp_path / "w").sync(model, 1)
     assert "answered 500" in report.left_out[refusing.url]
-    assert (refusing.weight_version, refusing.is_paused) == ("changing", True)
+    assert (refusing.weight_version, refusing.is_paused) == ("changing from default", True)
     assert refusing.calls[-1] == "/pause?mode=abort"
     assert (other.weight_version, pool.version) == ("1", 1)
 
@@ -169,4 +169,4 @@ def test_after_a_sync_that_failed_nothing_is_brought_up_to_date(
         sync.sync(model, 2)
     engines[0].fails_at = None
     assert sync.catch_up() == [], "the folder has weights that no engine has proved"
-    assert engines[0].weight_version == "changing"
+    assert engines[0].weight_version == "changing from 1"
