@@ -31,7 +31,8 @@ class Broadcast(Protocol):
 
 class NcclTransfer:
     """The trainer at `address`:`port` is rank 0; each engine has `workers` ranks after it (its GPUs: tensor parallel ×
-    pipeline parallel × data parallel). If other engines take part than last time, a new group is opened."""
+    pipeline parallel × data parallel). A new group is opened after a failure, and if other engines take part than last
+    time."""
 
     is_collective = True
 
@@ -63,7 +64,8 @@ class NcclTransfer:
 
     def update(self, engines: Sequence[EngineControl]) -> None:
         """Engines receive while the trainer sends: neither call ends before the other."""
-        assert self._group is not None
+        group, self._group = self._group, None
+        assert group is not None
         on_each(engines, lambda engine: engine.begin_weights())
         tensors = [
             TensorInfo(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
@@ -73,10 +75,11 @@ class NcclTransfer:
         for tensor in self._weights.values():
             if receiving.done():  # it was refused: a send without a receiver waits forever
                 receiving.result()
-            self._group.send(tensor.detach().contiguous())
+            group.send(tensor.detach().contiguous())
         receiving.result()
-        self._group.finish()
+        group.finish()
         on_each(engines, lambda engine: engine.end_weights())
+        self._group = group
 
     def _opened(self, engines: Sequence[EngineControl]) -> Broadcast:
         group = WeightGroup(self._address, self._port, 1 + len(engines) * self._workers)

@@ -140,6 +140,21 @@ async def test_a_new_policy_version_ends_the_wait_for_it(clock: Clock) -> None:
     assert await waiting == Serving(3)
 
 
+async def test_the_list_of_engines_is_in_the_order_of_joining_and_survives_a_restart(
+    clock: Clock, tmp_path: Path
+) -> None:
+    service = make_service(clock, open_journal(tmp_path / "pool.sqlite"))
+    assert (await service.serving()).engines is None, "no one has named an engine"
+    await service.change_engines(("http://a", "http://b"), ())
+    waiting = asyncio.create_task(service.serving(other_than=await service.serving(), timeout=30.0))
+    await asyncio.sleep(0)
+    await service.change_engines(("http://c", "http://b"), ("http://a",))
+    assert (await waiting).engines == ("http://b", "http://c")
+    await service.set_policy_version(4)
+    restarted = make_service(clock, open_journal(tmp_path / "pool.sqlite"))
+    assert await restarted.serving() == Serving(4, ("http://b", "http://c"))
+
+
 async def test_a_service_with_the_journal_of_another_continues_where_that_was_killed(
     clock: Clock, tmp_path: Path
 ) -> None:
