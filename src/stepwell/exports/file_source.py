@@ -7,16 +7,16 @@ Invariants:
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stepwell.common.optional import require
 from stepwell.errors import BadRequest
+from stepwell.pool.api.curation import BY_A_PERSON
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import step_groups_from_lines
-from stepwell.steps.layout import reward_carrier
 from stepwell.steps.parquet import EXTRA, read_step_groups
+from stepwell.steps.returns import GivenReward, put_together, take_apart
 
 if TYPE_CHECKING:
     import pyarrow
@@ -66,17 +66,11 @@ class FileSource:
                 yield require("pyarrow.parquet", EXTRA).read_table(source)
 
 
-class StoredReward(NamedTuple):
-    value: float
-    source: str
-    revision: int
-
-
 class LateRewards:
     """Rewards that arrived when their trajectory had already been shipped."""
 
     def __init__(self, tables: "Iterable[pyarrow.Table]") -> None:
-        self._newest: dict[tuple[str, str], dict[int | None, StoredReward]] = {}
+        self._newest: dict[tuple[str, str], dict[int | None, GivenReward]] = {}
         """By trajectory_uid and prompt_uid; then by step_index, None for the trajectory's reward."""
         for table in tables:
             for row in zip(*(table[name].to_pylist() for name in REWARD_FIELDS), strict=True):
@@ -94,16 +88,20 @@ class LateRewards:
     def _add(self, uid: str, prompt: str, step_index: int | None, value: float, source: str, revision: int) -> None:
         rewards = self._newest.setdefault((uid, prompt), {})
         if step_index not in rewards or rewards[step_index].revision < revision:
-            rewards[step_index] = StoredReward(value, source, revision)
+            rewards[step_index] = GivenReward(value, source, revision)
 
     def _apply_to_trajectory(self, columns: Columns) -> Columns:
-        rewards = self._newest.get((columns.trajectory_uids[0], columns.prompt_uids[0]), {})
-        values, revisions = columns.rewards_S.copy(), columns.reward_revisions_S.copy()
-        sources, indexes = list(columns.reward_sources), columns.step_indexes_S.tolist()
-        for step_index, reward in rewards.items():
-            if step_index is not None and step_index not in indexes:
-                continue
-            row = reward_carrier(columns.untrainable) if step_index is None else indexes.index(step_index)
-            if reward.revision > revisions[row]:
-                values[row], revisions[row], sources[row] = reward.value, reward.revision, reward.source
-        return replace(columns, rewards_S=values, reward_revisions_S=revisions, reward_sources=sources)
+        late = self._newest.get((columns.trajectory_uids[0], columns.prompt_uids[0]), {})
+        rewards, indexes = take_apart(columns), columns.step_indexes_S.tolist()
+        for step_index, reward in sorted(late.items(), key=lambda given: given[1].revision):
+            if step_index is None:
+                if rewards.outcome is None or reward.revision > rewards.outcome.revision:
+                    rewards.outcome = reward
+                    if reward.source.startswith(BY_A_PERSON):  # it replaces all others, as in the pool
+                        rewards.of_steps = [None] * len(columns)
+            elif step_index in indexes:
+                row = indexes.index(step_index)
+                own = rewards.of_steps[row]
+                if own is None or reward.revision > own.revision:
+                    rewards.of_steps[row] = reward
+        return put_together(columns, rewards)

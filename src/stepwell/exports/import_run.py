@@ -4,7 +4,8 @@ Invariants:
 - A step is taken once, so a repeated import changes nothing.
 - A trajectory that the pool knows is not registered again, so its newer state stays.
 - A group has as many places as it has trajectories in the file, and is not mixed with another group of its prompt.
-- Metadata that all steps of a trajectory share belongs to the trajectory; the rest belongs to the step.
+- Metadata that all steps of a trajectory share belongs to the trajectory; the rest belongs to the step. So does the
+  outcome reward.
 """
 
 import json
@@ -22,6 +23,7 @@ from stepwell.pool.api.ports import GroupExchange, PoolReader
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import Columns, stack, unpack
 from stepwell.steps.groups import StepGroup, split_by_size
+from stepwell.steps.returns import put_together, take_apart
 from stepwell.steps.soundness import fault_kind, step_fault
 from stepwell.steps.step import Json, JsonObject
 
@@ -80,12 +82,14 @@ def message(
     for group in groups:
         new: list[Registration] = []
         for columns in group.trajectories():
-            common = common_metadata(columns.metadata)
-            parts.append(replace(columns, metadata=[_without(found, common) for found in columns.metadata]))
+            common, rewards = common_metadata(columns.metadata), take_apart(columns)
+            outcome, rewards.outcome = rewards.outcome, None
+            own = replace(columns, metadata=[_without(found, common) for found in columns.metadata])
+            parts.append(put_together(own, rewards))
             name = columns.trajectory_uids[0], columns.prompt_uids[0]
             if name not in known:
                 known.add(name)
-                new.append(Registration(*name, channel or _channel_of(group), None, common, group.source))
+                new.append(Registration(*name, channel or _channel_of(group), None, common, group.source, outcome))
         registrations += [replace(wanted, group_size=len(new)) for wanted in new]
     return stack(parts), registrations
 

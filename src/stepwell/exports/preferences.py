@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepwell.common.tokenizers import Decode
-from stepwell.exports.shapes import table_of, task_steps, total_reward_of
+from stepwell.exports.shapes import table_of, task_steps
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import Record
+from stepwell.steps.returns import return_of
 from stepwell.steps.step import IntArray
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def pairs(answers: Sequence[RankedAnswer], margin: float) -> Iterator[tuple[Rank
 
 def _answer(columns: Columns) -> RankedAnswer | None:
     steps = task_steps(columns)
-    reward = total_reward_of(steps)
+    reward = return_of(steps)
     if reward is None:
         return None
     prompt, last = steps[0].prompt_ids, steps[-1]

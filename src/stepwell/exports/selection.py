@@ -6,12 +6,11 @@ Invariant: a rejected trajectory is not exported, also while a trainer still has
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from stepwell.pool.api.curation import MARKS
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
+from stepwell.steps.returns import take_apart
 from stepwell.steps.step import GRADES, Exactness
 
 
@@ -63,7 +62,6 @@ class Selection:
 
 def snapshot_of_stored(columns: Columns, group: StepGroup) -> TrajectorySnapshot:
     """A stored trajectory counts as trained, because every trajectory of an archive was."""
-    rewards = columns.rewards_S[~np.isnan(columns.rewards_S)]
     versions = [span.version for spans in columns.version_spans for span in spans]
     has_no_spans = [not spans for spans in columns.version_spans]
     versions += columns.policy_versions_S[has_no_spans].tolist()
@@ -78,7 +76,7 @@ def snapshot_of_stored(columns: Columns, group: StepGroup) -> TrajectorySnapshot
         group_size=0,
         state=TrajectoryState.TRAINED,
         steps=len(columns),
-        reward=float(rewards.sum()) if len(rewards) else None,
+        reward=take_apart(columns).total(),
         oldest_version=min(versions),
         newest_version=max(versions),
         exactness=worst,

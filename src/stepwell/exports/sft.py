@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepwell.common.tokenizers import Decode
-from stepwell.exports.shapes import table_of, task_steps, total_reward_of
+from stepwell.exports.shapes import table_of, task_steps
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import Record
+from stepwell.steps.returns import return_of
 from stepwell.steps.step import IntArray, Step
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class SftShape:
         for group in groups:
             for columns in self._best_of(group):
                 steps = task_steps(columns)
-                reward = total_reward_of(steps)
+                reward = return_of(steps)
                 for step in steps:
                     yield self._record(step, group, reward)
 
@@ -59,7 +60,7 @@ class SftShape:
         trajectories = group.trajectories()
         if self._best is None:
             return trajectories
-        rewards = [(total_reward_of(task_steps(columns)), columns) for columns in trajectories]
+        rewards = [(return_of(task_steps(columns)), columns) for columns in trajectories]
         scored = [(reward, columns) for reward, columns in rewards if reward is not None]
         return [columns for _, columns in sorted(scored, key=lambda pair: -pair[0])[: self._best]]
 

@@ -51,12 +51,6 @@ def task_steps(columns: Columns) -> list[Step]:
     return [step for step in steps if not (step.untrainable or "").startswith(SIDE_CALL)]
 
 
-def total_reward_of(steps: Iterable[Step]) -> float | None:
-    """None if no step has a reward."""
-    rewards = [step.reward for step in steps if step.reward is not None]
-    return sum(rewards) if rewards else None
-
-
 def table_of(records: Iterable[Record], types: "dict[str, pyarrow.DataType]") -> "pyarrow.Table":
     import pyarrow as pa
 

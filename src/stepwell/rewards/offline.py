@@ -23,6 +23,7 @@ from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.sandbox.runner import RewardRunner
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.parquet import ParquetReader, ParquetWriter, StoredTrajectory
+from stepwell.steps.returns import return_of
 from stepwell.steps.step import Json, JsonObject, Step
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ def rescored(stored: StoredTrajectory, attempt: Attempt, source: str) -> "pyarro
     return _with_columns(
         stored.table,
         reward=rewards,
+        trajectory_return=[None if attempt.score is None else attempt.score.value] * len(steps),
+        outcome_reward=[None if attempt.score is None else attempt.score.rest] * len(steps),
         reward_source=[source if changed else "" for changed in is_changed],
         reward_revision=[revision if changed else 0 for changed in is_changed],
         metadata=[json.dumps(_with_explanation(step.metadata, explanation)) for step in steps],
@@ -154,14 +157,17 @@ def _with_columns(table: "pyarrow.Table", **columns: Sequence[object]) -> "pyarr
 
     for name, values in columns.items():
         place = table.schema.get_field_index(name)
-        field = table.schema.field(place)
-        table = table.set_column(place, field, pyarrow.array(values, field.type))
+        if place < 0:  # a file of an older version
+            table = table.append_column(name, pyarrow.array(values, pyarrow.float64()))
+        else:
+            field = table.schema.field(place)
+            table = table.set_column(place, field, pyarrow.array(values, field.type))
     return table
 
 
 def _line(stored: StoredTrajectory, attempt: Attempt) -> str:
-    rewards = [step.reward for step in stored.steps if step.reward is not None]
-    had = f"{sum(rewards):.4g}" if rewards else "none"
+    before = return_of(stored.steps)
+    had = "none" if before is None else f"{before:.4g}"
     value = "" if attempt.score is None else f"{attempt.score.value:.4g}"
     details = shortened(" ".join(_details(attempt).split()), LONGEST_DETAILS)
     uid = stored.steps[0].trajectory_uid

@@ -60,6 +60,10 @@ class Columns:
     response_lengths_S: IntArray
     rewards_S: NDArray[np.float64]
     """NaN if no one has scored the step."""
+    returns_S: NDArray[np.float64]
+    """The return of each step's trajectory; NaN if it is not known."""
+    outcomes_S: NDArray[np.float64]
+    """The outcome reward of each step's trajectory; NaN if there is none."""
     reward_revisions_S: IntArray
     step_indexes_S: IntArray
     policy_versions_S: NDArray[np.int64]

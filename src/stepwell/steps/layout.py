@@ -59,13 +59,19 @@ def groups_of(trajectory_of_S: IndexArray, group_sizes_G: IntArray) -> IndexArra
     return parts_of(group_sizes_G)[firsts_T]
 
 
-def returns_of(rewards_S: NDArray[np.float64], trajectory_of_S: IndexArray) -> NDArray[np.float64]:
-    """The return of each trajectory: the sum of the rewards of its scored steps; NaN, not 0, if none is scored."""
+def returns_of(
+    returns_S: NDArray[np.float64], rewards_S: NDArray[np.float64], trajectory_of_S: IndexArray
+) -> NDArray[np.float64]:
+    """The return of each trajectory. Where the steps do not say it, as in older files, it is the sum of the rewards of
+    the scored steps; NaN, not 0, if none is scored."""
     scored_S = ~np.isnan(rewards_S)
     trajectories = int(trajectory_of_S[-1]) + 1 if len(trajectory_of_S) else 0
     sums_T = np.bincount(trajectory_of_S[scored_S], rewards_S[scored_S], trajectories)
     scored_T = np.bincount(trajectory_of_S[scored_S], minlength=trajectories)
-    return np.where(scored_T > 0, sums_T, np.nan)
+    returns_T = np.where(scored_T > 0, sums_T, np.nan)
+    known_S = ~np.isnan(returns_S)
+    returns_T[trajectory_of_S[known_S]] = returns_S[known_S]
+    return returns_T
 
 
 def reward_carrier(untrainable: Sequence[str | None]) -> int:

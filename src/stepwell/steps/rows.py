@@ -126,7 +126,7 @@ def merge_rows(columns: Columns, trajectory_of_S: IndexArray, group_of_T: IndexA
         versions=_placed(_versions(columns), written, np.full(total, NO_VERSION, np.int64)),
         offsets_R=offsets_R,
         has_logprobs_R=np.bincount(row_of_S, ~columns.has_logprobs_S, rows) == 0,
-        rewards_R=returns_of(columns.rewards_S, trajectory_of_S)[trajectory_of_R],
+        rewards_R=returns_of(columns.returns_S, columns.rewards_S, trajectory_of_S)[trajectory_of_R],
         weights_R=_weights(sums(columns.mask, columns.response_lengths_S), row_of_S, trajectory_of_R),
         trajectory_of_R=trajectory_of_R,
         group_of_R=group_of_T[trajectory_of_R],

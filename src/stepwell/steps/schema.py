@@ -153,6 +153,24 @@ STEP_COLUMNS = (
         since=5,
         journal_since=7,
     ),
+    Column(
+        name="trajectory_return",
+        kind=K.FLOAT64,
+        per=P.TRAJECTORY,
+        default=None,
+        stored=S.DERIVED,
+        packed="returns_S",
+        since=5,
+    ),
+    Column(
+        name="outcome_reward",
+        kind=K.FLOAT64,
+        per=P.TRAJECTORY,
+        default=None,
+        stored=S.DERIVED,
+        packed="outcomes_S",
+        since=5,
+    ),
 )
 GROUP_COLUMNS = (
     Column(name="group", kind=K.INT32, per=P.GROUP, stored=S.RECORD),

@@ -65,6 +65,7 @@ class Step:
     step_index: int = INDEX_BY_POOL
     """The place of the step in its trajectory."""
     reward: float | None = None
+    """Its own reward. The last trainable step shows its trajectory's outcome reward if it has none of its own."""
     reward_source: str = ""
     """Who gave the reward."""
     reward_revision: int = 0
@@ -98,6 +99,11 @@ class Step:
     kinds are in steps/sampling.py."""
     temperature: float | None = None
     """The temperature at which the response was sampled; None if it is not known."""
+    trajectory_return: float | None = None
+    """The return of its trajectory: the outcome reward and the rewards of all steps, also of those that are left out of
+    the batch. The pool fills it in when it hands the step out."""
+    outcome_reward: float | None = None
+    """The reward of its trajectory as a whole, apart from the steps' own. The pool fills it in."""
 
     @property
     def identity(self) -> str:

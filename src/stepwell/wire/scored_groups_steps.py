@@ -118,7 +118,7 @@ def _of_single_steps(columns: Columns) -> ScoredGroup:
         trained=trained,
         logprobs=logprobs,
         lengths_N=np.diff(starts),
-        scores_N=columns.rewards_S,
+        scores_N=np.where(np.isnan(columns.returns_S), columns.rewards_S, columns.returns_S),
         policy_versions=_oldest_versions(columns),
         exactness=columns.exactness,
         extras_N=[{name: value for name, value in own.items() if name not in OURS} for own in columns.extras],

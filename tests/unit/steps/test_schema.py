@@ -1,5 +1,6 @@
 """Every form of a step has every column of the schema. A form that loses one fails here."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -106,7 +107,8 @@ def test_a_stored_step_has_every_column() -> None:
 
 def test_the_journal_and_a_lease_keep_every_column(tmp_path: Path) -> None:
     (step,) = through_pool(tmp_path / "journal")
-    assert lost(step, "quarantine") == []
+    assert lost(step, "quarantine", "trajectory_return", "outcome_reward") == []
+    assert (step.trajectory_return, step.outcome_reward) == (EXAMPLE.reward, None)
     assert max(column.journal_since for column in STEP_COLUMNS) <= SCHEMA_VERSION
 
 
@@ -118,10 +120,16 @@ def test_spool_files_keep_every_column() -> None:
 def test_spool_files_of_before_a_column_are_read(column: Column) -> None:
     packed = to_bytes([EXAMPLE])
     end = 4 + int.from_bytes(packed[:4])
-    header = orjson.loads(packed[4:end])
-    assert header["lists" if column.packed in header["lists"] else "layout"].pop(column.packed)
+    header, arrays = orjson.loads(packed[4:end]), packed[end:]
+    if column.packed in header["layout"]:
+        before = itertools.takewhile(lambda named: named[0] != column.packed, header["layout"].items())
+        start = sum(np.dtype(dtype).itemsize * length for _, (dtype, length) in before)
+        dtype, length = header["layout"].pop(column.packed)
+        arrays = arrays[:start] + arrays[start + np.dtype(dtype).itemsize * length :]
+    else:
+        assert header["lists"].pop(column.packed)
     older = orjson.dumps(header)
-    (step,) = from_bytes(len(older).to_bytes(4) + older + packed[end:])
+    (step,) = from_bytes(len(older).to_bytes(4) + older + arrays)
     assert lost(step) == [column.name]
     assert getattr(step, column.name) == column.default
 

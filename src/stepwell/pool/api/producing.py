@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stepwell.steps.returns import GivenReward
 from stepwell.steps.step import JsonObject
 
 TRAIN = "train"
@@ -55,6 +56,8 @@ class Registration:
     metadata: JsonObject | None = None
     source: str | None = None
     """Where the group's rollouts come from. It counts only for the trajectory that opens the group."""
+    outcome: GivenReward | None = None
+    """The outcome reward of a trajectory that has already ended, elsewhere. It counts only if the trajectory is new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ class Score:
 
     @property
     def rest(self) -> float:
-        """The value without the steps' own rewards. It goes to the last step that is trained."""
+        """The value without the steps' own rewards: the outcome reward."""
         return self.value - sum(reward for reward in self.step_rewards if reward is not None)
 
 

@@ -50,7 +50,7 @@ class TrajectorySnapshot(NamedTuple):
     tokens: int = 0
     response_tokens: int = 0
     reward: float | None = None
-    """The sum of the trajectory's reward and its steps' own, as a trainer that takes all steps gets it."""
+    """Its return: the outcome reward and the rewards of all steps."""
     reward_source: str = ""
     oldest_version: int | None = None
     newest_version: int | None = None

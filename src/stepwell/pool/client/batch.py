@@ -82,9 +82,15 @@ class Batch:
         return layout.groups_of(self.trajectory_of_S, self.group_sizes_G)
 
     @property
+    def returns_T(self) -> NDArray[np.float64]:
+        """Each trajectory's return: its outcome reward and the rewards of all its steps, also of those that are not in
+        the batch; NaN if there is no reward."""
+        return layout.returns_of(self.columns.returns_S, self.columns.rewards_S, self.trajectory_of_S)
+
+    @property
     def rewards_T(self) -> NDArray[np.float64]:
-        """Each trajectory's return: the sum of the rewards of its scored steps; NaN if no step is scored."""
-        return layout.returns_of(self.columns.rewards_S, self.trajectory_of_S)
+        """The same as `returns_T`."""
+        return self.returns_T
 
     # -- rows to train on --------------------------------------------------------------------------------------------
 
@@ -107,6 +113,7 @@ class Batch:
             "response_offsets_S": self.response_offsets_S,
             "trajectory_of_S": self.trajectory_of_S,
             "group_of_T": self.group_of_T,
+            "returns_T": self.returns_T,
             "rewards_T": self.rewards_T,
         }
         columns = self.columns.expanded()

@@ -13,7 +13,7 @@ from stepwell.errors import BadRequest
 from stepwell.pool.api.curation import BY_A_PERSON, MARKS, AuditEntry, Curation, CurationAction, CurationOutcome
 from stepwell.pool.state.pool_state import REJECTED, PoolState
 from stepwell.pool.state.records import Trajectory
-from stepwell.pool.state.snapshots import marks_of, total_reward
+from stepwell.pool.state.snapshots import marks_of
 
 MOST_MARKS = 20
 BY_LENGTH, WHY_LENGTH, MARK_LENGTH = 80, 500, 40
@@ -118,7 +118,7 @@ class Curator:
     def _relabel(self, trajectory: Trajectory, curation: Curation) -> Decision:
         value, source = curation.reward, BY_A_PERSON + curation.by
         assert value is not None, "checked before"
-        before = _words(total_reward(trajectory), trajectory.reward_source)
+        before = _words(trajectory.total_return(), trajectory.reward_source)
         if trajectory.reward == value and trajectory.reward_source == source:
             return CurationOutcome.UNCHANGED, before, _words(value)
         self._state.relabel(trajectory, value, source, curation.why)

@@ -170,7 +170,8 @@ class Ingest:
 
     def _open(self, registration: Registration) -> Trajectory:
         group = self._group_for(registration)
-        return self._state.add_trajectory(group, registration.trajectory_uid, registration.metadata or {})
+        uid, metadata = registration.trajectory_uid, registration.metadata or {}
+        return self._state.add_trajectory(group, uid, metadata, registration.outcome)
 
     def _group_for(self, registration: Registration) -> Group:
         """The group that waits for this trajectory, or a new one."""

@@ -4,7 +4,6 @@
 - A consumer gets only the steps that its filter accepts. The rest of a group goes where the group goes. A group,
   trajectory or step of which the filter accepts nothing leaves the queue as if it were acknowledged, at the fetch that
   meets it.
-- Where rewards are required, a trajectory whose only rewards are on steps that the filter refuses is held back.
 """
 
 from collections.abc import Iterable, Sequence
@@ -148,7 +147,7 @@ class Leasing:
     # -- groups --------------------------------------------------------------------------------------------------------
 
     def _choose_groups(self, channel: Channel, request: BatchRequest, count: int) -> list[Group]:
-        """Fewer than `count` if there are fewer. Ineligible groups that come up are dropped or held back."""
+        """Fewer than `count` if there are fewer. Ineligible groups that come up are dropped."""
         while True:
             groups = channel.oldest_groups(count, request.order)
             gone = [group for group in groups if self._drop_if_ineligible(channel, group, request.step_filter)]
@@ -171,19 +170,14 @@ class Leasing:
             count = trajectories
 
     def _drop_if_ineligible(self, channel: Channel, group: Group, step_filter: StepFilter) -> bool:
-        """Must the group not be handed out? Then it is left out, dropped as stale, or held back."""
+        """Must the group not be handed out? Then it is left out or dropped as stale."""
         if channel.is_ready(group) and not _accepts_any(group.held_steps(), step_filter):
             self._state.leave_out(group, step_filter)
             return True
         if self._is_stale(filter(step_filter.accepts, group.held_steps())):
             self._state.drop_group(group, STALE, self._staleness_note(group.held_steps()))
             return True
-        if not self._state.limits.require_reward or not channel.is_ready(group):
-            return False
-        unscored = [found for found in group.trajectories.values() if self._would_be_unscored(found, step_filter)]
-        for trajectory in unscored:
-            self._state.hold_back(trajectory)
-        return bool(unscored)
+        return False
 
     # -- trajectories --------------------------------------------------------------------------------------------------
 
@@ -203,9 +197,6 @@ class Leasing:
         if self._is_stale(filter(step_filter.accepts, trajectory.held_steps())):
             note = self._staleness_note(trajectory.held_steps())
             self._state.drop_trajectory(trajectory, STALE, note, frees_place=False)
-            return True
-        if self._would_be_unscored(trajectory, step_filter):
-            self._state.hold_back(trajectory)
             return True
         return False
 
@@ -227,19 +218,9 @@ class Leasing:
         if self._is_stale((step,)):
             self._state.drop_step(trajectory, step, STALE)
             return True
-        if step.reward is None and self._would_be_unscored(trajectory, step_filter):
-            self._state.hold_back(trajectory)
-            return True
         return False
 
     # -- what a consumer gets ------------------------------------------------------------------------------------------
-
-    def _would_be_unscored(self, trajectory: Trajectory, step_filter: StepFilter) -> bool:
-        """Must it have a reward, and are all its rewards on steps that this consumer leaves out?"""
-        if trajectory.reward is not None or not self._state.limits.require_reward:
-            return False
-        counts = (step for step in trajectory.scored_steps() if step_filter.rejection_kind(step) is None)
-        return _accepts_any(trajectory.held_steps(), step_filter) and not any(counts)
 
     def _is_stale(self, steps: Iterable[StoredStep]) -> bool:
         return self._staleness.is_stale(steps, self._state.policy_version)

@@ -152,6 +152,7 @@ class JournalReader:
                 self.damaged = True
                 continue
             self._step_counts[number] = fields.pop("step_count")
+            fields.pop("reward_left_out", None)
             trajectory = Trajectory(group=groups[seq], number=number, **fields)
             trajectory.group.trajectories[trajectory.uid] = trajectory
             yield trajectory

@@ -22,6 +22,7 @@ from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.state_base import StateBase
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
+from stepwell.steps.returns import GivenReward
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Json, JsonObject
 from stepwell.steps.step_filter import StepFilter
@@ -71,9 +72,14 @@ class PoolState(StateBase):
         self._journal.save_group(group)
         return group
 
-    def add_trajectory(self, group: Group, uid: str, metadata: JsonObject) -> Trajectory:
+    def add_trajectory(
+        self, group: Group, uid: str, metadata: JsonObject, outcome: GivenReward | None = None
+    ) -> Trajectory:
         self._counters.registered += 1
         trajectory = Trajectory(uid, group, metadata, self._counters.registered)
+        if outcome is not None:
+            trajectory.reward, trajectory.reward_source = outcome.value, outcome.source
+            trajectory.reward_revision = outcome.revision
         self._join(group, trajectory)
         return trajectory
 
@@ -189,7 +195,7 @@ class PoolState(StateBase):
         group.nbytes += step.nbytes
         self._channels[group.channel].add_step(trajectory, step)
         self._journal.add_step(trajectory, step, placement)
-        self._count_rewards_again(trajectory)
+        trajectory.reward_lease = None  # a reward worker that has it did not see all of it
         self.change_log.record(trajectory)
         if trajectory.completed:
             self._update_rewards(trajectory)
@@ -241,7 +247,7 @@ class PoolState(StateBase):
         step.reward, step.reward_source = value, source
         step.reward_revision += 1
         self._journal.save_step(step)
-        self._count_rewards_again(trajectory)
+        trajectory.reward_lease = None  # a reward worker that has it did not see all of it
         if notes:
             self._explain_reward(trajectory, None, notes)
             self._journal.save_trajectory(trajectory)
@@ -260,13 +266,6 @@ class PoolState(StateBase):
         self._changed(trajectory)
         if trajectory.is_at_home:
             self._rewarded(trajectory.group)
-
-    def hold_back(self, trajectory: Trajectory) -> None:
-        """It is not ready after all: its consumer takes none of the steps that have a reward."""
-        trajectory.reward_left_out = True
-        self._channels[trajectory.group.channel].hide(trajectory)
-        self._changed(trajectory)
-        self._regrouped(trajectory.group)
 
     def count_late_reward(self, trajectory_uid: str) -> int:
         """The number of a reward for a trajectory that is handed out or gone."""
@@ -430,13 +429,6 @@ class PoolState(StateBase):
             explanation["notes"] = notes
         if explanation:
             trajectory.metadata = {**trajectory.metadata, "reward": explanation}
-
-    def _count_rewards_again(self, trajectory: Trajectory) -> None:
-        """It has changed: a reward worker that has it did not see all of it, and neither did who held it back."""
-        trajectory.reward_lease = None
-        if trajectory.reward_left_out:
-            trajectory.reward_left_out = False
-            self._journal.save_trajectory(trajectory)
 
     def _apply_pending_rejections(self, group: Group) -> None:
         for trajectory in [found for found in group.trajectories.values() if found.rejected is not None]:

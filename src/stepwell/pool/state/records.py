@@ -1,8 +1,10 @@
 """Trajectories, the groups they form, and the leases under which consumers have them. Only PoolState changes them."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import ClassVar
 
 from stepwell.pool.api.curation import BY_A_PERSON
 from stepwell.pool.state.stored_step import StoredStep
@@ -25,11 +27,12 @@ class Trajectory:
     tokens: PrefixTree = field(default_factory=PrefixTree)
     completed: bool = False
     reward: float | None = None
-    """The reward of the whole trajectory, if someone gave one. Its revision counts how often."""
+    """The outcome reward: that of the whole trajectory, apart from its steps' own. Its revision counts how often it was
+    given."""
     reward_source: str = ""
     reward_revision: int = 0
-    reward_left_out: bool = False
-    """Only steps have rewards, and a consumer takes none of these: the trajectory waits as if it had no reward."""
+    reward_left_out: ClassVar[bool] = False
+    """A field that older versions wrote. It keeps its place in the journal."""
     late_rewards: int = 0
     """Number of rewards that came after it was handed out."""
     reward_lease: str | None = None
@@ -79,7 +82,7 @@ class Trajectory:
         return [step for step in self.steps.values() if step.is_held()]
 
     def is_scored(self) -> bool:
-        return self.reward is not None or (not self.reward_left_out and any(self.scored_steps()))
+        return self.reward is not None or any(self.scored_steps())
 
     def scored_steps(self) -> Iterator[StoredStep]:
         """The steps with a reward of their own, shipped ones included."""
@@ -89,6 +92,13 @@ class Trajectory:
     def is_relabelled(self) -> bool:
         """Did a person give its reward? Then only a person may change it."""
         return self.reward_source.startswith(BY_A_PERSON)
+
+    def total_return(self) -> float | None:
+        """Its outcome reward and the rewards of all its sound steps; None if there is no reward."""
+        rewards = [step.reward for step in self.steps.values() if step.reward is not None and step.quarantine is None]
+        if self.reward is not None:
+            rewards.append(self.reward)
+        return math.fsum(rewards) if rewards else None
 
     def lacks_reward(self) -> bool:
         """Is it complete and unscored, with at least one step to score?"""

@@ -1,7 +1,8 @@
-"""Stored steps as a trainer gets them: in order, indexed, the last one flagged, one with the trajectory's reward.
+"""Stored steps as a trainer gets them: in order, indexed, the last one flagged, with the return of their trajectory.
 
-The trajectory's reward is on its last row that is not marked untrainable, because a side call must not earn the reward
-of the task. If all are marked, it is on the last row.
+- The return is that of the whole trajectory, whichever of its steps are shipped.
+- A step keeps its own reward. The last row that is not marked untrainable shows the outcome reward if it has none of
+  its own. If all are marked, the last row does.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +29,8 @@ class ShippedRow(NamedTuple):
     step: StoredStep
     step_index: int
     is_last: bool
-    carries_reward: bool
-    """It gets the trajectory's reward, unless it has one of its own."""
+    shows_outcome: bool
+    """It shows the trajectory's outcome reward, unless it has a reward of its own."""
 
 
 def group_rows(group: Group, is_shipped: IsShipped) -> list[ShippedRow]:
@@ -40,20 +41,21 @@ def trajectory_rows(trajectory: Trajectory, is_shipped: IsShipped) -> list[Shipp
     done = trajectory.completed
     if len(trajectory.steps) == 1:
         (step,) = trajectory.steps.values()
-        return [ShippedRow(trajectory, step, max(0, step.step_index), done, done)] if is_shipped(step) else []
+        return [ShippedRow(trajectory, step, max(0, step.step_index), done, True)] if is_shipped(step) else []
     indexed = [(index, step) for index, step in trajectory.in_order() if is_shipped(step)]
-    if not done or not indexed:
-        return [ShippedRow(trajectory, step, index, False, False) for index, step in indexed]
+    if not indexed:
+        return []
     last = carrier = indexed[-1][1]
     if last.untrainable is not None:
         carrier = indexed[reward_carrier([step.untrainable for _, step in indexed])][1]
-    return [ShippedRow(trajectory, step, index, step is last, step is carrier) for index, step in indexed]
+    return [ShippedRow(trajectory, step, index, done and step is last, step is carrier) for index, step in indexed]
 
 
 def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separate: bool = False) -> Columns:
-    """The rows as columns, with their prefix tree. If they are `separate`, each row is a group of its own."""
+    """The rows as columns, with their prefix tree. If they are `separate`, each row is a group of its own, and no step
+    of an open trajectory shows its outcome: a later one will."""
     steps = [row.step for row in rows]
-    rewarded = [row.trajectory if _gets_trajectory_reward(row) else row.step for row in rows]
+    rewarded = [row.trajectory if _shows_outcome(row, separate=separate) else row.step for row in rows]
     bases, shared = ([NO_BASE] * len(rows), [0] * len(rows)) if separate else _bases(rows)
     tokens = [
         row.trajectory.tokens.read(step.branch, step.prompt_length + step.response_length, first)
@@ -67,6 +69,8 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
         prompt_lengths_S=np.array([step.prompt_length for step in steps], np.int32),
         response_lengths_S=np.array([step.response_length for step in steps], np.int32),
         rewards_S=np.array([owner.reward for owner in rewarded], np.float64),
+        returns_S=np.array(_returns(rows), np.float64),
+        outcomes_S=np.array([row.trajectory.reward for row in rows], np.float64),
         reward_revisions_S=np.array([owner.reward_revision for owner in rewarded], np.int32),
         reward_sources=[owner.reward_source for owner in rewarded],
         step_indexes_S=np.array([row.step_index for row in rows], np.int32),
@@ -115,8 +119,20 @@ def _bases(rows: Sequence[ShippedRow]) -> tuple[list[int], list[int]]:
     return bases, shared
 
 
-def _gets_trajectory_reward(row: ShippedRow) -> bool:
-    return row.carries_reward and row.step.reward is None and row.trajectory.reward is not None
+def _returns(rows: Sequence[ShippedRow]) -> list[float | None]:
+    """The return of each row's trajectory, computed once for each."""
+    returns: list[float | None] = []
+    trajectory, total = None, None
+    for row in rows:
+        if row.trajectory is not trajectory:
+            trajectory, total = row.trajectory, row.trajectory.total_return()
+        returns.append(total)
+    return returns
+
+
+def _shows_outcome(row: ShippedRow, *, separate: bool) -> bool:
+    has_outcome = row.shows_outcome and row.step.reward is None and row.trajectory.reward is not None
+    return has_outcome and (row.trajectory.completed or not separate)
 
 
 def _metadata(row: ShippedRow) -> JsonObject:

@@ -7,7 +7,6 @@ from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.watching import REWARD, ROLLOUTS, TrajectorySnapshot, TrajectoryState
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.records import Trajectory
-from stepwell.pool.state.shipment import trajectory_rows
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step import GRADES, Exactness
 
@@ -56,7 +55,7 @@ def snapshot_of(trajectory: Trajectory, state: TrajectoryState, cause: str = "",
         untrainable,
         tokens,
         responses,
-        trajectory.reward if rewarded is None else total_reward(trajectory),
+        trajectory.reward if rewarded is None else trajectory.total_return(),
         scorer.reward_source,
         oldest,
         newest,
@@ -72,15 +71,6 @@ def snapshot_of(trajectory: Trajectory, state: TrajectoryState, cause: str = "",
 
 def is_sound(step: StoredStep) -> bool:
     return step.quarantine is None
-
-
-def total_reward(trajectory: Trajectory) -> float | None:
-    """The sum of the trajectory's reward and its steps' own, as a trainer that takes all steps gets it."""
-    rows = trajectory_rows(trajectory, is_sound)
-    own = [row.step.reward for row in rows if row.step.reward is not None]
-    if trajectory.reward is not None and not any(row.carries_reward and row.step.reward is not None for row in rows):
-        own.append(trajectory.reward)
-    return sum(own) if own else None
 
 
 def marks_of(trajectory: Trajectory) -> tuple[str, ...]:

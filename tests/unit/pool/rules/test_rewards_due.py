@@ -221,29 +221,12 @@ def test_a_deadline_takes_what_was_not_scored_in_time_out_of_its_group() -> None
 
 
 @pytest.mark.parametrize("unit", Unit)
-def test_a_rollout_whose_only_reward_is_on_a_step_that_is_left_out_waits_for_another(unit: Unit) -> None:
-    p = pool(group_deadline=10.0)
-    scored_once_by(p, "t", "task")
-    assert offered(p) == []
-    assert p.take(1, unit=unit) is None
-    assert p.stats().channels["train"].ready_groups == 0
-    assert len(p.take_unscored()) == 1
-    assert p.judge("t", "t", 0.5)
-    assert [(step.uid, step.reward) for step in (p.take(1, unit=unit) or [[]])[0]] == [("task", 0.5)]
-
-
-def test_a_rollout_that_is_held_back_keeps_its_deadline() -> None:
-    p = pool(group_deadline=10.0)
-    scored_once_by(p, "t", "task")
-    assert p.take(1) is None
-    p.advance(10.0)
-    assert dropped(p) == {"deadline": 2}
-
-
-def test_a_consumer_that_takes_the_scored_step_need_not_wait() -> None:
+def test_a_reward_on_a_step_that_is_left_out_is_a_reward_of_its_rollout(unit: Unit) -> None:
     p = pool()
     scored_once_by(p, "t", "task")
-    assert [step.reward for step in (p.take(1, untrainable=True) or [[]])[0]] == [9.0, None]
+    assert offered(p) == []
+    (step,) = (p.take(1, unit=unit) or [[]])[0]
+    assert (step.uid, step.reward, step.trajectory_return) == ("task", None, 9.0)
 
 
 def test_steps_that_went_before_the_others_count_as_scored() -> None:

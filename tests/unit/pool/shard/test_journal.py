@@ -10,7 +10,7 @@ from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.scoring import Score
-from stepwell.pool.shard.journal import SqliteJournal, checksum
+from stepwell.pool.shard.journal import TRAJECTORY_FIELDS, SqliteJournal, checksum
 from stepwell.steps.step import Exactness
 from tests.builders import make_step
 from tests.unit.pool.shard.journals import kill, meta, mixed_rollout, open_pool, rows, save
@@ -310,15 +310,16 @@ def test_what_was_unscored_at_the_kill_is_offered_again_and_judgements_from_befo
     assert (step.reward, step.metadata["reward"]) == (0.5, {"notes": "good"})
 
 
-def test_a_rollout_that_was_held_back_for_another_reward_still_is(path: Path) -> None:
-    pool, journal, _ = open_pool(path, Limits(require_reward=True))
-    pool.register(Registration("t", "p"))
-    side_call = make_step("t", uid="a", untrainable="side_call: a title", reward=1.0)
-    pool.submit([make_step("t", uid="b"), side_call])
-    pool.complete("t", "p")
-    assert pool.take(1) is None, "the only reward is on a step that no trainer takes"
-    assert pool.stats().scoring.waiting == 1
+def test_a_journal_of_a_version_that_held_trajectories_back_is_read(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.rollout("t", "p")
     save(pool, journal)
+    rows = journal.db.execute("SELECT number, info FROM trajectories").fetchall()
+    for number, info in rows:
+        fields = dict(zip(TRAJECTORY_FIELDS, orjson.loads(info), strict=True)) | {"reward_left_out": True}
+        row = (orjson.dumps(list(fields.values())), number)
+        journal.db.execute("UPDATE trajectories SET info = ? WHERE number = ?", row)
+    journal.commit_rows()
     kill(journal)
     pool, _, _ = open_pool(path, Limits(require_reward=True))
-    assert pool.stats().scoring.waiting == 1
+    assert pool.take(1) is not None

@@ -250,12 +250,6 @@ class StateMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.limits.require_reward)
     @rule(pick=pick)
-    def hold_back(self, pick: int) -> None:
-        trajectory = self.any_at_home(pick, completed=True)
-        if trajectory is not None and trajectory.reward is None and trajectory.is_scored():
-            self.state.hold_back(trajectory)
-
-    @rule(pick=pick)
     def count_late_reward(self, pick: int) -> None:
         uids = [*(found.uid for found in self.leased()), *self.state.closed]
         if uids:
