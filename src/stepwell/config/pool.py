@@ -54,6 +54,8 @@ class PoolSettings(RaySection):
     """What happens after that: drop the trajectory, drop its group, or keep it without a reward."""
     history_size: int = Field(default=0, ge=0)
     """Trained groups kept per channel and shard, for batches that mix in history."""
+    completion_grace: float = Field(default=30.0, ge=0)
+    """Seconds after a completion in which a call that began before it may still bring its step; then nothing may."""
     batch_size: int | None = Field(default=None, ge=1)
     """Trajectories per training step, for pacing; without it, the size of the last fetch."""
 

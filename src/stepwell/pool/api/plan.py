@@ -58,6 +58,8 @@ class Limits:
     on_reward_failure: OnRewardFailure = OnRewardFailure.DROP
     history_size: int = 0
     """Trained groups that are kept for batches that mix new and old."""
+    completion_grace: float = 30.0
+    """Seconds after a trajectory's completion in which steps are accepted of calls that began before it."""
     batch_size: int | None = None
     """Trajectories per training step, for pacing. None: the number that the last fetch took."""
     max_channels: int = 64

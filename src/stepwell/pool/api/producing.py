@@ -25,7 +25,7 @@ class SubmitVerdict(StrEnum):
     QUARANTINED = "quarantined"
     DUPLICATE = "duplicate"
     LATE = "late"
-    """Its trajectory is already shipped or dropped."""
+    """Its trajectory is already shipped or dropped, or it was completed before the step's call began."""
     UNKNOWN = "unknown"
     """No trajectory of that prompt_uid is registered under this uid."""
     MIXED_INDEXES = "mixed_indexes"

@@ -78,6 +78,8 @@ class PoolStats:
     """Steps by cause: duplicate, late, unknown, mixed_indexes, full."""
     quarantined: Counter[str]
     """Steps by kind of fault."""
+    in_grace: int
+    """Accepted steps whose calls were in flight when their trajectory was completed."""
     leases: int
     forks: int
     """How often a step did not continue its trajectory's earlier tokens."""

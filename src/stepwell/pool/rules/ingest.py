@@ -18,8 +18,11 @@ class Ingest:
         self._state = state
 
     def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
+        """Is it open? Then its agent may call the model."""
         trajectory = self._state.trajectories.get(trajectory_uid)
-        return trajectory is not None and trajectory.is_at_home and trajectory.group.prompt_uid == prompt_uid
+        if trajectory is None or trajectory.completed or not trajectory.is_at_home:
+            return False
+        return trajectory.group.prompt_uid == prompt_uid
 
     def register(self, registration: Registration) -> None:
         """Open a trajectory, or add to its metadata. It may change its channel until its first step."""
@@ -78,7 +81,7 @@ class Ingest:
         return True
 
     def complete(self, trajectory_uid: str, prompt_uid: str, reward: float | None = None) -> EndResult:
-        """The rollout is over. Later steps are accepted until the group is handed out."""
+        """The rollout is over and closed to its agent. Steps of calls that began before are accepted for a while."""
         trajectory = self._find(trajectory_uid, prompt_uid)
         if trajectory is None:
             return EndResult.LATE
@@ -133,7 +136,7 @@ class Ingest:
             return SubmitVerdict.UNKNOWN
         if packed.identity(i) in trajectory.steps:
             return SubmitVerdict.DUPLICATE
-        if not trajectory.is_at_home:
+        if not trajectory.is_at_home or self._is_after_completion(trajectory, packed.started_at[i]):
             return SubmitVerdict.LATE
         if not trajectory.can_follow(packed.indexes[i]):
             return SubmitVerdict.MIXED_INDEXES
@@ -143,6 +146,9 @@ class Ingest:
         channel = self._state.channel_of(trajectory.group)
         nbytes = channel.nbytes + channel.leased_bytes + packed.nbytes(i)
         return SubmitVerdict.FULL if nbytes > limits.max_bytes else None
+
+    def _is_after_completion(self, trajectory: Trajectory, started_at: float) -> bool:
+        return trajectory.is_closed_to(started_at, self._state.now, self._state.limits.completion_grace)
 
     def _refuse(self, verdict: SubmitVerdict) -> SubmitVerdict:
         self._state.count_refusal(verdict)

@@ -57,7 +57,7 @@ GROUP_FIELDS = (
 )
 TRAJECTORY_FIELDS = (
     *("uid", "metadata", "completed", "reward", "reward_source", "reward_revision", "step_count"),
-    *("reward_left_out", "rejected"),
+    *("reward_left_out", "rejected", "completed_at"),
 )
 STEP_FIELDS = (
     *("identity", "uid", "step_index", "prompt_length", "response_length", "policy_version", "version_spans"),

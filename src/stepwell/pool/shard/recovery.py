@@ -147,7 +147,7 @@ class JournalReader:
 
     def trajectories(self, groups: Mapping[int, Group]) -> Iterator[Trajectory]:
         for number, seq, info in self._rows("SELECT number, group_seq, info FROM trajectories ORDER BY number"):
-            fields = self._named(TRAJECTORY_FIELDS, info, new=2)
+            fields = self._named(TRAJECTORY_FIELDS, info, new=3)
             if seq not in groups or fields is None:
                 self.damaged = True
                 continue

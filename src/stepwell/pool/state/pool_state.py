@@ -98,7 +98,7 @@ class PoolState(StateBase):
         if reward is not None:
             self._set_reward(trajectory, reward, source)
         if is_new:
-            trajectory.completed = True
+            trajectory.completed, trajectory.completed_at = True, self.now
             self._channels[group.channel].completed += 1
         if is_new or reward is not None:
             self._changed(trajectory)
@@ -198,6 +198,7 @@ class PoolState(StateBase):
         trajectory.reward_lease = None  # a reward worker that has it did not see all of it
         self.change_log.record(trajectory)
         if trajectory.completed:
+            counters.in_grace += 1
             self._update_rewards(trajectory)
             self._regrouped(group)
         return step

@@ -12,6 +12,8 @@ from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import INDEX_BY_POOL, JsonObject
 from stepwell.steps.step_filter import StepFilter
 
+CLOCK_SLACK = 1.0
+"""Seconds by which the clocks of two machines may differ."""
 STEP_ORDER = attrgetter("step_index", "started_at", "number")
 
 
@@ -26,6 +28,8 @@ class Trajectory:
     """By identity. Quarantined steps are included, without tokens, so that they keep their place in the order."""
     tokens: PrefixTree = field(default_factory=PrefixTree)
     completed: bool = False
+    completed_at: float = 0.0
+    """When it was completed first. From then on it is closed to its agent."""
     reward: float | None = None
     """The outcome reward: that of the whole trajectory, apart from its steps' own. Its revision counts how often it was
     given."""
@@ -77,6 +81,12 @@ class Trajectory:
         for first in self.steps.values():
             return (first.step_index == INDEX_BY_POOL) == (step_index == INDEX_BY_POOL)
         return True
+
+    def is_closed_to(self, started_at: float, now: float, grace: float) -> bool:
+        """Does a step come too late that arrives now, of a call that began then? A call that was in flight at the
+        completion has some grace. The clocks of a gateway and a shard may differ a little."""
+        is_over = now > self.completed_at + grace or started_at > self.completed_at + CLOCK_SLACK
+        return self.completed and is_over
 
     def held_steps(self) -> list[StoredStep]:
         return [step for step in self.steps.values() if step.is_held()]

@@ -107,6 +107,7 @@ class StateBase:
             submitted=counters.submitted,
             refused=counters.refused.copy(),
             quarantined=counters.quarantined.copy(),
+            in_grace=counters.in_grace,
             leases=len(self.leases),
             forks=counters.forks,
             scoring=ScoringStats(

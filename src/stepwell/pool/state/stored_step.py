@@ -70,7 +70,7 @@ class PackedSteps:
         self._revisions = columns.reward_revisions_S.tolist()
         self.indexes: list[int] = columns.step_indexes_S.tolist()
         self._versions = columns.policy_versions_S.tolist()
-        self._started_at = columns.started_at_S.tolist()
+        self.started_at: list[float] = columns.started_at_S.tolist()
         self.is_last = columns.is_last_S.tolist()
         carried = (unpack_values(column, columns.carried[column.packed]) for column in CARRIED)
         self._carried = list(zip(*carried, strict=True))
@@ -122,7 +122,7 @@ class PackedSteps:
             metadata=columns.metadata[i],
             exactness=columns.exactness[i],
             carried=self._carried[i],
-            started_at=self._started_at[i],
+            started_at=self.started_at[i],
             quarantine=columns.quarantine[i],
             untrainable=columns.untrainable[i],
         )

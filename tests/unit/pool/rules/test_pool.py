@@ -250,7 +250,7 @@ def test_a_quarantined_step_is_not_trained_but_keeps_its_place_and_is_counted() 
 def test_a_step_still_on_its_way_at_completion_is_taken_until_the_group_ships() -> None:
     p = pool()
     rollout(p, "t", "p")
-    assert p.submit([make_step("t", "p", uid="straggler", started_at=9)]) == [SubmitVerdict.ACCEPTED]
+    assert p.submit([make_step("t", "p", uid="straggler")]) == [SubmitVerdict.ACCEPTED]
     (group,) = take(p)
     assert [(step.uid, step.is_last, step.reward) for step in group] == [("t-0", False, None), ("straggler", True, 1.0)]
     assert p.submit([make_step("t", "p", uid="too late")]) == [SubmitVerdict.LATE]
