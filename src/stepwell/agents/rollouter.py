@@ -32,6 +32,8 @@ log = logging.getLogger("stepwell.agents")
 
 PACE_EVERY = 0.1
 """Seconds between two requests for the pool's pacing."""
+SAY_WAITING_EVERY = 30.0
+"""Seconds without a start after which the reason is logged, again and again."""
 VERSION_EVERY = 0.5
 """Seconds between two requests for the policy version, if there is validation."""
 
@@ -122,11 +124,17 @@ class AsyncRollouter:
     # -- pacing --------------------------------------------------------------------------------------------------------
 
     async def _follow_pacing(self, gateway: GatewayClient, schedule: RolloutSchedule) -> None:
-        trouble, version_at = "", 0.0
+        trouble, version_at, said_at = "", 0.0, time.monotonic()
         while True:
             schedule.pacing_requested()
             try:
-                schedule.pacing_received(await gateway.pacing(self._flow.channel))
+                pace = await gateway.pacing(self._flow.channel)
+                schedule.pacing_received(pace)
+                if not pace.waits_for:
+                    said_at = time.monotonic()
+                elif time.monotonic() > said_at + SAY_WAITING_EVERY:
+                    said_at = time.monotonic()
+                    log.info("no rollouts are started for now: %s", pace.waits_for)
                 if self._validation is not None and time.monotonic() > version_at + VERSION_EVERY:
                     version_at = time.monotonic()
                     self._validate_if_due(schedule, self._validation, await gateway.policy_version())

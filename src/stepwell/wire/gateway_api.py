@@ -170,7 +170,10 @@ class RefillWanted(GatewayBody):
 
 class PacingNow(GatewayBody):
     may_start: int | None
-    """New trajectories that may start without making others too stale; null before the first training step."""
+    """New trajectories that may start without making others too stale; null if any number may: before the first
+    training step, and without max_staleness."""
+    waits_for: str = ""
+    """Why no trajectory may start now."""
     in_flight: int
     queued: int
     refills: list[RefillWanted]

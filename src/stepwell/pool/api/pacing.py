@@ -16,8 +16,9 @@ class Refill:
 class Pacing:
     batch: int
     """Trajectories per training step: as configured, or as in the last fetch; 0 while unknown."""
-    batches_ahead: int
-    """How many batches may be in progress: one, and one more per version of allowed staleness."""
+    batches_ahead: int | None
+    """How many batches may be in progress: one, and one more per version of allowed staleness; None if data may be of
+    any age."""
     in_flight: int
     """Trajectories that are not complete."""
     queued: int
@@ -26,10 +27,21 @@ class Pacing:
 
     @property
     def may_start(self) -> int | None:
-        """New trajectories that may start now; None while the batch size is unknown."""
-        if self.batch == 0:
+        """New trajectories that may start now; None if any number may: the batch size is not known yet, or data may be
+        of any age."""
+        if self.batch == 0 or self.batches_ahead is None:
             return None
         return max(0, self.batch * self.batches_ahead - self.in_flight - self.queued)
+
+    @property
+    def waits_for(self) -> str:
+        """In words, why no trajectory may start; empty if one may."""
+        if self.may_start != 0 or self.batches_ahead is None:
+            return ""
+        return (
+            f"{self.queued} complete rollouts wait for the trainer and {self.in_flight} run; together they may be "
+            f"{self.batch * self.batches_ahead}: {self.batch} a batch, with max_staleness {self.batches_ahead - 1}"
+        )
 
 
 def merge_pacing(parts: Sequence[Pacing], batch_size: int | None) -> Pacing:

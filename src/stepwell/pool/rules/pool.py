@@ -53,7 +53,7 @@ class Pool:
 
     def pacing(self, name: str) -> Pacing:
         channel, limits = self.state.channels.get(name), self.state.limits
-        batch, ahead = limits.batch_size or 0, 1 + (limits.max_staleness or 0)
+        batch, ahead = limits.batch_size or 0, None if limits.max_staleness is None else 1 + limits.max_staleness
         if channel is None:
             return Pacing(batch=batch, batches_ahead=ahead, in_flight=0, queued=0)
         return Pacing(

@@ -81,7 +81,7 @@ async def test_rewards_come_late_pacing_adds_up_and_the_version_reaches_every_sh
     batch = await client.fetch_batch(2)
     sources = dict(zip(batch.columns.prompt_uids, batch.columns.reward_sources, strict=True))
     assert sources == {"p0": "judge", "p1": "completion"}
-    assert (await client.pacing("train")).may_start == 2
+    assert (await client.pacing("train")).batch == 2
     await client.set_policy_version(5)
     services = client.transport.services.values()
     assert [(await service.serving()).policy_version for service in services] == [5] * SHARDS

@@ -170,7 +170,7 @@ def test_pacing_lets_start_what_cannot_become_too_stale() -> None:
 
 
 def test_pacing_learns_the_batch_from_the_last_fetch() -> None:
-    p = pool()
+    p = pool(max_staleness=0)
     assert p.pacing("train").may_start is None
     for uid in ("a", "b"):
         p.rollout(uid, "p", size=2)
