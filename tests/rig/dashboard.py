@@ -85,6 +85,7 @@ class MadeUpPool:
             refused=Counter({"duplicate": 4, "late": 1}),
             quarantined=Counter({"logprob_count": 2}),
             in_grace=0,
+            uniform_groups=0,
             leases=1,
             forks=3,
             scoring=ScoringStats(waiting=2, under_way=1, resting=0, scored=11, failed=Counter({"timeout": 1}), late=0),

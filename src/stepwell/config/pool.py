@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from stepwell.config.sections import RaySection
+from stepwell.config.sections import Listed, RaySection
 from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, Overflow
 from stepwell.pool.api.staleness import STALENESS_RULES
 
@@ -52,6 +52,8 @@ class PoolSettings(RaySection):
     """How often reward workers may fail to score a trajectory."""
     on_reward_failure: Literal["drop", "drop_group", "keep"] = "drop"
     """What happens after that: drop the trajectory, drop its group, or keep it without a reward."""
+    trained_models: Listed = ()
+    """Names of the model or adapters that are trained, as the engines report them; steps of others are left out."""
     history_size: int = Field(default=0, ge=0)
     """Trained groups kept per channel and shard, for batches that mix in history."""
     completion_grace: float = Field(default=30.0, ge=0)

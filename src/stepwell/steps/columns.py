@@ -78,6 +78,7 @@ class Columns:
     exactness: list[Exactness]
     quarantine: list[str | None]
     untrainable: list[str | None]
+    models: list[str]
     carried: Mapping[str, Any]
     """All other columns, by their packed name: arrays and lists."""
     bases: Bases | None = None

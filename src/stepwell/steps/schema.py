@@ -135,7 +135,6 @@ STEP_COLUMNS = (
         name="model",
         kind=K.TEXT,
         default="",
-        stored=S.CARRIED,
         packed="models",
         submitted=True,
         shown=True,

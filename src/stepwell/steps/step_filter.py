@@ -1,4 +1,4 @@
-"""Which steps a consumer trains on. A step that is left out is neither shipped nor carries the rollout's reward.
+"""Which steps a consumer trains on. A step that is left out is not shipped; its reward still counts in the return.
 
 A step is left out for one reason and counted under the kind of that reason.
 """
@@ -12,6 +12,8 @@ from stepwell.steps.step import Exactness
 
 TOO_INEXACT = "exactness"
 """The kind of reason for steps whose grade is too low."""
+OTHER_MODEL = "model"
+"""The kind of reason for steps that another model or adapter wrote than the one that is trained."""
 
 
 class FilteredStep(Protocol):
@@ -19,6 +21,7 @@ class FilteredStep(Protocol):
 
     exactness: Exactness
     untrainable: str | None
+    model: str
 
     def is_held(self) -> bool: ...
 
@@ -29,11 +32,15 @@ class StepFilter:
     """The lowest grade that is accepted."""
     untrainable: bool
     """Are steps that are marked untrainable accepted too?"""
+    models: tuple[str, ...] = ()
+    """The models that are trained; empty means any. A step whose model is not known is accepted."""
 
     def rejection_kind(self, step: FilteredStep) -> str | None:
         """The kind of reason for which a held step is left out; None if it is accepted."""
         if step.untrainable is not None and not self.untrainable:
             return fault_kind(step.untrainable)
+        if self.models and step.model and step.model not in self.models:
+            return OTHER_MODEL
         return None if step.exactness.at_least(self.min_exactness) else TOO_INEXACT
 
     def accepts(self, step: FilteredStep) -> bool:

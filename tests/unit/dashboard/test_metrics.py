@@ -30,6 +30,7 @@ STATS = PoolStats(
     refused=Counter({"late": 4}),
     quarantined=Counter({"logprob_count": 3}),
     in_grace=0,
+    uniform_groups=0,
     leases=2,
     forks=0,
     scoring=ScoringStats(waiting=6, under_way=1, resting=0, scored=30, failed=Counter({"timeout": 8}), late=0),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.staleness import staleness_rule
 from stepwell.pool.api.watching import REWARD, TrajectorySnapshot, TrajectoryState
-from stepwell.steps.step_filter import TOO_INEXACT
+from stepwell.steps.step_filter import OTHER_MODEL, TOO_INEXACT
 
 
 def why_not_trained(snapshot: TrajectorySnapshot, limits: Limits, policy_version: int) -> str:
@@ -51,6 +51,8 @@ def _left_out(snapshot: TrajectorySnapshot) -> str:
         return ""
     if snapshot.cause == TOO_INEXACT:
         return f"The trainer left all of it out: its exactness, {snapshot.exactness}, is lower than requested."
+    if snapshot.cause == OTHER_MODEL:
+        return "The trainer left all of it out: another model or adapter wrote it than the one that is trained."
     return f"The trainer left all of it out: its steps are marked untrainable, as {snapshot.cause}."
 
 

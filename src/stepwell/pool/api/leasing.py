@@ -43,10 +43,12 @@ class BatchRequest:
     """Steps of a lower grade are left out."""
     untrainable: bool = False
     """True includes the steps that are marked untrainable."""
+    models: tuple[str, ...] = ()
+    """The models that are trained, as the pool's limits say."""
 
     @property
     def step_filter(self) -> StepFilter:
-        return StepFilter(self.min_exactness, self.untrainable)
+        return StepFilter(self.min_exactness, self.untrainable, self.models)
 
 
 class BatchTerms(TypedDict, total=False):

@@ -56,6 +56,8 @@ class Limits:
     reward_attempts: int = 3
     """How often reward workers may fail to score a trajectory."""
     on_reward_failure: OnRewardFailure = OnRewardFailure.DROP
+    trained_models: tuple[str, ...] = ()
+    """Names of the model or adapters that are trained. Steps of others are left out of batches; empty means any."""
     history_size: int = 0
     """Trained groups that are kept for batches that mix new and old."""
     completion_grace: float = 30.0

@@ -80,6 +80,8 @@ class PoolStats:
     """Steps by kind of fault."""
     in_grace: int
     """Accepted steps whose calls were in flight when their trajectory was completed."""
+    uniform_groups: int
+    """Groups of several rollouts that were handed out and in which all rollouts are the same, token by token."""
     leases: int
     forks: int
     """How often a step did not continue its trajectory's earlier tokens."""

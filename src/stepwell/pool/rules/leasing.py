@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from stepwell.errors import BadRequest, Conflict
@@ -40,6 +41,7 @@ class Leasing:
         channel = self._state.channels.get(request.channel)
         if channel is None:
             return None
+        request = replace(request, models=self._state.limits.trained_models)
         if request.history and request.unit is not Unit.GROUPS:
             raise BadRequest(f"history is kept by groups; a batch of {request.unit} cannot mix it in")
         self._claim(channel, request.unit)
@@ -64,15 +66,14 @@ class Leasing:
     def offers(self, request: ExactFill, shard: str = "") -> list[GroupOffer]:
         """The groups that could be part of the oldest such batch, whatever is queued."""
         channel, trajectories = self._state.channels.get(request.channel), request.trajectories
+        step_filter = self._of_trained_models(request.step_filter)
         if channel is None:
             return []
         self._claim(channel, Unit.GROUPS)
         groups = [
-            group
-            for bucket in channel.by_size
-            for group in self._oldest_of(channel, bucket, trajectories, request.step_filter)
+            group for bucket in channel.by_size for group in self._oldest_of(channel, bucket, trajectories, step_filter)
         ]
-        sized = ((group, _accepted_trajectories(group, request.step_filter)) for group in groups)
+        sized = ((group, _accepted_trajectories(group, step_filter)) for group in groups)
         return [
             GroupOffer(shard, group.seq, group.age, group.opened_at, size, group.source)
             for group, size in sized
@@ -88,7 +89,8 @@ class Leasing:
         """
         if lease_uid in self._state.leases:
             return self._shipment(self._state.leases[lease_uid], [])
-        channel, step_filter = self._state.channels.get(request.channel), request.step_filter
+        channel = self._state.channels.get(request.channel)
+        step_filter = self._of_trained_models(request.step_filter)
         groups = [] if channel is None else [channel.groups[o.seq] for o in offers if o.seq in channel.groups]
         if channel is None or len(groups) < len(offers):
             return None
@@ -131,6 +133,9 @@ class Leasing:
         """Return the data of expired leases."""
         while (lease := self._state.expired_lease()) is not None:
             self._return(lease, Settlement.EXPIRED, attempted=True)
+
+    def _of_trained_models(self, step_filter: StepFilter) -> StepFilter:
+        return replace(step_filter, models=self._state.limits.trained_models)
 
     def _claim(self, channel: Channel, unit: Unit) -> None:
         """The first request decides what its channel is consumed by."""

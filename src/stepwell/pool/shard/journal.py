@@ -32,7 +32,7 @@ from stepwell.steps.step_filter import StepFilter
 
 log = logging.getLogger("stepwell.pool")
 
-SCHEMA_VERSION = max(5, *(column.journal_since for column in STEP_COLUMNS))
+SCHEMA_VERSION = max(7, *(column.journal_since for column in STEP_COLUMNS))
 """Raised with every change to a table or to the fields below. Fields that an older file lacks take their defaults."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -68,7 +68,7 @@ CARRIED_NAMES = tuple(column.name for column in CARRIED)
 OWN_NAMES = tuple(name for name in STEP_FIELDS if name not in CARRIED_NAMES)
 own_values = attrgetter(*OWN_NAMES)
 in_journal_order = itemgetter(*map((*OWN_NAMES, *CARRIED_NAMES).index, STEP_FIELDS))
-FILTER_FIELDS = ("min_exactness", "untrainable")
+FILTER_FIELDS = ("min_exactness", "untrainable", "models")
 
 
 class SqliteJournal(StateJournal):

@@ -176,11 +176,10 @@ class JournalReader:
 
     def leases(self) -> Iterator[Lease]:
         for uid, channel, expires_at, step_filter in self._rows("SELECT uid, channel, expires_at, gate FROM leases"):
-            fields = self._named(FILTER_FIELDS, step_filter)
+            fields = self._named(FILTER_FIELDS, step_filter, new=1)
             if fields is not None:
-                yield Lease(
-                    uid, channel, expires_at, StepFilter(Exactness(fields["min_exactness"]), fields["untrainable"])
-                )
+                grade, models = Exactness(fields["min_exactness"]), tuple(fields.get("models", ()))
+                yield Lease(uid, channel, expires_at, StepFilter(grade, fields["untrainable"], models))
 
     def ended(self) -> Iterator[tuple[str, Settlement]]:
         for uid, how in self._rows("SELECT uid, how FROM ended ORDER BY n"):

@@ -56,6 +56,8 @@ log = logging.getLogger("stepwell.pool")
 
 T = TypeVar("T")
 
+UNIFORM = "nothing can be learned from them; do the agents send a fixed seed, or temperature 0?"
+
 
 class ShardService:
     """Every call to a shard. Clients get these methods from `ShardSet.at`."""
@@ -90,6 +92,8 @@ class ShardService:
         self._changed = asyncio.Condition()
         self._serving_changed = asyncio.Condition()
         self._has_unscored = asyncio.Event()
+        self._next_uniform = 1
+        """So many uniform groups are mentioned next in the log."""
 
     async def plan(self) -> PoolPlan:
         return self._plan
@@ -325,7 +329,15 @@ class ShardService:
             leased = take(lease_uid, self._clock() + (lease or 0.0))
             if leased is not None and lease is None:
                 self.pool.leasing.ack(lease_uid)
+        self._say_uniform()
         return leased if leased is None or lease is None else replace(leased, leases=((self._name, lease_uid),))
+
+    def _say_uniform(self) -> None:
+        """At the first, second, fourth, eighth group, and so on."""
+        count = self.pool.state.uniform_groups
+        if count >= self._next_uniform:
+            self._next_uniform = 2 * count
+            log.warning("shard %s: in %d groups all rollouts are the same; %s", self._name, count, UNIFORM)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

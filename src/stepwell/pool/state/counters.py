@@ -22,6 +22,7 @@ class Counters:
     submitted: int = 0
     forks: int = 0
     in_grace: int = 0
+    uniform_groups: int = 0
     scored: int = 0
     late_judgements: int = 0
     refused: Counter[str] = field(default_factory=Counter)

@@ -17,7 +17,7 @@ class Ledger:
     """By cause: evicted (the queue was full), aborted (the rollout failed), deadline, stale, reward_failed, cleared,
     rejected (by a person)."""
     left_out: dict[str, StepCount] = field(default_factory=dict)
-    """Steps that the trainer's step filter refused, by kind: exactness, or the kind of side call."""
+    """Steps that the trainer's step filter refused, by kind: exactness, model, or the kind of mark."""
 
     def accept(self, step: StoredStep) -> None:
         self.accepted.steps += 1

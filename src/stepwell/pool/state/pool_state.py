@@ -309,6 +309,7 @@ class PoolState(StateBase):
             self._leave(group)
             index.begin_lease(group)
             group.lease = lease.uid
+            self._counters.uniform_groups += group.attempts == 0 and group.is_uniform()
             self.change_log.record_all(group.trajectories.values())
             self._journal.save_group(group)
         for trajectory, step in lease.steps:

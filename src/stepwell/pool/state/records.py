@@ -175,6 +175,11 @@ class Group:
                 return False
         return True
 
+    def is_uniform(self) -> bool:
+        """Did several rollouts all write the same tokens? Then comparing them teaches nothing."""
+        first, *others = self.trajectories.values()
+        return bool(others) and all(first.tokens.holds_same_tokens(other.tokens) for other in others)
+
     def dissolve(self) -> None:
         """Break the reference cycle with the trajectories, so that the memory is freed at once."""
         self.trajectories.clear()

@@ -85,6 +85,7 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
         exactness=[step.exactness for step in steps],
         quarantine=[step.quarantine for step in steps],
         untrainable=[step.untrainable for step in steps],
+        models=[step.model for step in steps],
         carried={column.packed: pack_values(column, values) for column, values in zip(CARRIED, carried, strict=True)},
         bases=Bases(np.array(bases, np.int32), np.array(shared, np.int32)),
     )

@@ -67,6 +67,11 @@ class StateBase:
     def channels(self) -> Mapping[str, Channel]:
         return self._channels
 
+    @property
+    def uniform_groups(self) -> int:
+        """How many groups of equal rollouts were handed out."""
+        return self._counters.uniform_groups
+
     def channel_of(self, group: Group) -> Channel:
         return self._channels[group.channel]
 
@@ -108,6 +113,7 @@ class StateBase:
             refused=counters.refused.copy(),
             quarantined=counters.quarantined.copy(),
             in_grace=counters.in_grace,
+            uniform_groups=counters.uniform_groups,
             leases=len(self.leases),
             forks=counters.forks,
             scoring=ScoringStats(
@@ -286,7 +292,8 @@ def _count_shipped(
 ) -> str:
     """As `Ledger.ship`. A trajectory that the filter accepts whole is counted at once."""
     worst = snapshot.exactness
-    if worst and snapshot.untrainable == 0 and worst.at_least(step_filter.min_exactness):
+    is_whole = worst and snapshot.untrainable == 0 and not step_filter.models
+    if is_whole and worst and worst.at_least(step_filter.min_exactness):
         ledger.shipped.add(snapshot.steps - snapshot.quarantined, snapshot.tokens)
         return ""
     return ledger.ship(trajectory.held_steps(), step_filter)

@@ -35,6 +35,7 @@ class StoredStep:
     started_at: float
     quarantine: str | None
     untrainable: str | None = None
+    model: str = ""
     branch: int = NO_PLACE
     nbytes: int = 0
     """The bytes that it added to what is stored."""
@@ -125,4 +126,5 @@ class PackedSteps:
             started_at=self.started_at[i],
             quarantine=columns.quarantine[i],
             untrainable=columns.untrainable[i],
+            model=columns.models[i],
         )

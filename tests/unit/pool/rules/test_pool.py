@@ -190,7 +190,7 @@ def test_an_aborted_trajectory_frees_its_place_in_the_group() -> None:
 
 
 def test_an_abort_takes_back_a_completed_trajectory() -> None:
-    p = pool(batch_size=4)
+    p = pool(batch_size=4, max_staleness=0)
     rollout(p, "a", "p", size=2)
     rollout(p, "b", "p", size=2)
     assert p.abort("b", "p") is EndResult.ABORTED
@@ -203,7 +203,7 @@ def test_an_abort_takes_back_a_completed_trajectory() -> None:
 
 
 def test_a_group_taken_back_whole_is_gone() -> None:
-    p = pool(batch_size=4)
+    p = pool(batch_size=4, max_staleness=0)
     for uid in ("a", "b", "c"):
         rollout(p, uid, "p", size=4)
     assert {p.abort(uid, "p") for uid in ("a", "b", "c")} == {EndResult.ABORTED}

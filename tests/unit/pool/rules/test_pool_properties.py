@@ -132,10 +132,10 @@ class PoolMachine(RuleBasedStateMachine):
             untrainable=mark,
             exactness=grade,
         )
-        known = self.pool.knows(uid, prompt)
+        may_come = self.pool.knows(uid, prompt) or self.was_in_flight(uid, step.started_at)
         (verdict,) = self.pool.submit([step])
         self.submitted += 1
-        if not known:
+        if not may_come:
             assert verdict is SubmitVerdict.LATE
         elif verdict is SubmitVerdict.FULL:
             assert self.limits.overflow is Overflow.REFUSE
@@ -148,6 +148,13 @@ class PoolMachine(RuleBasedStateMachine):
             self.sent[step.uid] = step
             self.contexts[uid] = [*kept, *new]
         self.commit()
+
+    def was_in_flight(self, uid: str, started_at: float) -> bool:
+        """Is the trajectory complete, and does it still take steps of calls that began then?"""
+        held = self.pool.state.trajectories.get(uid)
+        if held is None or not held.completed or not held.is_at_home:
+            return False
+        return not held.is_closed_to(started_at, self.pool.state.now, self.limits.completion_grace)
 
     @precondition(lambda self: self.accepted)
     @rule(pick=pick)
