@@ -15,6 +15,7 @@ from pathlib import Path
 
 THIS_PYTHON = f"python {sys.version_info.major}.{sys.version_info.minor}"
 """Part of the stamp: an environment works only with the Python that made it."""
+STAMP = "stepwell-stamp"
 
 
 def cached(name: str, wanted: str, build: Callable[[Path], None]) -> Path:
@@ -22,7 +23,7 @@ def cached(name: str, wanted: str, build: Callable[[Path], None]) -> Path:
     cache = Path(os.environ.get("STEPWELL_CACHE", "~/.cache/stepwell")).expanduser()
     cache.mkdir(parents=True, exist_ok=True)
     home = cache / name
-    stamp = home / "stepwell-stamp"
+    stamp = home / STAMP
     with (cache / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs on one machine build it once
         if not stamp.exists() or stamp.read_text() != wanted:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,14 @@ def test_no_tests_are_an_error(tests: object) -> None:
         score(ADD, tests)
 
 
-def test_a_harness_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    broken = tmp_path / "broken.py"
-    broken.write_text("raise Exception('no harness')")
-    monkeypatch.setattr(candidate, "__file__", str(broken))
-    with pytest.raises(RewardFailed, match="no harness"):
-        score(ADD, ["pass"])
+def test_a_harness_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as broken:  # pytest's own folder is closed to nobody
+        Path(broken.name).chmod(0o644)
+        broken.write("raise Exception('no harness')")
+        broken.flush()
+        monkeypatch.setattr(candidate, "__file__", broken.name)
+        with pytest.raises(RewardFailed, match="no harness"):
+            score(ADD, ["pass"])
 
 
 def test_a_program_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
