@@ -27,7 +27,7 @@ from stepwell.engines.engine import (
     engine_address,
     failure_text,
 )
-from stepwell.engines.replica import EngineReplica, EngineState
+from stepwell.engines.replica import EngineReplica
 from stepwell.engines.replies import EngineReply, RefusedReply
 from stepwell.engines.routing import EngineSelector, routing_named
 from stepwell.errors import BadRequest, EngineUnavailable, PoolUnavailable
@@ -81,9 +81,7 @@ class EngineFleet:
         seen, is_published = None, False
         while True:
             seen = await self._directory.serving_after(seen)
-            for engine in self._selector.engines:
-                if engine.state in (EngineState.HEALTHY, EngineState.UNSYNCED):
-                    engine.note_policy_version()
+            await asyncio.gather(*(e.check() for e in self._selector.engines if e.probed and e.version is None))
             if not is_published or seen.engines is None:  # a pool without a journal loses its list with its process
                 try:
                     await self._directory.change_engines(add=tuple(e.address for e in self._selector.engines))

@@ -107,11 +107,6 @@ class EngineReplica:
         """It has sampled with weights that nobody knows."""
         return self.weight_version == CHANGING
 
-    def note_policy_version(self) -> None:
-        """The pool's version, or the engine's, may have changed. For an engine that is neither down nor paused."""
-        why = self._why_unsynced()
-        self._set_state(EngineState.UNSYNCED if why else EngineState.HEALTHY, why)
-
     async def watch(self) -> None:
         """Checks it at intervals, until cancelled."""
         while True:
@@ -136,7 +131,8 @@ class EngineReplica:
             self._set_state(EngineState.PAUSED)
             return
         await self.version_after()  # after the pause and before new calls, so none of their tokens is older
-        self.note_policy_version()
+        why = self._why_unsynced()
+        self._set_state(EngineState.UNSYNCED if why else EngineState.HEALTHY, why)
 
     async def _is_paused(self) -> bool:
         """An engine that does not answer keeps its state."""
@@ -170,7 +166,8 @@ class EngineReplica:
         if (self.state, self.why) == (state, why):
             return
         self.state, self.why = state, why
-        is_wrong = state is EngineState.DOWN or (state is EngineState.UNSYNCED and not self.is_changing)
+        is_passing = self.is_changing or self._policy_version() is None
+        is_wrong = state is EngineState.DOWN or (state is EngineState.UNSYNCED and not is_passing)
         level = logging.WARNING if is_wrong else logging.INFO
         log.log(level, "engine %s is %s%s", self.address, state, why and f": {why}")
         self._on_change()
