@@ -7,7 +7,7 @@
         t.reward = 1.0
 
 Leaving the block completes the trajectory; an exception aborts it and is raised further. `async with` works too: its
-few calls run in threads.
+few calls run in threads. While a gateway restarts, the calls at both ends of the block wait for it.
 """
 
 import asyncio
@@ -19,20 +19,24 @@ import urllib.request
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
+from uuid import uuid4
 
 from stepwell.errors import BadRequest, GatewayUnreachable, NotReady, StepwellError, from_answer
 
 TIMEOUT = 90.0
 """Seconds for one call. Longer than the gateway's own timeouts, so that its error text arrives."""
 POLL = 0.2
+PROXY_ERRORS = (502, 503, 504)
+"""With these, a proxy tells that the gateway behind it does not answer."""
 
 
 def connect(url: str, *, key: str | None = None, timeout: float = 30.0) -> "Run":
     """Connect to the gateway at `url`. Waits up to `timeout` seconds until it is ready; NotReady says what is missing.
 
-    `key` is the gateway's control key, if it has one. The agent gets another key, which is valid for its trajectory.
+    A trajectory's begin and end wait as long for a gateway that does not answer. `key` is the gateway's control key, if
+    it has one. The agent gets another key, which is valid for its trajectory.
     """
-    run = Run(url, key)
+    run = Run(url, key, patience=timeout)
     deadline = time.monotonic() + timeout
     while (why := run.why_not_ready()) is not None:
         if time.monotonic() > deadline:
@@ -44,9 +48,11 @@ def connect(url: str, *, key: str | None = None, timeout: float = 30.0) -> "Run"
 class Run:
     """A connection to a gateway."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, *, patience: float = 30.0) -> None:
+        """`patience` is how many seconds a trajectory's begin and end wait for a gateway that does not answer."""
         self.url = url.rstrip("/")
         self._key = key
+        self._patience = patience
 
     def why_not_ready(self) -> str | None:
         try:
@@ -65,7 +71,7 @@ class Run:
     ) -> "TrajectoryContext":
         """One rollout. Rollouts with one prompt_uid form a group, which is trained when group_size are complete."""
         wanted = {"prompt_uid": prompt_uid, "channel": channel, "group_size": group_size, "metadata": metadata}
-        return TrajectoryContext(self.url, self._key, _given(wanted))
+        return TrajectoryContext(self.url, self._key, _given(wanted), self._patience)
 
     def feedback(
         self,
@@ -99,13 +105,15 @@ class TrajectoryContext:
     status: str = "open"
     """After the block: completed, aborted, empty (there was no call) or late (the pool had closed it)."""
 
-    def __init__(self, url: str, key: str | None, wanted: Mapping[str, Any]) -> None:
+    def __init__(self, url: str, key: str | None, wanted: Mapping[str, Any], patience: float) -> None:
         self._url = url
         self._key = key
         self._wanted = wanted
+        self._patience = patience
 
     def __enter__(self) -> Self:
-        opened = _call("POST", f"{self._url}/init_trajectory", self._wanted, self._key)
+        names = {"trajectory_uid": uuid4().hex, "prompt_uid": uuid4().hex}  # so a repeated call opens the same one
+        opened = self._post(f"{self._url}/init_trajectory", {**names, **self._wanted})
         self.base_url, self.api_key = opened["base_url"], opened["api_key"]
         self.trajectory_uid, self.prompt_uid = opened["trajectory_uid"], opened["prompt_uid"]
         return self
@@ -130,7 +138,21 @@ class TrajectoryContext:
         await asyncio.to_thread(self.__exit__, kind, error, trace)
 
     def _end(self, how: str, body: Mapping[str, Any]) -> None:
-        self.status = _call("POST", f"{self.base_url}/v1/{how}_trajectory", body, self._key)["status"]
+        self.status = self._post(f"{self.base_url}/v1/{how}_trajectory", body)["status"]
+
+    def _post(self, url: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return _call("POST", url, body, self._key)
+            except NoAnswer:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(POLL)
+
+
+class NoAnswer(GatewayUnreachable):
+    """Nothing answers at the gateway's address, or a proxy says so: the gateway may be restarting."""
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,6 +175,8 @@ def _call(method: str, url: str, body: Mapping[str, Any] | None, key: str | None
             return dict(json.load(answer))
     except urllib.error.HTTPError as failure:
         with failure:
-            raise from_answer(url, failure.code, failure.read()) from None
+            refusal = from_answer(url, failure.code, failure.read())
+        is_of_proxy = isinstance(refusal, GatewayUnreachable) and failure.code in PROXY_ERRORS
+        raise (NoAnswer(str(refusal)) if is_of_proxy else refusal) from None
     except (OSError, ValueError) as failure:
-        raise GatewayUnreachable(f"no gateway answers at {url}: {failure}") from None
+        raise NoAnswer(f"no gateway answers at {url}: {failure}") from None

@@ -229,6 +229,16 @@ def test_it_says_why_a_trajectory_was_not_trained(page: Page, url: str) -> None:
     expect(page.locator(".why")).to_contain_text("stale")
 
 
+@pytest.mark.parametrize("width", [360, 620, 1200])
+def test_no_title_of_a_chart_is_cut(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    titles = page.locator(".chart h3")
+    expect(titles).to_have_count(8)
+    cut = "all => all.filter((h3) => h3.scrollWidth > h3.clientWidth + 1).map((h3) => h3.textContent)"
+    assert titles.evaluate_all(cut) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page does not scroll sideways"
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_follows_the_system_and_is_readable(browser: Browser, url: str, dark: bool) -> None:
     with open_page(browser, url, dark=dark) as (page, faults):

@@ -24,7 +24,7 @@ EXTENSIONS = (Path(__file__).parent / "vllm_extension", engine.EXTENSION)
 
 FLAGS = (
     *("--served-model-name", MODEL_NAME),
-    *("--max-model-len", "2048", "--dtype", "float32", "--enforce-eager"),
+    *("--max-model-len", "2048", "--enforce-eager"),
     *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--enable-scale-out", "--worker-extension-cls", "stepwell_take_time.TakeTime"),
@@ -47,9 +47,10 @@ class VllmServer:
 
 
 @contextlib.contextmanager
-def start_vllm(model: Path, *, log: Path) -> Iterator[VllmServer]:
+def start_vllm(model: Path, *, log: Path, dtype: str = "float32") -> Iterator[VllmServer]:
     """Serve a model folder until the block ends; whatever vLLM started is gone afterwards."""
-    with engine.start_engine(model, python=vllm_python(), log=log, flags=FLAGS, environment=ENVIRONMENT) as started:
+    flags = (*FLAGS, "--dtype", dtype)
+    with engine.start_engine(model, python=vllm_python(), log=log, flags=flags, environment=ENVIRONMENT) as started:
         started.wait()
         yield VllmServer(url=started.url, pid=started.process.pid, log=log)
 

@@ -248,6 +248,9 @@ class EngineControl(Protocol):
     def logprobs(self, ids: Sequence[int]) -> list[float]:
         """The log-probability of each token but the first."""
 
+    def checksums(self) -> Mapping[str, str] | None:
+        """The SHA-256 of each of its tensors, by rank and name; None if it cannot tell."""
+
     def load_checkpoint(self, folder: Path) -> None:
         """Loads the weights in `folder`, a path on the engine's machine."""
 

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,10 @@ class VllmControl:
             shown = json.dumps(answer)[:TEXT_KEPT]
             raise SyncFailed(f"{self.url} did not tell the log-probabilities of the probe: {shown}") from None
 
+    def checksums(self) -> dict[str, str] | None:
+        found = self._call("POST", "/weight_checker", {"action": "checksum"}, may_be_absent=True).get("checksums")
+        return {name: str(digest) for name, digest in found.items()} if isinstance(found, dict) else None
+
     def load_checkpoint(self, folder: Path) -> None:
         self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
 
@@ -283,7 +288,7 @@ class VllmControl:
     def _post(self, path: str, body: JsonObject | None = None) -> JsonObject:
         return self._call("POST", path, body)
 
-    def _call(self, method: str, path: str, body: JsonObject | None) -> JsonObject:
+    def _call(self, method: str, path: str, body: JsonObject | None, *, may_be_absent: bool = False) -> JsonObject:
         content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         request = urllib.request.Request(f"{self.url}{path}", content, headers, method=method)
@@ -292,6 +297,8 @@ class VllmControl:
             with urllib.request.urlopen(request, timeout=self._timeout) as reply:
                 answer = json.loads(reply.read() or b"{}")
         except urllib.error.HTTPError as refused:
+            if may_be_absent and refused.code == HTTPStatus.NOT_FOUND:
+                return {}
             text = refused.read().decode(errors="replace")[:TEXT_KEPT]
             raise SyncFailed(f"{what} answered {refused.code}: {text}{HINTS.get(refused.code, '')}") from None
         except TimeoutError:

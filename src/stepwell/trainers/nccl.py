@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from stepwell.engines.engine import EngineControl, TensorInfo, WeightGroup
 from stepwell.errors import BadRequest
-from stepwell.trainers.transfers import Weights, on_each
+from stepwell.trainers.transfers import on_each
+from stepwell.trainers.weight_stream import WeightStream, split_stream
 
 if TYPE_CHECKING:
     import torch
+
+
+CHUNK_BYTES = 2**30
+"""Bytes of tensors that engines are told of at once."""
 
 
 class Broadcast(Protocol):
@@ -50,13 +55,13 @@ class NcclTransfer:
         self._open_group = open_group or VllmBroadcast
         self._group: Broadcast | None = None
         self._members: list[str] = []
-        self._weights: Weights = {}
+        self._weights: WeightStream = ()
 
     def exclusive(self) -> AbstractContextManager[None]:
         """The group has only one sender."""
         return nullcontext()
 
-    def prepare(self, weights: Weights, engines: Sequence[EngineControl]) -> None:
+    def prepare(self, weights: WeightStream, engines: Sequence[EngineControl]) -> None:
         self._weights = weights
         members = [engine.url for engine in engines]
         if self._group is None or members != self._members:
@@ -67,19 +72,23 @@ class NcclTransfer:
         group, self._group = self._group, None
         assert group is not None
         on_each(engines, lambda engine: engine.begin_weights())
-        tensors = [
-            TensorInfo(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-            for name, tensor in self._weights.items()
-        ]
-        receiving = _in_background(lambda: on_each(engines, lambda engine: engine.receive_weights(tensors)))
-        for tensor in self._weights.values():
-            if receiving.done():  # it was refused: a send without a receiver waits forever
-                receiving.result()
-            group.send(tensor.detach().contiguous())
-        receiving.result()
-        group.finish()
+        for chunk in split_stream(self._weights, CHUNK_BYTES):
+            self._send(chunk, group, engines)
         on_each(engines, lambda engine: engine.end_weights())
         self._group = group
+
+    def _send(self, chunk: "dict[str, torch.Tensor]", group: Broadcast, engines: Sequence[EngineControl]) -> None:
+        tensors = [
+            TensorInfo(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for name, tensor in chunk.items()
+        ]
+        receiving = _in_background(lambda: on_each(engines, lambda engine: engine.receive_weights(tensors)))
+        for tensor in chunk.values():
+            if receiving.done():  # it was refused: a send without a receiver waits forever
+                receiving.result()
+            group.send(tensor.contiguous())
+        receiving.result()
+        group.finish()
 
     def _opened(self, engines: Sequence[EngineControl]) -> Broadcast:
         group = WeightGroup(self._address, self._port, 1 + len(engines) * self._workers)

@@ -1,27 +1,27 @@
 """How weights get from a trainer into the engines: through files (here), or over NCCL (nccl.py)."""
 
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 from stepwell.common.optional import require
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import Conflict
-
-if TYPE_CHECKING:
-    import torch
+from stepwell.trainers.weight_stream import WeightStream, split_stream
 
 T = TypeVar("T")
 
-Weights: TypeAlias = "Mapping[str, torch.Tensor]"
-"""By the names of the checkpoint that the engine was started with."""
-
 FOLDERS = ("a", "b")
+UNFINISHED = "unfinished"
 FILE = "model.safetensors"
+INDEX = f"{FILE}.index.json"
+MAX_FILE_BYTES = 2**28
+"""Bytes of tensors in one file, which are in memory at once."""
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
@@ -33,8 +33,8 @@ class Transfer(Protocol):
     def exclusive(self) -> AbstractContextManager[None]:
         """While it is open, no other process syncs through this transfer. Conflict if one does."""
 
-    def prepare(self, weights: Weights, engines: Sequence[EngineControl]) -> None:
-        """What can be done while the engines still serve."""
+    def prepare(self, weights: WeightStream, engines: Sequence[EngineControl]) -> None:
+        """What can be done while the engines still serve. The stream can be read once, here or in `update`."""
 
     def update(self, engines: Sequence[EngineControl]) -> None:
         """Puts the prepared weights into the engines, which are paused."""
@@ -43,16 +43,18 @@ class Transfer(Protocol):
 class CheckpointTransfer:
     """Writes the weights into `folder`, and the engines load them: they must see it under the same path.
 
-    Two subfolders are used in turn, so the weights before the last ones stay whole; a file is whole or absent. The
+    Two subfolders are used in turn, so the weights before the last ones stay whole; a subfolder is whole or absent. The
     other files of the model folder `like` (configuration, tokenizer) are copied beside the weights, so either
-    subfolder is a model that can be served and loaded.
+    subfolder is a model that can be served and loaded. A file has at most `max_file_bytes`, or one larger tensor: so
+    much memory is needed beside the model.
     """
 
     is_collective = False
 
-    def __init__(self, folder: Path, *, like: Path | None = None) -> None:
+    def __init__(self, folder: Path, *, like: Path | None = None, max_file_bytes: int = MAX_FILE_BYTES) -> None:
         self._folder = folder.absolute()
         self._like = like
+        self._max_file_bytes = max_file_bytes
         self._place = self._folder / FOLDERS[0]
 
     @contextmanager
@@ -73,25 +75,43 @@ class CheckpointTransfer:
             lock.flush()
             yield
 
-    def prepare(self, weights: Weights, engines: Sequence[EngineControl]) -> None:
-        require("safetensors", "train")
-        from safetensors.torch import save_file
-
+    def prepare(self, weights: WeightStream, engines: Sequence[EngineControl]) -> None:
         self._place = min((self._folder / name for name in FOLDERS), key=_written_at)
-        self._place.mkdir(parents=True, exist_ok=True)
-        self._copy_other_files()
-        unfinished = self._place / f"{FILE}.tmp"
-        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-        save_file(plain, unfinished, metadata={"format": "pt"})
-        os.replace(unfinished, self._place / FILE)
+        unfinished = self._folder / UNFINISHED
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        self._copy_other_files(unfinished)
+        write_checkpoint(weights, unfinished, self._max_file_bytes)
+        shutil.rmtree(self._place, ignore_errors=True)
+        unfinished.rename(self._place)
 
     def update(self, engines: Sequence[EngineControl]) -> None:
         on_each(engines, lambda engine: engine.load_checkpoint(self._place))
 
-    def _copy_other_files(self) -> None:
+    def _copy_other_files(self, folder: Path) -> None:
         for file in [] if self._like is None else self._like.iterdir():
-            if file.is_file() and not file.name.endswith(WEIGHT_FILES) and not (self._place / file.name).exists():
-                shutil.copyfile(file, self._place / file.name)
+            if file.is_file() and not file.name.endswith(WEIGHT_FILES):
+                shutil.copyfile(file, folder / file.name)
+
+
+def write_checkpoint(weights: WeightStream, folder: Path, max_file_bytes: int) -> None:
+    """One file, or several and an index, as Hugging Face's libraries name them."""
+    require("safetensors", "train")
+    from safetensors.torch import save_file
+
+    file_of: dict[str, str] = {}
+    for number, chunk in enumerate(split_stream(weights, max_file_bytes), 1):
+        file = f"model-{number:05d}.safetensors"
+        file_of |= dict.fromkeys(chunk, file)
+        save_file(
+            {name: tensor.cpu().contiguous() for name, tensor in chunk.items()},
+            folder / file,
+            metadata={"format": "pt"},
+        )
+    if len(set(file_of.values())) == 1:
+        (folder / file).rename(folder / FILE)
+    else:
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}))
 
 
 def on_each(engines: Sequence[EngineControl], call: Callable[[EngineControl], T]) -> list[T]:
@@ -101,5 +121,4 @@ def on_each(engines: Sequence[EngineControl], call: Callable[[EngineControl], T]
 
 
 def _written_at(place: Path) -> float:
-    file = place / FILE
-    return file.stat().st_mtime if file.exists() else 0.0
+    return place.stat().st_mtime if place.exists() else 0.0

@@ -16,7 +16,7 @@ Both classes implement TRL's own Protocols (trl.experimental.async_grpo, 1.16); 
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import Full, Queue
@@ -30,6 +30,7 @@ from stepwell.steps.step import FloatArray, IntArray
 from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows
+from stepwell.trainers.weight_stream import Weights
 
 if TYPE_CHECKING:
     import torch
@@ -207,14 +208,15 @@ class StepwellRolloutWorker:
 class StateSync(Protocol):
     """`stepwell.trainers.weight_sync.WeightSync`."""
 
-    def sync(self, weights: "Mapping[str, torch.Tensor]", version: int) -> object: ...
+    def sync(self, weights: Weights, version: int) -> object: ...
 
 
 class StepwellWeightTransfer:
     """Brings TRL's weights to the engines, each time as the pool's next version; `sync` sets it in the pool.
 
     `WeightSync` pauses and resumes the engines itself. TRL passes names and tensors, and no model to compare an engine
-    with, hence `probe=()`: watch `kl` in its log, which is near 0 if the engines compute with the trainer's weights.
+    with, hence `probe=()`: the checksums show that the engines hold the weights. Watch `kl` in TRL's log too, which is
+    near 0 if they also compute with them.
     """
 
     def __init__(self, sync: StateSync, pool: TrainingPool) -> None:
@@ -226,7 +228,7 @@ class StepwellWeightTransfer:
     def pause(self) -> None: ...
 
     def send_weights(self, iterator: "Iterable[tuple[str, torch.Tensor]]") -> None:
-        self._sync.sync(dict(iterator), self._pool.stats().policy_version + 1)
+        self._sync.sync(iterator, self._pool.stats().policy_version + 1)
 
     def resume(self) -> None: ...
 

@@ -3,7 +3,8 @@
 Invariants:
 - Calls in progress are held. They are broken off only at an engine whose weights are then unknown.
 - There is one sync at a time.
-- An engine has the new version only if it computes with its weights; the pool gets it if at least one engine has it.
+- An engine has the new version only if its checksums show the new weights, where it tells them, and if it computes with
+  them. The pool gets the version if at least one engine has it.
 - The engines are those of the pool's list at that moment. One that joins, restarts or fails gets the weights of the
   last sync in the background, before gateways use it.
 """
@@ -15,7 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,9 @@ from stepwell.errors import BadRequest, StepwellError, SyncFailed
 from stepwell.trainers.grpo import token_logprobs
 from stepwell.trainers.ports import VersionedPool
 from stepwell.trainers.sync_round import SyncRound, break_off
-from stepwell.trainers.transfers import Transfer, Weights
+from stepwell.trainers.transfers import Transfer
+from stepwell.trainers.weight_proof import DTYPES, EngineProof, SentDigests
+from stepwell.trainers.weight_stream import Weights, WeightStream, is_follower, is_model, stream_weights
 
 if TYPE_CHECKING:
     import torch
@@ -34,8 +37,11 @@ log = logging.getLogger("stepwell.trainers")
 
 PROBE = tuple(range(16))
 """Every vocabulary has these ids."""
-TOLERANCE = 1e-3
-"""Enough for an engine in float32. One in bfloat16 was measured 0.19 off, and needs that much."""
+TOLERANCES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
+"""By the engine's dtype. In float32 about 1e-5 was measured, in bfloat16 up to 0.19."""
+NEARER = 4.0
+"""An engine whose log-probabilities are so many times nearer to the last weights than to the new ones has missed the
+update. Rounding alone does not look like that on all tokens of the probe."""
 QUESTION_TIMEOUT = 5.0
 """Seconds in which an engine must tell its version, or it counts as dead."""
 CATCH_UP_INTERVAL = 1.0
@@ -48,7 +54,9 @@ class SyncReport:
     seconds: float
     paused_seconds: float
     """How long the engines were paused."""
-    logprob_gap: float | None
+    proven_tensors: int | None = None
+    """How many tensors of each engine have the checksum of what was sent; None if an engine does not tell them."""
+    logprob_gap: float | None = None
     """The largest difference between an engine's log-probabilities of the probe and the trainer's; None without a
     probe."""
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -59,9 +67,12 @@ class WeightSync:
     """Brings weights to all engines of the list that `pool` holds, and sets their version there.
 
     `engines` are the addresses of further ones (not the gateway's); without a pool they are all.
-    `probe` are token ids whose log-probabilities are compared after every sync; with `()` nothing is compared.
-    `engine_key` is the engines' API key (vLLM's --api-key), `timeout` the seconds that one call to an engine may take,
-    `engine_kind` the name of their kind. Calls block, and may come from any thread.
+    `checksums` compares every tensor of the engines with what was sent, where they tell checksums. Each side hashes its
+    weights on one core: a gigabyte takes from half a second to some seconds. `probe` are token ids whose
+    log-probabilities are compared after every sync; with `()` nothing is compared. `tolerance` is how far they may
+    differ; without it, the engine's dtype decides. `engine_key` is the engines' API key (vLLM's --api-key), `timeout`
+    the seconds that one call to an engine may take, `engine_kind` the name of their kind. Calls block, and may come
+    from any thread.
     """
 
     def __init__(
@@ -71,7 +82,8 @@ class WeightSync:
         transfer: Transfer,
         pool: VersionedPool | None = None,
         probe: Sequence[int] = PROBE,
-        tolerance: float = TOLERANCE,
+        tolerance: float | None = None,
+        checksums: bool = True,
         engine_key: str | None = None,
         timeout: float = 60.0,
         engine_kind: str = "vllm",
@@ -90,31 +102,40 @@ class WeightSync:
         self._pool = pool
         self._probe = list(probe)
         self._tolerance = tolerance
+        self._compares_checksums = checksums
+        self._proofs: dict[str, EngineProof] = {}
+        """By the engine's address."""
         self._one_at_a_time = threading.Lock()
         self._synced: SyncedWeights | None = None
         """None while a sync runs, and after one that failed: then no engine can be brought up to date."""
         self._failed: frozenset[str] = frozenset()
         """Engines that failed in the last sync, whatever version they tell."""
+        self._ours: Sequence[float] | None = None
+        """The log-probabilities of the probe under the weights of the last sync."""
         self._catching_up: threading.Thread | None = None
 
-    def sync(self, weights: "torch.nn.Module | Weights", version: int) -> SyncReport:
+    def sync(self, weights: Weights, version: int) -> SyncReport:
         """Returns once the engines compute with these weights under this version.
 
         An engine that fails is left out, and named in the report; SyncFailed if none is left. Without a probe,
-        `weights` may be tensors by name instead of a model.
+        `weights` may be tensors by name instead of a model. Of a sharded model, every rank calls this at the same
+        time; rank 0 talks to the engines.
         """
-        if self._probe and not _is_model(weights):
+        if self._probe and not is_model(weights):
             raise BadRequest("log-probabilities are compared with the model's: sync the model, or pass probe=()")
+        began = time.monotonic()
+        if is_follower(weights):
+            return self._help_to_gather(weights, version, began)
         with self._one_at_a_time, self._transfer.exclusive():
-            began, self._synced = time.monotonic(), None
+            self._synced = None
             engines = SyncRound(self._engines())
             engines.each(self._version)  # a dead engine is noticed before the others are paused
             engines.require_one()
-            self._transfer.prepare(_named(weights), engines.engines)
-            expected = probe_logprobs(weights, self._probe) if _is_model(weights) and self._probe else None
-            synced = SyncedWeights(version, expected)
-            paused_seconds, gap = self._change(engines, synced)
+            synced = SyncedWeights(version, self._our_logprobs(weights), self._ours, self._new_digests(engines.engines))
+            self._transfer.prepare(synced.watch(stream_weights(weights)), engines.engines)
+            change = self._change(engines, synced)
             engines.require_one()
+            self._ours = synced.logprobs
             if self._pool is not None:
                 self._pool.set_policy_version(version)
             self._synced, self._failed = synced, frozenset(engines.failed)
@@ -122,9 +143,7 @@ class WeightSync:
         if self._pool is not None and not self._transfer.is_collective and self._catching_up is None:
             self._catching_up = keep_calling(self.catch_up, CATCH_UP_INTERVAL)
         left_out = {url: str(failure) for url, failure in engines.failed.items()}
-        return SyncReport(
-            version=version, seconds=seconds, paused_seconds=paused_seconds, logprob_gap=gap, left_out=left_out
-        )
+        return SyncReport(version=version, seconds=seconds, left_out=left_out, **change._asdict())
 
     def catch_up(self) -> list[str]:
         """Brings engines that have joined, restarted or failed since the last sync to its weights.
@@ -166,18 +185,44 @@ class WeightSync:
         except SyncFailed:
             return False  # it is down
 
-    def _change(self, engines: SyncRound, synced: "SyncedWeights") -> tuple[float, float | None]:
-        """Returns for how long the engines were paused, and the largest difference of log-probabilities."""
+    def _our_logprobs(self, weights: Weights) -> list[float] | None:
+        return probe_logprobs(weights, self._probe) if self._probe and is_model(weights) else None
+
+    def _help_to_gather(self, weights: Weights, version: int, began: float) -> SyncReport:
+        """What rank 0 does with the model, in the same order, and nothing else."""
+        self._our_logprobs(weights)
+        for _ in stream_weights(weights):
+            pass
+        return SyncReport(version=version, seconds=time.monotonic() - began, paused_seconds=0.0)
+
+    def _new_digests(self, engines: Sequence[EngineControl]) -> SentDigests | None:
+        """In the dtypes of the engines that tell checksums; in all, if one of them is not known."""
+        proofs = [proof for engine in engines if (proof := self._proof(engine)).has_checksums]
+        if not (self._compares_checksums and proofs):
+            return None
+        known = {proof.dtype for proof in proofs if proof.dtype is not None}
+        return SentDigests(sorted(known) if all(proof.dtype for proof in proofs) else DTYPES)
+
+    def _proof(self, engine: EngineControl) -> EngineProof:
+        return self._proofs.setdefault(engine.url, EngineProof(engine.url))
+
+    def _change(self, engines: SyncRound, synced: "SyncedWeights") -> "WeightChange":
         began = time.monotonic()
         engines.pause()
         if self._transfer.is_collective:
             self._update_together(engines)
         else:
             engines.each(lambda engine: self._transfer.update([engine]), undo=break_off)
+        proven: list[int | None] = []
+        engines.each(lambda engine: proven.append(self._check_weights(engine, synced)), undo=break_off)
         engines.resume(synced.version)
         paused_seconds, gaps = time.monotonic() - began, list[float]()
         engines.prove(lambda engine: gaps.append(self._check(engine, synced)))
-        return paused_seconds, None if synced.logprobs is None else max(gaps, default=None)
+        return WeightChange(
+            paused_seconds,
+            min((count for count in proven if count is not None), default=None) if None not in proven else None,
+            None if synced.logprobs is None else max(gaps, default=None),
+        )
 
     def _update_together(self, engines: SyncRound) -> None:
         failure: SyncFailed | None = None
@@ -193,19 +238,35 @@ class WeightSync:
 
         engines.each(outcome, undo=break_off)
 
+    def _check_weights(self, engine: EngineControl, synced: "SyncedWeights") -> int | None:
+        """How many tensors are proven; None if the engine cannot tell. SyncFailed if it has other weights."""
+        proof = self._proof(engine)
+        checksums = engine.checksums() if synced.digests is not None and proof.has_checksums else None
+        proof.has_checksums = synced.digests is None or checksums is not None
+        if synced.digests is None or checksums is None:
+            return None
+        return proof.check(synced.digests, checksums)
+
     def _check(self, engine: EngineControl, synced: "SyncedWeights") -> float:
         """The largest difference of log-probabilities. SyncFailed if the engine has other weights."""
         if (told := engine.version()) != str(synced.version):
             raise SyncFailed(f"{engine.url} was given version {synced.version} and says it has {told}")
         if synced.logprobs is None:
             return 0.0
-        gap = float(np.abs(np.subtract(engine.logprobs(self._probe), synced.logprobs)).max())
-        if not gap <= self._tolerance:
+        theirs = engine.logprobs(self._probe)
+        gap = _gap(theirs, synced.logprobs)
+        tolerance = self._tolerance or TOLERANCES[self._proof(engine).dtype or "float32"]
+        if not gap <= tolerance:
             raise SyncFailed(
                 f"{engine.url} does not compute with the weights of version {synced.version}: its log-probabilities "
-                f"are up to {gap:.3g} off the trainer's, and {self._tolerance:g} is allowed. On a CPU, vLLM keeps "
+                f"are up to {gap:.3g} off the trainer's, and {tolerance:g} is allowed. On a CPU, vLLM keeps "
                 f"packed copies of its first weights unless a worker extension prevents it; an engine in a "
                 f"lower precision than the trainer needs WeightSync(tolerance=…); else it got other weights"
+            )
+        if synced.before is not None and NEARER * (old_gap := _gap(theirs, synced.before)) < gap:
+            raise SyncFailed(
+                f"{engine.url} still computes with the weights before version {synced.version}: its log-probabilities "
+                f"are {old_gap:.3g} off those of the last sync, and {gap:.3g} off those of the new weights"
             )
         return gap
 
@@ -215,8 +276,22 @@ class SyncedWeights:
     """What an engine must tell of the weights of a sync."""
 
     version: int
-    logprobs: list[float] | None
+    logprobs: Sequence[float] | None
     """Of the probe; None without one."""
+    before: Sequence[float] | None
+    """The same under the weights of the sync before."""
+    digests: SentDigests | None
+
+    def watch(self, weights: WeightStream) -> WeightStream:
+        return weights if self.digests is None else self.digests.watch(weights)
+
+
+class WeightChange(NamedTuple):
+    """What is reported of the engines."""
+
+    paused_seconds: float
+    proven_tensors: int | None
+    logprob_gap: float | None
 
 
 def probe_logprobs(model: "torch.nn.Module", ids: Sequence[int]) -> list[float]:
@@ -232,22 +307,8 @@ def probe_logprobs(model: "torch.nn.Module", ids: Sequence[int]) -> list[float]:
     return [float(logprob) for logprob in found.tolist()]
 
 
-def _is_model(weights: "torch.nn.Module | Weights") -> "TypeGuard[torch.nn.Module]":
-    return not isinstance(weights, Mapping)
-
-
-def _named(weights: "torch.nn.Module | Weights") -> Weights:
-    """By name, each tensor once: tied embeddings are one tensor with two names, and an engine ties them itself."""
-    if not _is_model(weights):
-        return weights  # type: ignore[return-value]
-    seen: set[tuple[int, tuple[int, ...]]] = set()
-    named: dict[str, torch.Tensor] = {}
-    for name, tensor in weights.state_dict().items():
-        place = (tensor.data_ptr(), tuple(tensor.shape))
-        if place not in seen:
-            seen.add(place)
-            named[name] = tensor
-    return named
+def _gap(theirs: Sequence[float], ours: Sequence[float]) -> float:
+    return float(np.abs(np.subtract(theirs, ours)).max())
 
 
 def keep_calling(method: Callable[[], object], interval: float) -> threading.Thread:

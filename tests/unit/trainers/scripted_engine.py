@@ -5,7 +5,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound="ScriptedEngine")
 
 
 class ScriptedEngine:
@@ -35,6 +37,8 @@ class ScriptedEngine:
         self.was_paused_at[route] = self.is_paused
         if route == self.fails_at:
             return 500, {"error": "told to fail"}
+        if route == "/weight_checker":
+            return 404, {"detail": "Not Found"}
         if route in ("/pause", "/resume"):
             self.is_paused = route == "/pause"
         if route == "/update_weight_version" and not self.keeps_version:
@@ -53,7 +57,7 @@ class ScriptedEngine:
 
 
 @contextmanager
-def serve(engine: ScriptedEngine) -> Iterator[ScriptedEngine]:
+def serve(engine: E) -> Iterator[E]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -10,6 +10,7 @@ import torch
 from stepwell.errors import PoolUnavailable
 from stepwell.steps.step import VersionSpan
 from stepwell.trainers.trl import RolloutSample, StepwellRolloutWorker, StepwellWeightTransfer
+from stepwell.trainers.weight_stream import Weights, stream_weights
 from tests.rig.waiting import wait_until
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.training_pool import TrainingPool
@@ -178,9 +179,8 @@ class NotedSync:
         self.synced: list[tuple[list[str], int]] = []
         self._pool = pool
 
-    def sync(self, weights: object, version: int) -> None:
-        assert isinstance(weights, dict)
-        self.synced.append((list(weights), version))
+    def sync(self, weights: Weights, version: int) -> None:
+        self.synced.append(([name for name, _ in stream_weights(weights)], version))
         self._pool.set_policy_version(version)
 
 

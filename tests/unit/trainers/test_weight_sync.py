@@ -24,6 +24,8 @@ PROBE = [1, 2, 3, 4]
 LABEL = "/update_weight_version"
 PAUSE = ["/weight_info", "/pause?mode=keep", "/weight_info", LABEL]
 CHANGE = [*PAUSE, "/collective_rpc", "/reset_prefix_cache", LABEL, "/resume"]
+FIRST_CHANGE = [*PAUSE, "/collective_rpc", "/weight_checker", *CHANGE[len(PAUSE) + 1 :]]
+"""These engines have no checksums, and are asked for them once."""
 PROOF = ["/weight_info", "/v1/completions"]
 
 
@@ -64,7 +66,7 @@ def test_every_engine_is_paused_changed_named_and_resumed_and_the_pool_told(
     pool = Versions()
     report = weight_sync(engines, tmp_path / "w", pool=pool, engine_key="secret").sync(model, 7)
     for engine in engines:
-        assert engine.calls == [*CHANGE, *PROOF]
+        assert engine.calls == [*FIRST_CHANGE, *PROOF]
         assert engine.bodies["/update_weight_version"] == {"new_version": "7"}
         assert engine.bodies["/collective_rpc"]["method"] == "reload_weights"
         assert engine.was_paused_at["/collective_rpc"]
@@ -79,7 +81,9 @@ def test_every_engine_is_paused_changed_named_and_resumed_and_the_pool_told(
     assert model.training
 
 
-@pytest.mark.parametrize("at", ["/pause", LABEL, "/collective_rpc", "/reset_prefix_cache", "/resume"])
+@pytest.mark.parametrize(
+    "at", ["/pause", LABEL, "/collective_rpc", "/weight_checker", "/reset_prefix_cache", "/resume"]
+)
 def test_the_pool_is_not_told_of_weights_that_no_engine_has(
     engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path, at: str
 ) -> None:
@@ -138,7 +142,7 @@ def test_a_wider_tolerance_is_kept_to(engines: list[ScriptedEngine], model: torc
 
 
 def test_an_engine_that_is_not_there_is_named_with_what_was_asked(model: torch.nn.Module, tmp_path: Path) -> None:
-    sync = WeightSync(["http://127.0.0.1:1"], transfer=CheckpointTransfer(tmp_path / "w"))
+    sync = WeightSync(["http://127.0.0.1:1"], transfer=CheckpointTransfer(tmp_path / "w"), probe=PROBE)
     with pytest.raises(SyncFailed, match=r"^GET http://127.0.0.1:1/weight_info: "):
         sync.sync(model, 1)
 
@@ -193,7 +197,7 @@ def test_a_second_sync_of_this_process_waits_for_the_first(
     engines[0].may_answer.set()
     first.join()
     second.join()
-    assert engines[0].calls == [*CHANGE, *PROOF] * 2
+    assert engines[0].calls == [*FIRST_CHANGE, *PROOF, *CHANGE, *PROOF]
     assert engines[0].weight_version == "2"
 
 
@@ -253,7 +257,8 @@ def test_by_nccl_engines_join_once_and_receive_what_they_are_told_of(
     update = [*PAUSE[1:], "/start_weight_update", "/update_weights", "/finish_weight_update"]
     rest = ["/reset_prefix_cache", LABEL, "/resume", *PROOF]
     join = "/init_weight_transfer_engine"
-    assert engines[0].calls == ["/weight_info", join, *update, *rest, "/weight_info", *update, *rest]
+    first = ["/weight_info", join, *update, "/weight_checker", *rest]
+    assert engines[0].calls == [*first, "/weight_info", *update, *rest]
     joined = [engine.bodies["/init_weight_transfer_engine"]["init_info"] for engine in engines]
     assert [info["rank_offset"] for info in joined] == [1, 3]
     assert {info["world_size"] for info in joined} == {5}
