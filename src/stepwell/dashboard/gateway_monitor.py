@@ -43,14 +43,6 @@ class GatewayNow:
     """Why there is no reading."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencySeries:
-    ends: Sequence[float]
-    calls: Sequence[int]
-    p50: Sequence[float | None]
-    p95: Sequence[float | None]
-
-
 @dataclass(frozen=True, slots=True)
 class LatencyHistogram:
     """Durations of calls. A gateway's histogram only grows; the difference of two readings is an interval's."""
@@ -154,14 +146,14 @@ class WatchedGateway:
             self.now = GatewayNow(url=self.url, error=_explain(failure, self._timeout))
             self.engines = ()
 
-    def series(self, since: float) -> LatencySeries:
+    def series(self, since: float) -> dict[str, list[float | None]]:
         intervals = [(end, calls) for end, calls in self._intervals if end > since]
-        return LatencySeries(
-            ends=[end for end, _ in intervals],
-            calls=[int(calls.total) for _, calls in intervals],
-            p50=[calls.percentile(0.5) for _, calls in intervals],
-            p95=[calls.percentile(0.95) for _, calls in intervals],
-        )
+        return {
+            "ends": [end for end, _ in intervals],
+            "calls": [int(calls.total) for _, calls in intervals],
+            "p50": [calls.percentile(0.5) for _, calls in intervals],
+            "p95": [calls.percentile(0.95) for _, calls in intervals],
+        }
 
     def _record(self, reading: GatewayReading, ready: Mapping[str, Any], engines: Mapping[str, Any]) -> None:
         if self._last is not None:

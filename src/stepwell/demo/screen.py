@@ -41,25 +41,17 @@ class DemoScreen:
             with Live(auto_refresh=False) as live:
                 yield LiveChart(live, updates)
             return
-        lines = UpdateLines(self, updates)
-        yield lines
+        rewards: list[float] = []
+
+        def show(metrics: UpdateMetrics) -> None:
+            rewards.append(metrics.reward)
+            if len(rewards) % EVERY == 0:
+                mean = sum(rewards[-EVERY:]) / EVERY
+                self.say(f"update {len(rewards):4d} of {updates}  reward {mean:.3f}  {bar(mean)}")
+
+        yield show
         if is_plotting:
-            self.say(f"the reward, update by update:\n{draw(lines.rewards, updates)}")
-
-
-class UpdateLines:
-    """A line every ten updates."""
-
-    def __init__(self, screen: DemoScreen, updates: int) -> None:
-        self.rewards: list[float] = []
-        self._screen = screen
-        self._updates = updates
-
-    def __call__(self, metrics: UpdateMetrics) -> None:
-        self.rewards.append(metrics.reward)
-        if len(self.rewards) % EVERY == 0:
-            mean = sum(self.rewards[-EVERY:]) / EVERY
-            self._screen.say(f"update {len(self.rewards):4d} of {self._updates}  reward {mean:.3f}  {bar(mean)}")
+            self.say(f"the reward, update by update:\n{draw(rewards, updates)}")
 
 
 class LiveChart:
