@@ -22,7 +22,7 @@ import numpy as np
 
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineControl
-from stepwell.errors import BadRequest, StepwellError, SyncFailed
+from stepwell.errors import BadRequest, SyncFailed
 from stepwell.trainers.grpo import token_logprobs
 from stepwell.trainers.ports import VersionedPool
 from stepwell.trainers.sync_round import SyncRound, break_off
@@ -46,6 +46,7 @@ QUESTION_TIMEOUT = 5.0
 """Seconds in which an engine must tell its version, or it counts as dead."""
 CATCH_UP_INTERVAL = 1.0
 """Seconds between two looks for engines that have joined or restarted."""
+LONGEST_INTERVAL = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +149,8 @@ class WeightSync:
     def catch_up(self) -> list[str]:
         """Brings engines that have joined, restarted or failed since the last sync to its weights.
 
-        Returns their addresses. A thread calls it at intervals, so that an engine need not wait for the next sync.
+        Returns their addresses; SyncFailed if one of them fails. A thread calls it at intervals, so that an engine need
+        not wait for the next sync.
         """
         synced = self._synced
         if synced is None or self._transfer.is_collective:
@@ -165,6 +167,8 @@ class WeightSync:
             self._failed = self._failed - caught_up | frozenset(behind.failed)
         for url in caught_up:
             log.info("engine %s was brought to version %d", url, synced.version)
+        if behind.failed:
+            raise SyncFailed("; ".join(map(str, behind.failed.values())))
         return sorted(caught_up)
 
     def close(self) -> None:
@@ -312,23 +316,25 @@ def _gap(theirs: Sequence[float], ours: Sequence[float]) -> float:
 
 
 def keep_calling(method: Callable[[], object], interval: float) -> threading.Thread:
-    """Calls a method again and again in a thread, which ends when nothing else has the method's object any more."""
+    """Calls a method again and again in a thread, which ends when nothing else has the method's object any more.
+
+    After failures the interval is longer, up to LONGEST_INTERVAL.
+    """
     weak = weakref.WeakMethod(method)
 
     def run() -> None:
-        last = ""
+        pause = interval
         while True:
-            time.sleep(interval)
+            time.sleep(pause)
             call = weak()
             if call is None:
                 return
             try:
                 call()
-                last = ""
-            except StepwellError as failure:
-                if str(failure) != last:
-                    log.warning("engines that have joined could not be brought up to date: %s", failure)
-                last = str(failure)
+                pause = interval
+            except Exception as failure:  # noqa: BLE001 - whatever it is, the next try may succeed
+                pause = min(2 * pause, LONGEST_INTERVAL)
+                log.warning("engines could not be brought up to date; next try in %g s: %s", pause, failure)
             del call
 
     thread = threading.Thread(target=run, name="stepwell-weights", daemon=True)
