@@ -116,6 +116,7 @@ class EngineProof:
         else:
             wrong = [name for name in known if name not in proven]
         if wrong:
+            self.dtype = None  # it may have been restarted in another one
             raise SyncFailed(
                 f"{self._url} does not hold the weights that were sent: {len(wrong)} of its {len(held)} tensors have "
                 f"another checksum in {dtype}, such as {', '.join(wrong[:NAMED])}. It missed an update, or got other "

@@ -15,7 +15,7 @@ class HoldingEngine(ScriptedEngine):
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self._model = model
-        self._dtype = dtype
+        self.dtype = dtype
         self.has_checksums = True
         self.misses_updates = False
         self.keeps: frozenset[str] = frozenset()
@@ -23,7 +23,7 @@ class HoldingEngine(ScriptedEngine):
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        return {name: tensor.to(self._dtype) for name, tensor in self._model.state_dict().items()}
+        return {name: tensor.to(self.dtype) for name, tensor in self._model.state_dict().items()}
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         if path == "/collective_rpc" and not self.misses_updates:
@@ -40,7 +40,7 @@ class HoldingEngine(ScriptedEngine):
         for file in folder.glob("*.safetensors"):
             loaded |= load_file(file)
         kept = {name: tensor for name, tensor in loaded.items() if name not in self.keeps}
-        rounded = {name: tensor.to(self._dtype).float() for name, tensor in kept.items()}
+        rounded = {name: tensor.to(self.dtype).float() for name, tensor in kept.items()}
         self._model.load_state_dict(rounded, strict=False)
 
 

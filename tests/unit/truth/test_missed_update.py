@@ -93,6 +93,18 @@ def test_a_tensor_that_is_left_behind_is_named(engine: HoldingEngine, model: tor
         sync.sync(model, 2)
 
 
+def test_an_engine_that_is_restarted_in_another_dtype_is_known_again_at_the_next_sync(
+    model: torch.nn.Module, tmp_path: Path
+) -> None:
+    with serve(HoldingEngine(make_model(), torch.float32)) as engine:
+        sync = weight_sync(engine, tmp_path / "w")
+        sync.sync(model, 1)
+        engine.dtype = torch.bfloat16
+        with pytest.raises(SyncFailed, match="another checksum in float32"):
+            sync.sync(model, 2)
+        assert sync.sync(model, 3).proven_tensors == len(model.state_dict())
+
+
 def test_without_checksums_the_probe_catches_a_missed_update_that_the_tolerance_would_allow(
     engine: HoldingEngine, model: torch.nn.Module, tmp_path: Path
 ) -> None:
