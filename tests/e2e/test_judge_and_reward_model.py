@@ -56,7 +56,8 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reward_server(classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    with start_vllm(classifier, log=tmp_path_factory.mktemp("reward_vllm") / "vllm.log") as server:
+    log = tmp_path_factory.mktemp("reward_vllm") / "vllm.log"
+    with start_vllm(classifier, log=log, in_one_process=True) as server:
         yield server
 
 

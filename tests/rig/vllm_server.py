@@ -34,6 +34,7 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(map(str, EXTENSIONS)),
 }
 """As the demo's, but for the engine's core: it has a process of its own, as it has for users."""
+IN_ONE_PROCESS = ("--distributed-executor-backend", "uni")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,14 @@ class VllmServer:
 
 
 @contextlib.contextmanager
-def start_vllm(model: Path, *, log: Path, dtype: str = "float32") -> Iterator[VllmServer]:
-    """Serve a model folder until the block ends; whatever vLLM started is gone afterwards."""
-    flags = (*FLAGS, "--dtype", dtype)
-    with engine.start_engine(model, python=vllm_python(), log=log, flags=flags, environment=ENVIRONMENT) as started:
+def start_vllm(model: Path, *, log: Path, dtype: str = "float32", in_one_process: bool = False) -> Iterator[VllmServer]:
+    """Serve a model folder until the block ends; whatever vLLM started is gone afterwards.
+
+    `in_one_process` costs less, and serves where only the answers matter.
+    """
+    flags = (*FLAGS, "--dtype", dtype, *(IN_ONE_PROCESS if in_one_process else ()))
+    environment = {**engine.ENVIRONMENT, **ENVIRONMENT} if in_one_process else ENVIRONMENT
+    with engine.start_engine(model, python=vllm_python(), log=log, flags=flags, environment=environment) as started:
         started.wait()
         yield VllmServer(url=started.url, pid=started.process.pid, log=log)
 

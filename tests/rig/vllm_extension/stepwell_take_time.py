@@ -1,8 +1,18 @@
-"""The demo's worker extension, and a way for tests to slow vLLM down; imported inside vLLM's environment only."""
+"""The demo's worker extension, and a way for tests to slow vLLM down; imported inside vLLM's environment only.
+
+With it, vLLM's worker naps while it waits for something to do. By itself it waits in a busy loop, for a second after
+each pass, and so takes a core from everything else that a test runs.
+"""
 
 import time
 
 from stepwell_cpu_reload import CpuReload  # type: ignore[import-not-found]
+from vllm.distributed.device_communicators import shm_broadcast
+
+NAP = 0.0005
+"""Seconds."""
+
+shm_broadcast.sched_yield = lambda: time.sleep(NAP)
 
 
 class TakeTime(CpuReload):  # type: ignore[misc]
