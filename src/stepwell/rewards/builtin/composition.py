@@ -1,7 +1,7 @@
 """Reward functions made of others: a weighted sum, a length penalty, and a score for every step.
 
 - A function made only of async ones is async; any other is not, so a part that loops or computes can be killed.
-- If a Score has step rewards, they add up to its value, because a trainer sums them.
+- A step keeps its own reward. What a value has beyond the step rewards is the outcome reward, which belongs to no step.
 - If a part fails, the whole fails.
 """
 
@@ -74,7 +74,7 @@ def length_shaping(
         return Score(
             score.value - penalty * over,
             parts={**score.parts, "score": score.value, "length": -penalty * over},
-            step_rewards=_added_to_last(score.step_rewards, -penalty * over),
+            step_rewards=score.step_rewards,
             notes=score.notes,
         )
 
@@ -174,21 +174,10 @@ def _parts_by_name(names: list[str], scores: Sequence[Score]) -> dict[str, float
 
 
 def _summed_by_step(scores: list[Score]) -> tuple[float | None, ...]:
-    """Values of parts without step rewards are added to the last step."""
     by_step = [score.step_rewards for score in scores if score.step_rewards]
-    rewards = tuple(_sum_of_present(column) for column in zip(*by_step, strict=True))
-    return _added_to_last(rewards, sum(score.value for score in scores if not score.step_rewards))
+    return tuple(_sum_of_present(column) for column in zip(*by_step, strict=True))
 
 
 def _sum_of_present(column: tuple[float | None, ...]) -> float | None:
     present = [reward for reward in column if reward is not None]
     return sum(present) if present else None
-
-
-def _added_to_last(step_rewards: Sequence[float | None], extra: float) -> tuple[float | None, ...]:
-    """The step rewards, with `extra` added to the last one that is not None."""
-    rewards = list(step_rewards)
-    scored = [place for place, reward in enumerate(rewards) if reward is not None]
-    if scored:
-        rewards[scored[-1]] = (rewards[scored[-1]] or 0.0) + extra
-    return tuple(rewards)

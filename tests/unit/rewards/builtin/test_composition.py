@@ -119,12 +119,13 @@ def test_a_trajectory_of_side_calls_has_no_process_to_score() -> None:
         call("per_step", trajectory(STEPS[1]), function=f"{HERE}length")
 
 
-def test_step_rewards_of_a_sum_add_up_to_its_value() -> None:
+def test_what_belongs_to_no_step_is_the_outcome_reward() -> None:
     of = {"per_step": {"options": {"function": f"{HERE}length"}, "weight": 2}, "outcome": {"function": f"{HERE}length"}}
     score = call("weighted_sum", trajectory(*STEPS), of=of)
-    assert score.step_rewards == (1.0, None, 3.0 + 3.0)
-    assert score.value == 7.0
+    assert score.step_rewards == (1.0, None, 3.0)
+    assert (score.value, score.rest) == (7.0, 3.0)
     shaped = call(
         "length_shaping", trajectory(*STEPS), function="weighted_sum", options={"of": of}, free_tokens=0, most_tokens=8
     )
-    assert shaped.value == sum(reward or 0.0 for reward in shaped.step_rewards) == 6.5
+    assert shaped.step_rewards == (1.0, None, 3.0)
+    assert (shaped.value, shaped.rest) == (6.5, 2.5)
