@@ -250,3 +250,12 @@ async def test_differs_a_prompt_uid_is_named_when_the_trajectory_is_opened(
     await post(http, f"{path}/v1/chat/completions", CHAT)
     await post(http, f"{path}/v1/complete_trajectory", {"reward": 1.0})
     assert [step.prompt_uid for step in pool.taken()] == ["17"]
+
+
+async def test_differs_a_call_after_the_completion_is_refused(http: aiohttp.ClientSession, pool: LocalPool) -> None:
+    path = await opened(http)
+    await post(http, f"{path}/v1/chat/completions", CHAT)
+    await post(http, f"{path}/v1/complete_trajectory", {"reward": 1.0})
+    status, answer = await post(http, f"{path}/v1/chat/completions", CHAT)
+    assert (status, answer["error"]["code"]) == (404, "unknown_trajectory")
+    assert [step.reward for step in pool.taken()] == [1.0]

@@ -1,23 +1,15 @@
 """S3: after its completion, an agent's calls are refused by a real gateway, with the trajectory's own key."""
 
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-import pytest
 
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
 
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    async with FakeEngine() as engine:
-        yield engine
 
 
 async def post(http: aiohttp.ClientSession, path: str, body: Any) -> tuple[int, dict[str, Any]]:
