@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
+from stepwell.steps.step import Step
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
@@ -79,11 +80,11 @@ async def ready(http: aiohttp.ClientSession) -> None:
             await asyncio.sleep(0.01)
 
 
-def trained(pool: LocalPool) -> list[int]:
-    """The indexes of the steps that a trainer gets by default."""
+def trained(pool: LocalPool) -> list[Step]:
+    """The steps that a trainer gets by default."""
     groups = pool.rules.take(1)
     assert groups is not None
-    return [step.step_index for step in groups[0]]
+    return groups[0]
 
 
 @pytest.mark.parametrize("payload", [STEP, WHOLE_PAYLOAD], ids=["as its flows send it", "every field"])
@@ -92,7 +93,7 @@ async def test_submit_steps_takes_its_payload(
 ) -> None:
     status, answer = await post(http, "/submit_steps?channel=train", {"steps": [payload]})
     assert (status, answer["accepted"]) == (200, 1)
-    (step,) = pool.taken()
+    (step,) = trained(pool)
     assert step.response_logprobs is not None
     assert step.response_logprobs.tolist() == [-0.5, -1.25]
     assert (step.prompt_uid, step.policy_version, step.metadata) == ("17", 3, payload["metadata"] or {})
@@ -146,7 +147,7 @@ async def test_a_black_box_flow_makes_its_four_calls(http: aiohttp.ClientSession
         assert (status, answer["object"]) == (200, "chat.completion")
     status, _ = await post(http, f"{path}/v1/complete_trajectory", {"reward": 1.0, "channel": "train"})
     assert status == 200
-    steps = pool.taken()
+    steps = trained(pool)
     assert [(step.step_index, step.is_last) for step in steps] == [(0, False), (1, True)]
     assert all(step.metadata == metadata for step in steps)
 
@@ -220,7 +221,7 @@ async def test_differs_a_step_is_accepted_once(http: aiohttp.ClientSession) -> N
 async def test_differs_a_step_with_images_is_not_trained(http: aiohttp.ClientSession, pool: LocalPool) -> None:
     steps = [STEP | {"multi_modal_data": {"images": ["…"]}, "is_last": False}, STEP | {"step_index": 1}]
     assert (await post(http, "/submit_steps", {"steps": steps}))[1]["accepted"] == 2
-    assert trained(pool) == [1]
+    assert [step.step_index for step in trained(pool)] == [1]
     status, answer = await post(http, "/generate", {"prompt_ids": [1], "image_data": ["…"]})
     assert (status, "image_data" in answer["error"]["message"]) == (400, True)
 
@@ -230,7 +231,7 @@ async def test_differs_a_greedy_response_is_kept_and_not_trained(http: aiohttp.C
     await post(http, f"{path}/v1/chat/completions", {**CHAT, "temperature": 0.0})
     await post(http, f"{path}/v1/chat/completions", CHAT)
     await post(http, f"{path}/v1/complete_trajectory", {"reward": 1.0})
-    assert trained(pool) == [1]
+    assert [step.step_index for step in trained(pool)] == [1]
 
 
 async def test_differs_a_prompt_that_is_too_long_is_refused_instead_of_cut(pool: LocalPool, engine: FakeEngine) -> None:
