@@ -93,7 +93,7 @@ async def test_the_pools_pacing_is_kept_while_a_trainer_takes_what_is_ready(engi
 
 
 async def test_a_pool_that_wants_nothing_gets_nothing_more(engine: FakeEngine) -> None:
-    pool = WatchedPool(batch_size=4)
+    pool = WatchedPool(batch_size=4, max_staleness=0)
     async with serve_gateway(pool, [engine.url]) as url, running(rollouter_of(url)) as run:
         await until(lambda: ready(pool) == 1, "the first group")
         asked = engine.request_count
@@ -213,7 +213,7 @@ async def test_a_group_over_its_deadline_is_filled_up_again(engine: FakeEngine) 
 async def test_validation_is_on_its_own_channel_at_the_start_and_every_so_many_versions(
     engine: FakeEngine,
 ) -> None:
-    pool, reports = LocalPool(batch_size=4), list[ValidationReport]()
+    pool, reports = LocalPool(batch_size=4, max_staleness=0), list[ValidationReport]()
 
     async def validated(rollout: Rollout) -> float:
         await ask(rollout)
