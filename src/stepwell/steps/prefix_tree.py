@@ -138,14 +138,9 @@ class PrefixTree:
             shared += common_prefix(node.tail, tokens[shared:])
         return node.branch, shared
 
-    def holds_same_tokens(self, other: "PrefixTree") -> bool:
-        """Were the same sequences placed in both, in the same order?"""
-        if len(self._branches) != len(other._branches):
-            return False
-        return all(
-            (own.start, own.tail.tobytes()) == (its.start, its.tail.tobytes())
-            for own, its in zip(self._branches, other._branches, strict=True)
-        )
+    def contents(self) -> list[tuple[int, bytes]]:
+        """Equal for two trees in which the same sequences were placed in the same order."""
+        return [(node.start, node.tail.tobytes()) for node in self._branches]
 
     def agree(self, first: int, second: int, length: int) -> bool:
         """Do two branches begin with the same `length` tokens?"""

@@ -134,21 +134,22 @@ class Ingest:
     def _refusal(self, trajectory: Trajectory, prompt_uid: str, packed: PackedSteps, i: int) -> SubmitVerdict | None:
         if trajectory.group.prompt_uid != prompt_uid:
             return SubmitVerdict.UNKNOWN
-        if packed.identity(i) in trajectory.steps:
+        if packed.identities[i] in trajectory.steps:
             return SubmitVerdict.DUPLICATE
-        if not trajectory.is_at_home or self._is_after_completion(trajectory, packed.started_at[i]):
+        if not trajectory.is_at_home:
+            return SubmitVerdict.LATE
+        limits = self._state.limits
+        if trajectory.completed and trajectory.is_closed_to(
+            packed.started_at[i], self._state.now, limits.completion_grace
+        ):
             return SubmitVerdict.LATE
         if not trajectory.can_follow(packed.indexes[i]):
             return SubmitVerdict.MIXED_INDEXES
-        limits = self._state.limits
         if limits.overflow is not Overflow.REFUSE or limits.max_bytes is None:
             return None
         channel = self._state.channel_of(trajectory.group)
         nbytes = channel.nbytes + channel.leased_bytes + packed.nbytes(i)
         return SubmitVerdict.FULL if nbytes > limits.max_bytes else None
-
-    def _is_after_completion(self, trajectory: Trajectory, started_at: float) -> bool:
-        return trajectory.is_closed_to(started_at, self._state.now, self._state.limits.completion_grace)
 
     def _refuse(self, verdict: SubmitVerdict) -> SubmitVerdict:
         self._state.count_refusal(verdict)

@@ -106,9 +106,9 @@ class Trajectory:
     def total_return(self) -> float | None:
         """Its outcome reward and the rewards of all its sound steps; None if there is no reward."""
         rewards = [step.reward for step in self.steps.values() if step.reward is not None and step.quarantine is None]
-        if self.reward is not None:
-            rewards.append(self.reward)
-        return math.fsum(rewards) if rewards else None
+        if not rewards:
+            return self.reward
+        return math.fsum(rewards if self.reward is None else (*rewards, self.reward))
 
     def lacks_reward(self) -> bool:
         """Is it complete and unscored, with at least one step to score?"""
@@ -177,8 +177,11 @@ class Group:
 
     def is_uniform(self) -> bool:
         """Did several rollouts all write the same tokens? Then comparing them teaches nothing."""
+        if len(self.trajectories) < 2:
+            return False
         first, *others = self.trajectories.values()
-        return bool(others) and all(first.tokens.holds_same_tokens(other.tokens) for other in others)
+        tokens = first.tokens.contents()
+        return all(other.tokens.contents() == tokens for other in others)
 
     def dissolve(self) -> None:
         """Break the reference cycle with the trajectories, so that the memory is freed at once."""

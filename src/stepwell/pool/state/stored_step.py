@@ -71,6 +71,7 @@ class PackedSteps:
         self._revisions = columns.reward_revisions_S.tolist()
         self.indexes: list[int] = columns.step_indexes_S.tolist()
         self._versions = columns.policy_versions_S.tolist()
+        self.identities = [uid or f"#{index}" for uid, index in zip(columns.uids, self.indexes, strict=True)]
         self.started_at: list[float] = columns.started_at_S.tolist()
         self.is_last = columns.is_last_S.tolist()
         carried = (unpack_values(column, columns.carried[column.packed]) for column in CARRIED)
@@ -80,9 +81,6 @@ class PackedSteps:
 
     def __len__(self) -> int:
         return len(self.columns)
-
-    def identity(self, i: int) -> str:
-        return self.columns.uids[i] or f"#{self.indexes[i]}"
 
     def tokens(self, i: int) -> IntArray:
         """A view into the message."""
@@ -108,7 +106,7 @@ class PackedSteps:
         mask = None if self._all_trained or columns.mask[response].all() else columns.mask[response].copy()
         return StoredStep(
             number=number,
-            identity=self.identity(i),
+            identity=self.identities[i],
             uid=columns.uids[i],
             step_index=self.indexes[i],
             prompt_length=self._prompts[i],
