@@ -42,6 +42,7 @@ bench:
     {{python}} -m benchmarks.pool_rules
     {{python}} -m benchmarks.pool
     {{python}} -m benchmarks.long_rollout
+    {{python}} -m benchmarks.truth
     {{python}} -m benchmarks.gateway
     {{python}} -m benchmarks.streams
     {{python}} -m benchmarks.rewards

@@ -130,4 +130,5 @@ def _step(reply: Any, trajectory_uid: str, prompt_uid: str, index: int, reward: 
         prompt_uid=prompt_uid,
         step_index=index,
         reward=reward,
+        temperature=1.0,
     )

@@ -84,6 +84,10 @@ class EngineSilent(SyncFailed):
     """The engine did not answer: it is down, or still busy with what it was asked."""
 
 
+class NothingLearned(StepwellError):
+    """From several batches in a row nothing could be learned; the text says why, and what to do."""
+
+
 class GatewayUnreachable(StepwellError):
     """The gateway could not be reached, or the address is not a gateway."""
 

@@ -105,9 +105,14 @@ class Columns:
 
     @property
     def temperatures_S(self) -> NDArray[np.float64]:
-        """NaN if it is not known."""
-        temperatures_S: NDArray[np.float64] = self.carried["temperatures_S"]
-        return temperatures_S
+        """NaN if it is not known. Steps of older versions have it in `sampling`."""
+        told_S: NDArray[np.float64] = self.carried["temperatures_S"]
+        unknown_S = np.isnan(told_S)
+        if not unknown_S.any():
+            return told_S
+        sent = [sampling.get("temperature") for sampling in self.sampling]
+        sent_S = np.array([value if isinstance(value, int | float) else np.nan for value in sent], np.float64)
+        return np.where(unknown_S, sent_S, told_S)
 
     @property
     def extras(self) -> list[JsonObject]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.steps.columns import Columns
-from stepwell.steps.layout import reward_carrier
+from stepwell.steps.layout import IndexArray, reward_carrier, run_lengths
 from stepwell.steps.step import Step
 
 
@@ -71,6 +71,25 @@ def put_together(columns: Columns, rewards: TrajectoryRewards) -> Columns:
         returns_S=_numbers([rewards.total()] * len(shown)),
         outcomes_S=_numbers([None if outcome is None else outcome.value] * len(shown)),
     )
+
+
+def split_rewards(columns: Columns, trajectory_of_S: IndexArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The outcome reward of each trajectory of a batch, and the own reward of each step; 0 if there is none.
+
+    Not all steps of a trajectory need be there. In an older file, the reward of the step that would show the outcome
+    reward counts as such.
+    """
+    own_S, outcomes = np.nan_to_num(columns.rewards_S), []
+    start = 0
+    for size in run_lengths(trajectory_of_S.tolist()):
+        carrier = start + reward_carrier(columns.untrainable[start : start + size])
+        shown, outcome, total = (float(of[carrier]) for of in (own_S, columns.outcomes_S, columns.returns_S))
+        is_own = math.isclose(total, math.fsum(own_S[start : start + size]) + outcome, abs_tol=1e-9)
+        outcomes.append(shown if math.isnan(total) else outcome)
+        if math.isnan(total) or (shown == outcome and not is_own):
+            own_S[carrier] = 0.0
+        start += size
+    return np.nan_to_num(outcomes), own_S
 
 
 def return_of(steps: Sequence[Step]) -> float | None:

@@ -55,13 +55,14 @@ class PaddedRows(ArrayRecord):
     loss_mask_R_L: IndexArray
     logprobs_R_L: FloatArray
     versions_R_L: IndexArray
+    temperatures_R_L: FloatArray
     kept_R: IndexArray
     """The merged rows that are kept. If rows of a rollout are dropped, its weights sum to less than 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MergedRows(ArrayRecord):
-    """R rows in flat arrays: row r is `[offsets_R[r]:offsets_R[r + 1]]` of the four arrays of tokens."""
+    """R rows in flat arrays: row r is `[offsets_R[r]:offsets_R[r + 1]]` of the arrays of tokens."""
 
     tokens: IntArray
     loss_mask: BoolArray
@@ -69,6 +70,11 @@ class MergedRows(ArrayRecord):
     """0 for tokens that the model did not write and for steps that have none; never NaN."""
     versions: IndexArray
     """The policy version that wrote each token; NO_VERSION for all other tokens."""
+    temperatures: FloatArray
+    """The temperature at which each token was sampled; 1 for all other tokens, 0 if it is not known. A trainer divides
+    the logits by it."""
+    places: IndexArray
+    """Where each response token of the batch's columns stands among the tokens of the rows."""
     offsets_R: IndexArray
     """R + 1 values."""
     has_logprobs_R: BoolArray
@@ -104,6 +110,7 @@ class MergedRows(ArrayRecord):
             loss_mask_R_L=spread(self.loss_mask, at, lengths, np.zeros(shape, np.int64)),
             logprobs_R_L=spread(self.logprobs, at, lengths, np.zeros(shape, np.float32)),
             versions_R_L=spread(self.versions, at, lengths, np.full(shape, NO_VERSION, np.int64)),
+            temperatures_R_L=spread(self.temperatures, at, lengths, np.ones(shape, np.float32)),
             kept_R=kept,
         )
 
@@ -118,12 +125,15 @@ def merge_rows(columns: Columns, trajectory_of_S: IndexArray, group_of_T: IndexA
     offsets_R, trajectory_of_R = offsets(columns.lengths_S[last_of_R]), trajectory_of_S[last_of_R]
     written = _places(columns, offsets_R[row_of_S])
     total = int(offsets_R[-1])
+    temperatures = np.repeat(np.nan_to_num(columns.temperatures_S), columns.response_lengths_S).astype(np.float32)
     known = np.where(np.isnan(columns.logprobs), np.float32(0), columns.logprobs)
     return MergedRows(
         tokens=_row_tokens(columns, row_of_S, last_of_R, offsets_R),
         loss_mask=_placed(columns.mask, written, np.zeros(total, np.bool_)),
         logprobs=_placed(known, written, np.zeros(total, np.float32)),
         versions=_placed(_versions(columns), written, np.full(total, NO_VERSION, np.int64)),
+        temperatures=_placed(temperatures, written, np.ones(total, np.float32)),
+        places=written,
         offsets_R=offsets_R,
         has_logprobs_R=np.bincount(row_of_S, ~columns.has_logprobs_S, rows) == 0,
         rewards_R=returns_of(columns.returns_S, columns.rewards_S, trajectory_of_S)[trajectory_of_R],

@@ -29,13 +29,30 @@ def token_logprobs(
     ids_R_L: "torch.Tensor",
     attention_R_L: "torch.Tensor",
     trained_R_L: "torch.Tensor",
-    temperature: float,
+    temperatures: "torch.Tensor | float",
 ) -> "torch.Tensor":
     """The log-probability of each trained token, row by row. A row's first token has none."""
+    return logprobs_and_entropies(model, ids_R_L, attention_R_L, trained_R_L, temperatures)[0]
+
+
+def logprobs_and_entropies(
+    model: "torch.nn.Module",
+    ids_R_L: "torch.Tensor",
+    attention_R_L: "torch.Tensor",
+    trained_R_L: "torch.Tensor",
+    temperatures: "torch.Tensor | float",
+) -> "tuple[torch.Tensor, torch.Tensor]":
+    """The log-probability of each trained token, and the entropy of what it was chosen from, which has no gradient.
+
+    `temperatures` is one for all, or one for each trained token: the logits are divided by it.
+    """
     logits_R_L_V: torch.Tensor = model(input_ids=ids_R_L, attention_mask=attention_R_L).logits
-    before_N_V = logits_R_L_V[:, :-1][trained_R_L[:, 1:]].float() / temperature
+    before_N_V = logits_R_L_V[:, :-1][trained_R_L[:, 1:]].float()
+    of_tokens = temperatures if isinstance(temperatures, float) else temperatures[:, None]
+    logprobs_N_V = (before_N_V / of_tokens).log_softmax(-1)
     chosen_N = ids_R_L[:, 1:][trained_R_L[:, 1:]]
-    return before_N_V.log_softmax(-1).gather(1, chosen_N[:, None])[:, 0]
+    fixed_N_V = logprobs_N_V.detach()
+    return logprobs_N_V.gather(1, chosen_N[:, None])[:, 0], -(fixed_N_V.exp() * fixed_N_V).sum(-1)
 
 
 def policy_loss(
@@ -70,6 +87,7 @@ def _weighted(
 
 
 def kl_penalty(logprobs_N: "torch.Tensor", reference_N: "torch.Tensor") -> "torch.Tensor":
-    """An unbiased estimate of the KL divergence from a reference that is never negative (k3)."""
+    """An unbiased estimate of the KL divergence from a reference that is never negative (k3), for tokens that were
+    sampled with probabilities `logprobs_N`."""
     behind_N = reference_N - logprobs_N
     return behind_N.exp() - behind_N - 1

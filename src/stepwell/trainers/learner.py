@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from stepwell.common.optional import require
 from stepwell.errors import BadRequest
-from stepwell.trainers.grpo import kl_penalty, policy_loss, token_logprobs
+from stepwell.trainers.grpo import kl_penalty, logprobs_and_entropies, policy_loss, token_logprobs
 from stepwell.trainers.rows import Pass, TrainedRows
 from stepwell.trainers.settings import Settings
 
@@ -24,6 +24,13 @@ class Learned:
     """Importance ratio: how much likelier the tokens have become since they were sampled."""
     clipped: float = 0.0
     """The share of tokens that were clipped or capped."""
+    outside_clip: float = 0.0
+    """The share of tokens whose ratio is outside the clip, in whichever direction. The mean ratio stays near 1 even if
+    the trainer computes with another temperature or other weights than the engine; this share does not stay near 0."""
+    rollout_kl: float = 0.0
+    """Estimated KL divergence of the trainer's distribution from the one that sampled the tokens."""
+    entropy: float = 0.0
+    """Of the trainer's distribution at each token, in nats."""
     kl: float = 0.0
     """Estimated KL divergence from the reference; 0 without one."""
     gradient_norm: float = 0.0
@@ -56,8 +63,8 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        loss, ratio, clipped, kl = (sum(shares) for shares in zip(*passes, strict=True))
-        return Learned(loss=loss, ratio=ratio, clipped=clipped, kl=kl, gradient_norm=norm.item(), learning_rate=rate)
+        means = {name: sum(shares[name] for shares in passes) for name in passes[0]}
+        return Learned(**means, gradient_norm=norm.item(), learning_rate=rate)
 
     def rate(self, update: int) -> float:
         """The learning rate after that many updates."""
@@ -65,21 +72,30 @@ class Learner:
         done = min(update / settings.updates, 1.0)
         return settings.learning_rate * (1.0 - (1.0 - settings.final_rate) * done)
 
-    def _backward(self, part: Pass, tokens: int) -> tuple[float, ...]:
-        """Adds the gradients of one pass; returns its share of the batch's loss, ratio, clipped and kl."""
+    def _backward(self, part: Pass, tokens: int) -> dict[str, float]:
+        """Adds the gradients of one pass; returns its share of the batch's means."""
         import torch
 
-        device = next(self.model.parameters()).device
-        arrays = (part.ids_R_L, part.attention_R_L, part.trained_R_L, part.recorded_N, part.advantages_N)
-        ids, attention, trained, recorded, advantages = (torch.from_numpy(array).to(device) for array in arrays)
-        logprobs_N = token_logprobs(self.model, ids, attention, trained, self._settings.temperature)
-        policy = policy_loss(logprobs_N, recorded, advantages, self._settings)
+        settings, device = self._settings, next(self.model.parameters()).device
+        arrays = (part.ids_R_L, part.attention_R_L, part.trained_R_L, part.temperatures_N)
+        inputs = [torch.from_numpy(array).to(device) for array in arrays]
+        recorded_N, advantages_N = (torch.from_numpy(a).to(device) for a in (part.recorded_N, part.advantages_N))
+        logprobs_N, entropies_N = logprobs_and_entropies(self.model, *inputs)
+        policy = policy_loss(logprobs_N, recorded_N, advantages_N, settings)
         kl_N = torch.zeros_like(logprobs_N)
         if self._reference is not None:
             with torch.no_grad():
-                reference_N = token_logprobs(self._reference, ids, attention, trained, self._settings.temperature)
+                reference_N = token_logprobs(self._reference, *inputs)
             kl_N = kl_penalty(logprobs_N, reference_N)
-        losses_N = policy.losses_N + self._settings.kl_coefficient * kl_N
+        losses_N = policy.losses_N + settings.kl_coefficient * kl_N
         (losses_N.sum() / tokens).backward()  # type: ignore[no-untyped-call]
-        shares = (losses_N, policy.ratios_N, policy.clipped_N, kl_N)
-        return tuple(share.sum().item() / tokens for share in shares)
+        shares = {
+            "loss": losses_N,
+            "ratio": policy.ratios_N,
+            "clipped": policy.clipped_N,
+            "outside_clip": (policy.ratios_N < 1 - settings.clip_low) | (policy.ratios_N > 1 + settings.clip_high),
+            "rollout_kl": kl_penalty(recorded_N, logprobs_N.detach()),
+            "entropy": entropies_N,
+            "kl": kl_N,
+        }
+        return {name: share.sum().item() / tokens for name, share in shares.items()}

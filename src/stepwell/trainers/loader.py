@@ -3,7 +3,7 @@
 - A batch is acknowledged when the next one is requested, so a loop that dies loses nothing.
 - A loop that is left with `break` returns its last batch to the pool.
 - Rows and trained tokens are chosen as in the reference trainer (trainers/rows.py).
-- A batch with nothing to learn is acknowledged and skipped.
+- A batch with nothing to learn is acknowledged and skipped; too many in a row end the loop with NothingLearned.
 """
 
 import sys
@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepwell.common.optional import require
+from stepwell.steps.step import FloatArray
 from stepwell.trainers.checkpoint import TrainedLedger
+from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows
+from stepwell.trainers.settings import RowSettings
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
+
+AT_TEMPERATURE_1 = RowSettings(temperature=1.0)
 
 
 def pool_loader(
@@ -30,32 +35,38 @@ def pool_loader(
     channel: str = "train",
     timeout: float = 600.0,
     lease: float = 600.0,
+    rows: RowSettings | None = None,
+    max_unlearnable: int | None = 20,
 ) -> "DataLoader[dict[str, torch.Tensor]]":
     """`batches` batches (None: without end) of `count` groups each, as tensors of R rows padded to L tokens.
 
-    `input_ids`, `attention_mask`, `trained` (bool: the tokens to learn), `logprobs` (as sampled) and `advantages` are
-    R × L; `reward` is the mean return of the whole batch, including rows that are left out. A row's first token is
-    never trained. A batch that is not trained within `lease` seconds comes back, and is then skipped.
+    `input_ids`, `attention_mask`, `trained` (bool: the tokens to learn), `logprobs` (as sampled), `advantages` and
+    `temperatures` (by which logits are divided) are R × L; `reward` is the mean return of the whole batch, including
+    rows that are left out. A row's first token is never trained. A batch that is not trained within `lease` seconds
+    comes back, and is then skipped. By default only what was sampled at temperature 1 is trained, so that a loop need
+    not divide; `rows=RowSettings()` includes all. After `max_unlearnable` batches in a row from which nothing can be
+    learned, the loop ends with NothingLearned.
     """
     require("torch", "train")
     from torch.utils.data import DataLoader, IterableDataset
 
     class Batches(IterableDataset[dict[str, "torch.Tensor"]]):
         def __iter__(self) -> "Iterator[dict[str, torch.Tensor]]":
-            trained, given = TrainedLedger(), 0
+            trained, given, monitor = TrainedLedger(), 0, LearningMonitor(max_unlearnable)
             while batches is None or given < batches:
                 batch = pool.fetch_batch(count, timeout=timeout, lease=lease, channel=channel)
-                rows = choose_rows(batch, trained)
-                if rows.tokens:
+                chosen = choose_rows(batch, trained, rows or AT_TEMPERATURE_1)
+                if chosen.tokens:
                     given += 1
                     try:
-                        yield _as_tensors(batch, rows)
+                        yield _as_tensors(batch, chosen)
                     except GeneratorExit:
                         if not sys.is_finalizing():  # at exit nobody answers, and the lease expires by itself
                             pool.nack(batch)
                         raise
-                trained.add(batch.leases, rows.uids)
+                trained.add(batch.leases, chosen.uids)
                 trained.acknowledge(pool)
+                monitor.check(chosen)
 
     return DataLoader(Batches(), batch_size=None)
 
@@ -64,15 +75,19 @@ def _as_tensors(batch: TrainingBatch, rows: TrainedRows) -> "dict[str, torch.Ten
     import torch
 
     (whole,) = rows.passes(sys.maxsize)
-    logprobs_R_L, advantages_R_L = (np.zeros(whole.ids_R_L.shape, np.float32) for _ in range(2))
-    logprobs_R_L[whole.trained_R_L] = whole.recorded_N
-    advantages_R_L[whole.trained_R_L] = whole.advantages_N
+
+    def placed(values_N: FloatArray, filler: float = 0.0) -> FloatArray:
+        values_R_L = np.full(whole.ids_R_L.shape, filler, np.float32)
+        values_R_L[whole.trained_R_L] = values_N
+        return values_R_L
+
     arrays = {
         "input_ids": whole.ids_R_L,
         "attention_mask": whole.attention_R_L,
         "trained": whole.trained_R_L,
-        "logprobs": logprobs_R_L,
-        "advantages": advantages_R_L,
-        "reward": np.array(np.nanmean(batch.rewards_T), np.float32),
+        "logprobs": placed(whole.recorded_N),
+        "advantages": placed(whole.advantages_N),
+        "temperatures": placed(whole.temperatures_N, 1.0),
+        "reward": np.array(np.nanmean(batch.returns_T), np.float32),
     }
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

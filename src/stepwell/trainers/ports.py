@@ -25,7 +25,7 @@ class TrainingBatch(HasLeases, Protocol):
     def group_of_T(self) -> IndexArray: ...  # noqa: N802
 
     @property
-    def rewards_T(self) -> NDArray[np.float64]:  # noqa: N802
+    def returns_T(self) -> NDArray[np.float64]:  # noqa: N802
         """Each rollout's return; NaN if it is unscored."""
 
     def merged(self) -> MergedRows: ...

@@ -38,9 +38,19 @@ class UpdateMetrics(Learned):
     """Of the weights that the engines have now; stays 0 if this trainer does not sync them."""
     reward: float
     """The mean return of the batch's scored rollouts; NaN if there is none."""
+    truncated: float = 0.0
+    """The share of the batch's steps that ended because they reached their largest length."""
     rollouts: int
     rollouts_trained: int
-    """The others were trained before, are unscored, lack log-probabilities, or all rewards of their group are equal."""
+    """The others were trained before, or are among those counted below."""
+    groups_single: int = 0
+    groups_identical: int = 0
+    groups_equal: int = 0
+    rollouts_unscored: int = 0
+    rollouts_without_logprobs: int = 0
+    steps_other_temperature: int = 0
+    steps_unknown_temperature: int = 0
+    """What was left out, by reason: see LeftOut."""
     rows: int
     tokens: int
     """Trained tokens."""
@@ -83,17 +93,18 @@ def measure(
     gap: float | None,
 ) -> UpdateMetrics:
     """`before` is the version of the weights before the update, `version` the one after it."""
+    seconds = {f"{part}_seconds": stopwatch.seconds[part] for part in ("fetch", "train", "save", "sync")}
     return UpdateMetrics(
-        **asdict(learned),
+        **(asdict(learned) | asdict(rows.left_out) | seconds),
         update=update,
         version=version,
         reward=_mean_reward(batch),
+        truncated=_truncated(batch),
         rollouts=len(rows.uids_T),
         rollouts_trained=len(np.unique(rows.merged.trajectory_of_R[rows.chosen_R])),
         rows=len(rows.chosen_R),
         tokens=rows.tokens,
         staleness=_staleness(rows, before),
-        **{f"{part}_seconds": stopwatch.seconds[part] for part in ("fetch", "train", "save", "sync")},
         logprob_gap=float("nan") if gap is None else gap,
     )
 
@@ -177,9 +188,14 @@ def as_numbers(metrics: UpdateMetrics) -> dict[str, float | None]:
 
 
 def _mean_reward(batch: TrainingBatch) -> float:
-    rewards_T = batch.rewards_T
-    scored = rewards_T[~np.isnan(rewards_T)]
+    returns_T = batch.returns_T
+    scored = returns_T[~np.isnan(returns_T)]
     return float(scored.mean()) if len(scored) else float("nan")
+
+
+def _truncated(batch: TrainingBatch) -> float:
+    reasons: list[str | None] = batch.columns.carried["finish_reasons"]
+    return reasons.count("length") / len(reasons)
 
 
 def _staleness(rows: TrainedRows, version: int) -> float:

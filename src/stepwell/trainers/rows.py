@@ -1,23 +1,32 @@
-"""Which rows of a batch are trained, and in which passes.
+"""Which rows of a batch are trained, towards what, and in which passes.
 
-- A rollout is trained in all its rows or in none.
-- A group is left out if it was trained before, or if all its rollouts have the same return.
+- A group is left out if it was trained before, or if no advantage in it differs from 0.
 - A rollout is left out if it is unscored, or if log-probabilities are missing.
+- A step is left out if its temperature is not known, or not the one that is trained.
+- What is left out is counted. It does not change the advantages of the rest.
+- An environment's own advantages take the place of those that are computed here.
 - All of it depends on the batch alone, so a resumed run makes the same passes.
 """
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.steps.advantages import group_advantages
-from stepwell.steps.layout import IndexArray, parts_of, sums
+from stepwell.steps.advantages import step_advantages
+from stepwell.steps.columns import Columns
+from stepwell.steps.layout import IndexArray, offsets, parts_of, sums
 from stepwell.steps.padding import ones, spread
+from stepwell.steps.returns import split_rewards
 from stepwell.steps.rows import MergedRows
 from stepwell.steps.step import BoolArray, FloatArray
 from stepwell.trainers.ports import TrainingBatch
+from stepwell.trainers.settings import RowSettings
+
+ZERO_ADVANTAGE = "set_advantage_to_zero"
+"""The key of an environment's `overrides` by which a sequence is not trained towards anything."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -30,12 +39,31 @@ class Pass:
     recorded_N: FloatArray
     """The tokens' log-probabilities when they were sampled."""
     advantages_N: FloatArray
+    temperatures_N: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """How much of a batch's new groups is not trained, by reason."""
+
+    groups_single: int
+    """Groups with one scored rollout, which cannot be compared with others."""
+    groups_identical: int
+    """Groups whose rollouts are the same, token for token: a fixed seed, or no sampling."""
+    groups_equal: int
+    """Other groups whose rollouts did equally well."""
+    rollouts_unscored: int
+    rollouts_without_logprobs: int
+    steps_other_temperature: int
+    steps_unknown_temperature: int
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TrainedRows:
     merged: MergedRows
-    advantages_T: NDArray[np.float64]
+    advantages: FloatArray
+    """One for each token of all rows."""
+    temperatures: FloatArray
     chosen_R: IndexArray
     """The trained rows, the shortest first."""
     trained: BoolArray
@@ -43,6 +71,7 @@ class TrainedRows:
     uids_T: list[str]
     is_new_T: BoolArray
     """Which rollouts were not trained before."""
+    left_out: LeftOut
 
     @property
     def tokens(self) -> int:
@@ -70,39 +99,107 @@ class TrainedRows:
         at, lengths = merged.offsets_R[rows], np.diff(merged.offsets_R)[rows]
         shape = (len(rows), int(lengths.max()))
         trained_R_L = spread(self.trained, at, lengths, np.zeros(shape, np.bool_))
-        recorded_R_L = spread(merged.logprobs, at, lengths, np.zeros(shape, np.float32))
-        advantages_R = self.advantages_T[merged.trajectory_of_R[rows]]
+
+        def of_trained(flat: FloatArray) -> FloatArray:
+            return spread(flat, at, lengths, np.zeros(shape, np.float32))[trained_R_L]
+
         return Pass(
             ids_R_L=spread(merged.tokens, at, lengths, np.zeros(shape, np.int64)),
             attention_R_L=ones(np.zeros_like(lengths), lengths, shape[1]),
             trained_R_L=trained_R_L,
-            recorded_N=recorded_R_L[trained_R_L],
-            advantages_N=np.repeat(advantages_R, trained_R_L.sum(1)).astype(np.float32),
+            recorded_N=of_trained(merged.logprobs),
+            advantages_N=of_trained(self.advantages),
+            temperatures_N=of_trained(self.temperatures),
         )
 
 
-def choose_rows(batch: TrainingBatch, known: Container[str]) -> TrainedRows:
+def choose_rows(batch: TrainingBatch, known: Container[str], settings: RowSettings | None = None) -> TrainedRows:
     """`known` are the rollouts trained before: if their groups come back, they are not trained again."""
-    merged, group_of_T = batch.merged(), batch.group_of_T
-    _, firsts_T = np.unique(batch.trajectory_of_S, return_index=True)
-    uids_T = [batch.columns.trajectory_uids[i] for i in firsts_T.tolist()]
+    settings = settings or RowSettings()
+    merged, columns, group_of_T = batch.merged(), batch.columns, batch.group_of_T
+    trajectory_of_S, responses_S = batch.trajectory_of_S, columns.response_lengths_S
+    _, firsts_T = np.unique(trajectory_of_S, return_index=True)
+    uids_T = [columns.trajectory_uids[i] for i in firsts_T.tolist()]
     known_T = np.array([uid in known for uid in uids_T], np.bool_)
     is_new_T = ~np.isin(group_of_T, group_of_T[known_T])
-    advantages_T = group_advantages(batch.rewards_T, group_of_T)
-    teaches_T = np.isin(group_of_T, group_of_T[np.nan_to_num(advantages_T) != 0.0])
-    wanted_T = is_new_T & teaches_T & ~np.isnan(advantages_T) & ~_lacks_logprobs(batch)
-    trained = _trained(merged, wanted_T)
+
+    advantages = response_advantages(batch, settings)
+    group_of = np.repeat(group_of_T[trajectory_of_S], responses_S)
+    teaches_T = np.isin(group_of_T, group_of[columns.mask & (np.nan_to_num(advantages) != 0.0)])
+    lacks_logprobs_T = _lacks_logprobs(batch)
+    temperatures_S, is_unknown_S, is_other_S = step_temperatures(columns, settings)
+    wanted_S = (is_new_T & teaches_T & ~lacks_logprobs_T)[trajectory_of_S] & ~is_unknown_S & ~is_other_S
+    trained = np.zeros(len(merged.tokens), np.bool_)
+    trained[merged.places] = columns.mask & np.repeat(wanted_S, responses_S) & ~np.isnan(advantages)
     lengths_R = np.diff(merged.offsets_R)
+    trained[merged.offsets_R[:-1][lengths_R > 0]] = False  # a row's first token follows nothing
+
     has_some_R = np.bincount(parts_of(lengths_R), trained, len(lengths_R)) > 0
     shortest_first = np.argsort(lengths_R, kind="stable")
+    single, identical, equal = _unlearnable_groups(batch, merged, is_new_T & ~teaches_T)
+    is_new_S = is_new_T[trajectory_of_S]
     return TrainedRows(
         merged=merged,
-        advantages_T=advantages_T,
+        advantages=place_responses(merged, np.nan_to_num(advantages)),
+        temperatures=place_responses(merged, np.repeat(temperatures_S, responses_S), filler=1.0),
         chosen_R=shortest_first[has_some_R[shortest_first]],
         trained=trained,
         uids_T=uids_T,
         is_new_T=is_new_T,
+        left_out=LeftOut(
+            groups_single=single,
+            groups_identical=identical,
+            groups_equal=equal,
+            rollouts_unscored=int((is_new_T & np.isnan(batch.returns_T)).sum()),
+            rollouts_without_logprobs=int((is_new_T & lacks_logprobs_T).sum()),
+            steps_other_temperature=int((is_new_S & is_other_S).sum()),
+            steps_unknown_temperature=int((is_new_S & is_unknown_S).sum()),
+        ),
     )
+
+
+def response_advantages(batch: TrainingBatch, settings: RowSettings) -> NDArray[np.float64]:
+    """The advantage of each response token, in the order of the batch's columns; NaN for an unscored rollout."""
+    columns = batch.columns
+    trajectory_of_S = batch.trajectory_of_S
+    outcomes_T, rewards_S = split_rewards(columns, trajectory_of_S)
+    advantages_S = step_advantages(
+        settings.advantage,
+        batch.returns_T,
+        outcomes_T,
+        rewards_S,
+        trajectory_of_S,
+        batch.group_of_T,
+        columns.step_indexes_S,
+    )
+    advantages = np.repeat(advantages_S, columns.response_lengths_S)
+    bounds_S = pairwise(offsets(columns.response_lengths_S).tolist())
+    for extras, (start, end) in zip(columns.extras, bounds_S, strict=True):
+        own, overrides = extras.get("advantages"), extras.get("overrides")
+        if isinstance(own, list) and len(own) >= end - start:  # one for each token of prompt and response
+            advantages[start:end] = np.array(own[len(own) - (end - start) :], np.float64)
+        if isinstance(overrides, dict) and overrides.get(ZERO_ADVANTAGE):
+            advantages[start:end] = 0.0
+    return advantages
+
+
+def place_responses(merged: MergedRows, values: NDArray[np.generic], filler: float = 0.0) -> FloatArray:
+    """Values of response tokens among the tokens of the rows."""
+    flat = np.full(len(merged.tokens), filler, np.float32)
+    flat[merged.places] = values
+    return flat
+
+
+def step_temperatures(columns: Columns, settings: RowSettings) -> tuple[NDArray[np.float64], BoolArray, BoolArray]:
+    """The temperature of each step, whether it is not known, and whether it is one that is not trained."""
+    told_S = columns.temperatures_S
+    assumed = settings.assumed_temperature
+    temperatures_S = told_S if assumed is None else np.where(np.isnan(told_S), assumed, told_S)
+    is_unknown_S = np.isnan(temperatures_S)
+    is_other_S = ~is_unknown_S & (temperatures_S <= 0.0)
+    if settings.temperature is not None:
+        is_other_S |= ~is_unknown_S & ~np.isclose(temperatures_S, settings.temperature)
+    return np.where(is_unknown_S, 1.0, temperatures_S), is_unknown_S, is_other_S
 
 
 def _lacks_logprobs(batch: TrainingBatch) -> BoolArray:
@@ -113,8 +210,16 @@ def _lacks_logprobs(batch: TrainingBatch) -> BoolArray:
     return lacking_T
 
 
-def _trained(merged: MergedRows, wanted_T: BoolArray) -> BoolArray:
-    lengths_R = np.diff(merged.offsets_R)
-    trained: BoolArray = merged.loss_mask & np.repeat(wanted_T[merged.trajectory_of_R], lengths_R)
-    trained[merged.offsets_R[:-1][lengths_R > 0]] = False  # a row's first token follows nothing
-    return trained
+def _unlearnable_groups(batch: TrainingBatch, merged: MergedRows, is_unlearnable_T: BoolArray) -> tuple[int, int, int]:
+    """How many groups have one scored rollout, how many have identical ones, and how many have other equal ones."""
+    written = merged.tokens[merged.places]
+    ends_T = offsets(np.bincount(batch.trajectory_of_S, batch.columns.response_lengths_S).astype(np.int64)).tolist()
+    is_scored_T = ~np.isnan(batch.returns_T)
+    single = identical = equal = 0
+    for group in np.unique(batch.group_of_T[is_unlearnable_T]).tolist():
+        scored = np.flatnonzero((batch.group_of_T == group) & is_scored_T).tolist()
+        answers = {written[ends_T[t] : ends_T[t + 1]].tobytes() for t in scored}
+        single += len(scored) == 1
+        identical += len(scored) > 1 == len(answers)
+        equal += len(answers) > 1
+    return single, identical, equal

@@ -6,9 +6,24 @@ learning rate about a hundred times smaller.
 
 from dataclasses import dataclass
 
+from stepwell.steps.advantages import AdvantageKind
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RowSettings:
+    """What of a batch is trained, and towards what."""
+
+    advantage: AdvantageKind = "rollout"
+    """`rollout`: all tokens of a rollout have its advantage. `step`: a step reward counts for its own step alone.
+    `reward_to_go`: it counts for its own step and those before it."""
+    temperature: float | None = None
+    """If set, steps that were sampled at another temperature are left out; else every token is trained at its own."""
+    assumed_temperature: float | None = None
+    """The temperature of steps that do not tell theirs. If it is not set, they are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(RowSettings):
     groups: int = 16
     """Groups per batch."""
     channel: str = "train"
@@ -29,8 +44,8 @@ class Settings:
     versions old, of which clipping would leave little."""
     kl_coefficient: float = 0.0
     """The weight of the KL penalty towards the reference model, which must be given if this is not 0."""
-    temperature: float = 1.0
-    """The temperature of the samples. A batch sampled at another one is refused: its ratios would be wrong."""
+    max_unlearnable: int | None = 20
+    """Batches in a row from which nothing can be learned before the run stops with `NothingLearned`; None: never."""
     tokens_per_pass: int = 16_384
     """Tokens in one pass of the model, with padding; the gradients of several passes are summed into one update."""
     fetch_timeout: float = 600.0

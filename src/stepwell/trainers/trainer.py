@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from stepwell.errors import BadRequest, StepwellError
+from stepwell.errors import StepwellError
 from stepwell.trainers.checkpoint import (
     Checkpoint,
     TrainedLedger,
@@ -20,6 +20,7 @@ from stepwell.trainers.checkpoint import (
     set_random_state,
     write_checkpoint,
 )
+from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.learner import Learner
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.reporting import Report, Stopwatch, UpdateMetrics, guarded, measure
@@ -70,6 +71,7 @@ class AsyncTrainer:
         self._checkpoints = checkpoints
         self._reports = [guarded(report) for report in reports]
         self._learner = Learner(model, reference, self.settings)
+        self._monitor = LearningMonitor(self.settings.max_unlearnable)
         self._ledger = TrainedLedger()
         self._is_started = False
         self._engines_are_behind = False
@@ -102,7 +104,6 @@ class AsyncTrainer:
         with stopwatch.timing("fetch"):
             batch, rows = self._fetch()
         with stopwatch.timing("train"), self._nack_on_failure(batch):
-            self._check_temperature(batch)
             learned = self._learner.learn(rows, self.update)
         self._record_update(batch, rows)
         with stopwatch.timing("save"):
@@ -115,6 +116,7 @@ class AsyncTrainer:
         )
         for report in self._reports:
             report(metrics)
+        self._monitor.check(rows)
         return metrics
 
     def _record_update(self, batch: TrainingBatch, rows: TrainedRows) -> None:
@@ -140,7 +142,7 @@ class AsyncTrainer:
             batch = self._pool.fetch_batch(
                 settings.groups, timeout=settings.fetch_timeout, lease=settings.lease, channel=settings.channel
             )
-            rows = choose_rows(batch, self._ledger)
+            rows = choose_rows(batch, self._ledger, settings)
             if rows.is_new_T.any():
                 return batch, rows
             self._ledger.add(batch.leases, ())
@@ -154,16 +156,6 @@ class AsyncTrainer:
             with suppress(StepwellError):
                 self._pool.nack(batch)
             raise
-
-    def _check_temperature(self, batch: TrainingBatch) -> None:
-        wanted = self.settings.temperature
-        told = {sampling.get("temperature") for sampling in batch.columns.sampling}
-        others = ", ".join(sorted(str(temperature) for temperature in told - {None, wanted}))
-        if others:
-            raise BadRequest(
-                f"the batch was sampled at temperature {others} and the trainer computes with {wanted:g}: use "
-                f"Settings(temperature=…), and one channel per temperature"
-            )
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,9 @@ Both classes implement TRL's own Protocols (trl.experimental.async_grpo, 1.16); 
 - A group is acknowledged when TRL has taken its last sample; a group without taken samples is returned at the end.
 - No group is given to TRL twice.
 - Rows are chosen as in the reference trainer (trainers/rows.py): groups with equal returns never reach TRL, but count
-  in the `reward` of its log.
+  in the `reward` of its log. Too many in a row end the training with NothingLearned.
+- TRL divides all logits by one temperature, so only what was sampled at that one reaches it.
+- TRL has one advantage per sample: a row with several (`advantage="step"` or `"reward_to_go"`) becomes several samples.
 """
 
 import logging
@@ -26,10 +28,13 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from stepwell.errors import FetchTimeout
+from stepwell.steps.advantages import AdvantageKind
 from stepwell.steps.step import FloatArray, IntArray
 from stepwell.trainers.checkpoint import TrainedLedger
+from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows
+from stepwell.trainers.settings import RowSettings
 from stepwell.trainers.weight_stream import Weights
 
 if TYPE_CHECKING:
@@ -65,25 +70,33 @@ class RolloutSample:
 
 
 def samples_of(rows: TrainedRows, group_id: int, version_offset: int) -> list[RolloutSample]:
-    """One sample per trained row. `version_offset` is the pool's version minus TRL's."""
+    """One sample per trained row and advantage in it, up to the last token with that advantage.
+
+    `version_offset` is the pool's version minus TRL's.
+    """
     merged, now = rows.merged, time.time()
     if not rows.tokens:
         return []
     oldest = int(merged.versions[rows.trained].min())
     samples = []
     for row in np.sort(rows.chosen_R).tolist():
-        here = slice(merged.offsets_R[row], merged.offsets_R[row + 1])
-        samples.append(
-            RolloutSample(
-                input_ids=merged.tokens[here],
-                completion_mask=rows.trained[here].astype(np.int32),
-                old_log_probs=merged.logprobs[here],
-                advantage=float(rows.advantages_T[merged.trajectory_of_R[row]]),
-                model_version=oldest - version_offset,
-                group_id=group_id,
-                enqueued_at=now,
+        start, end = merged.offsets_R[row], merged.offsets_R[row + 1]
+        trained, advantages = rows.trained[start:end], rows.advantages[start:end]
+        for advantage in np.unique(advantages[trained]):
+            mask = trained & (advantages == advantage)
+            length = int(np.flatnonzero(mask)[-1]) + 1
+            here = slice(start, start + length)
+            samples.append(
+                RolloutSample(
+                    input_ids=merged.tokens[here],
+                    completion_mask=mask[:length].astype(np.int32),
+                    old_log_probs=merged.logprobs[here],
+                    advantage=float(advantage),
+                    model_version=oldest - version_offset,
+                    group_id=group_id,
+                    enqueued_at=now,
+                )
             )
-        )
     return samples
 
 
@@ -91,17 +104,31 @@ class StepwellRolloutWorker:
     """Fetches groups from the pool in its own thread, and puts their samples into TRL's buffer.
 
     At most `samples_ahead` samples wait there: about one update's worth, because waiting samples become stale. A group
-    that is not taken within `lease` seconds returns to the pool, and is skipped when it comes again.
+    that is not taken within `lease` seconds returns to the pool, and is skipped when it comes again. `temperature` is
+    that of TRL's configuration; steps of another one are left out, and so are steps that do not tell theirs, unless
+    `assumed_temperature` is set. `advantage` is as in Settings. After `max_unlearnable` groups in a row from which
+    nothing can be learned, the training ends with NothingLearned.
     """
 
     def __init__(
-        self, pool: TrainingPool, *, channel: str = "train", samples_ahead: int = 128, lease: float = 600.0
+        self,
+        pool: TrainingPool,
+        *,
+        channel: str = "train",
+        samples_ahead: int = 128,
+        lease: float = 600.0,
+        temperature: float = 1.0,
+        assumed_temperature: float | None = None,
+        advantage: AdvantageKind = "rollout",
+        max_unlearnable: int | None = 320,
     ) -> None:
         self.rollout_buffer: Queue[RolloutSample] = Queue(samples_ahead)
         self.metrics_queue: Queue[dict[str, Rate]] = Queue()
         self._pool = pool
         self._channel = channel
         self._lease = lease
+        self._rows = RowSettings(advantage=advantage, temperature=temperature, assumed_temperature=assumed_temperature)
+        self._monitor = LearningMonitor(max_unlearnable, "groups")
         self._version_offset = 0
         self._known = TrainedLedger()
         self._delivered: deque[tuple[range, TrainingBatch]] = deque()
@@ -152,15 +179,18 @@ class StepwellRolloutWorker:
 
     def _deliver_group(self) -> None:
         batch = self._fetch()
-        if batch is not None:
-            rows = choose_rows(batch, self._known)
-            samples = samples_of(rows, self._groups, self._version_offset)
-            self._groups += 1
-            self._delivered.append((range(self._samples, self._samples + len(samples)), batch))
-            self._note(batch, rows)
-            for sample in samples:
-                self._put(sample)
+        if batch is None:
+            self._settle()
+            return
+        rows = choose_rows(batch, self._known, self._rows)
+        samples = samples_of(rows, self._groups, self._version_offset)
+        self._groups += 1
+        self._delivered.append((range(self._samples, self._samples + len(samples)), batch))
+        self._note(batch, rows)
+        for sample in samples:
+            self._put(sample)
         self._settle()
+        self._monitor.check(rows)
 
     def _fetch(self) -> TrainingBatch | None:
         try:
@@ -182,9 +212,16 @@ class StepwellRolloutWorker:
                 return
 
     def _note(self, batch: TrainingBatch, rows: TrainedRows) -> None:
-        rewards = batch.rewards_T[rows.is_new_T & ~np.isnan(batch.rewards_T)]
-        if len(rewards):
-            self.metrics_queue.put({"reward": (float(rewards.sum()), float(len(rewards)))})
+        returns = batch.returns_T[rows.is_new_T & ~np.isnan(batch.returns_T)]
+        left_out = rows.left_out.steps_other_temperature + rows.left_out.steps_unknown_temperature
+        if rows.is_new_T.any():
+            rates: dict[str, Rate] = {
+                "unlearnable_groups": (float(rows.tokens == 0), 1.0),
+                "steps_left_out": (float(left_out), float(len(batch.columns))),
+            }
+            if len(returns):
+                rates["reward"] = (float(returns.sum()), float(len(returns)))
+            self.metrics_queue.put(rates)
         self._known.add((), rows.uids)
 
     # -- taken samples -------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ async def fill(client: PoolClient) -> None:
         for rollout in range(ROLLOUTS):
             uid, prompt = f"{group}-{rollout}", f"p{group}"
             await client.register_trajectory(Registration(uid, prompt, group_size=ROLLOUTS))
-            step = make_step(uid, prompt, uid=uid, prompt_ids=[group, rollout], response_ids=[3, 4])
+            step = make_step(uid, prompt, uid=uid, prompt_ids=[group, rollout], response_ids=[3, 4], temperature=1.0)
             assert await client.submit_steps([step]) == [SubmitVerdict.ACCEPTED]
             assert await client.complete_trajectory(uid, prompt, float(rollout)) is EndResult.COMPLETED
 

@@ -49,4 +49,5 @@ def logprobs_by(model: torch.nn.Module, prompt: Sequence[int], response: Sequenc
 
 def one_turn(uid: str, prompt_uid: str, prompt: Sequence[int], response: Sequence[int], **fields: Any) -> Step:
     fields.setdefault("response_logprobs", logprobs_array([-2.0] * len(response)))
+    fields.setdefault("temperature", 1.0)
     return make_step(uid, prompt_uid, prompt_ids=prompt, response_ids=response, uid=f"{uid}-{len(prompt)}", **fields)

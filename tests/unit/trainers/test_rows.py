@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell.pool.client.batch import Batch, make_batch
+from stepwell.steps.advantages import group_advantages
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, logprobs_array, mask_array
 from stepwell.trainers.grpo import policy_loss, token_logprobs
 from stepwell.trainers.learner import Learned, Learner
-from stepwell.trainers.rows import choose_rows
-from stepwell.trainers.settings import Settings
+from stepwell.trainers.rows import choose_rows, response_advantages
+from stepwell.trainers.settings import RowSettings, Settings
 from tests.unit.trainers.models import VOCABULARY, Bigram, Recurrent, one_turn
 
 tokens = st.integers(0, VOCABULARY - 1)
@@ -71,7 +72,7 @@ def test_a_rollout_in_one_row_or_in_many_has_the_same_advantage_loss_and_gradien
     whole, split = batch_of(made, forget=False), batch_of(made, forget=True)
     one, many = choose_rows(whole, ()), choose_rows(split, ())
     assert len(many.merged) >= len(one.merged) == sum(map(len, made))
-    np.testing.assert_array_equal(one.advantages_T, many.advantages_T)
+    np.testing.assert_array_equal(response_advantages(whole, RowSettings()), response_advantages(split, RowSettings()))
     assert one.tokens == many.tokens
     (learned, gradient), (again, same) = learn(whole), learn(split, tokens_per_pass=per_pass)
     assert again.loss == pytest.approx(learned.loss, abs=1e-5)
@@ -87,7 +88,8 @@ def test_merged_rows_have_the_loss_of_one_padded_row_a_step(made: Groups) -> Non
     rows = choose_rows(batch, ())
     learned = Learner(model, None, rules).learn(rows, 0)
     padded = batch.padded(40, 4)
-    taught = np.isin(batch.group_of_T, batch.group_of_T[rows.advantages_T != 0])[batch.trajectory_of_S]
+    advantages_T = group_advantages(batch.returns_T, batch.group_of_T)
+    taught = np.isin(batch.group_of_T, batch.group_of_T[advantages_T != 0])[batch.trajectory_of_S]
     model, mask = Recurrent(), torch.from_numpy(padded.response_mask_S_R * taught[:, None]).bool()
     # a model that reads from the left is handed rows without padding before them
     total = 0.0
@@ -97,7 +99,7 @@ def test_merged_rows_have_the_loss_of_one_padded_row_a_step(made: Groups) -> Non
         response = int(batch.columns.response_lengths_S[step])
         trained[0, -response:] = mask[step, :response]
         recorded = torch.from_numpy(padded.rollout_log_probs_S_R[step])[mask[step]]
-        advantages = torch.full_like(recorded, float(rows.advantages_T[batch.trajectory_of_S[step]]))
+        advantages = torch.full_like(recorded, float(advantages_T[batch.trajectory_of_S[step]]))
         logprobs = token_logprobs(model, kept, torch.ones_like(kept), trained, 1.0)
         total += policy_loss(logprobs, recorded, advantages, rules).losses_N.sum().item()
     assert total / max(rows.tokens, 1) == pytest.approx(learned.loss, abs=1e-5)

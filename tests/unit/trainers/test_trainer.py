@@ -130,15 +130,6 @@ def test_a_penalty_without_a_reference_is_refused() -> None:
         AsyncTrainer(TrainingPool(), Recurrent(), settings=Settings(kl_coefficient=0.1))
 
 
-def test_another_temperature_is_refused_and_the_batch_given_back() -> None:
-    pool = filled(2, sampling={"temperature": 0.7})
-    trainer = AsyncTrainer(pool, Recurrent(), settings=SETTINGS)
-    with pytest.raises(BadRequest, match=r"sampled at temperature 0.7 and the trainer computes with 1: "):
-        trainer.step()
-    assert pool.given_back == ["lease-1"]
-    assert trainer.update == 0
-
-
 def test_a_gradient_that_is_no_number_stops_the_run_before_the_weights_change() -> None:
     pool, model = filled(2), Recurrent()
     with torch.no_grad():

@@ -63,7 +63,7 @@ def test_a_rollout_in_two_rows_is_two_samples_with_one_advantage() -> None:
 
     assert (first.input_ids.tolist(), second.input_ids.tolist()) == ([1, 2, 3], [5, 6, 8, 7])
     assert first.advantage == second.advantage == -other.advantage
-    assert worker.metrics_queue.get_nowait() == {"reward": (1.0, 2.0)}
+    assert worker.metrics_queue.get_nowait()["reward"] == (1.0, 2.0)
 
 
 def test_a_group_is_acknowledged_once_its_last_sample_is_taken() -> None:
@@ -113,7 +113,8 @@ def test_groups_in_which_all_earned_the_same_count_for_the_reward_and_are_not_tr
         wait_until(lambda: pool.acknowledged == ["lease-1"], "the group to be acknowledged")
 
     assert worker.rollout_buffer.empty()
-    assert worker.metrics_queue.get_nowait() == {"reward": (2.0, 2.0)}
+    noted = worker.metrics_queue.get_nowait()
+    assert (noted["reward"], noted["unlearnable_groups"]) == ((2.0, 2.0), (1.0, 1.0))
 
 
 def test_a_group_whose_lease_ran_out_is_not_given_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import Batch, make_batch
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step
+from stepwell.trainers.settings import RowSettings
 from stepwell.trainers.verl import VerlRows, verl_rows
 from tests.unit.trainers.models import one_turn
 
@@ -21,7 +22,8 @@ def batch_of(*groups: list[Step]) -> Batch:
 
 def rows_of(batch: Batch, **changes: Any) -> VerlRows:
     given: dict[str, Any] = {"prompt_length": 6, "response_length": 6, "pad_id": PAD}
-    return verl_rows(batch, **{**given, "merged": False, "overlong": "raise", **changes})
+    settings = RowSettings(temperature=1.0)
+    return verl_rows(batch, settings, **{**given, "merged": False, "overlong": "raise", **changes})
 
 
 def two_turns(uid: str, reward: float | None) -> list[Step]:

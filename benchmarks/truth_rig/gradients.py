@@ -1,0 +1,96 @@
+"""The gradients that trainers compute from a batch: ours with its own code, TRL and verl as their losses are defined.
+
+TRL's AsyncGRPOTrainer and verl both take the clipped objective, summed over the trained tokens and divided by their
+number, with logits divided by the temperature of their configuration.
+"""
+
+import numpy as np
+import torch
+
+from benchmarks.truth_rig.policy import TreePolicy
+from stepwell.pool.client.batch import Batch
+from stepwell.steps.advantages import AdvantageKind
+from stepwell.trainers.learner import Learner
+from stepwell.trainers.rows import choose_rows
+from stepwell.trainers.settings import RowSettings, Settings
+from stepwell.trainers.trl import samples_of
+from stepwell.trainers.verl import verl_rows
+
+CLIP = 0.2
+PAD = 7
+
+
+def ours(batch: Batch, table: torch.Tensor, settings: Settings) -> torch.Tensor:
+    policy = TreePolicy(table)
+    Learner(policy, None, settings).learn(choose_rows(batch, (), settings), 0)
+    return _gradient(policy)
+
+
+def with_trl(
+    batch: Batch,
+    table: torch.Tensor,
+    advantage: AdvantageKind,
+    temperature: float,
+    *,
+    divided_by: float | None = None,
+) -> torch.Tensor:
+    """`divided_by` is the temperature that the loss uses, if it is another one."""
+    policy = TreePolicy(table)
+    rows = choose_rows(batch, (), RowSettings(advantage=advantage, temperature=temperature))
+    for sample in samples_of(rows, 0, 0):
+        ids = torch.from_numpy(sample.input_ids.astype(np.int64))[None]
+        is_trained = torch.from_numpy(sample.completion_mask).bool()[None]
+        old_logprobs = torch.from_numpy(sample.old_log_probs)[None]
+        advantages = torch.full(ids.shape, sample.advantage)
+        used = divided_by or temperature
+        _add_loss(policy, ids, torch.ones_like(ids), is_trained, old_logprobs, advantages, used)
+    return _gradient(policy)
+
+
+def with_verl(
+    batch: Batch, table: torch.Tensor, advantage: AdvantageKind, temperature: float, *, merged: bool
+) -> torch.Tensor:
+    policy = TreePolicy(table)
+    settings = RowSettings(advantage=advantage, temperature=temperature)
+    length = int(batch.columns.lengths_S.max())
+    rows = verl_rows(
+        batch, settings, prompt_length=length, response_length=length, pad_id=PAD, merged=merged, overlong="raise"
+    )
+    tensors = {name: torch.from_numpy(array) for name, array in rows.tensors.items()}
+
+    def whole(name: str) -> torch.Tensor:
+        """Of prompts and responses."""
+        return torch.cat([torch.zeros(len(tensors[name]), length), tensors[name].float()], dim=1)
+
+    _add_loss(
+        policy,
+        tensors["input_ids"],
+        tensors["attention_mask"],
+        whole("response_mask").bool(),
+        whole("rollout_log_probs"),
+        whole("advantages"),
+        temperature,
+    )
+    return _gradient(policy)
+
+
+def _add_loss(
+    policy: TreePolicy,
+    ids: torch.Tensor,
+    attention: torch.Tensor,
+    is_trained: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    temperature: float,
+) -> None:
+    """Adds the gradient of a sum over tokens; how it is scaled does not matter here."""
+    logprobs = (policy(ids, attention).logits[:, :-1] / temperature).log_softmax(-1)
+    at = is_trained[:, 1:]
+    chosen = logprobs[at].gather(1, ids[:, 1:][at][:, None])[:, 0]
+    ratios, wanted = (chosen - old_logprobs[:, 1:][at]).exp(), advantages[:, 1:][at]
+    (-torch.min(ratios * wanted, ratios.clamp(1 - CLIP, 1 + CLIP) * wanted).sum()).backward()
+
+
+def _gradient(policy: TreePolicy) -> torch.Tensor:
+    """Uphill, as the exact one."""
+    return torch.zeros_like(policy.table) if policy.table.grad is None else -policy.table.grad

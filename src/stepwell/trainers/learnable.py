@@ -1,0 +1,82 @@
+"""Whether batches teach anything: the first one that does not is reported, and a run of them ends the training.
+
+Without this, a trainer acknowledges group after group and its weights stay the same.
+"""
+
+import logging
+from collections import Counter
+from dataclasses import asdict
+
+from stepwell.errors import NothingLearned
+from stepwell.trainers.rows import TrainedRows
+
+log = logging.getLogger("stepwell.trainers")
+
+REASONS = {
+    "groups_single": (
+        "groups with a single scored rollout, which is compared with nothing",
+        "give the rollouts of one prompt the same prompt_uid, and groups two rollouts or more (group_size)",
+    ),
+    "groups_identical": (
+        "groups whose rollouts are the same token for token",
+        "sample at a temperature above 0 and without a fixed seed",
+    ),
+    "groups_equal": (
+        "groups whose rollouts all have the same return",
+        "check that the reward tells good answers from bad ones, or choose tasks that sometimes succeed",
+    ),
+    "rollouts_unscored": ("unscored rollouts", "give each rollout a reward when it ends, or start reward workers"),
+    "rollouts_without_logprobs": (
+        "rollouts without log-probabilities",
+        "use an engine that returns them, or send them with the steps",
+    ),
+    "steps_other_temperature": (
+        "steps sampled at another temperature than the trainer's",
+        "set the trainer's temperature to that of the samples",
+    ),
+    "steps_unknown_temperature": (
+        "steps whose temperature is not known",
+        "send the temperature with the steps, or set the trainer's assumed_temperature",
+    ),
+}
+"""What was left out, and what to do, by the field of LeftOut."""
+
+
+class LearningMonitor:
+    """Sees every batch (or group) that a trainer takes. `limit` is how many in a row may teach nothing."""
+
+    def __init__(self, limit: int | None, unit: str = "batches") -> None:
+        self._limit = limit
+        self._unit = unit
+        self._in_a_row = 0
+        self._left_out: Counter[str] = Counter()
+        """Since the last batch that taught something."""
+        self._reported: set[str] = set()
+
+    def check(self, rows: TrainedRows) -> None:
+        """NothingLearned if this is one too many."""
+        if not rows.is_new_T.any():
+            return
+        counts = Counter({reason: count for reason, count in asdict(rows.left_out).items() if count})
+        for reason in counts.keys() - self._reported:
+            self._reported.add(reason)
+            what, remedy = REASONS[reason]
+            log.warning("%d %s are not trained; %s. This is said once and counted", counts[reason], what, remedy)
+        if rows.tokens:
+            self._in_a_row, self._left_out = 0, Counter()
+            return
+        self._in_a_row += 1
+        self._left_out += counts
+        if self._in_a_row == 1:
+            log.warning("nothing can be learned from this data: %s", self._explanation())
+        if self._limit is not None and self._in_a_row >= self._limit:
+            raise NothingLearned(
+                f"nothing could be learned from {self._in_a_row} {self._unit} in a row: {self._explanation()}"
+            )
+
+    def _explanation(self) -> str:
+        """The reasons, the most frequent first, and what to do about that one."""
+        ordered = [(REASONS[reason], count) for reason, count in self._left_out.most_common()]
+        if not ordered:
+            return "no token is marked to be trained"
+        return "; ".join(f"{count} {what}" for (what, _), count in ordered) + f". To do: {ordered[0][0][1]}"

@@ -1,0 +1,55 @@
+"""The truth benchmark, run for one temperature: the gradients are right, and it notices those that are not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.truth import AT_LEAST, cosine, cosines, mixed_temperatures, temperature_ignored
+from benchmarks.truth_rig.episodes import FAR, SCENARIOS, Scenario, Task
+from benchmarks.truth_rig.gradients import ours
+from stepwell.pool.client.batch import Batch
+from stepwell.trainers.settings import Settings
+
+
+@pytest.mark.parametrize("scenario", [s for s in SCENARIOS if s.name != FAR], ids=lambda scenario: scenario.name)
+def test_every_trainer_gets_the_policy_gradient(scenario: Scenario) -> None:
+    measured = dict(cosines(scenario, 0.5))
+    assert {name.removesuffix(f"_{scenario.name}") for name in measured} == {"ours", "trl", "verl", "verl_merged"}
+    assert min(measured.values()) >= AT_LEAST
+
+
+def test_groups_of_different_temperatures_are_trained_together() -> None:
+    assert mixed_temperatures() >= AT_LEAST
+
+
+def test_a_group_stands_for_the_whole_distribution() -> None:
+    """Every rollout is in it as often as it is probable."""
+    task = Task(SCENARIOS[0], 1.5)
+    assert len(task.batch().returns_T) == 4**3
+    assert len(task.rollouts) == 3**3
+
+
+def changed(batch: Batch, **columns: object) -> Batch:
+    return replace(batch, columns=replace(batch.columns, **columns))  # type: ignore[arg-type]
+
+
+def test_wrong_log_probabilities_or_rewards_are_noticed() -> None:
+    task = Task(SCENARIOS[0], 1.0)
+    batch, exact = task.batch(), task.exact_gradient()
+    rolled = changed(batch, logprobs=np.roll(batch.columns.logprobs, 1))
+    assert cosine(ours(rolled, task.table, Settings()), exact) < AT_LEAST
+    one_lost = batch.columns.returns_S.copy()
+    one_lost[:8] = 0.0
+    assert cosine(ours(changed(batch, returns_S=one_lost), task.table, Settings()), exact) < AT_LEAST
+
+
+def test_a_temperature_that_is_ignored_is_noticed() -> None:
+    assert temperature_ignored(0.5) < AT_LEAST
+
+
+def test_a_gradient_has_no_entry_where_nothing_was_sampled() -> None:
+    task = Task(SCENARIOS[0], 1.0)
+    assert int((task.exact_gradient().abs().sum(1) > 0).sum()) == 1 + 3 + 9
+    assert torch.equal(task.exact_gradient() != 0, ours(task.batch(), task.table, Settings()).abs() > 1e-9)
