@@ -1,10 +1,11 @@
 """Groups to files and back, bit for bit, and never all in memory."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,13 +29,19 @@ from tests.unit.exports.stored import stored, turns
 from tests.unit.steps.test_columns import steps
 
 
+def as_bytes(found: Any) -> Any:
+    return (found.dtype, found.tobytes()) if isinstance(found, np.ndarray) else found
+
+
 def as_written(columns: Columns) -> list[object]:
     """For comparing: arrays by their bytes, and metadata as JSON has it, in the order of its keys."""
 
     def value(name: str) -> object:
         found = getattr(columns, name)
+        if isinstance(found, Mapping):
+            return {key: as_bytes(column) for key, column in found.items()}
         if isinstance(found, np.ndarray):
-            return found.dtype, found.tobytes()
+            return as_bytes(found)
         return [json.dumps(item, sort_keys=True) for item in found] if name == "metadata" else found
 
     return [value(field.name) for field in fields(Columns)]

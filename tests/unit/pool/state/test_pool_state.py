@@ -101,6 +101,12 @@ class StateMachine(RuleBasedStateMachine):
     def set_policy_version(self) -> None:
         self.state.set_policy_version(self.state.policy_version + 1)
 
+    @rule(add=st.sampled_from(((), ("a:1",), ("b:2",))), remove=st.sampled_from(((), ("a:1",))))
+    def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> None:
+        self.state.change_engines(add, remove)
+        assert set(remove).isdisjoint(self.state.serving.engines or ())
+        assert set(add) - set(remove) <= set(self.state.serving.engines or ())
+
     @rule(name=names)
     def claim_unit(self, name: str) -> None:
         channel = self.state.open_channel(name)
