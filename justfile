@@ -19,7 +19,7 @@ check:
     {{bin}}/mypy
     {{bin}}/lint-imports --no-logo
 
-# the fast lane: no Ray, no vLLM, a little over two minutes on two cores
+# the fast lane: no Ray, no vLLM, about two minutes on two cores
 test *args:
     {{python}} -m pytest -n 2 tests/unit {{args}}
 
