@@ -86,7 +86,7 @@ class Agents:
             try:
                 with run.trajectory(prompt_uid=f"{agent}-{rollout // 2}", group_size=2) as t:
                     asked = [{"role": "user", "content": f"Tell me story {rollout // 2}."}]
-                    with OpenAI(base_url=t.base_url, api_key=t.api_key, max_retries=0) as client:
+                    with OpenAI(base_url=t.base_url, api_key=t.api_key, max_retries=0, timeout=30) as client:
                         client.chat.completions.create(model="tiny", messages=asked, max_tokens=TOKENS)  # type: ignore[arg-type]
                     t.reward = rewards.random()
                 rollout += 1
@@ -142,7 +142,8 @@ def start(plain_models: tuple[Path, Path], tmp_path: Path) -> Iterator[Any]:
     with ExitStack() as engines:
 
         def begin(name: str, port: int | None = None) -> StartingEngine:
-            options: Any = {"python": vllm_python(), "flags": FLAGS, "environment": ENVIRONMENT, "port": port}
+            flags = (*FLAGS, "--dtype", "float32")
+            options: Any = {"python": vllm_python(), "flags": flags, "environment": ENVIRONMENT, "port": port}
             return engines.enter_context(start_engine(plain_models[0], log=tmp_path / f"{name}.log", **options))
 
         yield begin
