@@ -8,9 +8,12 @@ import numpy as np
 import torch
 
 from benchmarks.truth_rig.policy import TreePolicy
+from stepwell.pool.api.leasing import HasLeases
+from stepwell.pool.client import DataPool
 from stepwell.pool.client.batch import Batch
 from stepwell.steps.advantages import AdvantageKind
 from stepwell.trainers.learner import Learner
+from stepwell.trainers.loader import pool_loader
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
 from stepwell.trainers.trl import samples_of
@@ -23,6 +26,34 @@ PAD = 7
 def ours(batch: Batch, table: torch.Tensor, settings: Settings) -> torch.Tensor:
     policy = TreePolicy(table)
     Learner(policy, None, settings).learn(choose_rows(batch, (), settings), 0)
+    return _gradient(policy)
+
+
+class OneBatch(DataPool):
+    """A pool that has this batch and no other."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def fetch_batch(self, *args: object, **terms: object) -> Batch:
+        return self._batch
+
+    def ack(self, leased: HasLeases) -> None: ...
+
+
+def with_loader(batch: Batch, table: torch.Tensor, advantage: AdvantageKind) -> torch.Tensor:
+    """As a loop of one's own does it, with the tensors of `pool_loader`."""
+    policy = TreePolicy(table)
+    (tensors,) = pool_loader(OneBatch(batch), 1, batches=1, rows=RowSettings(advantage=advantage))
+    _add_loss(
+        policy,
+        tensors["input_ids"],
+        tensors["attention_mask"],
+        tensors["trained"],
+        tensors["logprobs"],
+        tensors["advantages"],
+        tensors["temperatures"][:, 1:, None],
+    )
     return _gradient(policy)
 
 
@@ -81,7 +112,7 @@ def _add_loss(
     is_trained: torch.Tensor,
     old_logprobs: torch.Tensor,
     advantages: torch.Tensor,
-    temperature: float,
+    temperature: float | torch.Tensor,
 ) -> None:
     """Adds the gradient of a sum over tokens; how it is scaled does not matter here."""
     logprobs = (policy(ids, attention).logits[:, :-1] / temperature).log_softmax(-1)

@@ -124,19 +124,21 @@ def choose_rows(batch: TrainingBatch, known: Container[str], settings: RowSettin
     is_new_T = ~np.isin(group_of_T, group_of_T[known_T])
 
     advantages = response_advantages(batch, settings)
-    group_of = np.repeat(group_of_T[trajectory_of_S], responses_S)
-    teaches_T = np.isin(group_of_T, group_of[columns.mask & (np.nan_to_num(advantages) != 0.0)])
     lacks_logprobs_T = _lacks_logprobs(batch)
     temperatures_S, is_unknown_S, is_other_S = step_temperatures(columns, settings)
-    wanted_S = (is_new_T & teaches_T & ~lacks_logprobs_T)[trajectory_of_S] & ~is_unknown_S & ~is_other_S
+    wanted_S = (is_new_T & ~lacks_logprobs_T)[trajectory_of_S] & ~is_unknown_S & ~is_other_S
+    wanted = columns.mask & np.repeat(wanted_S, responses_S) & ~np.isnan(advantages)
+    group_of = np.repeat(group_of_T[trajectory_of_S], responses_S)
+    differs = columns.mask & (np.nan_to_num(advantages) != 0.0)
     trained = np.zeros(len(merged.tokens), np.bool_)
-    trained[merged.places] = columns.mask & np.repeat(wanted_S, responses_S) & ~np.isnan(advantages)
+    trained[merged.places] = wanted & np.isin(group_of, group_of[wanted & differs])
     lengths_R = np.diff(merged.offsets_R)
     trained[merged.offsets_R[:-1][lengths_R > 0]] = False  # a row's first token follows nothing
 
     has_some_R = np.bincount(parts_of(lengths_R), trained, len(lengths_R)) > 0
     shortest_first = np.argsort(lengths_R, kind="stable")
-    single, identical, equal = _unlearnable_groups(batch, merged, is_new_T & ~teaches_T)
+    is_equal_T = ~np.isin(group_of_T, group_of[differs])
+    single, identical, equal = _unlearnable_groups(batch, merged, is_new_T & is_equal_T)
     is_new_S = is_new_T[trajectory_of_S]
     return TrainedRows(
         merged=merged,

@@ -93,6 +93,16 @@ def test_a_step_that_is_left_out_does_not_change_the_advantages_of_the_others() 
     np.testing.assert_array_equal(without.advantages[kept], all_trained.advantages[kept])
 
 
+def test_a_group_whose_telling_steps_are_left_out_is_not_trained() -> None:
+    """What is left has the advantage 0. The group is counted for its temperature, not as one of equal rollouts."""
+    pool = TrainingPool()
+    pool.add_group(
+        "p", [([step], reward) for step, reward in zip(rollouts(0.7, 1.0, 0.7), (1.0, 0.5, 0.0), strict=True)]
+    )
+    metrics = AsyncTrainer(pool, Recurrent(), settings=Settings(groups=1, temperature=1.0)).step()
+    assert (metrics.tokens, metrics.groups_equal, metrics.steps_other_temperature) == (0, 0, 2)
+
+
 def test_an_unknown_temperature_is_left_out_and_counted_unless_one_is_assumed() -> None:
     left_out = AsyncTrainer(pool_of(1.0, None, 1.0), Recurrent(), settings=SETTINGS).step()
     assert (left_out.tokens, left_out.steps_unknown_temperature) == (4, 1)
