@@ -82,7 +82,7 @@ class EasyPool(Pool):
     def abort(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         return self.ingest.abort(trajectory_uid, prompt_uid)
 
-    def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
+    def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
         return self.ingest.knows(trajectory_uid, prompt_uid)
 
     def lease(

@@ -28,6 +28,10 @@ class UnknownTrajectory(StepwellError):
     """No trajectory with this uid is registered."""
 
 
+class ModelNotFound(StepwellError):
+    """The request names a model that it may not use."""
+
+
 class Forbidden(StepwellError):
     """The key is missing, wrong, or not valid for this request."""
 

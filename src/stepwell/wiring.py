@@ -17,12 +17,13 @@ from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import FunctionSection, RescoreSettings, RewardSettings, TrySettings
 from stepwell.config.sections import PoolSection
-from stepwell.config.serving import AtroposSettings, DashboardSettings, GatewaySettings
+from stepwell.config.serving import ON_POLICY, AtroposSettings, DashboardSettings, GatewaySettings
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.engines.fleet import EngineFleet
 from stepwell.exports import commands as exporting
 from stepwell.gateway.app import create_app
+from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.asgi import GatewayAsgi
 from stepwell.pool.api.plan import PoolPlan
@@ -56,6 +57,12 @@ def run_gateway(settings: GatewaySettings) -> None:
         keys=keys,
         spool=Spool(Path(settings.spool)) if settings.spool else None,
         is_durable=settings.durability == "sync",
+        sampling={
+            channel: SamplingPolicy(on_policy=mode == ON_POLICY, temperature=settings.temperature)
+            for channel, mode in (choice.split("=") for choice in settings.sampling)
+        },
+        trained_model=settings.model,
+        other_models=settings.other_models,
         atropos=_atropos(settings, keys, settings.atropos_state) if settings.atropos else None,
     )
     _serve("gateway", app, keys, settings.host, settings.port)

@@ -38,8 +38,10 @@ def converse(client: OpenAI) -> list[list[ChatCompletionMessageParam]]:
     return sent
 
 
-def straight_from_vllm(vllm: VllmServer, messages: list[ChatCompletionMessageParam], seed: int) -> dict[str, Any]:
-    asked = {"model": "tiny", "messages": messages, "seed": seed, **SAMPLING}
+def straight_from_vllm(
+    vllm: VllmServer, messages: list[ChatCompletionMessageParam], seed: int, sampling: dict[str, Any] = SAMPLING
+) -> dict[str, Any]:
+    asked = {"model": "tiny", "messages": messages, "seed": seed, **sampling}
     answer = httpx.post(
         f"{vllm.url}/v1/chat/completions", json={**asked, "logprobs": True, "return_token_ids": True}, timeout=120
     )
@@ -62,23 +64,38 @@ def test_a_three_turn_conversation_becomes_three_steps_that_equal_vllms_own_answ
     gateway: GatewayProcess, pool: DataPool, vllm: VllmServer, spelling: str
 ) -> None:
     run = stepwell.connect(gateway.url)
-    with run.trajectory(metadata={"spelling": spelling}) as t:
+    with run.trajectory(channel="asked", metadata={"spelling": spelling}) as t:
         without = t.base_url.removesuffix("/v1")
         base_url = {"as returned": t.base_url, "with /v1": f"{without}/v1", "without /v1": without}[spelling]
         with OpenAI(base_url=base_url, api_key=t.api_key) as client:
             prompts = converse(client)
         t.reward = 0.5
-    (group,) = pool.fetch_batch(1, timeout=10).groups()
+    (group,) = pool.fetch_batch(1, channel="asked", untrainable=True, timeout=10).groups()
     (steps,) = group
     assert [step.step_index for step in steps] == [0, 1, 2]
     for seed, (step, messages) in enumerate(zip(steps, prompts, strict=True)):
         assert_is_what_vllm_answers(step, straight_from_vllm(vllm, messages, seed))
         assert step.exactness is Exactness.ENGINE
-        assert step.sampling == {**FILLED_IN, **SAMPLING, "seed": seed}
+        assert step.sampling == {**FILLED_IN, **SAMPLING, "seed": seed, "logprobs_mode": "processed"}
+        assert (step.temperature, step.model, step.untrainable) == (0.8, "tiny", "truncated: top_p is 0.9")
         assert step.metadata == {"spelling": spelling}
         assert step.trajectory_uid == t.trajectory_uid
     assert [step.reward for step in steps] == [None, None, 0.5]
     assert [step.is_last for step in steps] == [False, False, True]
+
+
+def test_a_channel_that_is_trained_is_sampled_as_the_trainer_computes(
+    gateway: GatewayProcess, pool: DataPool, vllm: VllmServer
+) -> None:
+    with stepwell.connect(gateway.url).trajectory() as t:
+        with OpenAI(base_url=t.base_url, api_key=t.api_key) as client:
+            (messages, *_) = converse(client)
+        t.reward = 0.5
+    ((steps,),) = pool.fetch_batch(1, timeout=10).groups()
+    on_policy = {**SAMPLING, "temperature": 1.0, "top_p": 1.0}
+    assert_is_what_vllm_answers(steps[0], straight_from_vllm(vllm, messages, 0, on_policy))
+    assert [(step.temperature, step.untrainable) for step in steps] == [(1.0, None)] * 3
+    assert steps[0].sampling["replaced"] == {"temperature": 0.8, "top_p": 0.9}
 
 
 def test_rollouts_of_one_prompt_come_out_together_past_an_unfinished_group(

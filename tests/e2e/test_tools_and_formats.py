@@ -78,7 +78,7 @@ async def test_a_required_tool_call_round_trips_over_two_turns(
     first, second = await episode.steps()
     assert [len(first.response_ids), len(second.response_ids)] == [first_count, second_count]
     assert_constrained(first, "tool_choice")
-    assert second.untrainable is None
+    assert_constrained(second, "a tool is strict")
     prompt = "".join(pieces(second.prompt_ids.tolist()))
     for (name, arguments), result in zip(called.tools, results, strict=True):
         assert render_call(name, json.dumps(json.loads(arguments))) in prompt

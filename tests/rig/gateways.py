@@ -50,6 +50,7 @@ async def serve_gateway(
     atropos: MountedApp | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
     limits: GatewayLimits = DEFAULT_LIMITS,
+    **more: Any,
 ) -> AsyncIterator[str]:
     """A gateway on a free loopback port; gives its URL."""
     app = create_app(
@@ -64,6 +65,7 @@ async def serve_gateway(
         atropos=atropos,
         dialects=dialects,
         limits=limits,
+        **more,
     )
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     serving = asyncio.create_task(server.serve())

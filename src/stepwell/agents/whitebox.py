@@ -39,8 +39,10 @@ class Generation:
     """Of the oldest token."""
     version_spans: tuple[VersionSpan, ...]
     sampling: Mapping[str, Any]
+    """The parameters in force."""
     model: str = ""
     """The name of the model or adapter that answered; empty if the engine does not report it."""
+    temperature: float | None = None
 
 
 class AgentFlowBase(AgentFlow):
@@ -56,8 +58,9 @@ class AgentFlowBase(AgentFlow):
             stop_reason=done.stop_reason,
             policy_version=done.policy_version,
             version_spans=tuple(done.version_spans),
-            sampling=wanted.sampling_params,
+            sampling=done.sampling or wanted.sampling_params,
             model=done.model,
+            temperature=done.temperature,
         )
 
     def step(
@@ -87,6 +90,7 @@ class AgentFlowBase(AgentFlow):
             sampling=dict(generation.sampling),
             extras=dict(extras or {}),
             model=generation.model,
+            temperature=generation.temperature,
         )
 
     async def submit(self, steps: Sequence[shapes.SubmittedStep]) -> None:

@@ -11,6 +11,7 @@ Invariants:
 import asyncio
 import contextlib
 import hashlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -29,9 +30,12 @@ from stepwell.errors import BadRequest, PoolFull
 from stepwell.pool.api.ports import GroupExchange
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import Columns, stack
+from stepwell.steps.sampling import LeftOutLog
 from stepwell.wire.scored_groups import ScoredGroup, groups_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow
 from stepwell.wire.scored_groups_steps import columns_from_group
+
+log = logging.getLogger("stepwell.atropos")
 
 REPEATED = {SubmitVerdict.DUPLICATE, SubmitVerdict.LATE}
 """The pool has the step, or had it."""
@@ -80,6 +84,7 @@ class GroupIntake:
         """The newest group of each channel."""
         self._pool = pool
         self._metrics = metrics
+        self._left_out = LeftOutLog(log)
         self._names = GroupNames()
         self._sender = GroupSender(pool)
         self.reading = self._sender.reading
@@ -124,6 +129,7 @@ class GroupIntake:
             registrations += [
                 Registration(uid, name, channel, len(group), source=source) for uid in part.trajectory_uids
             ]
+            self._left_out.note(channel, part.untrainable)
             parts.append(part)
         return parts, registrations
 

@@ -1,11 +1,24 @@
 """The settings of the HTTP servers: `stepwell gateway`, `stepwell atropos` and `stepwell dashboard`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
-from stepwell.config.sections import Addresses, ServerSection
+from stepwell.config.sections import Addresses, Listed, ServerSection
+
+ON_POLICY, AS_ASKED = "on_policy", "as_asked"
+
+
+def _are_choices(value: tuple[str, ...]) -> tuple[str, ...]:
+    for choice in value:
+        channel, _, mode = choice.partition("=")
+        if not channel or mode not in (ON_POLICY, AS_ASKED):
+            raise ValueError(f"{choice!r} is not CHANNEL={ON_POLICY} or CHANNEL={AS_ASKED}")
+    return value
+
+
+SamplingChoices = Annotated[Listed, AfterValidator(_are_choices)]
 
 
 class GatewaySettings(ServerSection):
@@ -31,6 +44,16 @@ class GatewaySettings(ServerSection):
     """Which engine gets a call: round_robin, least_busy, or sticky (always the same one for a trajectory)."""
     durability: Literal["async", "sync"] = "async"
     """async answers at once; sync answers only after the pool has confirmed the step."""
+    sampling: SamplingChoices = ("train=on_policy",)
+    """Whose sampling parameters count, by channel, as CHANNEL=as_asked or CHANNEL=on_policy, separated by commas. With
+    on_policy, the trainer's temperature replaces the agent's, and truncation, penalties and strict tools are off; other
+    channels are sampled as the agent asks."""
+    temperature: float = Field(default=1.0, gt=0)
+    """The trainer's temperature, at which on_policy channels are sampled."""
+    model: str = ""
+    """The model or adapter that is trained, and that agents may ask for; without it, the engines' first one."""
+    other_models: Listed = ()
+    """Further models or adapters that agents may ask for, separated by commas; their steps are left out of training."""
     spool: str | None = None
     """File in which steps wait for the pool, so that they survive this process; without it, they wait in memory."""
     atropos: bool = False

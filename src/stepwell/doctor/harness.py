@@ -22,7 +22,7 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
 from stepwell.gateway.app import create_app
 from stepwell.pool.api.pacing import Pacing
-from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import TRAIN, EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.serving_state import Serving
 from stepwell.steps.step import JsonObject, Step
 
@@ -59,8 +59,8 @@ class RecordingPool:
     async def change_engines(self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = ()) -> None:
         pass
 
-    async def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
-        return True
+    async def knows(self, trajectory_uid: str, prompt_uid: str) -> str:
+        return TRAIN
 
     async def register_trajectory(self, wanted: Registration) -> None:
         pass

@@ -59,6 +59,8 @@ class EngineFacts:
     """Engines of its kind can tell the version of their weights. Then no other version is taken for it."""
     weight_versions: bool = False
     """It does tell the version."""
+    logprobs_mode: str = ""
+    """RAW or PROCESSED, as in steps/sampling.py; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,8 @@ class Generated:
     """Which weights sampled which tokens; empty if the engine does not tell, or not in numbers."""
     version: int | None = None
     """The engine's policy version, as known when the call was sent: no token is older."""
+    logprobs_mode: str = ""
+    """As in EngineFacts."""
 
 
 class StreamedTokens(Protocol):
@@ -163,6 +167,10 @@ class EngineKind(Protocol):
     async def weight_version(self, http: EngineHttp) -> str | None:
         """None if it does not answer."""
         return None
+
+    async def logprobs_mode(self, http: EngineHttp, model: str) -> str:
+        """As in EngineFacts. The engine must not be paused: it is asked for tokens."""
+        return ""
 
     async def detokenize(self, http: EngineHttp, model: str, ids: Sequence[int]) -> str | None:
         """The text of token ids, with control tokens; None if the engine does not tell."""

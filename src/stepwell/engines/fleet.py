@@ -124,8 +124,9 @@ class EngineFleet:
         body = await reply.read()
         if reply.status != 200:
             return RefusedReply(reply.status, body)
-        generated = reply.engine.kind.read_generated(body, prompt_ids, reply.engine.facts)
-        return replace(generated, version=reply.version_before)
+        facts = reply.engine.facts
+        generated = reply.engine.kind.read_generated(body, prompt_ids, facts)
+        return replace(generated, version=reply.version_before, logprobs_mode=facts.logprobs_mode)
 
     async def derender(self, request: Mapping[str, Any], sampled: Sampled) -> dict[str, Any]:
         """The chat message that the tokens of `sampled` spell, as a reply to `request`."""
@@ -134,6 +135,11 @@ class EngineFleet:
         if reply.status != 200:
             raise EngineUnavailable(f"{reply.engine.address} cannot tell what its tokens spell ({reply.status})")
         return reply.engine.kind.read_derendered(body, sampled)
+
+    @property
+    def model(self) -> str:
+        """The first model of an engine that reports token ids; empty if there is none."""
+        return next((engine.facts.model for engine in self.replicas if engine.facts.token_ids), "")
 
     async def version_after(self, engine: EngineReplica) -> int | None:
         """The engine's version, from a question that began after this call; None if it does not tell."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 
 from yarl import URL
@@ -16,6 +17,7 @@ from yarl import URL
 from stepwell.common.coalescing import Coalescer
 from stepwell.engines.engine import CHANGING, EngineFacts, EngineHttp, EngineKind, probe_engine, sampled_by
 from stepwell.errors import EngineUnavailable
+from stepwell.steps.sampling import RAW
 
 log = logging.getLogger("stepwell.gateway")
 
@@ -69,6 +71,8 @@ class EngineReplica:
         self._policy_version = policy_version
         self._checking = Coalescer(self._check)
         self._asking_version = Coalescer(self._ask_version, every=VERSION_INTERVAL)
+        self._mode_known = False
+        """Its log-probability mode was asked for since it was probed."""
         self._urls: dict[str, URL] = {}
 
     def url(self, path: str) -> URL:
@@ -122,6 +126,7 @@ class EngineReplica:
         try:
             if not self.probed:
                 self.kind, self.facts = await probe_engine(self._http, self._kinds)
+                self._mode_known = False
             await self.kind.check_health(self._http)
         except EngineUnavailable as failure:
             self.set_down(str(failure))
@@ -130,6 +135,8 @@ class EngineReplica:
         if await self._is_paused():
             self._set_state(EngineState.PAUSED)
             return
+        if not self._mode_known:
+            await self._ask_logprobs_mode()
         await self.version_after()  # after the pause and before new calls, so none of their tokens is older
         why = self._why_unsynced()
         self._set_state(EngineState.UNSYNCED if why else EngineState.HEALTHY, why)
@@ -154,6 +161,14 @@ class EngineReplica:
         return (
             f"its weights are {self.weight_version!r}, and the pool's version is {newest}: it waits for a weight sync"
         )
+
+    async def _ask_logprobs_mode(self) -> None:
+        mode = await self.kind.logprobs_mode(self._http, self.facts.model)
+        self.facts, self._mode_known = replace(self.facts, logprobs_mode=mode), True
+        if mode == RAW:
+            advice = self.kind.advice.get("logprobs_mode", "sample at temperature 1")
+            text = "engine %s reports raw log-probabilities: steps at other temperatures than 1 are not trained; %s"
+            log.warning(text, self.address, advice)
 
     async def _ask_version(self) -> None:
         asked_at = time.monotonic()

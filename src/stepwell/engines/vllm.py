@@ -31,6 +31,7 @@ from stepwell.engines.engine import (
     WeightGroup,
     encode_request,
 )
+from stepwell.engines.logprobs_mode import probe_logprobs_mode
 from stepwell.engines.openai import MODELS, plain_request
 from stepwell.errors import BadRequest, EngineSilent, EngineUnavailable, SyncFailed
 from stepwell.steps.step import IntArray, Json, JsonObject, VersionSpan, ids_array
@@ -81,6 +82,7 @@ class VllmEngine(EngineKind):
         "derender": SCALE_OUT,
         "pause": DEV_MODE,
         "weight_versions": DEV_MODE,
+        "logprobs_mode": "start vLLM with --logprobs-mode processed_logprobs",
         "resume": "POST /resume, or wait for the sync",
     }
 
@@ -122,6 +124,9 @@ class VllmEngine(EngineKind):
     async def weight_version(self, http: EngineHttp) -> str | None:
         answer = await _field_or_none(http, "/weight_info", "weight_version")
         return answer if isinstance(answer, str) else None
+
+    async def logprobs_mode(self, http: EngineHttp, model: str) -> str:
+        return await probe_logprobs_mode(http, model)
 
     async def detokenize(self, http: EngineHttp, model: str, ids: Sequence[int]) -> str | None:
         try:

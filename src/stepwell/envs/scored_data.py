@@ -41,6 +41,12 @@ class ScoredDataItem(TypedDict, total=False):
     """The version of the weights that wrote it; if there are several, the oldest."""
     exactness: str
     """engine, submitted or retokenized: how certain it is that these tokens were sampled."""
+    temperature: float | None
+    """At which it was sampled."""
+    untrainable: str | None
+    """Why it is left out of training, as "kind: text"; None if it is not."""
+    model: str
+    """The model or adapter that wrote it."""
     messages: Messages | None
     advantages: list[float] | None
     ref_logprobs: list[float] | None
@@ -63,6 +69,9 @@ class ScoredDataGroup(TypedDict, total=False):
     inference_logprobs: list[list[float]] | None
     policy_versions: list[int | None]
     exactness: list[str]
+    temperatures: list[float | None]
+    untrainable: list[str | None]
+    models: list[str]
     messages: list[Messages] | None
     advantages: list[list[float]] | None
     ref_logprobs: list[list[float]] | None
@@ -78,7 +87,7 @@ Groups: TypeAlias = ScoredDataGroup | list[ScoredDataGroup | None] | None
 
 GROUP_KEYS = ("group_overrides", "generation_params")
 """Keys with one value for the whole group: the dictionaries of the rollouts are merged."""
-PLURALS = {"policy_version": "policy_versions"}
+PLURALS = {"policy_version": "policy_versions", "temperature": "temperatures", "model": "models"}
 FILLERS: dict[str, Callable[[], Any]] = {"exactness": lambda: "submitted", "overrides": dict, "messages": list}
 """The value of a rollout that lacks a key which others of its group have."""
 ALL_OR_NONE = (

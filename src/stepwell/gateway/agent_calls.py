@@ -9,8 +9,8 @@ Every token takes this path, so it is plain ASGI without a framework.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepwell.engines.fleet import EngineFleet
@@ -19,6 +19,7 @@ from stepwell.errors import EngineUnavailable, Overloaded, StepwellError
 from stepwell.gateway.continuation import Continuation
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall, StreamWriter
 from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
+from stepwell.gateway.dialects.request_sampling import AS_ASKED, SamplingPolicy
 from stepwell.gateway.dialects.side_calls import side_call_kind
 from stepwell.gateway.dialects.sse import EventReader
 from stepwell.gateway.http.deduplication import CallHeaders, RequestDeduplicator, read_call_headers
@@ -39,6 +40,7 @@ from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, add_origins, as_unrecorded
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import Registration, TrajectoryRef
+from stepwell.steps.sampling import SIDE_CALL, LeftOutLog
 from stepwell.steps.step import Step
 from stepwell.wire.openai import NO_IDS, NO_USAGE
 
@@ -55,6 +57,7 @@ class Exchange:
 
     kind: str
     """Its label in metrics and traces."""
+    channel: str
     call: ModelCall
     begun: Step
     """What is known of the call's steps before its answer."""
@@ -117,6 +120,9 @@ class AgentCalls:
     metrics: GatewayMetrics
     tracing: Tracing | None
     around: CallSurroundings
+    sampling: Mapping[str, SamplingPolicy]
+    """By channel; AS_ASKED for others."""
+    left_out: LeftOutLog
     keep_alives: KeepAlives
     max_in_flight: int = MAX_IN_FLIGHT
     in_flight: int = 0
@@ -137,13 +143,13 @@ class AgentCalls:
                 raise Overloaded(f"{self.max_in_flight} calls are in flight; try again in a moment")
             headers = read_call_headers(scope["headers"])
             raw = await read_body(receive)
-            call = dialect.read(raw, self.around)
             if ref == NO_TRAJECTORY:
-                call = as_unrecorded(call)
+                channel, call = "", as_unrecorded(dialect.read(raw, self.around))
             else:
-                await self.known.require(ref)
+                channel = await self.known.channel_of(ref)
+                call = dialect.read(raw, self._around(channel))
             begun = self._begin(call, ref, headers)
-            exchange = Exchange(kind, call, begun, writer, headers, dialect.stream(call))
+            exchange = Exchange(kind, channel, call, begun, writer, headers, dialect.stream(call))
             await self._join_or_lead(exchange, receive, headers.key(begun.trajectory_uid, raw))
         except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
             error = describe_unforeseen(failure, f"a call of trajectory {ref.trajectory_uid}")
@@ -151,6 +157,14 @@ class AgentCalls:
         finally:
             self.in_flight -= 1
             self._count(kind, writer, began, exchange)
+
+    def _around(self, channel: str) -> CallSurroundings:
+        trained = self.steps.trained_model or self.engines.model
+        return replace(
+            self.around,
+            sampling=self.sampling.get(channel, AS_ASKED),
+            models=(trained, *self.around.models) if trained else (),
+        )
 
     def _begin(self, call: ModelCall, ref: TrajectoryRef, headers: CallHeaders) -> Step:
         side = side_call_kind(call.texts, call.request["max_tokens"], headers.kind)
@@ -162,7 +176,8 @@ class AgentCalls:
             policy_version=self.pool.policy_version,
             started_at=time.time(),
             sampling=call.sampling,
-            untrainable=f"side_call: {side}" if side else call.untrainable,
+            temperature=call.request["temperature"],
+            untrainable=f"{SIDE_CALL}: {side}" if side else None,
             extras={MALFORMED_HISTORY: call.malformed_history} if call.malformed_history else {},
         )
 
@@ -234,7 +249,7 @@ class AgentCalls:
         steps = await self.steps.build(exchange.begun, call, reply, answer.choices, answer.usage, answer.texts)
         exchange.count(steps)
         if exchange.is_recorded:
-            await self.steps.record(steps, reply.engine)
+            await self._record(exchange, steps, reply)
         else:
             add_origins(call, answer, await self.steps.confirm(steps, reply.engine))
         body = call.dialect.reply(call, answer)
@@ -256,18 +271,22 @@ class AgentCalls:
                 chunks, choices = await self.continuation.stream(call, answer, await reply.version())
                 rest, usage = b"".join(map(exchange.stream.chunk, chunks)), NO_USAGE
         except (asyncio.CancelledError, EngineUnavailable):
-            self.steps.record_cut_short(exchange.begun, reply, answer.sampled())
+            self.steps.record_cut_short(exchange.begun, call, reply, answer.sampled())
             raise
         if answer.error is not None:
-            self.steps.record_cut_short(exchange.begun, reply, choices)
+            self.steps.record_cut_short(exchange.begun, call, reply, choices)
         else:
             steps = await self.steps.build(exchange.begun, call, reply, choices, usage, answer.texts)
             exchange.count(steps)
-            await self.steps.record(steps, reply.engine)
+            await self._record(exchange, steps, reply)
             rest += exchange.stream.finish(usage)
         exchange.is_over, exchange.is_answered = True, answer.error is None
         await exchange.writer.end(rest)
         await _read_to_end(reply)
+
+    async def _record(self, exchange: Exchange, steps: Sequence[Step], reply: EngineReply) -> None:
+        self.left_out.note(exchange.channel, [step.untrainable for step in steps])
+        await self.steps.record(steps, reply.engine)
 
     async def _refuse(self, exchange: Exchange, error: ErrorDetails) -> None:
         """Pass an engine's refusal on. A prompt longer than the model's context ends the episode: the pool is told."""

@@ -1,9 +1,11 @@
 """Builds the gateway's ASGI application from its parts."""
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from fastapi import FastAPI, Response
 
@@ -14,6 +16,7 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect
+from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.http import error_responses, tracing
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.response_writer import SILENCE, KeepAlives
@@ -30,6 +33,9 @@ from stepwell.gateway.routes.trajectory_routes import opening_router, trajectory
 from stepwell.gateway.routes.whitebox_routes import whitebox_router
 from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryLifecycle
 from stepwell.pool.api.ports import RewardScorer, StepSink
+from stepwell.steps.sampling import LeftOutLog
+
+log = logging.getLogger("stepwell.gateway")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +65,15 @@ def create_app(
     spool: Spool | None = None,
     is_durable: bool = False,
     atropos: MountedApp | None = None,
+    sampling: Mapping[str, SamplingPolicy] = MappingProxyType({}),
+    trained_model: str = "",
+    other_models: Sequence[str] = (),
     dialects: Sequence[Dialect] = DIALECTS,
     limits: GatewayLimits = DEFAULT_LIMITS,
 ) -> GatewayAsgi:
-    metrics, traces, around = GatewayMetrics(), tracing.start(), CallSurroundings(response_length)
+    """`sampling` is by channel; AS_ASKED for others. Agents may name `trained_model` and `other_models` only."""
+    metrics, traces = GatewayMetrics(), tracing.start()
+    left_out = LeftOutLog(log, "; see --sampling in docs/gateway.md")
     engines.share(pool)
     known, confirmer = KnownTrajectories(pool), VersionConfirmer(engines)
     outbox = Outbox(
@@ -75,6 +86,7 @@ def create_app(
         tokenizer=tokenizer,
         metrics=metrics,
         prompt_length=prompt_length,
+        trained_model=trained_model,
         is_durable=is_durable,
     )
     keep_alives = KeepAlives(limits.keep_alive_seconds)
@@ -85,7 +97,9 @@ def create_app(
         steps=steps,
         metrics=metrics,
         tracing=traces,
-        around=around,
+        around=CallSurroundings(response_length, models=other_models),
+        sampling=sampling,
+        left_out=left_out,
         keep_alives=keep_alives,
         max_in_flight=limits.max_in_flight,
     )
@@ -124,7 +138,15 @@ def create_app(
     app.include_router(opening_router(lifecycle, pool))
     app.include_router(
         whitebox_router(
-            pool, engines, tokenizer, rewards, metrics, prompt_length=prompt_length, response_length=response_length
+            pool,
+            engines,
+            tokenizer,
+            rewards,
+            metrics,
+            left_out,
+            prompt_length=prompt_length,
+            response_length=response_length,
+            trained_model=trained_model,
         )
     )
     below = trajectory_router(lifecycle, pool, engines, outbox, known)

@@ -11,7 +11,7 @@ from stepwell.engines.replies import RefusedReply
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.openai_choices import ABORT, ChoicesReply, ChoicesStream, copy_reasoning, missing_delta
-from stepwell.gateway.dialects.sampling import why_constrained
+from stepwell.steps.sampling import constrained_reason
 from stepwell.steps.step import JsonObject, VersionSpan, logprobs_array
 from stepwell.wire.openai import Sampled, Upstream, Usage, text_ids
 
@@ -57,7 +57,7 @@ class Continuation:
     async def _complete(self, call: ModelCall, choice: Sampled, version: int | None) -> Sampled:
         if choice.logprobs is None and not len(choice.response_ids):
             choice = replace(choice, logprobs=logprobs_array([]))
-        if call.upstream is not Upstream.CHAT or why_constrained(call.request) or choice.logprobs is None:
+        if call.upstream is not Upstream.CHAT or constrained_reason(call.request) or choice.logprobs is None:
             # the state of a constraint's grammar is lost with the engine's state
             raise EngineUnavailable("the engine broke the answer off, and it cannot be carried on; ask again")
         written, spans = len(choice.response_ids), list[VersionSpan]()
@@ -80,12 +80,15 @@ class Continuation:
             raise EngineUnavailable(f"the engine refuses to carry its answer on: {text}")
         if got.sampled.logprobs is None or choice.logprobs is None:
             raise EngineUnavailable("the engine continued its answer without log-probabilities")
+        if choice.model and got.sampled.model not in ("", choice.model):
+            raise EngineUnavailable(f"{got.sampled.model} cannot carry on an answer of {choice.model}; ask again")
         extended = replace(
             choice,
             response_ids=np.concatenate((choice.response_ids, got.sampled.response_ids)),
             logprobs=np.concatenate((choice.logprobs, got.sampled.logprobs)),
             finish_reason=got.sampled.finish_reason,
             stop_string=got.sampled.stop_string,
+            model=choice.model or got.sampled.model,
         )
         return extended, [VersionSpan(v, start + written, end + written) for v, start, end in got.version_spans]
 

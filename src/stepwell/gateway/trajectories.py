@@ -12,7 +12,7 @@ from stepwell.common.access_keys import AccessKeys
 from stepwell.errors import UnknownTrajectory
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.pool.api.ports import StepSink
-from stepwell.pool.api.producing import Registration, TrajectoryRef
+from stepwell.pool.api.producing import TRAIN, Registration, TrajectoryRef
 from stepwell.wire import gateway_api
 
 MAX_KNOWN = 100_000
@@ -23,26 +23,30 @@ class KnownTrajectories:
 
     def __init__(self, pool: StepSink) -> None:
         self._pool = pool
-        self._known: OrderedDict[str, str] = OrderedDict()
+        self._known: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        """The prompt_uid and the channel of each."""
 
-    def add(self, ref: TrajectoryRef) -> None:
-        self._known[ref.trajectory_uid] = ref.prompt_uid
+    def add(self, ref: TrajectoryRef, channel: str) -> None:
+        self._known[ref.trajectory_uid] = ref.prompt_uid, channel
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
     def forget(self, trajectory_uid: str) -> None:
         self._known.pop(trajectory_uid, None)
 
-    async def require(self, ref: TrajectoryRef) -> None:
+    async def channel_of(self, ref: TrajectoryRef) -> str:
         """UnknownTrajectory if the pool would refuse the call's step, before the call costs the engine anything."""
-        if self._known.get(ref.trajectory_uid) == ref.prompt_uid:
-            return
-        if not await self._pool.knows(ref.trajectory_uid, ref.prompt_uid):
+        prompt_uid, channel = self._known.get(ref.trajectory_uid, (None, None))
+        if channel is not None and prompt_uid == ref.prompt_uid:
+            return channel
+        channel = await self._pool.knows(ref.trajectory_uid, ref.prompt_uid)
+        if channel is None:
             raise UnknownTrajectory(
                 f"no open trajectory {ref.trajectory_uid} of prompt_uid {ref.prompt_uid}; take a base_url from "
                 "POST /init_trajectory"
             )
-        self.add(ref)
+        self.add(ref, channel)
+        return channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class TrajectoryLifecycle:
         await self.pool.register_trajectory(
             Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, wanted.group_size, wanted.metadata)
         )
-        self.known.add(ref)
+        if wanted.channel or not wanted.trajectory_uid:  # a trajectory that is opened again may be in any channel
+            self.known.add(ref, wanted.channel or TRAIN)
         return gateway_api.TrajectoryOpened(
             trajectory_uid=ref.trajectory_uid,
             prompt_uid=ref.prompt_uid,

@@ -30,7 +30,10 @@ def as_unrecorded(call: ModelCall) -> ModelCall:
 
 
 def add_origins(call: ModelCall, answer: ChoicesReply, steps: Sequence[Step]) -> None:
-    """Add to each choice which weights wrote it and how exact its ids are. Its step is what it would be recorded as."""
+    """Add to each choice which weights wrote it, how it was sampled, and how exact its ids are.
+
+    Its step is what it would be recorded as.
+    """
     for choice, step in zip(answer.message["choices"], steps, strict=True):
         if step.exactness is Exactness.ENGINE and step.quarantine is not None:
             raise EngineUnavailable(f"the engine's answer cannot be trained on: {step.quarantine}")
@@ -38,6 +41,8 @@ def add_origins(call: ModelCall, answer: ChoicesReply, steps: Sequence[Step]) ->
             _add_ids(answer.message if call.upstream is Upstream.CHAT else choice, choice, step)
         choice["exactness"] = step.exactness
         choice["policy_version"] = step.policy_version
+        choice["temperature"] = step.temperature
+        choice["untrainable"] = step.untrainable
         choice["version_spans"] = [list(span) for span in step.version_spans]
 
 

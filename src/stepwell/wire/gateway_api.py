@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from stepwell.pool.api.producing import EndResult
+from stepwell.steps.sampling import MULTIMODAL
 from stepwell.steps.schema import ARRAY_KINDS, READERS, REQUIRED, STEP_COLUMNS, Column, ColumnKind, ColumnScope
 from stepwell.steps.step import Step, VersionSpan
 
@@ -96,7 +97,6 @@ class Registered(GatewayBody):
     status: Literal["ok"] = "ok"
 
 
-MULTIMODAL = "multimodal: the step has images or other data that is not stored"
 Spans = list[tuple[Version, TokenCount, TokenCount]]
 SUBMITTED_TYPES: dict[ColumnKind, Any] = {
     ColumnKind.IDS: list[TokenId],
@@ -198,6 +198,9 @@ class GenerationDone(GatewayBody):
     version_spans: list[VersionSpan]
     model: str = ""
     """The name of the model or adapter that answered; empty if the engine does not report it."""
+    temperature: float | None = None
+    sampling: JsonFields = {}
+    """The sampling parameters in force, for the step that the agent submits."""
 
 
 class ComputeReward(GatewayBody):

@@ -29,8 +29,11 @@ UNTRAINED = -100
 """The mask of a token that is not trained; a trained token's mask repeats its id."""
 FILLER = 1.0
 """The log-probability of a token that no policy wrote."""
-OF_SEQUENCES = ("advantages", "ref_logprobs", "messages", "overrides", "distill_token_ids", "distill_logprobs")
-"""Optional fields with one entry per sequence."""
+OF_SEQUENCES = (
+    *("advantages", "ref_logprobs", "messages", "overrides", "distill_token_ids", "distill_logprobs"),
+    *("temperatures", "untrainable", "models"),
+)
+"""Optional fields with one entry per sequence. The last three say how it was sampled."""
 OF_GROUPS = ("generation_params", "group_overrides", "images")
 """Optional fields of the group as a whole."""
 NO_NUMBER = re.compile(rb"NaN|Infinity|nan|inf")

@@ -11,6 +11,7 @@ Invariants:
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from stepwell.steps.columns import Columns, cut, make_columns
 from stepwell.steps.layout import IndexArray, offsets, trajectories_of
 from stepwell.steps.rows import NO_VERSION, merge_rows
+from stepwell.steps.sampling import read_temperature, untrainable_reason
 from stepwell.steps.step import GRADES, BoolArray, FloatArray, Json, JsonObject, ids_array
 from stepwell.wire.scored_groups import FILLER, ScoredGroup
 
@@ -56,6 +58,7 @@ def columns_from_group(
         "prompt_uids": [prompt_uid] * count,
         "exactness": list(group.exactness),
         "extras": _step_extras(group, starts, middles),
+        **_sampling(group),
     }
     return make_columns(count, values)
 
@@ -75,6 +78,23 @@ def _response_logprobs(group: ScoredGroup, responses: Sequence[slice]) -> FloatA
     if group.logprobs is None:
         return np.full(sum(response.stop - response.start for response in responses), np.nan, np.float32)
     return np.concatenate([group.logprobs[response] for response in responses])
+
+
+def _sampling(group: ScoredGroup) -> dict[str, Any]:
+    """How each sequence was sampled: as it tells, else as the group's generation_params tell."""
+    params = group.extras.get("generation_params")
+    sampling = params if isinstance(params, dict) else {}
+    told = [(own.get("temperatures"), own.get("untrainable"), own.get("models")) for own in group.extras_N]
+    temperatures = [read_temperature(own, sampling) for own, _, _ in told]
+    return {
+        "temperatures_S": np.array(temperatures, np.float64),
+        "untrainable": [
+            reason if isinstance(reason, str) else untrainable_reason({**sampling, "temperature": temperature})
+            for (_, reason, _), temperature in zip(told, temperatures, strict=True)
+        ],
+        "models": [model if isinstance(model, str) else "" for _, _, model in told],
+        "sampling": [sampling] * len(group),
+    }
 
 
 def _step_extras(group: ScoredGroup, starts: Sequence[int], middles: Sequence[int]) -> list[JsonObject]:

@@ -156,7 +156,7 @@ async def test_the_policy_version_is_that_of_the_moment_of_sampling(
         ("/v1/embeddings", HELLO, 400, "bad_request", "names no trajectory"),
         ("/OPEN/v1/chat/completions", {**HELLO, "stream": 1}, 400, "bad_request", "stream must be true or false"),
         ("/OPEN/v1/chat/completions", {"model": "tiny"}, 400, "bad_request", "messages must be a list"),
-        ("/OPEN/v1/chat/completions", {**HELLO, "model": "nope"}, 404, 404, "does not exist"),
+        ("/OPEN/v1/chat/completions", {**HELLO, "model": "nope"}, 404, "model_not_found", "does not exist"),
         ("/OPEN/v1/complete_trajectory", {"reward": "good"}, 400, "bad_request", "reward: "),
         ("/OPEN/v1/complete_trajectory", {"rewrad": 1}, 400, "bad_request", "rewrad: "),
         ("/init_trajectory", {"prompt_uid": "a/b"}, 400, "bad_request", "prompt_uid: "),

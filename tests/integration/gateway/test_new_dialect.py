@@ -65,7 +65,6 @@ class TelegramDialect:
             upstream=call.upstream,
             request=call.request,
             sampling=call.sampling,
-            untrainable=call.untrainable,
             stream=call.stream,
             choices_per_prompt=1,
             wants=call.wants,

@@ -10,6 +10,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from stepwell.engines.logprobs_mode import PROBE_USER
 from tests.rig.fake_engine.admin import BODY, add_admin_routes, add_plain_routes, answering, json_response
 from tests.rig.fake_engine.asking import Ask, Json, RefusedError, fit
 from tests.rig.fake_engine.chat import Chat
@@ -58,6 +59,8 @@ def _watch(engine: "FakeEngine") -> Middleware:
     async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             request[BODY] = _parsed(await request.read(), for_fake := request.path.startswith("/fake/"))
+            if isinstance(request[BODY], dict) and request[BODY].get("user") == PROBE_USER:
+                return json_response(engine.likeliest_token(request[BODY]["temperature"]))
             if not for_fake:
                 engine.note(request.method, request.path_qs, dict(request.headers), request[BODY])
             return await handler(request)

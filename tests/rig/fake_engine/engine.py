@@ -10,6 +10,7 @@ from typing import Self
 
 from aiohttp import web
 
+from stepwell.steps.sampling import PROCESSED, RAW
 from tests.rig.fake_engine.app import create_app
 from tests.rig.fake_engine.asking import Json, PauseMode
 from tests.rig.fake_engine.faults import Faults, FaultSwitch
@@ -59,6 +60,9 @@ class FakeEngine:
         self.max_model_len = max_model_len
         self.replies = deque(Reply(reply) if isinstance(reply, str) else reply for reply in replies)
         """Canned replies, one for each choice to come; when they run out, the hash takes over."""
+
+        self.logprobs_mode = PROCESSED
+        """What it says at a probe of its mode."""
 
         self.url = ""
         self.health_status = 200
@@ -135,6 +139,11 @@ class FakeEngine:
 
     def next_replies(self, n: int) -> list[Reply | None]:
         return [self.replies.popleft() if self.replies else None for _ in range(n)]
+
+    def likeliest_token(self, temperature: float) -> Json:
+        """The answer to a probe of its log-probability mode, which is no request of an agent."""
+        logprob = -1.0 if self.logprobs_mode == RAW else -1.0 * temperature
+        return {"choices": [{"logprobs": {"top_logprobs": [{"a": logprob}]}}]}
 
     def note(self, method: str, path: str, headers: dict[str, str], body: Json) -> None:
         self.asked[path] += 1

@@ -33,6 +33,10 @@ def test_the_documented_command_line_is_understood() -> None:
         "engine_key": None,
         "routing": "round_robin",
         "durability": "async",
+        "sampling": ("train=on_policy",),
+        "temperature": 1.0,
+        "model": "",
+        "other_models": (),
         "spool": None,
         "atropos": False,
         "atropos_state": None,
@@ -45,6 +49,14 @@ def test_optional_settings_have_the_documented_defaults() -> None:
     settings = read_settings(GatewaySettings, REQUIRED, "gateway")
     assert (settings.ray_address, settings.host, settings.port) == ("auto", "0.0.0.0", 8100)
     assert settings.reward_worker_name is None
+
+
+def test_each_channel_is_told_whose_sampling_counts() -> None:
+    settings = read_settings(GatewaySettings, [*REQUIRED, "--sampling", "train=as_asked,live=on_policy"], "gateway")
+    assert settings.sampling == ("train=as_asked", "live=on_policy")
+    for wrong in ("on_policy", "train=greedy", "=as_asked"):
+        with pytest.raises(BadRequest, match="is not CHANNEL=on_policy or CHANNEL=as_asked"):
+            read_settings(GatewaySettings, [*REQUIRED, "--sampling", wrong], "gateway")
 
 
 def test_flags_override_the_environment_which_overrides_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ class ManagedServer:
     async def _turns(self, answered: ServerReply, request: dict[str, Any]) -> list[SampledTurn]:
         reply = read_object(answered.raw, "answer")
         choices = read_choices(reply)
-        turns = [read_turn(reply, choice) for choice in choices]
+        turns = [read_turn(reply, choice, request) for choice in choices]
         if None in turns and self._tokenizer is None:
             config = answered.server.config
             self._tokenizer = await self._tokenizers.named(config.tokenizer_name or config.model_name)

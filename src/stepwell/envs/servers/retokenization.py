@@ -47,7 +47,7 @@ def encoded_turn(tokenizer: Any, request: Mapping[str, Any], choice: dict[str, A
         raise EngineUnavailable(f"the server gives no token ids, and the chat cannot be encoded again: {why}") from None
     sampled = replace(read_sampled({}, choice), prompt_ids=prompt)
     encoded = replace(sampled, response_ids=_response_ids(tokenizer, sampled, text))
-    return turn_of(encoded, Exactness.RETOKENIZED, choice)
+    return turn_of(encoded, Exactness.RETOKENIZED, choice, request)
 
 
 def _prompt_and_text(

@@ -16,6 +16,7 @@ import numpy as np
 from stepwell.envs.scored_data import UNTRAINED, ScoredDataItem
 from stepwell.errors import EngineUnavailable
 from stepwell.steps.prefix_tree import PrefixTree
+from stepwell.steps.sampling import read_temperature, untrainable_reason
 from stepwell.steps.soundness import logprobs_fault
 from stepwell.steps.step import GRADES, Exactness, FloatArray, IntArray
 from stepwell.wire.openai import Sampled, read_sampled
@@ -36,6 +37,10 @@ class SampledTurn:
     finish_reason: str | None = None
     policy_version: int | None = None
     """Of the oldest token; None if the server does not report it."""
+    temperature: float | None = None
+    untrainable: str | None = None
+    """Why the policy's trainer would compute with another distribution; None if it does not."""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +70,11 @@ class SequenceNode:
     """Of the oldest turn whose version is known."""
     exactness: str
     """engine, or retokenized if the tokens of any turn were encoded from text."""
+    temperature: float | None = None
+    """None if it is not known, or if turns differ."""
+    untrainable: str | None = None
+    """Why the sequence is left out of training; None if it is not."""
+    model: str = ""
 
     def item(self, score: float, **more: Any) -> ScoredDataItem:
         """The rollout that collect_trajectory returns; `more` are further keys, for example messages or overrides."""
@@ -76,7 +86,9 @@ class SequenceNode:
             policy_version=self.policy_version,
             exactness=self.exactness,
         )
-        return {**item, **more}  # type: ignore[typeddict-item]
+        sampled = {"temperature": self.temperature, "untrainable": self.untrainable, "model": self.model or None}
+        known = {name: value for name, value in sampled.items() if value is not None}
+        return {**item, **known, **more}  # type: ignore[typeddict-item]
 
 
 class TurnTree:
@@ -103,6 +115,10 @@ class TurnTree:
         return list(self._tokens.read(sequence.branch, sequence.length).tolist())
 
     def node(self, sequence: TurnSequence, full_text: str) -> SequenceNode:
+        temperatures = {turn.temperature for turn in sequence.turns}
+        reasons = [turn.untrainable for turn in sequence.turns if turn.untrainable]
+        if len(temperatures) > 1:
+            reasons.append(f"temperatures: the turns were sampled at {', '.join(map(str, temperatures))}")
         versions = [turn.policy_version for turn in sequence.turns if turn.policy_version is not None]
         return SequenceNode(
             tokens=self.tokens(sequence),
@@ -112,6 +128,9 @@ class TurnTree:
             metadata={"finish_reason": sequence.turns[-1].finish_reason, "turns": len(sequence.turns)},
             policy_version=min(versions, default=None),
             exactness=str(max((turn.exactness for turn in sequence.turns), key=lambda grade: GRADES[grade])),
+            temperature=temperatures.pop() if len(temperatures) == 1 else None,
+            untrainable=next(iter(reasons), None),
+            model=sequence.turns[-1].model,
         )
 
     def _longest_prefix_of(self, prompt_ids: IntArray) -> TurnSequence | None:
@@ -122,18 +141,24 @@ class TurnTree:
         return max(prefixes, key=lambda sequence: sequence.length, default=None)
 
 
-def read_turn(reply: dict[str, Any], choice: dict[str, Any]) -> SampledTurn | None:
-    """One choice of a reply; None if it has no token ids."""
+def read_turn(reply: dict[str, Any], choice: dict[str, Any], request: Mapping[str, Any]) -> SampledTurn | None:
+    """One choice of the reply to a request; None if it has no token ids."""
     sampled = read_sampled(reply, choice)
     if not len(sampled.prompt_ids) or not len(sampled.response_ids):
         return None
     exactness = Exactness.RETOKENIZED if choice.get("exactness") == Exactness.RETOKENIZED else Exactness.ENGINE
-    return turn_of(sampled, exactness, choice)
+    return turn_of(sampled, exactness, choice, request)
 
 
-def turn_of(sampled: Sampled, exactness: Exactness, choice: Mapping[str, Any]) -> SampledTurn:
-    """Log-probabilities that do not fit the engine's own ids are an error; with other ids they are left out."""
+def turn_of(
+    sampled: Sampled, exactness: Exactness, choice: Mapping[str, Any], request: Mapping[str, Any]
+) -> SampledTurn:
+    """The gateway tells how it sampled; of other servers, the request does.
+
+    Log-probabilities that do not fit the engine's own ids are an error; with other ids they are left out.
+    """
     logprobs, version = sampled.logprobs, choice.get("policy_version")
+    asked = {**request, **(request.get("extra_body") or {})}
     fault = None if logprobs is None else logprobs_fault(logprobs, len(sampled.response_ids))
     if fault is not None and exactness is Exactness.ENGINE:
         raise EngineUnavailable(f"the server's answer cannot be trained on: {fault}")
@@ -144,6 +169,9 @@ def turn_of(sampled: Sampled, exactness: Exactness, choice: Mapping[str, Any]) -
         exactness=exactness,
         finish_reason=sampled.finish_reason,
         policy_version=version if isinstance(version, int) else None,
+        temperature=read_temperature(choice.get("temperature"), asked),
+        untrainable=choice["untrainable"] if "untrainable" in choice else untrainable_reason(asked),
+        model=sampled.model,
     )
 
 

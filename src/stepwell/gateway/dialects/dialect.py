@@ -4,11 +4,12 @@ An engine is always asked in OpenAI's chat or completions form. A dialect transl
 engine. `DIALECTS` in this package lists all dialects; everything particular to one is in its own file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, Wants
+from stepwell.gateway.dialects.request_sampling import AS_ASKED, SamplingPolicy
 from stepwell.gateway.http.error_responses import ErrorDetails
 from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import Upstream, Usage
@@ -32,6 +33,9 @@ class CallSurroundings:
 
     response_length: int
     """The longest response that a trainer takes."""
+    sampling: SamplingPolicy = AS_ASKED
+    models: Sequence[str] = ()
+    """The models that the request may name, first the one that is trained; none means any."""
 
 
 class ModelCall(NamedTuple):
@@ -42,8 +46,7 @@ class ModelCall(NamedTuple):
     request: dict[str, Any]
     """The request in the upstream form, with every sampling parameter explicit. The engine kind adapts it further."""
     sampling: JsonObject
-    untrainable: str | None
-    """Why the sampling parameters make the response unfit for training; None if they do not."""
+    """The sampling parameters in force, for the step."""
     stream: bool
     choices_per_prompt: int
     wants: Wants

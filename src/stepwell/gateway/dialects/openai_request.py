@@ -3,16 +3,17 @@
 Unknown fields are forwarded. Fields by which a client could reach beyond its own request are removed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from stepwell.engines import PRIVATE_FIELDS
-from stepwell.errors import BadRequest
+from stepwell.engines.engine import DEFAULT_MODEL
+from stepwell.errors import BadRequest, ModelNotFound
 from stepwell.gateway.dialects.dialect import NO_TEXTS, CallSurroundings, Dialect, ModelCall, PromptTexts
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStreamWriter, Wants, write_reply
-from stepwell.gateway.dialects.sampling import make_explicit, recorded_sampling, why_untrainable
+from stepwell.gateway.dialects.request_sampling import make_explicit, recorded_sampling
 from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
 from stepwell.wire.openai import Upstream
 
@@ -92,20 +93,30 @@ def make_call(
     for name in NOT_FORWARDED.intersection(request):
         del request[name]
     make_explicit(request, around.response_length)
+    _choose_model(request, around.models)
+    replaced = around.sampling.apply(request)
     request |= asked_for
     wants_usage = stream and _ask_for_usage(request)
     return ModelCall(
         dialect=dialect,
         upstream=upstream,
         request=request,
-        sampling=recorded_sampling(request),
-        untrainable=why_untrainable(request),
+        sampling=recorded_sampling(request, replaced),
         stream=stream,
         choices_per_prompt=choices,
         wants=Wants(wants_ids, wants_logprobs, wants_usage, wants_reasoning),
         texts=texts,
         malformed_history=malformed_history,
     )
+
+
+def _choose_model(request: dict[str, Any], models: Sequence[str]) -> None:
+    """The first of `models` unless the request names another of them."""
+    if models and request.get("model") in (None, DEFAULT_MODEL):
+        request["model"] = models[0]
+    elif models and request["model"] not in models:
+        asked, served = str(request["model"])[:80], ", ".join(models)
+        raise ModelNotFound(f"the model `{asked}` does not exist here; this gateway serves {served}")
 
 
 def _read_choices(request: dict[str, Any]) -> int:

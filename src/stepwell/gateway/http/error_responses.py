@@ -23,6 +23,7 @@ STATUS: dict[type[errors.StepwellError], int] = {
     errors.BadRequest: 400,
     errors.Forbidden: 401,
     errors.UnknownTrajectory: 404,
+    errors.ModelNotFound: 404,
     errors.Conflict: 409,
     errors.TooLarge: 413,
     errors.PoolFull: 429,

@@ -15,6 +15,7 @@ from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
+from stepwell.steps.sampling import untrainable_reason, with_mode
 from stepwell.steps.soundness import step_fault, usage_fault
 from stepwell.steps.step import Exactness, IntArray, Step, ids_array
 from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
@@ -35,6 +36,8 @@ class StepBuilder:
     metrics: GatewayMetrics
     prompt_length: int
     """The longest prompt that a trainer takes."""
+    trained_model: str
+    """The model or adapter that is trained; empty for the first one of the engine."""
     is_durable: bool
     """The end of an answer waits until the pool has confirmed its step."""
 
@@ -51,7 +54,7 @@ class StepBuilder:
         if not reply.engine.facts.token_ids:
             choices = await asyncio.to_thread(_retokenize, self.tokenizer, call.request, choices, texts())
         return build_steps(
-            answered_by(begun, reply),
+            self.answered_by(begun, call, reply),
             choices,
             usage,
             choices_per_prompt=call.choices_per_prompt,
@@ -76,24 +79,39 @@ class StepBuilder:
             for step in steps:
                 self.confirmer.forget(step)
 
-    def record_cut_short(self, begun: Step, reply: EngineReply, choices: Sequence[Sampled]) -> None:
+    def record_cut_short(self, begun: Step, call: ModelCall, reply: EngineReply, choices: Sequence[Sampled]) -> None:
         """Record what there is of an answer that has no end. Never waits."""
         cut = [choice for choice in choices if len(choice.response_ids)]
         if cut:
-            steps = build_steps(answered_by(begun, reply), cut, NO_USAGE, prompt_length=self.prompt_length)
+            begun = self.answered_by(begun, call, reply)
+            steps = build_steps(begun, cut, NO_USAGE, prompt_length=self.prompt_length)
             self.metrics.steps_recorded(steps)
             self.outbox.record(steps)
 
+    def answered_by(self, begun: Step, call: ModelCall, reply: EngineReply) -> Step:
+        """With what the engine tells. The pool's version counts for an engine that cannot tell its own.
 
-def answered_by(begun: Step, reply: EngineReply) -> Step:
-    """With what the engine tells. The pool's version counts for an engine that cannot tell its own.
-
-    Before the first sync an engine has the weights that it was started with, version 0; after it, it would get no call.
-    """
-    exactness = Exactness.ENGINE if reply.engine.facts.token_ids else Exactness.RETOKENIZED
-    if reply.version_before is None and not reply.engine.facts.reports_version:
-        return replace(begun, exactness=exactness, extras={**begun.extras, VERSION: UNKNOWN})
-    return replace(begun, policy_version=reply.version_before or 0, exactness=exactness)
+        Before the first sync an engine has the weights that it was started with, version 0; after it, it would get no
+        call.
+        """
+        facts = reply.engine.facts
+        model = str(call.request.get("model") or facts.model)
+        untrainable = begun.untrainable or untrainable_reason(
+            call.request,
+            model=model,
+            trained_model=self.trained_model or (facts.model if facts.token_ids else ""),
+            logprobs_mode=facts.logprobs_mode,
+        )
+        answered = replace(
+            begun,
+            exactness=Exactness.ENGINE if facts.token_ids else Exactness.RETOKENIZED,
+            untrainable=untrainable,
+            model=model,
+            sampling=with_mode(begun.sampling, facts.logprobs_mode),
+        )
+        if reply.version_before is None and not facts.reports_version:
+            return replace(answered, extras={**begun.extras, VERSION: UNKNOWN})
+        return replace(answered, policy_version=reply.version_before or 0)
 
 
 def build_steps(
@@ -117,7 +135,7 @@ def _build_step(begun: Step, choice: Sampled, miscount: str | None, prompt_lengt
         policy_version=choice.version_spans[0].version if choice.version_spans else begun.policy_version,
         version_spans=choice.version_spans,
         finish_reason=choice.finish_reason,
-        model=choice.model,
+        model=choice.model or begun.model,
         uid=token_hex(16),
     )
     fault = step_fault(step) or miscount or _answer_fault(step, prompt_length)

@@ -70,7 +70,7 @@ def trajectory_router(
         await pool.register_trajectory(
             Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, metadata=wanted.metadata)
         )
-        known.add(ref)
+        known.forget(ref.trajectory_uid)  # its channel may be another one
         return gateway_api.Registered()
 
     @router.post("/complete_trajectory")

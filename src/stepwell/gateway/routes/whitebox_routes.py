@@ -1,7 +1,7 @@
 """Routes for white-box agents, which tokenize, build steps and submit them by themselves."""
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
@@ -10,13 +10,14 @@ from stepwell.engines.engine import Generated
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import RefusedReply
 from stepwell.errors import BadRequest, EngineUnavailable, NotReady
-from stepwell.gateway.dialects.sampling import make_explicit
+from stepwell.gateway.dialects.request_sampling import make_explicit
 from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.step_builder import build_steps
 from stepwell.pool.api.ports import RewardScorer, StepSink
 from stepwell.pool.api.producing import TRAIN, SubmitVerdict
 from stepwell.pool.api.scoring import RewardRequest
+from stepwell.steps.sampling import LeftOutLog, with_distribution, with_mode
 from stepwell.steps.soundness import step_fault
 from stepwell.steps.step import Exactness, Step
 from stepwell.wire import gateway_api
@@ -29,9 +30,11 @@ def whitebox_router(
     tokenizer: BackgroundTokenizer,
     rewards: RewardScorer | None,
     metrics: GatewayMetrics,
+    left_out: LeftOutLog,
     *,
     prompt_length: int,
     response_length: int,
+    trained_model: str,
 ) -> APIRouter:
     router = APIRouter()
 
@@ -50,7 +53,7 @@ def whitebox_router(
             return relay(generated.status, generated.body)
         written = len(generated.sampled.response_ids)
         metrics.call_done("generate", 200, time.time() - began, None, len(wanted.prompt_ids), written)
-        return _generation(generated, prompt_length)
+        return _generation(generated, sampling, prompt_length)
 
     @router.post("/submit_steps")
     async def submit_steps(
@@ -63,6 +66,8 @@ def whitebox_router(
         faults = [f"steps.{i}: {fault}" for i, step in enumerate(steps) if (fault := step_fault(step))]
         if faults:
             raise BadRequest("; ".join(faults))
+        steps = [with_distribution(step, trained_model or engines.model) for step in steps]
+        left_out.note(channel, [step.untrainable for step in steps])
         verdicts = await pool.submit_steps(steps, channel=channel, group_size=group_size)
         refused = {str(v): verdicts.count(v) for v in set(verdicts) if v is not SubmitVerdict.ACCEPTED}
         return gateway_api.StepsSubmitted(accepted=verdicts.count(SubmitVerdict.ACCEPTED), refused=refused)
@@ -87,7 +92,7 @@ def whitebox_router(
     return router
 
 
-def _generation(generated: Generated, prompt_length: int) -> gateway_api.GenerationDone:
+def _generation(generated: Generated, sampling: dict[str, Any], prompt_length: int) -> gateway_api.GenerationDone:
     """The answer. EngineUnavailable if no sound step can be built from it."""
     begun = Step(prompt_ids=NO_IDS, response_ids=NO_IDS, trajectory_uid="", prompt_uid="", exactness=Exactness.ENGINE)
     (step,) = build_steps(begun, [generated.sampled], generated.usage, prompt_length=prompt_length)
@@ -101,4 +106,6 @@ def _generation(generated: Generated, prompt_length: int) -> gateway_api.Generat
         policy_version=min(versions, default=generated.version or 0),
         version_spans=list(generated.version_spans),
         model=generated.sampled.model,
+        temperature=sampling["temperature"],
+        sampling=dict(with_mode(sampling, generated.logprobs_mode)),
     )

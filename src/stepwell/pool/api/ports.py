@@ -40,7 +40,8 @@ class StepSink(EngineDirectory, Protocol):
     def policy_version(self) -> int:
         """The newest version that the pool has reported."""
 
-    async def knows(self, trajectory_uid: str, prompt_uid: str) -> bool: ...
+    async def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
+        """The channel of an open trajectory; None if it is not open."""
 
     async def register_trajectory(self, registration: Registration) -> None: ...
 

@@ -77,7 +77,7 @@ class RewardGiven:
 
 
 class KnowsCall(TrajectoryRef):
-    """Is this trajectory registered, and not closed yet? The answer is a bool."""
+    """Is this trajectory registered, and not closed yet? The answer is its channel, or None."""
 
 
 class AbortCall(TrajectoryRef):
@@ -93,4 +93,4 @@ class CompleteCall(TrajectoryRef):
 
 ProducerCall = KnowsCall | Registration | CompleteCall | AbortCall
 """What every rollout calls. These calls share messages."""
-ProducerAnswer = bool | EndResult | None
+ProducerAnswer = str | EndResult | None

@@ -103,7 +103,7 @@ class PoolClient(ScoringClient, WatchClient):
         """The addresses of all engines, as the pool knows them now."""
         return (await self.shards.at(self.shards.pool).serving()).engines or ()
 
-    async def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
+    async def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
         return await self._send(KnowsCall(trajectory_uid, prompt_uid))
 
     async def register_trajectory(self, registration: Registration) -> None:
@@ -219,7 +219,7 @@ class PoolClient(ScoringClient, WatchClient):
         self._serving_changed = asyncio.Event()
 
     @overload
-    async def _send(self, call: KnowsCall) -> bool: ...
+    async def _send(self, call: KnowsCall) -> str | None: ...
     @overload
     async def _send(self, call: Registration) -> None: ...
     @overload

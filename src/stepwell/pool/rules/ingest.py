@@ -17,12 +17,12 @@ class Ingest:
     def __init__(self, state: PoolState) -> None:
         self._state = state
 
-    def knows(self, trajectory_uid: str, prompt_uid: str) -> bool:
-        """Is it open? Then its agent may call the model."""
+    def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
+        """The channel of an open trajectory, whose agent may call the model; None if it is not open."""
         trajectory = self._state.trajectories.get(trajectory_uid)
         if trajectory is None or trajectory.completed or not trajectory.is_at_home:
-            return False
-        return trajectory.group.prompt_uid == prompt_uid
+            return None
+        return trajectory.group.channel if trajectory.group.prompt_uid == prompt_uid else None
 
     def register(self, registration: Registration) -> None:
         """Open a trajectory, or add to its metadata. It may change its channel until its first step."""

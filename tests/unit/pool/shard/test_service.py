@@ -70,7 +70,7 @@ async def test_calls_that_share_a_message_are_answered_each_for_itself(clock: Cl
             AbortCall("t", "p"),
         ]
     )
-    assert answers[:3] == [False, None, True]
+    assert answers[:3] == [None, None, "train"]
     assert isinstance(answers[3], Conflict)
     assert isinstance(answers[4], UnknownTrajectory)
     assert answers[5] is EndResult.ABORTED
@@ -178,7 +178,7 @@ async def test_what_a_refused_call_changed_is_in_the_journal_too(clock: Clock, t
     await service.answer([Registration("t", "p"), Registration("t", "other")])
     journal.db.close()
     journal = open_journal(tmp_path / "pool.sqlite")
-    assert await make_service(clock, journal).answer([KnowsCall("t", "p")]) == [True]
+    assert await make_service(clock, journal).answer([KnowsCall("t", "p")]) == ["train"]
     journal.close()
 
 

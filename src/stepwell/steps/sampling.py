@@ -1,0 +1,164 @@
+"""Which distribution a response was sampled from, and whether a trainer computes with the same one.
+
+A trainer computes log softmax(logits / temperature) over the whole vocabulary. A response that was sampled otherwise,
+by another model, or from a prompt that is more than its tokens, is not trained on unless the consumer asks for it.
+`untrainable_reason` decides this for every path by which a step comes into being.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from stepwell.steps.soundness import fault_kind
+from stepwell.steps.step import JsonObject, Step
+
+SIDE_CALL = "side_call"
+"""The kind of a step that an agent's harness made for itself. Leaving it out is no loss."""
+RAW = "raw"
+"""The log-probability mode of an engine that reports them as of temperature 1, before truncation and penalties."""
+PROCESSED = "processed"
+"""The mode of an engine that reports log-probabilities of the distribution it sampled from."""
+LOGPROBS_MODE = "logprobs_mode"
+"""The key in a step's `sampling` for the mode of its engine."""
+PENALTIES: Mapping[str, float] = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+"""Parameters that lower the probability of tokens that were already written, with the value that switches them off."""
+TRUNCATIONS: Mapping[str, Sequence[float]] = {"top_p": (1,), "top_k": (0, -1), "min_p": (0,)}
+"""Parameters that leave out improbable tokens, with the values that switch them off."""
+CONSTRAINTS = (
+    *("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "watermarking"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "thinking_token_budget"),
+)
+"""Fields that, if set, keep the model from tokens that it would have written, or force some."""
+MULTIMODAL = "multimodal: the step has images or other data that is not stored"
+"""The reason for a submitted step with such data."""
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "reasoning", "thinking")
+"""The types of a message's parts that are text. All others are images, sound, video or files."""
+
+
+def untrainable_reason(
+    sampled: Mapping[str, Any], *, model: str = "", trained_model: str = "", logprobs_mode: str = ""
+) -> str | None:
+    """Why a response does not represent the policy, as "kind: text"; None if it does.
+
+    `sampled` has the fields of the request, or what was recorded of them. A field that is missing is off. An empty
+    name or mode is not known.
+    """
+    return (
+        _greedy(sampled)
+        or _penalized(sampled)
+        or _truncated(sampled)
+        or constrained_reason(sampled)
+        or _multimodal(sampled)
+        or _other_model(model, trained_model)
+        or _raw_logprobs(sampled, logprobs_mode)
+    )
+
+
+def with_distribution(step: Step, trained_model: str = "") -> Step:
+    """A step that was not recorded, with the temperature and the reason that its `sampling` tells."""
+    temperature = read_temperature(step.temperature, step.sampling)
+    sampled = {**step.sampling, "temperature": temperature}
+    mode = str(step.sampling.get(LOGPROBS_MODE, ""))
+    reason = untrainable_reason(sampled, model=step.model, trained_model=trained_model, logprobs_mode=mode)
+    return replace(step, temperature=temperature, untrainable=step.untrainable or reason)
+
+
+def read_temperature(own: object, sampling: Mapping[str, Any]) -> float | None:
+    """A step's own temperature, else that of its parameters; None if neither is a number."""
+    for told in (own, sampling.get("temperature")):
+        if isinstance(told, int | float) and not isinstance(told, bool):
+            return float(told)
+    return None
+
+
+def with_mode(sampling: JsonObject, mode: str) -> JsonObject:
+    return {**sampling, LOGPROBS_MODE: mode} if mode else sampling
+
+
+def constrained_reason(sampled: Mapping[str, Any]) -> str | None:
+    """What keeps the model from tokens that it would have written, as "constrained: text"; None if nothing does."""
+    for name in CONSTRAINTS:
+        if sampled.get(name):
+            return f"constrained: {name} is set"
+    response_format, tool_choice = sampled.get("response_format"), sampled.get("tool_choice")
+    if isinstance(response_format, Mapping) and response_format.get("type") not in (None, "text"):
+        return f"constrained: response_format is {str(response_format['type'])[:40]}"
+    if tool_choice is not None and tool_choice not in ("auto", "none"):
+        return "constrained: tool_choice demands a call"
+    if tool_choice == "none" or not sampled.get("tools"):
+        return None
+    if sampled.get("parallel_tool_calls") is False:
+        return "constrained: parallel_tool_calls is false, which allows a single call"
+    if strict_functions(sampled["tools"]):
+        return "constrained: a tool is strict, so that a grammar forms its calls"
+    return None
+
+
+def strict_functions(tools: object) -> list[dict[str, Any]]:
+    """The functions of strict tools. Engines build a grammar for their calls, also under tool_choice auto."""
+    functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    return [function for function in functions if isinstance(function, dict) and function.get("strict")]
+
+
+class LeftOutLog:
+    """Says once for each channel and kind of reason that steps are left out of training."""
+
+    def __init__(self, log: logging.Logger, advice: str = "") -> None:
+        self._log = log
+        self._advice = advice
+        self._said: set[tuple[str, str]] = set()
+
+    def note(self, channel: str, reasons: Iterable[str | None]) -> None:
+        for reason in filter(None, reasons):
+            cause = channel, fault_kind(reason)
+            if cause not in self._said and cause[1] != SIDE_CALL:
+                self._said.add(cause)
+                text = "channel %s: steps are left out of training, as %s; further ones are only counted%s"
+                self._log.warning(text, channel, reason, self._advice)
+
+
+def _greedy(sampled: Mapping[str, Any]) -> str | None:
+    if sampled.get("temperature") == 0:
+        return "greedy: temperature is 0"
+    return "greedy: use_beam_search is set" if sampled.get("use_beam_search") else None
+
+
+def _penalized(sampled: Mapping[str, Any]) -> str | None:
+    for name, off in PENALTIES.items():
+        if sampled.get(name) not in (None, off):
+            return f"penalties: {name} is {sampled[name]}"
+    return None
+
+
+def _truncated(sampled: Mapping[str, Any]) -> str | None:
+    for name, off in TRUNCATIONS.items():
+        if (value := sampled.get(name)) is not None and value not in off:
+            return f"truncated: {name} is {value}"
+    return None
+
+
+def _multimodal(sampled: Mapping[str, Any]) -> str | None:
+    """The step has the placeholder's tokens, not the image."""
+    messages = sampled.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list):
+            for part in content:
+                kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+                if kind not in TEXT_PARTS:
+                    return f"multimodal: a message has a part of type {str(kind)[:40]}"
+    return None
+
+
+def _other_model(model: str, trained_model: str) -> str | None:
+    if model and trained_model and model != trained_model:
+        return f"model: {model[:80]} wrote it, and {trained_model[:80]} is trained"
+    return None
+
+
+def _raw_logprobs(sampled: Mapping[str, Any], mode: str) -> str | None:
+    temperature = sampled.get("temperature")
+    if mode == RAW and temperature not in (None, 1):
+        return f"raw_logprobs: the engine reports log-probabilities of temperature 1, not of {temperature}"
+    return None
