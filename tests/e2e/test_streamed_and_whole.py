@@ -45,9 +45,8 @@ def assert_same(whole: Sequence[Step], streamed: Sequence[Step]) -> None:
         assert one.finish_reason == other.finish_reason
         assert one.sampling == other.sampling
         assert one.exactness is other.exactness is Exactness.ENGINE
-        assert (
-            one.untrainable == other.untrainable == ("truncated: top_p is 0.9" if one.sampling["top_p"] < 1 else None)
-        )
+        reason = None if one.sampling["top_p"] == 1 else "truncated: top_p is 0.9"
+        assert one.untrainable == other.untrainable == reason
 
 
 @pytest.mark.parametrize("name", CHATS)
