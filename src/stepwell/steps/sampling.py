@@ -82,7 +82,7 @@ def constrained_reason(sampled: Mapping[str, Any]) -> str | None:
         if sampled.get(name):
             return f"constrained: {name} is set"
     response_format, tool_choice = sampled.get("response_format"), sampled.get("tool_choice")
-    if isinstance(response_format, Mapping) and response_format.get("type") not in (None, "text"):
+    if isinstance(response_format, dict) and response_format.get("type") not in (None, "text"):
         return f"constrained: response_format is {str(response_format['type'])[:40]}"
     if tool_choice is not None and tool_choice not in ("auto", "none"):
         return "constrained: tool_choice demands a call"
@@ -141,13 +141,13 @@ def _truncated(sampled: Mapping[str, Any]) -> str | None:
 def _multimodal(sampled: Mapping[str, Any]) -> str | None:
     """The step has the placeholder's tokens, not the image."""
     messages = sampled.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, list):
-            for part in content:
-                kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
-                if kind not in TEXT_PARTS:
-                    return f"multimodal: a message has a part of type {str(kind)[:40]}"
+    if not isinstance(messages, list):
+        return None
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    for part in parts:
+        if (kind := part.get("type", "text")) not in TEXT_PARTS:
+            return f"multimodal: a message has a part of type {str(kind)[:40]}"
     return None
 
 
