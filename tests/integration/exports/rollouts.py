@@ -1,5 +1,6 @@
 """Groups of every kind that a pool may hold, made up from a seed."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,20 +95,24 @@ async def fill(pool: PoolClient, steps: int, seed: int = 0, *, completed: float 
     while held < steps:
         registered, trajectories = maker.group(number)
         number += 1
+        held += sum(map(len, trajectories))
         await pool.submit_groups([step for found in trajectories for step in found], registered)
-        for wanted, found in zip(registered, trajectories, strict=True):
-            held += len(found)
-            reward = maker.reward()
-            if reward is not None and maker.some(0.3):
-                given = RewardGiven(
-                    trajectory_uid=wanted.trajectory_uid,
-                    prompt_uid=wanted.prompt_uid,
-                    value=reward,
-                    source="judge ✓",
-                    notes="so be it",
-                )
-                await pool.give_reward(given)
-                await pool.give_reward(given)
-                reward = None
-            if maker.some(completed):
-                await pool.complete_trajectory(wanted.trajectory_uid, wanted.prompt_uid, reward)
+        await asyncio.gather(*(_end(pool, maker, trajectory, completed) for trajectory in registered))
+
+
+async def _end(pool: PoolClient, maker: Maker, trajectory: Registration, completed: float) -> None:
+    reward = maker.reward()
+    is_judged, is_completed = reward is not None and maker.some(0.3), maker.some(completed)
+    if reward is not None and is_judged:
+        given = RewardGiven(
+            trajectory_uid=trajectory.trajectory_uid,
+            prompt_uid=trajectory.prompt_uid,
+            value=reward,
+            source="judge ✓",
+            notes="so be it",
+        )
+        await pool.give_reward(given)
+        await pool.give_reward(given)
+        reward = None
+    if is_completed:
+        await pool.complete_trajectory(trajectory.trajectory_uid, trajectory.prompt_uid, reward)
