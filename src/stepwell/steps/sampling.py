@@ -32,6 +32,8 @@ CONSTRAINTS = (
 """Fields that, if set, keep the model from tokens that it would have written, or force some."""
 MULTIMODAL = "multimodal: the step has images or other data that is not stored"
 """The reason for a submitted step with such data."""
+LARGEST_TEMPERATURE = 1e6
+"""A larger number is no temperature that an engine samples at."""
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "reasoning", "thinking")
 """The types of a message's parts that are text. All others are images, sound, video or files."""
 
@@ -67,7 +69,7 @@ def with_distribution(step: Step, trained_model: str = "") -> Step:
 def read_temperature(own: object, sampling: Mapping[str, Any]) -> float | None:
     """A step's own temperature, else that of its parameters; None if neither is a number."""
     for told in (own, sampling.get("temperature")):
-        if isinstance(told, int | float) and not isinstance(told, bool):
+        if isinstance(told, int | float) and not isinstance(told, bool) and abs(told) <= LARGEST_TEMPERATURE:
             return float(told)
     return None
 

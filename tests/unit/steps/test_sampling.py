@@ -103,8 +103,9 @@ def test_a_step_takes_its_temperature_and_its_reason_from_its_sampling() -> None
     assert (told.temperature, told.untrainable) == (0.5, "truncated: top_p is 0.9")
     own = with_distribution(make_step(sampling={"temperature": 0.5}, temperature=0.25))
     assert (own.temperature, own.untrainable) == (0.25, None)
-    unknown = with_distribution(make_step())
-    assert (unknown.temperature, unknown.untrainable) == (None, None)
+    for sampling in ({}, {"temperature": "hot"}, {"temperature": True}, {"temperature": 10**400}):
+        unknown = with_distribution(make_step(sampling=sampling))
+        assert (unknown.temperature, unknown.untrainable) == (None, None)
 
 
 def test_each_cause_is_logged_once_in_each_channel_and_side_calls_never(caplog: pytest.LogCaptureFixture) -> None:
