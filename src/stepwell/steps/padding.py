@@ -40,9 +40,11 @@ class PaddedSteps(ArrayRecord):
     rollout_log_probs_S_R: FloatArray
     has_logprobs_S: BoolArray
     token_level_rewards_S_R: FloatArray
-    """The step's reward on its last response token."""
+    """The step's own reward on its last response token."""
     scored_S: BoolArray
     """False where no one has given a reward. The rewards of such a row are 0."""
+    returns_S: NDArray[np.float64]
+    """The return of each row's trajectory, which also counts what is in no row; NaN if there is no reward."""
     prompt_uids: list[str]
     trajectory_uids: list[str]
     step_indexes_S: IntArray
@@ -80,6 +82,7 @@ def pad_steps(
         has_logprobs_S=has_logprobs[kept],
         token_level_rewards_S_R=_on_last_token(columns.rewards_S[kept], responses, narrow),
         scored_S=~np.isnan(columns.rewards_S[kept]),
+        returns_S=columns.returns_S[kept],
         prompt_uids=[columns.prompt_uids[i] for i in kept],
         trajectory_uids=[columns.trajectory_uids[i] for i in kept],
         step_indexes_S=columns.step_indexes_S[kept],

@@ -2,7 +2,6 @@
 order, and whichever steps a trainer takes."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepwell.exports.file_source import LateRewards
+from stepwell.exports.import_run import message
 from stepwell.pool.api.curation import Curation, CurationAction
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.producing import Registration, RewardGiven
+from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.scoring import Score
 from stepwell.pool.client.batch import batch_from_arrow, batch_of, make_batch
+from stepwell.pool.shard.late_rewards import LateReward, late_rewards_table
 from stepwell.steps.columns import pack, unpack
+from stepwell.steps.groups import StepGroup
 from stepwell.steps.returns import put_together, return_of, take_apart
 from stepwell.steps.step import Exactness
 from tests.builders import EasyPool, make_step
@@ -189,9 +192,74 @@ def test_stored_rewards_are_told_apart_and_put_together(plans: list[float | None
     pool.complete("t", "p", outcome)
     stored, _ = pool.view.read([("t", "p")])
     apart = take_apart(stored)
-    changed = replace(apart, outcome=None) if apart.outcome is None else apart
     total = math.fsum(value for value in [*plans, outcome] if value is not None)
-    assert (changed.total() or 0.0) == total
+    assert (apart.total() or 0.0) == total
     if outcome is not None and apart.outcome is not None:
         apart.outcome.value += 1.0
         assert apart.total() == pytest.approx(total + 1.0)
+
+
+def test_a_padded_row_has_the_return_of_its_trajectory() -> None:
+    pool = process_rewarded(EasyPool(Limits()))
+    pool.complete("t", "p", OUTCOME)
+    leased = pool.lease(1)
+    assert leased is not None
+    assert batch_of(leased[1]).padded(8, 8).returns_S.tolist() == [pytest.approx(2.7)] * 3
+
+
+values = st.sampled_from([-1.0, 0.0, 0.25, 0.3, 1.0])
+
+
+@given(own=st.lists(st.none() | values, min_size=2, max_size=4), outcome=values)
+def test_a_workers_score_gives_the_return_that_the_same_rewards_give(own: list[float | None], outcome: float) -> None:
+    pools = [EasyPool(Limits(require_reward=True)) for _ in range(2)]
+    for pool in pools:
+        pool.register(Registration("t", "p"))
+        pool.submit([make_step(uid=str(n), step_index=n) for n in range(len(own))])
+        pool.complete("t", "p")
+    by_worker, by_hand = pools
+    by_worker.take_unscored()
+    total = outcome + math.fsum(reward for reward in own if reward is not None)
+    assert by_worker.judge("t", "p", Score(total, step_rewards=tuple(own)))
+    for n, reward in enumerate(own):
+        if reward is not None:
+            by_hand.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=reward, step_index=n))
+    by_hand.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=outcome))
+    assert returns(by_worker) == [pytest.approx(returns(by_hand)[0], abs=1e-9)]
+
+
+def stored_group(outcome: float | None = OUTCOME) -> StepGroup:
+    """A trajectory with process rewards, as an archive or an export has it."""
+    pool = process_rewarded(EasyPool(Limits()))
+    pool.complete("t", "p", outcome)
+    columns, _ = pool.view.read([("t", "p")])
+    return StepGroup(columns, "", "train")
+
+
+def test_an_imported_trajectory_keeps_its_outcome_reward_apart() -> None:
+    columns, registrations = message([stored_group()], set(), None)
+    pool = EasyPool(Limits())
+    assert pool.ingest.submit_groups(columns, registrations) == [SubmitVerdict.ACCEPTED] * 3
+    (steps,) = pool.take(1) or [[]]
+    assert [step.reward for step in steps] == list(PROCESS)
+    assert steps[0].outcome_reward == OUTCOME
+    assert return_of(steps) == pytest.approx(2.7)
+
+
+@pytest.mark.parametrize(
+    ("source", "step_index", "value", "expected"),
+    [
+        ("judge", None, 0.5, 0.3 + 0.7 + 0.9 + 0.5),
+        ("judge", 2, 0.0, 0.3 + 0.7 + 0.0 + 0.8),
+        ("curation:ann", None, 0.5, 0.5),
+    ],
+    ids=["the outcome", "a step", "a person's"],
+)
+def test_a_late_reward_changes_only_what_it_is_for(
+    source: str, step_index: int | None, value: float, expected: float
+) -> None:
+    late = LateReward(
+        trajectory_uid="t", prompt_uid="p", value=value, source=source, step_index=step_index, revision=9, at=1.0
+    )
+    columns = LateRewards([late_rewards_table([late])]).apply(stored_group()).columns
+    assert return_of(unpack(columns, copy=False)) == pytest.approx(expected)
