@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.steps.layout import IndexArray, offsets, sums
+from stepwell.steps.sampling import read_temperature
 from stepwell.steps.schema import CARRIED, REQUIRED, SCALAR_COLUMNS, Column, ColumnKind, Storage
 from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, Step, VersionSpan
 
@@ -110,9 +111,7 @@ class Columns:
         unknown_S = np.isnan(told_S)
         if not unknown_S.any():
             return told_S
-        sent = [sampling.get("temperature") for sampling in self.sampling]
-        sent_S = np.array([value if isinstance(value, int | float) else np.nan for value in sent], np.float64)
-        return np.where(unknown_S, sent_S, told_S)
+        return np.where(unknown_S, np.array([read_temperature(None, of) for of in self.sampling], np.float64), told_S)
 
     @property
     def extras(self) -> list[JsonObject]:
