@@ -63,14 +63,11 @@ class NcclTransfer:
 
     def prepare(self, weights: WeightStream, engines: Sequence[EngineControl]) -> None:
         self._weights = weights
-        members = [engine.url for engine in engines]
-        if self._group is None or members != self._members:
-            self._group, self._members = self._opened(engines), members
+        self._group = self._group_of(engines)
 
     def update(self, engines: Sequence[EngineControl]) -> None:
         """Engines receive while the trainer sends: neither call ends before the other."""
-        group, self._group = self._group, None
-        assert group is not None
+        group, self._group = self._group_of(engines), None  # an engine may have failed since `prepare`
         on_each(engines, lambda engine: engine.begin_weights())
         for chunk in split_stream(self._weights, CHUNK_BYTES):
             self._send(chunk, group, engines)
@@ -90,7 +87,11 @@ class NcclTransfer:
         receiving.result()
         group.finish()
 
-    def _opened(self, engines: Sequence[EngineControl]) -> Broadcast:
+    def _group_of(self, engines: Sequence[EngineControl]) -> Broadcast:
+        members = [engine.url for engine in engines]
+        if self._group is not None and members == self._members:
+            return self._group
+        self._members = members
         group = WeightGroup(self._address, self._port, 1 + len(engines) * self._workers)
         first_rank = {engine.url: 1 + place * self._workers for place, engine in enumerate(engines)}
         joining = _in_background(

@@ -36,12 +36,15 @@ class SyncRound:
                 continue
             if not isinstance(failure, SyncFailed):
                 raise failure
-            self.engines.remove(engine)
-            self.failed[engine.url] = failure
-            log.error("engine %s is left out of the weight sync: %s", engine.url, failure)
-            if not isinstance(failure, EngineSilent):
-                with suppress(SyncFailed):
-                    undo(engine)
+            self.leave_out(engine, failure, undo)
+
+    def leave_out(self, engine: EngineControl, failure: SyncFailed, undo: Callable[[EngineControl], object]) -> None:
+        self.engines.remove(engine)
+        self.failed[engine.url] = failure
+        log.error("engine %s is left out of the weight sync: %s", engine.url, failure)
+        if not isinstance(failure, EngineSilent):
+            with suppress(SyncFailed):
+                undo(engine)
 
     def require_one(self) -> None:
         if not self.engines:

@@ -213,7 +213,7 @@ class WeightSync:
     def _change(self, engines: SyncRound, synced: "SyncedWeights") -> "WeightChange":
         began = time.monotonic()
         engines.pause()
-        if self._transfer.is_collective:
+        if self._transfer.is_collective and engines.engines:
             self._update_together(engines)
         else:
             engines.each(lambda engine: self._transfer.update([engine]), undo=break_off)
@@ -229,18 +229,11 @@ class WeightSync:
         )
 
     def _update_together(self, engines: SyncRound) -> None:
-        failure: SyncFailed | None = None
         try:
-            if engines.engines:
-                self._transfer.update(engines.engines)
-        except SyncFailed as failed:
-            failure = failed
-
-        def outcome(_: EngineControl) -> None:
-            if failure is not None:
-                raise failure
-
-        engines.each(outcome, undo=break_off)
+            self._transfer.update(engines.engines)
+        except SyncFailed as failure:
+            for engine in list(engines.engines):
+                engines.leave_out(engine, failure, break_off)
 
     def _check_weights(self, engine: EngineControl, synced: "SyncedWeights") -> int | None:
         """How many tensors are proven; None if the engine cannot tell. SyncFailed if it has other weights."""

@@ -194,6 +194,10 @@ def test_by_nccl_a_dead_engine_leaves_the_group_and_a_newcomer_joins_it_at_the_n
     engines[0].fails_at = None
     sync.sync(model, 6)
     assert sizes == [5, 3, 7, 7], "a broken group was used again"
+    engines[0].fails_at = "/pause"
+    sync.sync(model, 7)
+    assert sizes == [5, 3, 7, 7, 5], "an engine that is not paused takes no part"
+    assert [engine.weight_version for engine in engines] == ["6", "7", "7"]
 
 
 def test_after_a_sync_that_failed_nothing_is_brought_up_to_date(
