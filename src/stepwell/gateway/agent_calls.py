@@ -122,6 +122,8 @@ class AgentCalls:
     around: CallSurroundings
     sampling: Mapping[str, SamplingPolicy]
     """By channel; AS_ASKED for others."""
+    other_models: Sequence[str]
+    """What agents may name beside the trained model."""
     left_out: LeftOutLog
     keep_alives: KeepAlives
     max_in_flight: int = MAX_IN_FLIGHT
@@ -163,7 +165,7 @@ class AgentCalls:
         return replace(
             self.around,
             sampling=self.sampling.get(channel, AS_ASKED),
-            models=(trained, *self.around.models) if trained else (),
+            models=(trained, *self.other_models) if trained else (),
         )
 
     def _begin(self, call: ModelCall, ref: TrajectoryRef, headers: CallHeaders) -> Step:

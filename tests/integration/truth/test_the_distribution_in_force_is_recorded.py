@@ -104,7 +104,7 @@ def test_of_an_environments_group_by_sequence_or_for_all() -> None:
         columns = columns_from_group(each, "p", source="", policy_version=0, arrived_at=0.0)
         assert columns.temperatures_S.tolist() == [0.5, 0.75]
         assert columns.untrainable == [None, "greedy: temperature is 0"]
-        assert columns.carried["models"] == ["tiny", "other"]
+        assert columns.models == ["tiny", "other"]
     unknown = columns_from_group(group_from_json(sent), "p", source="", policy_version=0, arrived_at=0.0)
     assert str(unknown.temperatures_S.tolist()) == "[nan, nan]"
 

@@ -6,7 +6,7 @@ Before, the agent's `model` chose between all models and adapters of the engine,
 import openai
 import pytest
 
-from tests.integration.gateway.agent import agent_of
+from tests.integration.gateway.agent import HELLO, agent_of
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
@@ -33,6 +33,15 @@ async def test_another_model_that_is_allowed_answers_and_its_step_is_left_out(
         await agent.complete()
     (step,) = pool.taken()
     assert (step.model, step.untrainable) == ("tiny", "model: tiny wrote it, and policy is trained")
+
+
+async def test_an_unrecorded_call_may_name_any_model_or_the_default(pool: LocalPool, engine: FakeEngine) -> None:
+    gateway = serve_gateway(pool, [engine.url], other_models=("another",))
+    async with gateway as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        for model in ("tiny", "default"):
+            answer = await client.chat.completions.create(**{**HELLO, "model": model})
+            (choice,) = answer.model_dump()["choices"]
+            assert (answer.model, choice["untrainable"]) == ("tiny", None)
 
 
 async def test_a_plain_server_may_be_asked_for_any_of_its_models(pool: LocalPool) -> None:

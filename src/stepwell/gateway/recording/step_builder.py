@@ -9,6 +9,7 @@ from secrets import token_hex
 from typing import Any
 
 from stepwell.common.tokenizers import BackgroundTokenizer
+from stepwell.engines.engine import DEFAULT_MODEL
 from stepwell.engines.replica import EngineReplica
 from stepwell.engines.replies import EngineReply
 from stepwell.gateway.dialects.dialect import ModelCall
@@ -94,24 +95,24 @@ class StepBuilder:
         Before the first sync an engine has the weights that it was started with, version 0; after it, it would get no
         call.
         """
-        facts = reply.engine.facts
-        model = str(call.request.get("model") or facts.model)
+        facts, asked = reply.engine.facts, call.request.get("model")
+        model = facts.model if asked in (None, DEFAULT_MODEL) else str(asked)
+        is_version_unknown = reply.version_before is None and not facts.reports_version
         untrainable = begun.untrainable or untrainable_reason(
             call.request,
             model=model,
             trained_model=self.trained_model or (facts.model if facts.token_ids else ""),
             logprobs_mode=facts.logprobs_mode,
         )
-        answered = replace(
+        return replace(
             begun,
+            policy_version=begun.policy_version if is_version_unknown else reply.version_before or 0,
             exactness=Exactness.ENGINE if facts.token_ids else Exactness.RETOKENIZED,
             untrainable=untrainable,
             model=model,
             sampling=with_mode(begun.sampling, facts.logprobs_mode),
+            extras={**begun.extras, VERSION: UNKNOWN} if is_version_unknown else begun.extras,
         )
-        if reply.version_before is None and not facts.reports_version:
-            return replace(answered, extras={**begun.extras, VERSION: UNKNOWN})
-        return replace(answered, policy_version=reply.version_before or 0)
 
 
 def build_steps(
