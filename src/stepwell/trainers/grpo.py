@@ -14,6 +14,9 @@ from stepwell.trainers.settings import Settings
 if TYPE_CHECKING:
     import torch
 
+ENTROPY_TOKENS = 256
+"""Tokens whose entropy is computed at once."""
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PolicyLoss:
@@ -31,28 +34,42 @@ def token_logprobs(
     trained_R_L: "torch.Tensor",
     temperatures: "torch.Tensor | float",
 ) -> "torch.Tensor":
-    """The log-probability of each trained token, row by row. A row's first token has none."""
-    return logprobs_and_entropies(model, ids_R_L, attention_R_L, trained_R_L, temperatures)[0]
+    """The log-probability of each trained token, row by row. A row's first token has none.
+
+    `temperatures` is one for all, or one for each trained token: the logits are divided by it.
+    """
+    distributions_N_V = token_distributions(model, ids_R_L, attention_R_L, trained_R_L, temperatures)
+    return chosen_logprobs(distributions_N_V, ids_R_L, trained_R_L)
 
 
-def logprobs_and_entropies(
+def token_distributions(
     model: "torch.nn.Module",
     ids_R_L: "torch.Tensor",
     attention_R_L: "torch.Tensor",
     trained_R_L: "torch.Tensor",
     temperatures: "torch.Tensor | float",
-) -> "tuple[torch.Tensor, torch.Tensor]":
-    """The log-probability of each trained token, and the entropy of what it was chosen from, which has no gradient.
-
-    `temperatures` is one for all, or one for each trained token: the logits are divided by it.
-    """
+) -> "torch.Tensor":
+    """The log-probabilities of the whole vocabulary at each trained token."""
     logits_R_L_V: torch.Tensor = model(input_ids=ids_R_L, attention_mask=attention_R_L).logits
     before_N_V = logits_R_L_V[:, :-1][trained_R_L[:, 1:]].float()
     of_tokens = temperatures if isinstance(temperatures, float) else temperatures[:, None]
-    logprobs_N_V = (before_N_V / of_tokens).log_softmax(-1)
-    chosen_N = ids_R_L[:, 1:][trained_R_L[:, 1:]]
-    fixed_N_V = logprobs_N_V.detach()
-    return logprobs_N_V.gather(1, chosen_N[:, None])[:, 0], -(fixed_N_V.exp() * fixed_N_V).sum(-1)
+    return (before_N_V / of_tokens).log_softmax(-1)
+
+
+def chosen_logprobs(
+    distributions_N_V: "torch.Tensor", ids_R_L: "torch.Tensor", trained_R_L: "torch.Tensor"
+) -> "torch.Tensor":
+    return distributions_N_V.gather(1, ids_R_L[:, 1:][trained_R_L[:, 1:]][:, None])[:, 0]
+
+
+def entropies(distributions_N_V: "torch.Tensor") -> "torch.Tensor":
+    """In nats, without a gradient. Some tokens at a time, to take little memory beside the distributions."""
+    fixed_N_V = distributions_N_V.detach()
+    entropies_N = fixed_N_V.new_empty(len(fixed_N_V))
+    for start in range(0, len(fixed_N_V), ENTROPY_TOKENS):
+        part = fixed_N_V[start : start + ENTROPY_TOKENS]
+        entropies_N[start : start + ENTROPY_TOKENS] = -(part.exp() * part).sum(-1)
+    return entropies_N
 
 
 def policy_loss(

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 
 from stepwell.common.optional import require
 from stepwell.errors import BadRequest
-from stepwell.trainers.grpo import kl_penalty, logprobs_and_entropies, policy_loss, token_logprobs
+from stepwell.trainers.grpo import (
+    chosen_logprobs,
+    entropies,
+    kl_penalty,
+    policy_loss,
+    token_distributions,
+    token_logprobs,
+)
 from stepwell.trainers.rows import Pass, TrainedRows
 from stepwell.trainers.settings import Settings
 
@@ -80,7 +87,8 @@ class Learner:
         arrays = (part.ids_R_L, part.attention_R_L, part.trained_R_L, part.temperatures_N)
         inputs = [torch.from_numpy(array).to(device) for array in arrays]
         recorded_N, advantages_N = (torch.from_numpy(a).to(device) for a in (part.recorded_N, part.advantages_N))
-        logprobs_N, entropies_N = logprobs_and_entropies(self.model, *inputs)
+        distributions_N_V = token_distributions(self.model, *inputs)
+        logprobs_N = chosen_logprobs(distributions_N_V, inputs[0], inputs[2])
         policy = policy_loss(logprobs_N, recorded_N, advantages_N, settings)
         kl_N = torch.zeros_like(logprobs_N)
         if self._reference is not None:
@@ -95,7 +103,7 @@ class Learner:
             "clipped": policy.clipped_N,
             "outside_clip": (policy.ratios_N < 1 - settings.clip_low) | (policy.ratios_N > 1 + settings.clip_high),
             "rollout_kl": kl_penalty(recorded_N, logprobs_N.detach()),
-            "entropy": entropies_N,
+            "entropy": entropies(distributions_N_V),
             "kl": kl_N,
         }
         return {name: share.sum().item() / tokens for name, share in shares.items()}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from stepwell.trainers.grpo import kl_penalty, policy_loss, token_logprobs
+from stepwell.trainers.grpo import entropies, kl_penalty, policy_loss, token_logprobs
 from stepwell.trainers.settings import Settings
 from tests.unit.trainers.models import Recurrent, logprobs_by
 
@@ -80,3 +80,18 @@ def test_a_temperature_divides_the_logits() -> None:
     logits = model(input_ids=ids, attention_mask=None).logits[0, 1] / 0.5
     expected = logits.log_softmax(-1)[3].item()
     assert token_logprobs(model, ids, torch.ones_like(ids), trained, 0.5).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_entropy_is_that_of_each_tokens_distribution_however_many_there_are() -> None:
+    uniform, certain = torch.full((1, 4), 0.25).log(), torch.tensor([[1.0, 1e-30, 1e-30, 1e-30]]).log()
+    found = entropies(torch.cat([uniform, certain]).repeat(300, 1))
+    torch.testing.assert_close(found, torch.tensor([1.3863, 0.0]).repeat(300), atol=1e-4, rtol=0)
+
+
+def test_each_token_has_its_own_temperature() -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    trained = torch.tensor([[False, True, True]])
+    model, ones = Recurrent(), torch.ones_like(ids)
+    cool, hot = (token_logprobs(model, ids, ones, trained, temperature) for temperature in (0.5, 1.5))
+    both = token_logprobs(model, ids, ones, trained, torch.tensor([0.5, 1.5]))
+    torch.testing.assert_close(both, torch.stack([cool[0], hot[1]]))
