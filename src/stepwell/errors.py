@@ -40,6 +40,10 @@ class TooLarge(StepwellError):
     """The request is larger than the gateway accepts."""
 
 
+class ContextLengthExceeded(StepwellError):
+    """The conversation is longer than the model's context."""
+
+
 class Overloaded(StepwellError):
     """The gateway has its largest number of calls in flight; a retry helps."""
 
@@ -119,6 +123,7 @@ def from_answer(url: str, status: int, raw: bytes) -> StepwellError:
         body = json.loads(raw)
         if "missing" in body:
             return NotReady("; ".join(f"{part}: {why}" for part, why in body["missing"].items()))
-        return kinds.get(str(body["error"]["code"]), StepwellError)(str(body["error"]["message"]))
+        of_status = EngineUnavailable if status >= 500 else BadRequest  # for an engine's own codes
+        return kinds.get(str(body["error"]["code"]), of_status)(str(body["error"]["message"]))
     except (ValueError, TypeError, KeyError):
         return GatewayUnreachable(f"{url} answers {status} and is not a Stepwell gateway")

@@ -11,11 +11,12 @@ An agent that is not a coroutine runs in its own thread. Python cannot end a thr
 but its trajectory accepts no more calls.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
-from stepwell.agents.flow import AgentFlow
+from stepwell.agents.flow import NO_REWARDS, AgentFlow
 from stepwell.agents.gateway_client import PATIENCE
+from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import Rollout
 from stepwell.common.async_calls import call
 from stepwell.pool.api.producing import TRAIN
@@ -34,8 +35,19 @@ class BlackBoxAgentFlow(AgentFlow):
         group_size: int = 8,
         timeout: float = 600.0,
         patience: float = PATIENCE,
+        failure_rewards: Mapping[AgentFailure, float] = NO_REWARDS,
+        retry_on: tuple[type[BaseException], ...] = (),
     ) -> None:
-        super().__init__(gateway, key=key, channel=channel, group_size=group_size, timeout=timeout, patience=patience)
+        super().__init__(
+            gateway,
+            key=key,
+            channel=channel,
+            group_size=group_size,
+            timeout=timeout,
+            patience=patience,
+            failure_rewards=failure_rewards,
+            retry_on=retry_on,
+        )
         self.agent = agent
 
     async def run(self, rollout: Rollout) -> float | None:

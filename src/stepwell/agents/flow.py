@@ -1,6 +1,8 @@
 """One rollout: open a trajectory, run the agent in it, complete or abort it.
 
-- A rollout ends as a RolloutResult, whatever the agent raises. A failure is never a reward.
+- A rollout ends as a RolloutResult, whatever the agent raises.
+- A failure of the policy completes the rollout with a reward, so that it is trained; a failure of the infrastructure
+  aborts it. outcome.py tells them apart.
 - A cancelled rollout aborts its trajectory.
 - A rollout whose gateway died before it confirmed the last steps is aborted, not completed without them.
 - The trajectory's uid is made here, so the opening call can be repeated if the gateway dies before it answers.
@@ -10,9 +12,10 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from numbers import Real
+from types import MappingProxyType
 from typing import Self, TypeVar
 from uuid import uuid4
 
@@ -21,6 +24,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from stepwell.agents.gateway_client import PATIENCE, GatewayClient
+from stepwell.agents.outcome import AgentFailed, AgentFailure, failure_of_policy
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus, Sample
 from stepwell.errors import BadRequest, GatewayUnreachable, StepwellError
 from stepwell.pool.api.producing import TRAIN
@@ -29,6 +33,7 @@ from stepwell.wire import gateway_api as shapes
 
 S = TypeVar("S", bound=BaseModel)
 
+NO_REWARDS: Mapping[AgentFailure, float] = MappingProxyType({})
 CANCEL_PATIENCE = 5.0
 """Seconds for the abort of a cancelled rollout, because the caller waits for it."""
 WHY_KEPT = 500
@@ -51,13 +56,18 @@ class AgentFlow(ABC):
         group_size: int = 8,
         timeout: float = 600.0,
         patience: float = PATIENCE,
+        failure_rewards: Mapping[AgentFailure, float] = NO_REWARDS,
+        retry_on: tuple[type[BaseException], ...] = (),
     ) -> None:
         """`key` is the gateway's control key. In seconds: `timeout` limits one rollout, `patience` the wait for a
-        gateway or pool that is unavailable."""
+        gateway or pool that is unavailable. `failure_rewards` are the rewards of rollouts in which the policy failed,
+        0 where none is given; exceptions in `retry_on` are not the policy's."""
         self.gateway = GatewayClient(gateway, key, patience=patience)
         self.channel = channel
         self.group_size = group_size
         self.timeout = timeout
+        self.failure_rewards = failure_rewards
+        self.retry_on = retry_on
 
     @abstractmethod
     async def run(self, rollout: Rollout) -> float | None:
@@ -112,12 +122,20 @@ class _Attempt:
         except asyncio.CancelledError:
             if _is_own_task_cancelled():
                 raise
-            return await self._abort("it was cancelled from within")
+            return await self._end_failed(AgentFailed(AgentFailure.ERROR, "it was cancelled from within"))
         except (Exception, SystemExit) as failure:  # noqa: BLE001 - the agent's code must not end the rollouter
             took_too_long = limit.expired() and isinstance(failure, TimeoutError)
-            why = f"it took longer than {self._flow.timeout:g} s" if took_too_long else described(failure)
-            return await self._abort(why)
+            why = f"it took longer than {self._flow.timeout:g} s"
+            return await self._end_failed(AgentFailed(AgentFailure.TOO_LONG, why) if took_too_long else failure)
         return await self._complete(reward)
+
+    async def _end_failed(self, failure: BaseException) -> RolloutResult:
+        why = str(failure)[:WHY_KEPT] if isinstance(failure, AgentFailed) else described(failure)
+        kind = failure_of_policy(failure, self._flow.retry_on)
+        if kind is None:
+            return await self._abort(why)
+        reward = failure.reward if isinstance(failure, AgentFailed) else None
+        return await self._complete(self._flow.failure_rewards.get(kind, 0.0) if reward is None else reward, kind, why)
 
     async def _open(self) -> Rollout:
         flow = self._flow
@@ -140,14 +158,16 @@ class _Attempt:
             gateway=flow.gateway,
         )
 
-    async def _complete(self, reward: float | None) -> RolloutResult:
+    async def _complete(
+        self, reward: float | None, failure: AgentFailure | None = None, why: str = ""
+    ) -> RolloutResult:
         try:
             status = await self._flow.gateway.complete_trajectory(self._ref, reward)
-        except GatewayUnreachable as failure:
-            return await self._abort(f"its last steps may be lost: {failure}")
-        except StepwellError as failure:
-            return self._result(RolloutStatus.FAILED, why=f"it could not be completed: {failure}")
-        return self._result(RolloutStatus(status), reward=reward)
+        except GatewayUnreachable as unreachable:
+            return await self._abort(f"its last steps may be lost: {unreachable}")
+        except StepwellError as refused:
+            return self._result(RolloutStatus.FAILED, why=f"it could not be completed: {refused}")
+        return self._result(RolloutStatus(status), reward=reward, failure=failure, why=why)
 
     async def _abort(self, why: str) -> RolloutResult:
         try:
@@ -156,7 +176,14 @@ class _Attempt:
             return self._result(RolloutStatus.FAILED, why=f"{why}; and it could not be aborted: {failure}")
         return self._result(RolloutStatus(status), why=why)
 
-    def _result(self, status: RolloutStatus, *, reward: float | None = None, why: str = "") -> RolloutResult:
+    def _result(
+        self,
+        status: RolloutStatus,
+        *,
+        reward: float | None = None,
+        failure: AgentFailure | None = None,
+        why: str = "",
+    ) -> RolloutResult:
         return RolloutResult(
             status=status,
             prompt_uid=self._prompt_uid,
@@ -164,6 +191,7 @@ class _Attempt:
             attempt=self._attempt,
             channel=self._flow.channel,
             reward=reward if status is RolloutStatus.COMPLETED else None,
+            failure=failure,
             why=why,
             seconds=time.monotonic() - self._started,
         )

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from stepwell.agents.gateway_client import GatewayClient
+from stepwell.agents.outcome import AgentFailure
 
 Sample: TypeAlias = Mapping[str, Any]
 """One entry of a dataset."""
@@ -18,7 +19,7 @@ LAST_REWARDS = 200
 class RolloutStatus(StrEnum):
     COMPLETED = "completed"
     ABORTED = "aborted"
-    """The agent failed; the pool dropped its steps."""
+    """The infrastructure failed; the pool dropped its steps."""
     EMPTY = "empty"
     """The agent made no call that could be recorded; the pool removed it."""
     LATE = "late"
@@ -35,7 +36,9 @@ class RolloutResult:
     attempt: int
     channel: str
     reward: float | None = None
-    """What the agent returned; None if another part scores it."""
+    """What the agent returned, or the flow's reward for its failure; None if another part scores it."""
+    failure: AgentFailure | None = None
+    """How the policy failed; None if it did not."""
     why: str = ""
     """What went wrong; empty if nothing."""
     seconds: float = 0.0
@@ -79,6 +82,8 @@ class RolloutCounts:
     """Groups in which a rollout failed after all its retries."""
     rollouts: Counter[str] = field(default_factory=Counter)
     """By status."""
+    failures: Counter[AgentFailure] = field(default_factory=Counter)
+    """Failures of the policy; these rollouts are completed."""
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=LAST_REWARDS))
     """The last rewards of rollouts for training."""
     why: str = ""
@@ -86,6 +91,8 @@ class RolloutCounts:
 
     def add(self, result: RolloutResult, *, is_validation: bool) -> None:
         self.rollouts[result.status] += 1
+        if result.failure is not None:
+            self.failures[result.failure] += 1
         if result.reward is not None and not is_validation:
             self.rewards.append(result.reward)
         if not result.is_completed:
@@ -103,6 +110,9 @@ class RolloutCounts:
             parts.append(f"reward {sum(self.rewards) / len(self.rewards):.3f}")
         if self.given_up:
             parts.append(f"{self.given_up} groups given up")
+        if self.failures:
+            failures = ", ".join(f"{count} {failure}" for failure, count in sorted(self.failures.items()))
+            parts.append(f"agents failed: {failures}")
         if failed := total - self.rollouts["completed"]:
             parts.append(f"{failed} not completed (last: {self.why[:100]})")
         return ", ".join(parts)

@@ -192,6 +192,11 @@ class AsyncRollouter:
         else:
             names = about(trajectory_uid=result.trajectory_uid, prompt_uid=result.prompt_uid, attempt=result.attempt)
             log.info("a rollout was not completed: %s, %s", result.status, result.why, extra=names)
+        if result.failure is not None and self.counts.failures[result.failure] == 1:
+            log.warning(
+                "an agent failed (%s): %s; its rollout is completed with reward %s; more of these are only counted",
+                *(result.failure, result.why, result.reward),
+            )
         if start.is_validation and self._round is not None:
             self._round.results.append(result)
         self._on_result(result)

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from stepwell.agents.blackbox import Agent, BlackBoxAgentFlow
+from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import Rollout, RolloutStatus
 from stepwell.errors import BadRequest
 from stepwell.pool.api.producing import EndResult
@@ -123,26 +124,25 @@ def raises_in_a_thread(rollout: Rollout) -> float:
         (raises_in_a_thread, "StopIteration"),
     ],
 )
-async def test_an_agent_that_fails_is_an_aborted_rollout_with_its_reason(
+async def test_an_agent_that_fails_is_a_rollout_that_failed_with_its_reason(
     gateway: str, pool: LocalPool, agent: Agent, why: str
 ) -> None:
     async with flow_of(gateway, agent) as flow:
         result = await flow.rollout({}, "p")
-    assert result.status is RolloutStatus.ABORTED
+    assert result.failure is AgentFailure.ERROR
     assert why in result.why
-    assert result.reward is None
     assert pool.rules.pacing("train").in_flight == 0
-    assert pool.rules.take(1) is None
 
 
-async def test_an_agent_over_its_time_is_aborted(gateway: str, pool: LocalPool) -> None:
+async def test_an_agent_over_its_time_that_asked_nothing_leaves_nothing(gateway: str, pool: LocalPool) -> None:
     async def agent(rollout: Rollout) -> float:
         await asyncio.Event().wait()
         return 1.0
 
     async with flow_of(gateway, agent, timeout=0.1) as flow:
         result = await flow.rollout({}, "p")
-    assert (result.status, result.why) == (RolloutStatus.ABORTED, "it took longer than 0.1 s")
+    assert (result.status, result.why) == (RolloutStatus.EMPTY, "it took longer than 0.1 s")
+    assert result.failure is AgentFailure.TOO_LONG
     assert pool.rules.pacing("train").in_flight == 0
 
 

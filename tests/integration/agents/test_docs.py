@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from stepwell.agents.flow import AgentFlow
+from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import RolloutResult, RolloutStatus
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
@@ -108,6 +109,13 @@ def test_the_ready_agents_make_rollouts_and_score_them(page: Page, memory: Local
     assert result.reward is not None
 
 
+def test_the_careful_agent_chooses_the_rewards_of_its_failures(page: Page, memory: LocalPool) -> None:
+    page.run("AsyncOpenAI")
+    flow = page.run("SandboxLost")["strict"]
+    assert flow.failure_rewards == {AgentFailure.TOO_LONG: -1.0}
+    assert rolled(flow).status is RolloutStatus.COMPLETED
+
+
 def test_the_white_box_agent_submits_its_steps(page: Page, memory: LocalPool) -> None:
     page.run("AsyncOpenAI")
     result = rolled(page.run("class Completing")["white_box"])
@@ -151,3 +159,8 @@ def test_every_block_of_the_page_is_run_here() -> None:
 def test_every_status_is_listed() -> None:
     table = PAGE.read_text().partition("| `status` |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.M) == list(RolloutStatus)
+
+
+def test_every_failure_is_listed() -> None:
+    table = PAGE.read_text().partition("| `failure` |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == list(AgentFailure)

@@ -9,6 +9,7 @@ from typing import Any
 
 from stepwell.agents.blackbox import Agent, BlackBoxAgentFlow
 from stepwell.agents.flows import SingleTurn, SubprocessAgent, ToolLoop, last_number
+from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import RolloutResult, RolloutStatus, Sample
 from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
 from tests.rig.local_pool import LocalPool
@@ -134,13 +135,13 @@ async def test_a_command_whose_output_is_42_is_not_rewarded_for_it_unasked(gatew
     assert (await roll(gateway, agent, {"question": "?"})).reward is None
 
 
-async def test_a_command_that_fails_is_an_aborted_rollout_with_its_last_words(gateway: str) -> None:
+async def test_a_command_that_fails_is_a_failed_agent_with_its_last_words(gateway: str) -> None:
     code = textwrap.dedent("""
         import sys
         sys.exit("no idea")
     """)
     result = await roll(gateway, SubprocessAgent([sys.executable, "-c", code]), {})
-    assert result.status is RolloutStatus.ABORTED
+    assert result.failure is AgentFailure.ERROR
     assert "exit code 1: no idea" in result.why
 
 
@@ -150,7 +151,7 @@ async def test_a_command_over_its_time_is_killed_with_what_it_started(gateway: s
     began = time.monotonic()
     result = await roll(gateway, agent, {}, timeout=2.0)
     assert time.monotonic() - began < 30
-    assert (result.status, result.why) == (RolloutStatus.ABORTED, "it took longer than 2 s")
+    assert (result.failure, result.why) == (AgentFailure.TOO_LONG, "it took longer than 2 s")
     parent, child = pids.read_text().split()
     await until(lambda: not _is_alive(parent) and not _is_alive(child), "both to be gone")
 

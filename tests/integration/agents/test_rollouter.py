@@ -126,7 +126,7 @@ async def test_groups_complete_under_agents_that_fail_now_and_then(gateway: str,
         calls += 1
         await ask(rollout)
         if rollout.attempt == 0 and calls % 3 == 0:
-            raise ValueError("a bad day")
+            raise ConnectionError("a bad day")
         return 1.0
 
     tally = await rollouter_of(gateway, agent).run(groups=6)
@@ -158,7 +158,7 @@ async def test_a_group_that_fails_too_often_is_given_up_and_its_running_rollouts
         if not waiting.is_set():
             waiting.set()
             await asyncio.Event().wait()
-        raise ValueError("never")
+        raise ConnectionError("never")
 
     unlucky = next(iter(Dataset(SAMPLES))).sample["n"]
     tally = await rollouter_of(gateway, agent, retries=1, group_size=2).run(groups=3)
@@ -178,7 +178,7 @@ async def test_a_group_that_is_given_up_leaves_nothing_in_the_pool(gateway: str,
         await ask(rollout)
         if is_last:
             await until(lambda: pool.rules.pacing("train").queued == 3, "the others to be complete")
-            raise ValueError("never")
+            raise ConnectionError("never")
         return 1.0
 
     tally = await rollouter_of(gateway, agent, retries=1).run(groups=1)
