@@ -5,6 +5,7 @@ import contextlib
 import gzip
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import uuid4
 
 import orjson
 from aiohttp import web
@@ -24,6 +25,7 @@ class FakeRolloutServer:
         self.envs: list[dict[str, Any]] = []
         self.registrations = 0
         """Attempts to register."""
+        self.status_calls = 0
         self.disconnected: list[int] = []
         self.most_waiting = 0
         self.unallocated_fraction = 1.0
@@ -67,6 +69,7 @@ class FakeRolloutServer:
                 web.get("/wandb_info", self._wandb_info),
                 web.get("/status-env", self._status),
                 web.post("/scored_data", self._scored),
+                web.post("/scored_data_list", self._scored_list),
             ]
         )
         runner = web.AppRunner(app)
@@ -124,6 +127,7 @@ class FakeRolloutServer:
         return web.json_response({"group": "group", "project": "project"})
 
     async def _status(self, request: web.Request) -> web.Response:
+        self.status_calls += 1
         env_id = (await request.json())["env_id"]
         if env_id >= len(self.envs):
             return web.json_response({"status": "failure", "error": "unknown env_id"})
@@ -141,7 +145,7 @@ class FakeRolloutServer:
 
     async def _scored(self, request: web.Request) -> web.Response:
         body = await request.read()  # aiohttp has inflated it
-        name = request.headers["Idempotency-Key"]
+        name = request.headers.get("Idempotency-Key") or uuid4().hex  # atroposlib sends none
         self.posts.append(name)
         await self.is_open.wait()
         if self.refuses:
@@ -154,6 +158,12 @@ class FakeRolloutServer:
         if self.loses_answers:
             self.loses_answers -= 1
             return self._broken_off(request)
+        return web.json_response({"status": "received"})
+
+    async def _scored_list(self, request: web.Request) -> web.Response:
+        """As atroposlib sends several groups of one item."""
+        for group in orjson.loads(await request.read()):
+            self._take(uuid4().hex, orjson.dumps(group))
         return web.json_response({"status": "received"})
 
     def _take(self, name: str, body: bytes) -> None:

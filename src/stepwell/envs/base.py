@@ -10,3 +10,9 @@ class BaseEnv(Environment):
         from stepwell.envs.cli import main
 
         main(cls)
+
+    async def env_manager(self) -> None:
+        """Serves the trainer, as `serve` does."""
+        from stepwell.envs.loop import lifecycle
+
+        await lifecycle.serve(self)

@@ -10,11 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from stepwell import logs
+from stepwell.envs.config import as_server_configs
 from stepwell.envs.flags import EnvFlags, EnvSettings, FlagParser, ProcessFlags, read_flags
 from stepwell.errors import StepwellError
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from stepwell.common.tokenizers import Decode
     from stepwell.envs.environment import Environment
     from stepwell.envs.loop.progress import ProgressView
+
+FlagsOf: TypeAlias = Callable[["type[Environment]"], type[EnvFlags]]
 
 
 def main(env_class: "type[Environment]", argv: Sequence[str] | None = None) -> None:
@@ -51,8 +55,8 @@ def usage(program: str, env_class: "type[Environment]") -> str:
 
 def read(env_class: "type[Environment]", command: str, argv: Sequence[str], program: str) -> EnvSettings:
     env, servers = env_class.config_init()
-    about, flags, _ = COMMANDS[command]
-    defaults = EnvSettings(env, servers if isinstance(servers, Sequence) else [servers], flags.model_construct())
+    about, flags_of, _ = COMMANDS[command]
+    defaults = EnvSettings(env, as_server_configs(servers), flags_of(env_class).model_construct())
     return read_flags(defaults, argv, FlagParser(program, f"{about.capitalize()}."))
 
 
@@ -61,7 +65,8 @@ def run(env_class: "type[Environment]", command: str, settings: EnvSettings) -> 
 
     with showing() as view:
         logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")  # here, so that log lines do not break the bars
-        COMMANDS[command][2](env_class(settings.env, settings.servers), settings, view)
+        env = env_class(settings.env, settings.servers)
+        settings.flags.run_command(partial(COMMANDS[command][2], env, settings, view))
 
 
 def serve(env: "Environment", settings: EnvSettings, view: "ProgressView") -> None:
@@ -103,9 +108,21 @@ def fail(program: str, text: str, *, status: int) -> NoReturn:
     sys.exit(status)
 
 
-COMMANDS: dict[str, tuple[str, type[EnvFlags], Callable[["Environment", EnvSettings, "ProgressView"], None]]] = {
-    "serve": ("make groups and send them to the rollout server until the training ends", EnvFlags, serve),
-    "process": ("make some groups and write them to files, without a rollout server", ProcessFlags, process),
-    "evaluate": ("evaluate once and print the result, without a rollout server", EnvFlags, evaluate),
+COMMANDS: dict[str, tuple[str, FlagsOf, Callable[["Environment", EnvSettings, "ProgressView"], None]]] = {
+    "serve": (
+        "make groups and send them to the rollout server until the training ends",
+        lambda env_class: env_class.get_cli_serve_config_cls(),
+        serve,
+    ),
+    "process": (
+        "make some groups and write them to files, without a rollout server",
+        lambda env_class: env_class.get_cli_process_config_cls(),
+        process,
+    ),
+    "evaluate": (
+        "evaluate once and print the result, without a rollout server",
+        lambda env_class: env_class.get_cli_evaluate_config_cls(),
+        evaluate,
+    ),
 }
-"""By name: the help, the flags, and the function."""
+"""By name: the help, the class of the flags, and the function."""

@@ -4,7 +4,9 @@ A field's docstring is its line in --help. An environment's own settings are fie
 class attribute `env_config_cls` names that subclass.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -18,7 +20,7 @@ class EvalHandling(StrEnum):
 
 
 class EnvSection(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
 
 class BaseEnvConfig(EnvSection):
@@ -67,7 +69,19 @@ class BaseEnvConfig(EnvSection):
     wandb_name: str | None = None
     """Name of this environment in logs, in checkpoints and at the rollout server; by default that of its class."""
     num_rollouts_to_keep: int = Field(default=32, ge=0)
-    """Rollouts in the logged table."""
+    """Groups in the logged table."""
+    num_rollouts_per_group_for_logging: int = Field(default=1, ge=-1)
+    """Rollouts of a group in the logged table; -1 means all."""
+    data_dir_to_save_evals: str | None = None
+    """Folder to which evaluate_log writes its results."""
+    thinking_mode: bool = False
+    """Ask the servers for reasoning; on if reasoning_effort or max_reasoning_tokens is set."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """How much the servers shall reason."""
+    max_reasoning_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of reasoning; reasoning_effort overrides it."""
+    custom_thinking_prompt: str | None = None
+    """For environments that ask for reasoning in their own prompt."""
     min_items_sent_before_logging: int = 2
     """A new training step is logged after so many sent groups; 0 or less logs every step."""
 
@@ -79,13 +93,9 @@ class BaseEnvConfig(EnvSection):
         return value.rstrip("/")
 
 
-class APIServerConfig(EnvSection):
-    """A server that an environment samples from: anything that speaks OpenAI's API, or Stepwell's gateway."""
+class ServerBaseline(EnvSection):
+    """What all servers have in common. Without addresses, it stands for one server at the default address."""
 
-    base_url: str = "http://localhost:8100/v1"
-    """Address of the server, with its /v1."""
-    api_key: str | None = None
-    """Key for the server; for a gateway, its control key."""
     model_name: str = "default"
     """Name of the model in requests."""
     tokenizer_name: str | None = None
@@ -96,5 +106,32 @@ class APIServerConfig(EnvSection):
     """Concurrent requests."""
     num_requests_for_eval: int = Field(default=64, ge=1)
     """Concurrent requests of evaluations."""
+    server_type: str = "openai"
+    """Not used: every server is called with OpenAI's API."""
+    rolling_buffer_length: int = 1000
+    """Not used."""
+
+    @field_validator("tokenizer_name")
+    @classmethod
+    def _is_named(cls, value: str | None) -> str | None:
+        return None if value == "none" else value
+
+
+class APIServerConfig(ServerBaseline):
+    """A server that an environment samples from: anything that speaks OpenAI's API, or Stepwell's gateway."""
+
+    base_url: str = "http://localhost:8100/v1"
+    """Address of the server, with its /v1."""
+    api_key: str | None = None
+    """Key for the server; for a gateway, its control key."""
+    n_kwarg_is_ignored: bool = False
+    """The server gives one choice whatever `n` is: a call with `n` becomes so many calls."""
     health_check: bool = True
     """Avoid the server while it cannot be reached, and check when it is back."""
+
+
+def as_server_configs(given: ServerBaseline | Sequence[APIServerConfig]) -> tuple[APIServerConfig, ...]:
+    """One server, several, or a baseline without an address."""
+    if isinstance(given, APIServerConfig):
+        return (given,)
+    return (APIServerConfig(**given.model_dump()),) if isinstance(given, ServerBaseline) else tuple(given)

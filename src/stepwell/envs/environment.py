@@ -15,62 +15,86 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from stepwell.common.tokenizers import load_tokenizer
 from stepwell.envs.checkpoints import Checkpoints
-from stepwell.envs.config import APIServerConfig, BaseEnvConfig
-from stepwell.envs.failure_count import FailureCount
-from stepwell.envs.output.wandb_tracker import WandbTracker
-from stepwell.envs.scored_data import Groups, Item, ScoredDataGroup, ScoredDataItem, gather
+from stepwell.envs.config import APIServerConfig, BaseEnvConfig, ServerBaseline, as_server_configs
+from stepwell.envs.flags import EnvFlags, ProcessFlags
+from stepwell.envs.scored_data import Groups, Item, ScoredDataGroup, ScoredDataItem, as_list, gather
 from stepwell.envs.servers import ServerManager
+from stepwell.envs.servers.server import reasoning_fields
+from stepwell.envs.tracking import EnvTracking
 from stepwell.errors import BadRequest
 
 log = logging.getLogger("stepwell.envs")
 
 T = TypeVar("T")
 R = TypeVar("R")
+Deliver: TypeAlias = Callable[[ScoredDataGroup, Item, bool, bool], Awaitable[None]]
+"""Of a group and its item: whether it is sent, and whether it is dropped if it is too long."""
 CollectOne: TypeAlias = Callable[[Item], Awaitable[tuple[ScoredDataItem | None, list[Item]]]]
 
 TRIES = 2
 """How often a missing rollout of a group is tried."""
 
 
-class Environment(ABC):
+class Environment(EnvTracking, ABC):
     name: str = ""
     """Its name at the rollout server, in logs and in checkpoints; config.wandb_name overrides it."""
     env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
     checkpoint_fields: ClassVar[tuple[str, ...]] = ()
     """Attributes that a checkpoint keeps; their values must be JSON."""
 
-    def __init__(self, config: BaseEnvConfig, server_configs: Sequence[APIServerConfig]) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: BaseEnvConfig,
+        server_configs: ServerBaseline | Sequence[APIServerConfig],
+        slurm: bool = False,
+        testing: bool = False,
+    ) -> None:
+        """`slurm` and `testing` are accepted as in Atropos and change nothing: the servers are those that are given."""
+        super().__init__(config)
         self.name = config.wandb_name or type(self).name or type(self).__name__
-        self.server_configs = tuple(server_configs)
-        self.server = ServerManager(server_configs)
+        self.server_configs = as_server_configs(server_configs)
+        self.server = ServerManager(self.server_configs, reasoning=reasoning_fields(config))
         """The servers to sample from."""
-        self.curr_step = 0
-        """The trainer's step."""
         self.backlog: list[Item] = []
         """Items to roll out before those of get_next_item, in order."""
         self.items_in_progress: dict[int, Item] = {}
         """Items whose groups are not delivered yet, by the number of their task."""
-        self.groups_delivered = 0
-        """Groups sent, or written."""
-        self.failure_count = FailureCount()
-        self.wandb = WandbTracker(config.num_rollouts_to_keep)
+        self.eval_workers: set[Any] = set()
+        """For authors who run evaluations in tasks of their own."""
         self.checkpoints: Checkpoints | None = None
         """None without a rollout server, which names the folder."""
+        self.deliver: Deliver | None = None
+        """Set while it runs."""
 
     # -- what a subclass writes ----------------------------------------------------------------------------------------
 
     @classmethod
-    def config_init(cls) -> tuple[BaseEnvConfig, APIServerConfig | Sequence[APIServerConfig]]:
+    def config_init(cls) -> tuple[BaseEnvConfig, ServerBaseline | Sequence[APIServerConfig]]:
         """The defaults of the command line."""
         return cls.env_config_cls(), [APIServerConfig()]
 
-    async def setup(self) -> None:  # noqa: B027 - optional
+    @classmethod
+    def get_cli_serve_config_cls(cls) -> type[EnvFlags]:
+        """The flags of `serve`. A subclass may return a subclass of them, with further flags or its own `run`."""
+        return EnvFlags
+
+    @classmethod
+    def get_cli_process_config_cls(cls) -> type[EnvFlags]:
+        """The same for `process`."""
+        return ProcessFlags
+
+    @classmethod
+    def get_cli_evaluate_config_cls(cls) -> type[EnvFlags]:
+        """The same for `evaluate`."""
+        return EnvFlags
+
+    async def setup(self) -> None:
         """Called once, before everything else: load the dataset, open what must be open."""
 
     @abstractmethod
     async def get_next_item(self) -> Item:
-        """The next item to roll out. None: there is none now; the run ends if nothing is in progress either."""
+        """The next item to roll out. None: there is none now, and it is asked again; StopAsyncIteration: there are no
+        more, and the run ends when nothing is in progress."""
 
     async def collect_trajectory(self, item: Item) -> tuple[ScoredDataItem | None, list[Item]]:
         """One rollout of the item, or None if it gave no result; and items to add to the backlog."""
@@ -93,7 +117,7 @@ class Environment(ABC):
         """Called every config.steps_per_eval steps. The result is logged."""
         return None
 
-    async def cleanup(self) -> None:  # noqa: B027 - optional
+    async def cleanup(self) -> None:
         """Called after each item, also after a failure."""
 
     # -- what a subclass uses, and may extend --------------------------------------------------------------------------
@@ -116,10 +140,17 @@ class Environment(ABC):
 
         return await asyncio.gather(*map(one, samples))
 
-    async def wandb_log(self, wandb_metrics: Mapping[str, Any] | None = None) -> None:
-        """Called after training steps and evaluations. A subclass adds its metrics and calls this method last."""
-        dropped = {f"dropped/{cause.replace(' ', '_')}": n for cause, n in self.failure_count.dropped.items()}
-        self.wandb.log({"train/groups_sent": self.groups_delivered, **dropped, **(wandb_metrics or {})}, self.curr_step)
+    async def handle_send_to_api(
+        self,
+        scored_data: Groups,
+        item: Item = None,
+        do_send_to_api: bool = True,
+        abort_on_any_max_length_exceeded: bool = True,
+    ) -> None:
+        """Called with the groups of an item: checks, saves and sends them. An author may call it with more groups."""
+        assert self.deliver is not None, "groups are sent while the environment runs"
+        for group in as_list(scored_data):
+            await self.deliver(group, item, do_send_to_api, abort_on_any_max_length_exceeded)
 
     def checkpoint_data(self) -> dict[str, Any]:
         """What a checkpoint keeps, by attribute: those of checkpoint_fields."""

@@ -7,13 +7,13 @@
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_model
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
 from stepwell.common.optional import require
@@ -34,6 +34,19 @@ class EnvFlags(BaseSettings):
 
     config: str | None = None
     """YAML file with `env:` and `openai:`; `openai:` is one server or a list of servers."""
+    slurm: bool = False
+    """Accepted as in Atropos; changes nothing."""
+    testing: bool = False
+    """Accepted as in Atropos; changes nothing."""
+    _command: Callable[[], None] = PrivateAttr()
+
+    def run(self) -> None:
+        """Runs the command; a subclass may do something before or after it."""
+        self._command()
+
+    def run_command(self, command: Callable[[], None]) -> None:
+        self._command = command
+        self.run()
 
 
 class ProcessFlags(EnvFlags):

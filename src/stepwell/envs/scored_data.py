@@ -15,9 +15,10 @@ import orjson
 from stepwell.errors import BadRequest
 
 Item = Any
-"""What get_next_item returns: a prompt, a row of a dataset, a state. None means that there are no more."""
+"""What get_next_item returns: a prompt, a row of a dataset, a state. None means that there is none now."""
 
-Messages = list[dict[str, Any]]
+Message = dict[str, Any]
+Messages = list[Message]
 
 UNTRAINED = -100
 """In masks: the token is not trained. A trained token stands in the mask itself."""
@@ -133,6 +134,13 @@ def group_fault(
     if max_length is not None and longest > max_length:
         return TOO_LONG, f"a rollout has {longest} tokens; the trainer accepts {max_length}"
     return None
+
+
+def as_list(groups: Any) -> list[Any]:
+    """What a hook returned: a group, several of them, or None."""
+    if groups is None:
+        return []
+    return [group for group in groups if group is not None] if isinstance(groups, list) else [groups]
 
 
 def append_group(path: Path, group: Mapping[str, Any]) -> None:

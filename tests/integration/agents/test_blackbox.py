@@ -229,7 +229,7 @@ async def test_a_pool_that_is_away_when_a_rollout_ends_is_waited_for(gateway: st
     async def agent(rollout: Rollout) -> float:
         pool.away = True
         asyncio.get_running_loop().call_later(0.3, setattr, pool, "away", False)
-        raise ValueError
+        raise ConnectionError
 
     async with flow_of(gateway, agent) as flow:
         result = await flow.rollout({}, "p")

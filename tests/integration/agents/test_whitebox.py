@@ -62,7 +62,7 @@ async def test_its_steps_are_what_was_generated_and_have_the_reward_of_the_run(g
         assert step.model == made.model != ""
         assert step.exactness is Exactness.SUBMITTED
         assert step.metadata == {"task": 7}
-    assert steps[0].sampling == {"temperature": 0.7, "max_tokens": 4}
+    assert (steps[0].temperature, steps[0].sampling["max_tokens"]) == (0.7, 4)
     assert steps[1].extras == {"turn": 2}
     assert [(step.step_index, step.reward, step.is_last) for step in steps] == [(0, None, False), (1, 0.75, True)]
 

@@ -261,9 +261,11 @@ class SlowEnv(BaseEnv):
         self.given, self.items = 0, items
         self.has_begun, self.may_go_on = asyncio.Event(), asyncio.Event()
 
-    async def get_next_item(self) -> int | None:
+    async def get_next_item(self) -> int:
+        if self.given == self.items:
+            raise StopAsyncIteration
         self.given += 1
-        return self.given if self.given <= self.items else None
+        return self.given
 
     async def collect_trajectory(self, item: int) -> tuple[ScoredDataItem, list[Any]]:
         self.has_begun.set()

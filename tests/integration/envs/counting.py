@@ -25,7 +25,7 @@ class CountingEnv(BaseEnv):
 
     async def get_next_item(self) -> Item:
         if self.last_item is not None and self.position > self.last_item:
-            return None
+            raise StopAsyncIteration
         self.position += 1
         return self.position - 1
 

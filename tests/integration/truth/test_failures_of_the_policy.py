@@ -20,8 +20,10 @@ from tests.rig.local_pool import LocalPool
 
 Act = Callable[[Rollout], Awaitable[float]]
 QUESTION = {"role": "user", "content": "hello"}
-SHORT = 0.2
-"""Seconds for a rollout."""
+SHORT, LONG = 0.2, 60.0
+"""Seconds for a rollout that shall take too long, and for one that shall not."""
+BETWEEN = 3.0
+"""Where some do and others do not."""
 
 
 async def answers(rollout: Rollout) -> float:
@@ -97,7 +99,8 @@ async def served() -> AsyncIterator[tuple[str, LocalPool, FakeEngine]]:
 
 
 async def result_of(url: str, act: Act, rewards: Mapping[AgentFailure, float] | None = None) -> RolloutResult:
-    flow = BlackBoxAgentFlow(url, doing(act), group_size=1, timeout=SHORT, failure_rewards=rewards or {})
+    timeout = SHORT if act is takes_too_long else LONG
+    flow = BlackBoxAgentFlow(url, doing(act), group_size=1, timeout=timeout, failure_rewards=rewards or {})
     async with flow:
         return await flow.rollout({}, "p")
 
@@ -144,7 +147,7 @@ async def test_a_failure_of_the_infrastructure_is_aborted_and_tried_again() -> N
     assert [step.reward for step in steps] == [1.0, 1.0]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.lists(st.sampled_from(list(POLICY)), min_size=4, max_size=4))
 def test_no_outcome_of_the_policy_makes_a_rollout_disappear(acts: list[Act]) -> None:
     async def run() -> None:
@@ -157,7 +160,7 @@ def test_no_outcome_of_the_policy_makes_a_rollout_disappear(acts: list[Act]) -> 
             return await act(rollout)
 
         async with served() as (url, pool, _):
-            flow = BlackBoxAgentFlow(url, agent, group_size=len(acts), timeout=SHORT)
+            flow = BlackBoxAgentFlow(url, agent, group_size=len(acts), timeout=BETWEEN)
             counts = await AsyncRollouter(flow, Dataset([{}], epochs=1), gateway=url).run()
             steps = pool.taken()
         assert (counts.groups, counts.given_up) == (1, 0)

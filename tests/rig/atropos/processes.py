@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.rig.gateways import free_port
 from tests.rig.waiting import answers, wait_until
@@ -32,9 +33,11 @@ def atropos_python() -> Path:
 
 
 @contextmanager
-def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    command: Sequence[str], log: Path, more: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a group of its own, with a HOME beside its log; the group is gone afterwards."""
-    env = SETTINGS | {"HOME": str(log.parent)}
+    env = SETTINGS | {"HOME": str(log.parent), **more}
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=env, start_new_session=True)
     try:

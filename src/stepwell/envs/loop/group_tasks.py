@@ -9,14 +9,14 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from stepwell.envs.environment import Environment
 from stepwell.envs.loop.progress import EnvProgress
-from stepwell.envs.scored_data import Item, ScoredDataGroup, append_group, group_fault
+from stepwell.envs.scored_data import UNTRAINED, Groups, Item, ScoredDataGroup, append_group, as_list, group_fault
 
 Send: TypeAlias = Callable[[ScoredDataGroup], Awaitable[str]]
 """Returns an empty text if the group has arrived, else the reason why not."""
@@ -38,6 +38,8 @@ class GroupTasks:
         self._file_lock = asyncio.Lock()
         self._has_changed = asyncio.Event()
         self._last_item_was_none = False
+        self._has_ended = False
+        env.deliver = self._deliver
 
     @property
     def running(self) -> int:
@@ -45,11 +47,17 @@ class GroupTasks:
 
     @property
     def is_out_of_items(self) -> bool:
+        """There was none a moment ago; there may be some later."""
         return self._last_item_was_none and not self._env.backlog
+
+    @property
+    def has_ended(self) -> bool:
+        """There will be no more items."""
+        return self._has_ended and not self._env.backlog
 
     def start(self, count: int) -> None:
         """Begins so many groups; only one, as a test, if there was no item a moment ago."""
-        for _ in range(min(count, 1) if self.is_out_of_items else count):
+        for _ in range(0 if self.has_ended else min(count, 1) if self.is_out_of_items else count):
             number = next(self._numbers)
             task = asyncio.create_task(self._run(number), name=f"group {number}")
             self._tasks[number] = task
@@ -104,9 +112,10 @@ class GroupTasks:
         self._env.items_in_progress[number] = item
         try:
             groups = await self._groups(item, began_at)
-            with self._env.failure_count.catching("delivery", began_at):
-                for group in groups:
-                    await self._deliver(group)
+            self._note_duration(self._env.failure_count.now() - began_at, has_succeeded=groups is not None)
+            if groups is not None:
+                with self._env.failure_count.catching("delivery", began_at):
+                    await self._env.handle_send_to_api(groups, item)
         finally:
             with self._env.failure_count.catching("cleanup"):
                 await self._env.cleanup()
@@ -115,13 +124,21 @@ class GroupTasks:
         async with self._item_lock:
             if self._env.backlog:
                 return self._env.backlog.pop(0)
-            item = await self._env.get_next_item()
+            try:
+                item = await self._env.get_next_item()
+            except StopAsyncIteration:
+                item, self._has_ended = None, True
             self._last_item_was_none = item is None
             return item
 
-    async def _groups(self, item: Item, began_at: float) -> Sequence[ScoredDataGroup]:
+    def _note_duration(self, seconds: float, *, has_succeeded: bool) -> None:
+        self._env.task_duration.append(seconds)
+        (self._env.succeeded_task_duration if has_succeeded else self._env.failed_task_duration).append(seconds)
+
+    async def _groups(self, item: Item, began_at: float) -> Groups:
+        """As the environment returned them, one or several; None if there is none."""
         limit = self._env.config.worker_timeout
-        groups: list[ScoredDataGroup] = []
+        groups: Groups = None
         with self._env.failure_count.catching("collect_trajectories", began_at):
             try:
                 async with asyncio.timeout(limit if limit > 0 else None) as timer:
@@ -132,26 +149,26 @@ class GroupTasks:
                 self._env.failure_count.fail(TIMED_OUT, late, began_at)
         return groups
 
-    async def _collect(self, item: Item, began_at: float) -> list[ScoredDataGroup]:
+    async def _collect(self, item: Item, began_at: float) -> Groups:
         trajectories, backlog = await self._env.collect_trajectories(item)
         self._env.backlog.extend(backlog)
-        if not _as_list(trajectories):
+        if not as_list(trajectories):
             self._env.failure_count.drop(NOTHING)
-            return []
+            return None
         with self._env.failure_count.catching("postprocess_histories", began_at):
-            groups = _as_list(await self._env.postprocess_histories(trajectories))
+            groups = await self._env.postprocess_histories(trajectories)
             self._env.failure_count.succeed()
-            if not groups:
-                self._env.failure_count.drop(NOTHING)
-            return groups
-        return []
+            if as_list(groups):
+                return groups
+            self._env.failure_count.drop(NOTHING)
+        return None
 
-    async def _deliver(self, group: ScoredDataGroup) -> None:
+    async def _deliver(self, group: ScoredDataGroup, item: Item, is_sent: bool, has_max_length: bool) -> None:
         env, config = self._env, self._env.config
         fault = group_fault(
             group,
             group_size=config.group_size,
-            max_length=self._max_length,
+            max_length=self._max_length if has_max_length else None,
             may_be_equal=not config.ensure_scores_are_not_same,
         )
         if fault is not None:
@@ -159,17 +176,13 @@ class GroupTasks:
             return
         if config.include_messages and not group.get("messages"):
             group["messages"] = [[{"role": "user", "content": str(env.tokenizer.decode(t))}] for t in group["tokens"]]
-        env.wandb.keep(group)
+        env.completion_lengths += [len(mask) - list(mask).count(UNTRAINED) for mask in group["masks"]]
+        with env.failure_count.catching("add_rollouts_for_wandb"):
+            await env.add_rollouts_for_wandb(group, item)
         if config.data_path_to_save_groups is not None:
             async with self._file_lock:
                 await asyncio.to_thread(append_group, Path(config.data_path_to_save_groups), group)
-        if await self._send(group):
+        if is_sent and await self._send(group):
             env.failure_count.drop(NOT_SENT)
         else:
-            env.groups_delivered += 1
-
-
-def _as_list(groups: Any) -> list[Any]:
-    if groups is None:
-        return []
-    return [group for group in groups if group is not None] if isinstance(groups, list) else [groups]
+            env.groups_delivered += is_sent

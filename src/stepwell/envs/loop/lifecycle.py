@@ -58,7 +58,8 @@ async def _serve(
 ) -> None:
     joined = membership.joined
     terms, max_length = await agree(env, server, joined)
-    env.curr_step = joined.starting_step
+    env.curr_step, env.wandb_prepend = joined.starting_step, joined.wandb_name
+    env.max_token_len = -1 if max_length is None else max_length
     env.checkpoints = claim(joined.checkpoint_dir, joined.wandb_name, env.name, joined.starting_step)
     if joined.starting_step > 0:
         env.load_checkpoint()
@@ -79,5 +80,4 @@ async def _start_tracking(env: Environment, server: RolloutServer, name: str) ->
     if env.config.use_wandb:
         project, group = await server.wandb_info()
         config = env.config.model_dump(mode="json", exclude={"rollout_server_key"})
-        run = {"name": name, "project": project, "group": group, "config": config}
-        env.wandb.start(run, lambda ids: str(env.tokenizer.decode(ids)))
+        env.wandb.start({"name": name, "project": project, "group": group, "config": config})

@@ -72,6 +72,7 @@ async def agree(env: Environment, server: RolloutServer, joined: EnvRegistered) 
     total_steps = joined.num_steps if env.config.total_steps == -1 else env.config.total_steps
     if total_steps == -1:
         raise BadRequest("neither the rollout server nor --env.total-steps says how many steps there are")
+    env.config.batch_size, env.config.total_steps = batch_size, total_steps
     workers = max_workers(env.config, len(env.server_configs))
     terms = PaceTerms(env.config, batch_size, workers, total_steps, joined.checkpoint_interval)
     return terms, max_token_len if max_token_len > 0 else None

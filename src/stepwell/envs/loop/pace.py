@@ -43,8 +43,8 @@ class Situation:
     """Step of the last checkpoint, or of the start."""
     is_evaluating: bool = False
     is_stopping: bool = False
-    is_out_of_items: bool = False
-    """get_next_item returned None the last time, and the backlog is empty."""
+    has_ended: bool = False
+    """There will be no more items."""
     is_pausing: bool = False
     """A group failed a moment ago, so the next one must wait."""
 
@@ -105,7 +105,7 @@ def _finished(terms: PaceTerms, now: Situation) -> str:
         return "told to stop"
     if now.status.current_step >= terms.total_steps:
         return f"the trainer is at step {now.status.current_step} of {terms.total_steps}"
-    if now.is_out_of_items and not now.running:
+    if now.has_ended and not now.running:
         return "there are no more items"
     return ""
 

@@ -42,6 +42,8 @@ class ServeLoop:
         self._evaluation: asyncio.Task[None] | None = None
         self._queue: int | None = None
         self._delivered_at_log = 0
+        self._idle = ""
+        self._round_at: float | None = None
 
     async def run(self) -> str:
         """Until the run is over; returns why. EnvironmentFailed if the environment's code fails too often."""
@@ -65,6 +67,10 @@ class ServeLoop:
         self._view.update(self._progress(""))
 
     async def _round(self) -> Decision:
+        now = self._env.failure_count.now()
+        if self._round_at is not None:
+            self._env.mainloop_timings.append(now - self._round_at)
+        self._round_at = now
         status = await unless(self._stop.requested, self._membership.status())
         self._env.failure_count.check()
         if status is None:
@@ -72,6 +78,9 @@ class ServeLoop:
         else:
             decision = decide(self._terms, self._situation(status))
             await self._act(status, decision)
+        if decision.idle != self._idle:
+            log.info("paused: %s" if decision.idle else "resumed%s", decision.idle)
+            self._idle = decision.idle
         self._view.update(self._progress(decision.idle))
         return decision
 
@@ -85,7 +94,7 @@ class ServeLoop:
             checkpointed_at=self._checkpointed_at,
             is_evaluating=self._is_evaluating,
             is_stopping=self._stop.requested.is_set(),
-            is_out_of_items=self._tasks.is_out_of_items,
+            has_ended=self._tasks.has_ended,
             is_pausing=self._env.failure_count.is_pausing,
         )
 
@@ -99,6 +108,7 @@ class ServeLoop:
         if decision.evaluate:
             self._evaluated_at = status.current_step
             self._evaluation = asyncio.create_task(self._evaluate(), name="evaluation")
+        self._env.workers_added_list.append(decision.start)
         self._tasks.start(decision.start)
         if is_new_step:
             await self._log()

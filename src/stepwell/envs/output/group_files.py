@@ -35,7 +35,10 @@ PER_SEQUENCE = {
     "exactness": "exactness",
 }
 """Keys of a group with one value per sequence, and their columns."""
-IN_EXTRAS = ("messages", "advantages", "ref_logprobs", "overrides", "images", "distill_token_ids", "distill_logprobs")
+IN_EXTRAS = (
+    *("messages", "advantages", "ref_logprobs", "overrides", "images", "distill_token_ids", "distill_logprobs"),
+    *("temperatures", "untrainable", "models"),
+)
 """Further such keys, as JSON in the column `extras`. Every other key belongs to the group: column `group_extras`."""
 
 

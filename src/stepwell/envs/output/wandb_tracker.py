@@ -10,15 +10,12 @@ import asyncio
 import logging
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from stepwell.common.optional import require
-from stepwell.common.tokenizers import Decode
-from stepwell.envs.scored_data import ScoredDataGroup
 
 log = logging.getLogger("stepwell.envs")
 
@@ -30,10 +27,15 @@ TABLE = "train/rollouts"
 DROPPED = "tracking/dropped"
 
 
-TrackedRollout: TypeAlias = tuple[list[int], float]
-"""Tokens and score."""
-WandbEntry: TypeAlias = tuple[dict[str, Any], int | None, list[TrackedRollout]]
-"""Metrics, their step, and the rollouts of the table, which are decoded in wandb's thread."""
+class RolloutTable(NamedTuple):
+    """A metric that wandb's thread makes a table of."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+WandbEntry: TypeAlias = tuple[dict[str, Any], int | None]
+"""Metrics and their step."""
 
 
 class WandbTracker:
@@ -41,7 +43,6 @@ class WandbTracker:
 
     def __init__(
         self,
-        rollouts_to_keep: int = 32,
         *,
         queue_size: int = QUEUE_SIZE,
         close_timeout: float = CLOSE_TIMEOUT,
@@ -49,7 +50,6 @@ class WandbTracker:
     ) -> None:
         self.dropped = 0
         """Calls of `log` that did not fit."""
-        self._rollouts: deque[TrackedRollout] = deque(maxlen=rollouts_to_keep)
         self._entries: queue.Queue[WandbEntry | None] = queue.Queue(queue_size)
         self._close_timeout = close_timeout
         self._load = load or _wandb
@@ -60,27 +60,19 @@ class WandbTracker:
     def is_on(self) -> bool:
         return self._thread is not None
 
-    def start(self, run: Mapping[str, Any], decode: Decode | None = None) -> None:
-        """`run` are the arguments of wandb.init. `decode` makes the texts of the table; without it, the table has token
-        ids."""
-        self._thread = threading.Thread(target=self._write, args=(run, decode or str), name="wandb", daemon=True)
+    def start(self, run: Mapping[str, Any]) -> None:
+        """`run` are the arguments of wandb.init."""
+        self._thread = threading.Thread(target=self._write, args=(run,), name="wandb", daemon=True)
         self._thread.start()
-
-    def keep(self, group: ScoredDataGroup) -> None:
-        """Keeps its rollouts for the next table."""
-        if self.is_on:
-            self._rollouts.extend(zip(group["tokens"], group["scores"], strict=True))
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         if not self.is_on:
             return
         dropped = {DROPPED: self.dropped} if self.dropped else {}
         try:
-            self._entries.put_nowait(({**metrics, **dropped}, step, list(self._rollouts)))
+            self._entries.put_nowait(({**metrics, **dropped}, step))
         except queue.Full:
             self.dropped += 1
-        else:
-            self._rollouts.clear()
 
     async def close(self) -> None:
         """Waits for a while until wandb has received the queue."""
@@ -97,16 +89,21 @@ class WandbTracker:
 
     # -- in wandb's thread: only it calls wandb, and it handles all its failures ---------------------------------------
 
-    def _write(self, arguments: Mapping[str, Any], decode: Decode) -> None:
+    def _write(self, arguments: Mapping[str, Any]) -> None:
         wandb = self._try("import", self._load)
         run = wandb and self._try("init", lambda: wandb.init(**arguments))
         while (entry := self._entries.get()) is not None:
             if run is not None:
-                metrics, step, rollouts = entry
-                table = self._try("table", partial(_table, wandb, decode, rollouts))
-                self._try("log", partial(run.log, {**metrics, **(table or {})}, step=step))
+                metrics, step = entry
+                self._try("log", partial(run.log, self._with_tables(wandb, metrics), step=step))
         if run is not None:
             self._try("finish", run.finish)
+
+    def _with_tables(self, wandb: Any, metrics: dict[str, Any]) -> dict[str, Any]:
+        """A table that cannot be made is left out."""
+        tables = {name: value for name, value in metrics.items() if isinstance(value, RolloutTable)}
+        made = {name: self._try("table", partial(_table, wandb, table)) for name, table in tables.items()}
+        return {name: value for name, value in (metrics | made).items() if name not in tables or value is not None}
 
     def _try(self, what: str, act: Callable[[], Any]) -> Any:
         try:
@@ -118,9 +115,8 @@ class WandbTracker:
             return None
 
 
-def _table(wandb: Any, decode: Decode, rollouts: list[TrackedRollout]) -> dict[str, Any]:
-    rows = [[decode(tokens), score] for tokens, score in rollouts]
-    return {TABLE: wandb.Table(columns=["text", "score"], data=rows)} if rows else {}
+def _table(wandb: Any, table: RolloutTable) -> Any:
+    return wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
 
 
 def _wandb() -> Any:

@@ -3,6 +3,9 @@
 If the server returns ids (the gateway, vLLM), the sequences are exactly the tokens that were read and sampled. A
 sequence goes on as long as the template keeps the history unchanged; otherwise the turn begins a new sequence. If the
 server returns only text, the ids are encoded from it, and the sequence is marked as retokenized.
+
+What the tokens are trained with must be known, so a call without a temperature or top_p asks for 1: a server's own
+default may be another value.
 """
 
 import asyncio
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
 
+ON_POLICY = {"temperature": 1.0, "top_p": 1.0}
 AskForTokens: TypeAlias = Callable[[Upstream, dict[str, Any], Split, Server | None], Awaitable[ServerReply]]
 
 
@@ -54,6 +58,7 @@ class ManagedServer:
     async def _call(self, upstream: Upstream, request: dict[str, Any], split: Split) -> Any:
         if request.get("stream"):
             raise BadRequest("a managed session does not stream: leave stream out")
+        request = {**ON_POLICY, **request}
         answered = await self._ask(upstream, request, split, self._server)
         self._server = answered.server
         for turn in await self._turns(answered, request):

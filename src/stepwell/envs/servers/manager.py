@@ -5,14 +5,14 @@ be reached, calls wait until one is back, at most for the timeout of a call.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepwell.envs.config import APIServerConfig
 from stepwell.envs.servers.managed import ManagedServer
 from stepwell.envs.servers.retokenization import TokenizerCache
-from stepwell.envs.servers.server import Server, ServerReply, Split, openai_package
+from stepwell.envs.servers.server import NO_REASONING, Server, ServerReply, Split, openai_package
 from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.wire.openai import Upstream
 
@@ -28,10 +28,10 @@ MOST_TRIES = 8
 class ServerManager:
     """Whoever makes one closes it."""
 
-    def __init__(self, configs: Sequence[APIServerConfig]) -> None:
+    def __init__(self, configs: Sequence[APIServerConfig], reasoning: Mapping[str, Any] = NO_REASONING) -> None:
         if not configs:
             raise BadRequest("an environment needs a server to sample from")
-        self.servers = [Server(config) for config in configs]
+        self.servers = [Server(config, reasoning) for config in configs]
         self._tokenizers = TokenizerCache()
         self._connection_error = openai_package().APIConnectionError
         self._timeout_error = openai_package().APITimeoutError

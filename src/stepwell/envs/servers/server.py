@@ -3,13 +3,15 @@
 import asyncio
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import anyio
 
 from stepwell.common.optional import require
-from stepwell.envs.config import APIServerConfig
+from stepwell.envs.config import APIServerConfig, BaseEnvConfig
 from stepwell.wire.openai import Upstream
 
 log = logging.getLogger("stepwell.envs")
@@ -18,6 +20,7 @@ Split: TypeAlias = Literal["train", "eval"]
 CHECK_PAUSE = 1.0
 """Seconds between two checks of a server that cannot be reached."""
 CHECK_TIMEOUT = 5.0
+NO_REASONING: Mapping[str, Any] = MappingProxyType({})
 NO_KEY = "not-needed"
 """The openai package requires a key."""
 
@@ -33,8 +36,10 @@ class ServerReply:
 class Server:
     """Whoever makes one closes it. Compared by identity."""
 
-    def __init__(self, config: APIServerConfig) -> None:
+    def __init__(self, config: APIServerConfig, reasoning: Mapping[str, Any] = NO_REASONING) -> None:
+        """`reasoning`: fields that are added to the body of each call."""
         self.config = config
+        self._reasoning = reasoning
         self.slots: dict[Split, anyio.CapacityLimiter] = {
             "train": anyio.CapacityLimiter(config.num_max_requests_at_once),
             "eval": anyio.CapacityLimiter(config.num_requests_for_eval),
@@ -67,12 +72,17 @@ class Server:
 
     async def ask(self, upstream: Upstream, request: dict[str, Any]) -> Any:
         """The reply of the openai package, or its exception."""
-        return await self._calls(upstream).create(**self._with_model(request))
+        whole, calls = self._whole(request), self._calls(upstream)
+        if not self.config.n_kwarg_is_ignored:
+            return await calls.create(**whole)
+        first, *more = await asyncio.gather(*(calls.create(**{**whole, "n": 1}) for _ in range(whole.get("n") or 1)))
+        first.choices += [choice for reply in more for choice in reply.choices]
+        return first
 
     async def ask_for_tokens(self, upstream: Upstream, request: dict[str, Any]) -> ServerReply:
         """Asks for as many details as the server supports: a plain server refuses vLLM's own parameters."""
         calls = self._calls(upstream).with_raw_response
-        forms = _forms(upstream, self._with_model(request))
+        forms = _forms(upstream, self._whole(request))
         for form in range(self._form, len(forms)):
             try:
                 response = await calls.create(**forms[form])
@@ -124,8 +134,21 @@ class Server:
     def _calls(self, upstream: Upstream) -> Any:
         return self._client.chat.completions if upstream is Upstream.CHAT else self._client.completions
 
-    def _with_model(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"model": self.config.model_name, **request}
+    def _whole(self, request: dict[str, Any]) -> dict[str, Any]:
+        """With the model's name, and the fields of reasoning unless the call says `skip_reasoning`."""
+        whole = {"model": self.config.model_name, **request}
+        if not whole.pop("skip_reasoning", False) and self._reasoning:
+            whole["extra_body"] = {**(whole.get("extra_body") or {}), **self._reasoning}
+        return whole
+
+
+def reasoning_fields(config: BaseEnvConfig) -> dict[str, Any]:
+    """As OpenRouter and others read them: the effort, else the number of tokens."""
+    effort, tokens = config.reasoning_effort, config.max_reasoning_tokens
+    if not (config.thinking_mode or effort or tokens):
+        return {}
+    limit: dict[str, Any] = {"effort": effort} if effort else {"max_tokens": tokens} if tokens else {}
+    return {"reasoning": {"enabled": True, **limit}}
 
 
 def openai_package() -> Any:

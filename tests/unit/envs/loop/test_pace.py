@@ -108,8 +108,8 @@ def test_a_checkpoint_is_due_at_the_last_multiple_of_the_interval(step: int, las
 def test_the_work_is_over_at_the_last_step_or_without_items_or_when_told() -> None:
     assert decide(TERMS, replace(NOW, status=at(99))).finished == ""
     assert decide(TERMS, replace(NOW, status=at(100))).finished == "the trainer is at step 100 of 100"
-    assert decide(TERMS, replace(NOW, is_out_of_items=True, running=1)).finished == ""
-    assert decide(TERMS, replace(NOW, is_out_of_items=True)).finished == "there are no more items"
+    assert decide(TERMS, replace(NOW, has_ended=True, running=1)).finished == ""
+    assert decide(TERMS, replace(NOW, has_ended=True)).finished == "there are no more items"
     assert decide(TERMS, replace(NOW, is_stopping=True, running=3)).finished == "told to stop"
     assert decide(TERMS, replace(NOW, is_stopping=True)).start == 0
 

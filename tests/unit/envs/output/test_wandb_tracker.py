@@ -3,21 +3,18 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepwell.envs.output.wandb_tracker import WandbTracker
-from stepwell.envs.scored_data import ScoredDataGroup
+from stepwell.envs.output.wandb_tracker import RolloutTable, WandbTracker
 from stepwell.errors import BadRequest
 
 RUN = {"name": "sums_0", "project": "p", "group": "g", "config": {"group_size": 4}}
 
 
-def group(*scores: float) -> ScoredDataGroup:
-    return {"tokens": [[k, 65] for k in range(len(scores))], "masks": [[-100, 65]] * len(scores), "scores": [*scores]}
+ROLLOUTS = RolloutTable(("text", "score"), [("one", 0.5), ("two", 1.0)])
 
 
 class FakeWandb:
@@ -46,6 +43,7 @@ class FakeWandb:
         self.is_finished = True
 
     def Table(self, columns: list[str], data: list[list[Any]]) -> list[list[Any]]:  # noqa: N802 - wandb's name
+        self._maybe_fail("Table")
         return [columns, *data]
 
     def _maybe_fail(self, what: str) -> None:
@@ -53,16 +51,15 @@ class FakeWandb:
             raise ConnectionError(f"no {what}")
 
 
-async def test_metrics_and_the_last_rollouts_arrive() -> None:
+async def test_metrics_and_tables_arrive() -> None:
     wandb = FakeWandb()
-    tracker = WandbTracker(2, load=lambda: wandb)
-    tracker.start(RUN, decode=lambda ids: f"text {ids[0]}")
-    tracker.keep(group(0.0, 0.5, 1.0))
-    tracker.log({"train/score": 0.5}, step=3)
+    tracker = WandbTracker(load=lambda: wandb)
+    tracker.start(RUN)
+    tracker.log({"train/score": 0.5, "train/rollouts": ROLLOUTS}, step=3)
     tracker.log({"train/score": 0.6}, step=4)
     await tracker.close()
     assert wandb.started == [{"name": "sums_0", "project": "p", "group": "g", "config": {"group_size": 4}}]
-    table = [["text", "score"], ["text 1", 0.5], ["text 2", 1.0]]
+    table = [["text", "score"], ["one", 0.5], ["two", 1.0]]
     assert wandb.logged == [({"train/score": 0.5, "train/rollouts": table}, 3), ({"train/score": 0.6}, 4)]
     assert wandb.is_finished
 
@@ -105,18 +102,15 @@ async def test_a_failing_wandb_is_spoken_of_once(what: str, caplog: pytest.LogCa
 
 
 async def test_metrics_arrive_though_the_table_cannot_be_made(caplog: pytest.LogCaptureFixture) -> None:
-    def decode(ids: Sequence[int]) -> str:
-        raise BadRequest("there is no tokenizer")
-
     wandb = FakeWandb()
+    wandb.failures = {"Table"}
     tracker = WandbTracker(load=lambda: wandb)
-    tracker.start(RUN, decode)
+    tracker.start(RUN)
     for n in range(2):
-        tracker.keep(group(1.0))
-        tracker.log({"n": n})
+        tracker.log({"n": n, "train/rollouts": ROLLOUTS})
     await tracker.close()
     assert wandb.logged == [({"n": 0}, None), ({"n": 1}, None)]
-    assert caplog.text.count("wandb (table) fails; the environment goes on: BadRequest: there is no tokenizer") == 1
+    assert caplog.text.count("wandb (table) fails; the environment goes on: ConnectionError: no Table") == 1
 
 
 async def test_a_missing_wandb_says_what_to_install(caplog: pytest.LogCaptureFixture) -> None:
@@ -146,7 +140,6 @@ async def test_until_it_is_started_nothing_is_loaded() -> None:
         raise AssertionError("loaded")
 
     tracker = WandbTracker(load=load)
-    tracker.keep(group(1.0))
     tracker.log({"n": 1})
     await tracker.close()
     assert not tracker.is_on
@@ -154,9 +147,9 @@ async def test_until_it_is_started_nothing_is_loaded() -> None:
 
 async def real_run() -> None:
     tracker = WandbTracker(close_timeout=300.0)
-    tracker.start(RUN, decode=lambda _: "what the model said")
-    tracker.keep(group(0.0, 1.0))
-    tracker.log({"train/score": 0.5}, step=1)
+    tracker.start(RUN)
+    rollouts = RolloutTable(("text", "score"), [("what the model said", 1.0)])
+    tracker.log({"train/score": 0.5, "train/rollouts": rollouts}, step=1)
     await tracker.close()
 
 
