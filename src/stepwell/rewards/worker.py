@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -20,6 +20,7 @@ from stepwell.rewards.loop import RewardLoop
 from stepwell.rewards.sample import sample_of_request
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.sandbox.runner import RewardRunner
+from stepwell.steps.step import Json
 
 log = logging.getLogger("stepwell.rewards")
 
@@ -66,8 +67,13 @@ class RewardLoopWorker:
         attempt = await self._runner.run(sample_of_request(request), urgent=True)
         if attempt.score is None:
             raise RewardFailed(f"{self._runner.name}: {attempt.outcome}: {attempt.why}")
-        details = {name: value for name, value in asdict(attempt.score).items() if name != "value" and value}
-        return RewardScore(attempt.score.value, details)
+        score = attempt.score
+        details: dict[str, Json] = {
+            "parts": dict(score.parts),
+            "step_rewards": list(score.step_rewards),
+            "notes": score.notes,
+        }
+        return RewardScore(score.value, {name: value for name, value in details.items() if value})
 
     async def _run(self) -> None:
         while True:

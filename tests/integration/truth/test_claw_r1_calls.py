@@ -260,3 +260,12 @@ async def test_differs_a_call_after_the_completion_is_refused(http: aiohttp.Clie
     status, answer = await post(http, f"{path}/v1/chat/completions", CHAT)
     assert (status, answer["error"]["code"]) == (404, "unknown_trajectory")
     assert [step.reward for step in pool.taken()] == [1.0]
+
+
+@pytest.mark.parametrize("told", [{"temperature": 0.7}, {"sampling": {"temperature": 0.7}}], ids=["field", "sampling"])
+async def test_differs_a_submitted_step_tells_its_temperature(
+    http: aiohttp.ClientSession, pool: LocalPool, told: dict[str, Any]
+) -> None:
+    steps = [STEP | {"is_last": False}, STEP | {"step_index": 1} | told]
+    assert (await post(http, "/submit_steps", {"steps": steps}))[1]["accepted"] == 2
+    assert [step.temperature for step in pool.taken()] == [None, 0.7]
