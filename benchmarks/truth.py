@@ -64,6 +64,13 @@ def temperature_ignored(temperature: float) -> float:
     return cosine(with_trl(task.batch(), task.table, "rollout", temperature, divided_by=1.0), task.exact_gradient())
 
 
+def capped(temperature: float) -> float:
+    """Ours with an importance cap instead of the clip, for weights that changed much."""
+    (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == FAR]
+    task = Task(scenario, temperature)
+    return cosine(ours(task.batch(), task.table, Settings(importance_cap=2.0)), task.exact_gradient())
+
+
 def measure() -> dict[str, float]:
     figures: dict[str, float] = {}
     for scenario in SCENARIOS:
@@ -72,6 +79,7 @@ def measure() -> dict[str, float]:
                 figures[name] = min(value, figures.get(name, 1.0))
         print(scenario.name, {name: round(figures[f"{name}_{scenario.name}"], 6) for name in TRAINERS}, flush=True)
     figures[MIXED] = mixed_temperatures()
+    figures[f"capped_{FAR}"] = min(map(capped, TEMPERATURES))
     figures[IGNORED] = min(map(temperature_ignored, TEMPERATURES))
     return figures
 

@@ -74,7 +74,11 @@ def test_what_earns_more_becomes_likelier() -> None:
 def test_metrics_tell_what_was_trained() -> None:
     pool = TrainingPool()
     pool.add_group("same", [([one_turn(f"s{r}", "same", [1], [2])], 1.0) for r in range(3)])
-    rollouts = [([one_turn(f"d{r}", "differ", [1], [2, 3], policy_version=4)], float(r)) for r in range(2)]
+    ends = ("stop", "length")
+    rollouts = [
+        ([one_turn(f"d{r}", "differ", [1], [2, 3], policy_version=4, finish_reason=end)], float(r))
+        for r, end in enumerate(ends)
+    ]
     pool.add_group("differ", rollouts)
     metrics = AsyncTrainer(pool, Recurrent(), settings=SETTINGS).step()
     assert (metrics.rollouts, metrics.rollouts_trained, metrics.rows, metrics.tokens) == (5, 2, 2, 4)
@@ -82,6 +86,8 @@ def test_metrics_tell_what_was_trained() -> None:
     assert metrics.learning_rate == SETTINGS.learning_rate
     assert metrics.gradient_norm > 0
     assert metrics.staleness == 0.0
+    assert metrics.truncated == pytest.approx(1 / 5)
+    assert (metrics.groups_identical, metrics.groups_single) == (1, 0)
 
 
 def test_the_learning_rate_falls_in_a_straight_line_to_its_share() -> None:
