@@ -82,6 +82,7 @@ def test_the_gateway_takes_exactly_the_flags_it_documents() -> None:
         *("--reward-worker-name", "--ray-address", "--ray-namespace", "--host", "--port", "--help"),
         *("--control-keys", "--engine-key", "--routing", "--durability", "--spool"),
         *("--atropos", "--no-atropos", "--atropos-state"),
+        *("--sampling", "--temperature", "--model", "--other-models"),
     }
 
 
