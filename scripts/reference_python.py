@@ -27,13 +27,17 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.agents.whitebox": ("AgentFlowBase", "Generation"),
         "stepwell.agents.flows": ("SingleTurn", "ToolLoop", "SubprocessAgent", "last_number"),
         "stepwell.agents.rollout": ("Rollout", "RolloutResult", "RolloutStatus"),
+        "stepwell.agents.outcome": ("AgentFailure", "AgentFailed"),
         "stepwell.agents.rollouter": ("AsyncRollouter",),
         "stepwell.agents.dataset": ("Dataset", "Position"),
         "stepwell.agents.validation": ("Validation", "ValidationReport"),
         "stepwell.agents.gateway_process": ("GatewayProcess",),
     },
     "For environments": {
-        "stepwell.envs": ("BaseEnv", "BaseEnvConfig", "APIServerConfig", "EvalHandling", "ScoredDataGroup", "gather"),
+        "stepwell.envs": (
+            *("BaseEnv", "BaseEnvConfig", "APIServerConfig", "ServerBaseline", "EvalHandling", "ScoredDataGroup"),
+            *("gather", "tokenize_for_trainer"),
+        ),
     },
     "For rewards": {
         "stepwell.rewards": ("Score", "Sample"),
@@ -61,7 +65,7 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
 }
 """Modules and their public names, by audience."""
-EXTENDED = ("Environment", "SupervisedProcess")
+EXTENDED = ("EnvTracking", "Environment", "SupervisedProcess")
 """Classes whose members are shown at the public class that extends them."""
 
 WIDTH = 100
@@ -186,8 +190,8 @@ def _methods(kind: type) -> str:
 
 
 def _members(kind: type) -> Mapping[str, Any]:
-    """Its own, and those of the class that it extends, if that is not public by itself."""
-    bases = [base for base in kind.__mro__[1:2] if base.__name__ in EXTENDED]
+    """Its own, and those of the classes that it extends, if they are not public by themselves."""
+    bases = [base for base in reversed(kind.__mro__[1:]) if base.__name__ in EXTENDED]
     return {name: member for owner in (*bases, kind) for name, member in vars(owner).items()}
 
 
