@@ -35,6 +35,8 @@ class ColumnKind(Enum):
     SPANS = auto()
     """A tuple of VersionSpan."""
 
+    __hash__ = object.__hash__  # that of Enum is slow, and every message looks kinds up
+
 
 class ColumnScope(Enum):
     """What has one value of the column."""

@@ -19,7 +19,7 @@ from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.ready_by_size import SizeBucket
 from stepwell.pool.state.records import Group, Lease, Trajectory
-from stepwell.pool.state.shipment import TokenMask, group_rows, ship, trajectory_rows
+from stepwell.pool.state.shipment import TokenMask, group_rows, ship, step_rows
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step_filter import StepFilter
 
@@ -41,7 +41,8 @@ class Leasing:
         channel = self._state.channels.get(request.channel)
         if channel is None:
             return None
-        request = replace(request, models=self._state.limits.trained_models)
+        if self._state.limits.trained_models:
+            request = replace(request, models=self._state.limits.trained_models)
         if request.history and request.unit is not Unit.GROUPS:
             raise BadRequest(f"history is kept by groups; a batch of {request.unit} cannot mix it in")
         self._claim(channel, request.unit)
@@ -252,12 +253,7 @@ class Leasing:
         )
 
     def _shipped_steps(self, lease: Lease) -> LeasedGroups:
-        rows = [
-            row
-            for trajectory, step in lease.steps
-            for row in trajectory_rows(trajectory, lease.step_filter.accepts)
-            if row.step is step
-        ]
+        rows = step_rows(lease.steps, lease.step_filter.accepts)
         return LeasedGroups(
             columns=ship(rows, self._token_mask(), separate=True),
             group_sizes=[1] * len(rows),

@@ -5,7 +5,7 @@
   its own. If all are marked, the last row does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
@@ -30,7 +30,7 @@ class ShippedRow(NamedTuple):
     step_index: int
     is_last: bool
     shows_outcome: bool
-    """It shows the trajectory's outcome reward, unless it has a reward of its own."""
+    """It has no reward of its own and shows the trajectory's outcome reward."""
 
 
 def group_rows(group: Group, is_shipped: IsShipped) -> list[ShippedRow]:
@@ -41,21 +41,32 @@ def trajectory_rows(trajectory: Trajectory, is_shipped: IsShipped) -> list[Shipp
     done = trajectory.completed
     if len(trajectory.steps) == 1:
         (step,) = trajectory.steps.values()
-        return [ShippedRow(trajectory, step, max(0, step.step_index), done, True)] if is_shipped(step) else []
+        is_shown = step.reward is None and trajectory.reward is not None
+        return [ShippedRow(trajectory, step, max(0, step.step_index), done, is_shown)] if is_shipped(step) else []
     indexed = [(index, step) for index, step in trajectory.in_order() if is_shipped(step)]
     if not indexed:
         return []
     last = carrier = indexed[-1][1]
     if last.untrainable is not None:
         carrier = indexed[reward_carrier([step.untrainable for _, step in indexed])][1]
-    return [ShippedRow(trajectory, step, index, done and step is last, step is carrier) for index, step in indexed]
+    shows = carrier if carrier.reward is None and trajectory.reward is not None else None
+    return [ShippedRow(trajectory, step, index, done and step is last, step is shows) for index, step in indexed]
+
+
+def step_rows(steps: Iterable[tuple[Trajectory, StoredStep]], is_shipped: IsShipped) -> list[ShippedRow]:
+    """Single steps. A step of an open trajectory does not show its outcome reward: a later one will."""
+    return [
+        row._replace(shows_outcome=row.shows_outcome and trajectory.completed)
+        for trajectory, step in steps
+        for row in trajectory_rows(trajectory, is_shipped)
+        if row.step is step
+    ]
 
 
 def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separate: bool = False) -> Columns:
-    """The rows as columns, with their prefix tree. If they are `separate`, each row is a group of its own, and no step
-    of an open trajectory shows its outcome: a later one will."""
+    """The rows as columns, with their prefix tree. If they are `separate`, each row is a group of its own."""
     steps = [row.step for row in rows]
-    rewarded = [row.trajectory if _shows_outcome(row, separate=separate) else row.step for row in rows]
+    rewarded = [row.trajectory if row.shows_outcome else row.step for row in rows]
     bases, shared = ([NO_BASE] * len(rows), [0] * len(rows)) if separate else _bases(rows)
     tokens = [
         row.trajectory.tokens.read(step.branch, step.prompt_length + step.response_length, first)
@@ -80,7 +91,7 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
         trajectory_uids=[row.trajectory.uid for row in rows],
         prompt_uids=[row.trajectory.group.prompt_uid for row in rows],
         uids=[step.uid for step in steps],
-        metadata=[_metadata(row) for row in rows],
+        metadata=[_metadata(row) if row.step.metadata else row.trajectory.metadata for row in rows],
         version_spans=[step.version_spans for step in steps],
         exactness=[step.exactness for step in steps],
         quarantine=[step.quarantine for step in steps],
@@ -131,14 +142,9 @@ def _returns(rows: Sequence[ShippedRow]) -> list[float | None]:
     return returns
 
 
-def _shows_outcome(row: ShippedRow, *, separate: bool) -> bool:
-    has_outcome = row.shows_outcome and row.step.reward is None and row.trajectory.reward is not None
-    return has_outcome and (row.trajectory.completed or not separate)
-
-
 def _metadata(row: ShippedRow) -> JsonObject:
     common, own = row.trajectory.metadata, row.step.metadata
-    return {**common, **own} if common and own else common or own
+    return {**common, **own} if common else own
 
 
 def _logprobs(step: StoredStep) -> FloatArray:
