@@ -10,6 +10,8 @@
 import socket
 from enum import StrEnum
 
+import aiohttp
+
 from stepwell.errors import BadRequest, ContextLengthExceeded, StepwellError, TooLarge
 
 
@@ -36,14 +38,14 @@ class AgentFailed(Exception):
         self.reward = reward
 
 
-OF_THE_POLICY = (BadRequest, ContextLengthExceeded, TooLarge)
+OF_THE_POLICY = (BadRequest, TooLarge)
 """Refusals of a gateway that the content of a call causes; all other ones are the infrastructure's."""
 CONTENT_STATUSES = (400, 413, 422)
 """The same, as HTTP statuses."""
 OVERFLOW_TEXTS = (ContextLengthExceeded.code(), "maximum context length", "prompt is too long")
 TIMEOUTS = ("APITimeoutError", "ReadTimeout", "ReadTimeoutError", "TimeoutExpired")
 """Exceptions of clients and of subprocess for an answer that does not come; no base class is common to them."""
-HTTP_PACKAGES = ("aiohttp", "anthropic", "httpcore", "httpx", "openai", "requests", "urllib3")
+HTTP_PACKAGES = ("aiohttp", "anthropic", "httpcore", "httpx", "httpx2", "openai", "requests", "urllib3")
 """Their exceptions are about connections, if they have no HTTP status."""
 
 
@@ -53,8 +55,10 @@ def failure_of_policy(failure: BaseException, retry_on: tuple[type[BaseException
         return failure.failure
     if isinstance(failure, retry_on):
         return None
-    if any(text in str(failure) for text in OVERFLOW_TEXTS):
+    if isinstance(failure, ContextLengthExceeded) or any(text in str(failure) for text in OVERFLOW_TEXTS):
         return AgentFailure.CONTEXT_OVERFLOW
+    if isinstance(failure, aiohttp.ConnectionTimeoutError):
+        return None
     if isinstance(failure, TimeoutError) or type(failure).__name__ in TIMEOUTS:
         return AgentFailure.TOO_LONG
     return None if _is_of_infrastructure(failure) else AgentFailure.ERROR
