@@ -72,6 +72,8 @@ def _wasted(name: str, text: str, read: Callable[[StepCount], float]) -> MetricD
 METRICS = (
     _one("policy_version", "The policy version that engines serve.", lambda stats: stats.policy_version),
     _one("leases", "Leases that trainers hold.", lambda stats: stats.leases),
+    _one("uniform_groups", "Groups handed out in which all rollouts were equal.", lambda stats: stats.uniform_groups),
+    _one("grace_steps", "Steps taken in shortly after a completion.", lambda stats: stats.in_grace),
     _by_channel("groups", "Groups held and not under lease.", lambda channel: channel.groups),
     _by_channel("ready_groups", "Groups that a trainer could take.", lambda channel: channel.ready_groups),
     _by_channel("trajectories", "Trajectories neither taken nor dropped.", lambda channel: channel.trajectories),
