@@ -192,6 +192,7 @@ async def test_a_probe_finds_what_vllm_can_do(engine: FakeEngine) -> None:
         pause=True,
         reports_version=True,
         weight_versions=True,
+        logprobs_mode="processed",
     )
     assert engine.request_count == 0
 

@@ -157,7 +157,9 @@ async def test_calls_of_a_third_kind_are_recorded_with_its_ids(pool: LocalPool) 
     ):
         assert (await http.post("/init_trajectory", json={"trajectory_uid": "t", "prompt_uid": "p"})).status == 200
         for stream in (False, True):
-            async with http.post("/t/p/v1/chat/completions", json={**ASKED, "stream": stream}) as reply:
+            async with http.post(
+                "/t/p/v1/chat/completions", json={**ASKED, "model": "echo-1", "stream": stream}
+            ) as reply:
                 text = await reply.text()
             assert reply.status == 200, text
             assert '"content":"ab"' in text
