@@ -89,9 +89,10 @@ class EngineFleet:
                     seen = None
                     await asyncio.sleep(PUBLISH_RETRY_PAUSE)
                     continue
-                is_published, seen = True, self._directory.serving
-            if seen is not None and seen.engines is not None:
-                self._adopt(seen.engines)
+                is_published = True
+            newest = self._directory.serving  # the list may have changed during the checks
+            if newest is not None and newest.engines is not None:
+                self._adopt(newest.engines)
 
     async def __aenter__(self) -> Self:
         limits = self._timeouts
