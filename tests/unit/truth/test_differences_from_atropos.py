@@ -63,6 +63,11 @@ def numbers(**config: Any) -> Numbers:
     )
 
 
+class Decoding:
+    def decode(self, ids: list[int]) -> str:
+        return str(ids)
+
+
 class Sent(list[ScoredDataGroup]):
     async def send(self, group: ScoredDataGroup) -> str:
         self.append(group)
@@ -100,6 +105,16 @@ async def _(_: Path) -> None:
     await tasks.wait_for_change(5)
     assert [len(group["tokens"]) for group in sent] == [4]
     assert len(env.begun) == 5
+
+
+@row("`include_messages` adds nothing")
+async def _(_: Path) -> None:
+    env, sent = numbers(include_messages=True), Sent()
+    env.tokenizer = Decoding()
+    tasks = GroupTasks(env, sent.send)
+    tasks.start(1)
+    await tasks.wait_for_change(5)
+    assert [group["messages"] for group in sent] == [[[{"role": "user", "content": "[1, 2]"}]]]
 
 
 @row("pausing cancels")

@@ -28,13 +28,13 @@ class WordsEnv(BaseEnv):  # type: ignore[misc]
             total_steps=100,
             max_num_workers=1,
             max_token_length=256,
-            include_messages=True,
             wandb_name="words",
             worker_timeout=60,
         )
-        return config, APIServerConfig(
+        server = APIServerConfig(
             model_name="tiny", base_url=os.environ["ENGINE"], api_key="x", timeout=60, health_check=False
         )
+        return config, [server]
 
     async def setup(self) -> None:
         note("setup")
