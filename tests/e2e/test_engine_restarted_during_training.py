@@ -192,7 +192,10 @@ def test_every_token_has_the_version_of_the_weights_that_wrote_it(
         killed.process.wait()
         for _ in range(2):
             trainer.step()
-        assert [engine["state"] for engine in listed(gateway.url)] == ["healthy", "down"]
+        wait_until(
+            lambda: [engine["state"] for engine in listed(gateway.url)] == ["healthy", "down"],
+            "the gateway to see that one engine is down",
+        )
         agents.may_ask.clear()
         restarted = start("restarted", urlsplit(killed.url).port)
         restarted.wait()
@@ -203,8 +206,11 @@ def test_every_token_has_the_version_of_the_weights_that_wrote_it(
         wait_until(lambda: written_tokens(restarted.url) > 0, "the restarted engine to serve")
         for _ in range(6):
             trainer.step()
-        (engine,) = [engine for engine in listed(gateway.url) if engine["address"] == restarted.url]
-        assert engine["weight_version"] == str(trainer.version)
+        versions = {staying.url: str(trainer.version), restarted.url: str(trainer.version)}
+        wait_until(
+            lambda: {engine["address"]: engine["weight_version"] for engine in listed(gateway.url)} == versions,
+            "the gateway to see both engines at the trainer's version",
+        )
     sync.close()
     steps = [step for step in pool.steps if step.quarantine is None]
     assert max(step.policy_version for step in steps) > version_before, "no step is from after the restart"
