@@ -185,6 +185,13 @@ async def test_agents_see_nothing_of_fifty_updates_and_every_token_knows_its_wei
     vllm: VllmServer, gateway: GatewayProcess, model: torch.nn.Module, versions: DataPool, tmp_path: Path
 ) -> None:
     sync = WeightSync([vllm.url], transfer=CheckpointTransfer(tmp_path / "w"), pool=versions, probe=PROBE)
+    await asyncio.to_thread(sync.sync, model, 1)
+
+    async def gateway_knows() -> bool:
+        engines = (await get(f"{gateway.url}/engines")).json()["engines"]
+        return [engine["weight_version"] for engine in engines] == ["1"]
+
+    await until(gateway_knows, "the gateway to see the engine's version")
     training = Training(vllm, model, sync)
     live = [chatting(gateway, versions, training, stream=bool(agent % 2)) for agent in range(AGENTS)]
     chats, answers, _ = await asyncio.gather(gathered(live), generating(gateway, training), training.run())
