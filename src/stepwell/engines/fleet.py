@@ -154,11 +154,19 @@ class EngineFleet:
 
     async def remove(self, address: str) -> None:
         """It gets no new calls; those in flight continue to their end."""
+        self.drop(self.find(address))
+
+    def find(self, address: str) -> EngineReplica:
         address = engine_address(address)
         for engine in self._selector.engines:
             if engine.address == address:
-                return self._selector.remove(engine)
+                return engine
         raise BadRequest(f"there is no engine {address}")
+
+    def drop(self, engine: EngineReplica) -> None:
+        """As `remove`; one that has left already is all right."""
+        if engine in self._selector.engines:
+            self._selector.remove(engine)
 
     @property
     def replicas(self) -> Sequence[EngineReplica]:

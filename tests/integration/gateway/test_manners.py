@@ -302,6 +302,15 @@ async def test_an_engine_that_is_not_there_cannot_be_removed(agent: Agent) -> No
         assert "there is no engine http://nowhere:1" in await removed.text()
 
 
+async def test_an_engine_stays_if_the_pool_cannot_be_told_that_it_leaves(
+    agent: Agent, pool: LocalPool, engine: FakeEngine
+) -> None:
+    pool.away = True
+    async with agent.http.delete("/engines", params={"address": engine.url}) as removed:
+        assert removed.status == 503
+    assert await states(agent) == ["healthy"]
+
+
 # --- sight
 
 

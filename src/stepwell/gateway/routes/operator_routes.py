@@ -113,8 +113,9 @@ def operator_router(
     @router.delete("/engines")
     async def remove_engine(address: Annotated[gateway_api.Address, Query()]) -> gateway_api.EngineList:
         """Send no more calls to an engine, from any gateway of the pool; those in flight there go on to their end."""
-        await engines.remove(address)
-        await pool.change_engines(remove=(engine_address(address),))
+        leaving = engines.find(address)
+        await pool.change_engines(remove=(leaving.address,))  # first: otherwise the pool's list brings it back
+        engines.drop(leaving)
         return _listed(engines)
 
     @router.get("/v1/models")

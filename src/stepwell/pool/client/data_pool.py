@@ -10,7 +10,6 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import groupby
 from typing import Any, TypeVar, Unpack, overload
 
@@ -189,8 +188,8 @@ class PoolClient(ScoringClient, WatchClient):
         await settle_leases(self.shards, leased, lambda shard, uid: shard.nack(uid))
 
     async def set_policy_version(self, version: int) -> None:
-        await self.shards.call_all(lambda shard: shard.set_policy_version(version))
-        self._note_serving(replace(self._serving or Serving(), policy_version=version))
+        first, *_ = await self.shards.call_all(lambda shard: shard.set_policy_version(version))
+        self._note_serving(first)
 
     async def stats(self) -> PoolStats:
         return merge_stats(await self.shards.call_all(lambda shard: shard.stats()))
@@ -214,6 +213,9 @@ class PoolClient(ScoringClient, WatchClient):
                 await asyncio.sleep(SERVING_RETRY_PAUSE)
 
     def _note_serving(self, serving: Serving) -> None:
+        """An answer that was on its way while a change was made here may be older than what is known."""
+        if self._serving is not None and serving.is_older_than(self._serving):
+            return
         self._serving = serving
         self._serving_changed.set()
         self._serving_changed = asyncio.Event()

@@ -268,12 +268,13 @@ class ShardService:
 
     # -- what serves the policy ----------------------------------------------------------------------------------------
 
-    async def set_policy_version(self, version: int) -> None:
+    async def set_policy_version(self, version: int) -> Serving:
         """Tokens that are sampled from now on come from these weights."""
         with self._transaction():
             self.pool.policy_version = version
         async with self._serving_changed:
             self._serving_changed.notify_all()
+        return self._serving
 
     async def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> Serving:
         """Engines join and leave. Only the first shard of a pool is asked."""
@@ -281,17 +282,21 @@ class ShardService:
             self.pool.state.change_engines(add, remove)
         async with self._serving_changed:
             self._serving_changed.notify_all()
-        return self.pool.state.serving
+        return self._serving
 
     async def serving(self, other_than: Serving | None = None, timeout: float = 0.0) -> Serving:
         """As it is now; with `other_than`, as soon as it differs from that, or after `timeout`."""
         async with self._serving_changed:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await self._serving_changed.wait_for(lambda: self.pool.state.serving != other_than)
-        return self.pool.state.serving
+                    await self._serving_changed.wait_for(lambda: self._serving != other_than)
+        return self._serving
 
     # -- private -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _serving(self) -> Serving:
+        return replace(self.pool.state.serving, epoch=self._epoch)
 
     def _answer(self, call: ProducerCall) -> ProducerAnswer | Exception:
         try:

@@ -43,10 +43,12 @@ class PoolState(StateBase):
         self._rewards.release(now)
 
     def set_policy_version(self, version: int) -> None:
-        self.serving = replace(self.serving, policy_version=version)
+        self.serving = replace(self.serving, policy_version=version, revision=self.serving.revision + 1)
 
     def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> None:
-        self.serving = replace(self.serving, engines=self.serving.changed(add, remove))
+        engines = self.serving.changed(add, remove)
+        if engines != self.serving.engines:
+            self.serving = replace(self.serving, engines=engines, revision=self.serving.revision + 1)
 
     def open_channel(self, name: str) -> Channel:
         """The channel of that name, a new one if there is none."""

@@ -95,6 +95,68 @@ async def test_a_new_policy_version_reaches_a_follower_at_once(client: LocalPool
     following.cancel()
 
 
+class HeldServing(LocalTransport):
+    """Answers to `serving` are on their way until they are let through."""
+
+    def __init__(self, services: Mapping[str, ShardService]) -> None:
+        super().__init__(services)
+        self.held: list[asyncio.Event] = []
+
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        answer = await super().call(shard, method, args, kwargs)
+        if method == "serving":
+            self.held.append(asyncio.Event())
+            await self.held[-1].wait()
+        return answer
+
+
+async def let_through(client: LocalPool) -> None:
+    """The oldest answer; the next one is then on its way."""
+    held = client.transport.held
+    count = len(held)
+    held[-1].set()
+    await until(lambda: len(held) > count, "the follower to ask again")
+
+
+async def test_an_answer_that_was_on_its_way_does_not_undo_a_newer_change() -> None:
+    client = LocalPool(transport=HeldServing)
+    following = asyncio.create_task(client.follow())
+    await until(lambda: client.transport.held != [], "an answer on its way")
+    await client.change_engines(add=("http://a",))
+    await client.set_policy_version(3)
+
+    await let_through(client)
+
+    assert client.serving is not None
+    assert client.serving.engines == ("http://a",)
+    assert client.policy_version == 3
+    following.cancel()
+
+
+async def test_a_change_of_the_version_does_not_hide_a_change_of_the_engines() -> None:
+    client, service = LocalPool(transport=HeldServing), "data_pool"
+    following = asyncio.create_task(client.follow())
+    await until(lambda: client.transport.held != [], "an answer on its way")
+    await client.transport.services[service].change_engines(("http://a",), ())
+    await client.set_policy_version(3)
+    assert client.serving is not None
+    assert client.serving.engines == ("http://a",), "the version came with an old list"
+    following.cancel()
+
+
+async def test_a_shard_that_lost_its_state_with_its_process_is_believed() -> None:
+    client = LocalPool()
+    following = asyncio.create_task(client.follow())
+    for version in range(1, 4):
+        await client.set_policy_version(version)
+    services = dict(client.transport.services)
+    ended = client.transport.services["data_pool"]
+    client.transport.services = services | {"data_pool": ShardService(client.plan, "data_pool")}
+    await ended.set_policy_version(4)  # ends the wait there
+    await until(lambda: client.policy_version == 0, "the new process's answer")
+    following.cancel()
+
+
 async def test_steps_come_out_as_they_went_in(client: LocalPool) -> None:
     await client.register_trajectory(Registration("t", "p"))
     steps = [make_step(uid=str(i), started_at=i, prompt_ids=range(i + 1)) for i in range(40)]

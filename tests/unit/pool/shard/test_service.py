@@ -19,7 +19,6 @@ from stepwell.pool.api.producing import (
     RewardGiven,
     SubmitVerdict,
 )
-from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.watching import Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import SqliteJournal
@@ -133,11 +132,13 @@ async def test_a_trajectory_whose_scoring_lease_ends_is_offered_again(clock: Clo
 
 async def test_a_new_policy_version_ends_the_wait_for_it(clock: Clock) -> None:
     service = make_service(clock)
-    assert await service.serving(other_than=Serving(), timeout=0.0) == Serving()
-    waiting = asyncio.create_task(service.serving(other_than=Serving(), timeout=30.0))
+    known = await service.serving()
+    assert await service.serving(other_than=known, timeout=0.0) == known
+    waiting = asyncio.create_task(service.serving(other_than=known, timeout=30.0))
     await asyncio.sleep(0)
-    await service.set_policy_version(3)
-    assert await waiting == Serving(3)
+    assert await service.set_policy_version(3) == await waiting
+    assert (await waiting).policy_version == 3
+    assert known.is_older_than(await waiting)
 
 
 async def test_the_list_of_engines_is_in_the_order_of_joining_and_survives_a_restart(
@@ -152,7 +153,9 @@ async def test_the_list_of_engines_is_in_the_order_of_joining_and_survives_a_res
     assert (await waiting).engines == ("http://b", "http://c")
     await service.set_policy_version(4)
     restarted = make_service(clock, open_journal(tmp_path / "pool.sqlite"))
-    assert await restarted.serving() == Serving(4, ("http://b", "http://c"))
+    after = await restarted.serving()
+    assert (after.policy_version, after.engines) == (4, ("http://b", "http://c"))
+    assert not after.is_older_than(await service.serving()), "a follower takes what another process says"
 
 
 async def test_a_service_with_the_journal_of_another_continues_where_that_was_killed(
