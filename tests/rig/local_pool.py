@@ -3,6 +3,7 @@
 Unless a clock is given, time stands still: leases and deadlines end when a test calls `advance_to`.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ class LocalTransport:
         """No call reaches a shard, as if there were no pool."""
         self.shards_away: set[str] = set()
         """These do not run now, as after a kill."""
+        self.shards_stopped: set[str] = set()
+        """These do not answer for now, as after SIGSTOP."""
         self.loses_answers = 0
         """How many submissions are still taken without an answer, as by an actor that dies too early."""
         self.messages: list[int] = []
@@ -35,6 +38,8 @@ class LocalTransport:
             raise PoolUnavailable("the pool is away")
         if shard in self.shards_away:
             raise ShardAway("killed")
+        while shard in self.shards_stopped:
+            await asyncio.sleep(0.005)
         answer = await getattr(self.services[shard], method)(*args, **kwargs)
         if method in ("submit_steps", "submit_groups"):
             self.messages.append(len(args[0]))
@@ -54,6 +59,7 @@ class LocalPool(PoolClient):
         transport: type[LocalTransport] = LocalTransport,
         clock: Callable[[], float] | None = None,
         timeout: float = 30.0,
+        part_timeout: float = 1.0,
         **limits: Any,
     ) -> None:
         self._now = 0.0
@@ -64,7 +70,7 @@ class LocalPool(PoolClient):
         }
         self.transport: Any = transport(services)
         """A LocalTransport, or the given subclass of it."""
-        super().__init__(self.plan.name, transport=self.transport, timeout=timeout)
+        super().__init__(self.plan.name, transport=self.transport, timeout=timeout, part_timeout=part_timeout)
         self.rules = EasyPool.over(services[self.plan.name].pool)
         """Of the first shard."""
 

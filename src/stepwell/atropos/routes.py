@@ -12,6 +12,7 @@ from stepwell.atropos.group_intake import GroupIntake, read_groups
 from stepwell.atropos.http import JSON, AtroposRequest, json_response
 from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registries
+from stepwell.pool.api.leasing import ReadyGroups
 from stepwell.pool.api.ports import GroupExchange
 from stepwell.wire import atropos_calls as shapes
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
@@ -91,7 +92,8 @@ class AtroposRoutes:
 
     async def status(self, channel: str, _: AtroposRequest) -> Response:
         ready = await self._pool.ready_groups(channel)
-        return json_response({"current_step": self._registries.of(channel).step, "queue_size": ready.total_groups})
+        status = {"current_step": self._registries.of(channel).step, "queue_size": ready.total_groups}
+        return json_response({**status, **_missing(ready)})
 
     async def status_env(self, channel: str, request: AtroposRequest) -> Response:
         env_id = shapes.read_call(shapes.EnvIdentifier, await request.body()).env_id
@@ -100,7 +102,8 @@ class AtroposRoutes:
         if environment is None:
             return json_response({"detail": f"no environment has the number {env_id}; POST /register-env first"}, 404)
         backlog = await self._pool.ready_groups(channel)
-        return json_response(registry.env_status(environment, backlog, self._clock()).model_dump())
+        status = registry.env_status(environment, backlog, self._clock()).model_dump()
+        return json_response({**status, **_missing(backlog)})
 
     # -- environments send ---------------------------------------------------------------------------------------
 
@@ -157,3 +160,8 @@ class AtroposRoutes:
     async def nack(self, _: str, request: AtroposRequest) -> Response:
         await self._delivery.nack(read_lease(shapes.read_call(shapes.LeaseName, await request.body()).lease))
         return json_response({"status": "success"})
+
+
+def _missing(ready: ReadyGroups) -> dict[str, list[str]]:
+    """Named only if there are some, so that the answer is Atropos' own otherwise."""
+    return {"missing": list(ready.missing)} if ready.missing else {}

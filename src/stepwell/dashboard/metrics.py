@@ -71,6 +71,7 @@ def _wasted(name: str, text: str, read: Callable[[StepCount], float]) -> MetricD
 
 METRICS = (
     _one("policy_version", "The policy version that engines serve.", lambda stats: stats.policy_version),
+    _one("missing_shards", "Shards that do not answer, and are not counted.", lambda stats: len(stats.missing)),
     _one("leases", "Leases that trainers hold.", lambda stats: stats.leases),
     _one("uniform_groups", "Groups handed out in which all rollouts were equal.", lambda stats: stats.uniform_groups),
     _one("grace_steps", "Steps taken in shortly after a completion.", lambda stats: stats.in_grace),

@@ -1,5 +1,6 @@
 """The status of the pool, its channels, the gateways and the engines."""
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import fields
@@ -17,12 +18,13 @@ HIDDEN = ("channels", "ready_by_source")
 async def read_status(state: DashboardState, *, fresh: bool = False) -> dict[str, object]:
     """The status is some seconds old, unless `fresh`."""
     stats, error = None, state.follower.error
-    if fresh:
-        await state.gateways.poll()
+    polling = asyncio.create_task(state.gateways.poll()) if fresh else None
     try:
         stats = await state.stats.get(fresh=fresh)
     except PoolUnavailable as failure:
         error = str(failure)
+    if polling is not None:
+        await polling
     now = time.time()
     return {
         "now": now,

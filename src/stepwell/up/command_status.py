@@ -30,6 +30,7 @@ class ShownPool(BaseModel):
     refused: dict[str, int]
     quarantined: dict[str, int]
     scoring: ScoringStats
+    missing: list[str] = []
 
 
 class ShownChannel(BaseModel):
@@ -90,7 +91,7 @@ def _read(url: str, answer: JsonAnswer) -> ShownStatus:
 
 def status_text(status: ShownStatus) -> str:
     parts = {
-        "pool": _pool(status.pool, status.pool_error),
+        "pool": _pool(status.pool),
         "channels": _channels(status.channels),
         "gateways": [_gateway(gateway) for gateway in status.gateways] or ["none"],
         "engines": [_engine(engine) for engine in status.engines] or ["none is known yet"],
@@ -107,14 +108,16 @@ def _titled(title: str, lines: Sequence[str]) -> str:
     )
 
 
-def _pool(pool: ShownPool | None, error: str | None) -> list[str]:
-    if pool is None or error is not None:
+def _pool(pool: ShownPool | None) -> list[str]:
+    if pool is None:
         return ["not reached"]
     journal = f"journal {pool.journal}" if pool.journal else "no journal: in memory only"
     lines = [
         f"{pool.name} · {_count(pool.shards, 'shard')} · policy version {pool.policy_version} · {journal}",
         f"{_count(pool.submitted, 'step')} submitted · {_count(pool.leases, 'lease')}",
     ]
+    if pool.missing:
+        lines.append(f"not counted, because it does not answer: {', '.join(pool.missing)}")
     scoring = {
         "scored": pool.scoring.scored,
         "wait to be scored": pool.scoring.waiting + pool.scoring.under_way + pool.scoring.resting,

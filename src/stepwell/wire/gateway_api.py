@@ -178,6 +178,8 @@ class PacingNow(GatewayBody):
     queued: int
     refills: list[RefillWanted]
     """Groups whose deadline has passed, and how many more rollouts each needs."""
+    missing: list[str] = []
+    """Shards of the pool that did not answer. Their last known numbers are counted."""
 
 
 class Generate(GatewayBody):

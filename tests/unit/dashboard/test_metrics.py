@@ -34,6 +34,7 @@ STATS = PoolStats(
     leases=2,
     forks=0,
     scoring=ScoringStats(waiting=6, under_way=1, resting=0, scored=30, failed=Counter({"timeout": 8}), late=0),
+    missing=("data_pool-1",),
 )
 
 
@@ -48,6 +49,7 @@ def test_every_figure_is_told_by_channel_and_cause() -> None:
     expected = {
         "up": 1,
         "policy_version": 7,
+        "missing_shards": 1,
         "leases": 2,
         "uniform_groups": 2,
         "grace_steps": 9,

@@ -86,6 +86,12 @@ def test_one_screen_shows_the_state_and_the_losses_by_cause() -> None:
     )
 
 
+def test_shards_that_do_not_answer_are_named() -> None:
+    assert isinstance(STATUS["pool"], dict)
+    shown = status_text(ShownStatus.model_validate(STATUS | {"pool": STATUS["pool"] | {"missing": ["data_pool-2"]}}))
+    assert "not counted, because it does not answer: data_pool-2\n" in shown
+
+
 def test_a_pool_that_cannot_be_reached_is_the_error() -> None:
     away = STATUS | {"pool": None, "channels": [], "gateways": [], "pool_error": "it is away"}
     shown = status_text(ShownStatus.model_validate(away))

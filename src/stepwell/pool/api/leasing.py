@@ -169,6 +169,8 @@ class ReadyGroups:
 
     groups: Mapping[str, Mapping[int, int]]
     """Number of groups, by source and by size. A group's size is its number of trajectories."""
+    missing: tuple[str, ...] = ()
+    """Shards that did not answer, and are not counted."""
 
     @property
     def total_groups(self) -> int:
@@ -183,12 +185,12 @@ class ReadyGroups:
         return sum(size * count for size, count in self.groups.get(source, {}).items())
 
 
-def merge_ready_groups(parts: Iterable[ReadyGroups]) -> ReadyGroups:
+def merge_ready_groups(parts: Iterable[ReadyGroups], missing: tuple[str, ...] = ()) -> ReadyGroups:
     groups: dict[str, Counter[int]] = {}
     for part in parts:
         for source, sizes in part.groups.items():
             groups.setdefault(source, Counter()).update(sizes)
-    return ReadyGroups(groups)
+    return ReadyGroups(groups, missing)
 
 
 class ReadySummary(NamedTuple):

@@ -24,6 +24,8 @@ class Pacing:
     queued: int
     """Complete trajectories that wait for the trainer."""
     refills: tuple[Refill, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Shards that did not answer. Their last known numbers are counted."""
 
     @property
     def may_start(self) -> int | None:
@@ -44,7 +46,7 @@ class Pacing:
         )
 
 
-def merge_pacing(parts: Sequence[Pacing], batch_size: int | None) -> Pacing:
+def merge_pacing(parts: Sequence[Pacing], batch_size: int | None, missing: tuple[str, ...] = ()) -> Pacing:
     """The pool's pacing from its shards'. A configured batch size is that of the whole pool."""
     return Pacing(
         batch=batch_size or sum(part.batch for part in parts),
@@ -52,4 +54,5 @@ def merge_pacing(parts: Sequence[Pacing], batch_size: int | None) -> Pacing:
         in_flight=sum(part.in_flight for part in parts),
         queued=sum(part.queued for part in parts),
         refills=tuple(refill for part in parts for refill in part.refills),
+        missing=missing,
     )

@@ -86,12 +86,14 @@ class PoolStats:
     forks: int
     """How often a step did not continue its trajectory's earlier tokens."""
     scoring: ScoringStats
+    missing: tuple[str, ...] = ()
+    """Shards that did not answer, and are not counted."""
 
 
-def merge_stats(parts: Sequence[PoolStats]) -> PoolStats:
+def merge_stats(parts: Sequence[PoolStats], missing: tuple[str, ...] = ()) -> PoolStats:
     """The statistics of a pool from those of its shards."""
     merged: PoolStats = _sum(parts)
-    return replace(merged, policy_version=max(part.policy_version for part in parts))
+    return replace(merged, policy_version=max(part.policy_version for part in parts), missing=missing)
 
 
 def _sum(parts: Sequence[Any]) -> Any:

@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, TypeVar, Unpack, overload
 
@@ -46,7 +47,8 @@ from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_oldest, settle_leases
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.client.scoring import ScoringClient
-from stepwell.pool.client.shards import CALL_TIMEOUT, RayTransport, ShardSet, ShardTransport
+from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, RayTransport, ShardSet, ShardTransport
+from stepwell.pool.client.version_delivery import VersionDelivery
 from stepwell.pool.client.watching import WatchClient
 from stepwell.steps.columns import Columns, cut, pack, stack
 from stepwell.steps.step import Step
@@ -57,7 +59,7 @@ T = TypeVar("T")
 SERVING_WAIT = 30.0
 """Seconds that one call waits for a new policy version, or another list of engines."""
 SERVING_RETRY_PAUSE = 1.0
-CHECK_TIMEOUT = 2.0
+CHECK_TIMEOUT = 1.0
 DELIVERY_LEASE = 60.0
 """Seconds. The lease of a batch that is acknowledged on arrival."""
 
@@ -65,7 +67,7 @@ DELIVERY_LEASE = 60.0
 class PoolClient(ScoringClient, WatchClient):
     """Reaches every shard of one DataPool, by Ray unless another transport is given. Implements the ports of the pool.
 
-    `timeout` is the time in seconds that a call waits for a shard.
+    `timeout` is the time in seconds that a call waits for a shard, `part_timeout` that of a question to all shards.
     """
 
     def __init__(
@@ -75,12 +77,17 @@ class PoolClient(ScoringClient, WatchClient):
         *,
         transport: ShardTransport | None = None,
         timeout: float = CALL_TIMEOUT,
+        part_timeout: float = PART_TIMEOUT,
     ) -> None:
-        super().__init__(ShardSet(name, transport or RayTransport(name, namespace), timeout=timeout))
+        shards = transport or RayTransport(name, namespace)
+        super().__init__(ShardSet(name, shards, timeout=timeout, part_timeout=part_timeout))
         self._senders: dict[str, BatchSender[ProducerCall, ProducerAnswer]] = {}
         """By shard."""
         self._serving: Serving | None = None
         self._serving_changed = asyncio.Event()
+        self._versions = VersionDelivery(self.shards, self._note_serving)
+        self._last_pacing: dict[tuple[str, str], Pacing] = {}
+        """By channel and shard."""
 
     @property
     def policy_version(self) -> int:
@@ -144,8 +151,13 @@ class PoolClient(ScoringClient, WatchClient):
         return await self._send(AbortCall(trajectory_uid, prompt_uid))
 
     async def pacing(self, channel: str) -> Pacing:
-        parts = await self.shards.call_all(lambda shard: shard.pacing(channel))
-        return merge_pacing(parts, (await self.shards.plan()).limits.batch_size)
+        """A shard that does not answer counts with its last numbers, so that not too many rollouts are started."""
+        answer = await self.shards.ask_all(lambda shard: shard.pacing(channel))
+        for name, part in answer.by_shard.items():
+            if part.in_flight or part.queued or part.batch:
+                self._last_pacing[channel, name] = replace(part, refills=())
+        away = [self._last_pacing[channel, name] for name in answer.missing if (channel, name) in self._last_pacing]
+        return merge_pacing([*answer.parts, *away], (await self.shards.plan()).limits.batch_size, answer.missing)
 
     async def fetch_batch(
         self, count: int, *, timeout: float = 60.0, lease: float | None = None, **terms: Unpack[BatchTerms]
@@ -175,7 +187,8 @@ class PoolClient(ScoringClient, WatchClient):
         return await fill_exactly(self.shards, request)
 
     async def ready_groups(self, channel: str) -> ReadyGroups:
-        return merge_ready_groups(await self.shards.call_all(lambda shard: shard.ready_groups(channel)))
+        answer = await self.shards.ask_all(lambda shard: shard.ready_groups(channel))
+        return merge_ready_groups(answer.parts, answer.missing)
 
     async def clear(self, channel: str) -> int:
         return sum(await self.shards.call_all(lambda shard: shard.clear(channel)))
@@ -188,17 +201,18 @@ class PoolClient(ScoringClient, WatchClient):
         await settle_leases(self.shards, leased, lambda shard, uid: shard.nack(uid))
 
     async def set_policy_version(self, version: int) -> None:
-        first, *_ = await self.shards.call_all(lambda shard: shard.set_policy_version(version))
-        self._note_serving(first)
+        """A shard that is away gets the version when it is back, as long as this process lives."""
+        await self._versions.deliver(version)
 
     async def stats(self) -> PoolStats:
-        return merge_stats(await self.shards.call_all(lambda shard: shard.stats()))
+        answer = await self.shards.ask_all(lambda shard: shard.stats())
+        return merge_stats(answer.parts, answer.missing)
 
     async def quarantined(self) -> list[Step]:
         return [step for answer in await self.shards.call_all(lambda shard: shard.quarantined()) for step in answer]
 
     async def check(self) -> None:
-        await self.shards.at(self.shards.pool, timeout=CHECK_TIMEOUT).serving()
+        await self.shards.plan(timeout=CHECK_TIMEOUT)
         await self.shards.call_all(lambda shard: shard.serving(), timeout=CHECK_TIMEOUT)
 
     async def follow(self) -> None:
@@ -292,7 +306,10 @@ class DataPool:
         return self._run(self._client.pacing(channel))
 
     def set_policy_version(self, version: int) -> None:
-        """Call it when the engines have new weights: tokens that are sampled from now on carry this version."""
+        """Call it when the engines have new weights: tokens that are sampled from now on carry this version.
+
+        A shard that is away gets the version when it is back, as long as this process lives.
+        """
         self._run(self._client.set_policy_version(version))
 
     def engines(self) -> tuple[str, ...]:
@@ -300,6 +317,7 @@ class DataPool:
         return self._run(self._client.engines())
 
     def stats(self) -> PoolStats:
+        """`missing` names the shards that did not answer within a second. They are not counted."""
         return self._run(self._client.stats())
 
     def curate(self, curation: Curation) -> CurationOutcome:

@@ -7,9 +7,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from zlib import crc32
 
 from stepwell.errors import PoolUnavailable, StepwellError
@@ -25,6 +26,10 @@ T = TypeVar("T")
 
 CALL_TIMEOUT = 30.0
 """Seconds that a call waits for a shard. A killed shard is back after about three."""
+PART_TIMEOUT = 1.0
+"""Seconds that a question to all shards waits for each of them. A shard that does not answer is named as missing."""
+PLAN_TIMEOUT = 0.4
+"""Seconds until a second shard is asked for the pool's plan."""
 RETRY_PAUSE = 0.2
 
 
@@ -78,19 +83,40 @@ class RayTransport:
         return handle
 
 
+@dataclass(frozen=True, slots=True)
+class PartialAnswer(Generic[T]):
+    """What all shards that answer in time said. At least one did."""
+
+    by_shard: Mapping[str, T]
+    missing: tuple[str, ...]
+    """The names of the other shards."""
+
+    @property
+    def parts(self) -> list[T]:
+        return list(self.by_shard.values())
+
+
 class ShardSet:
     """All shards of one pool. It keeps nothing but the pool's plan."""
 
-    def __init__(self, pool: str, transport: ShardTransport, *, timeout: float = CALL_TIMEOUT) -> None:
+    def __init__(
+        self,
+        pool: str,
+        transport: ShardTransport,
+        *,
+        timeout: float = CALL_TIMEOUT,
+        part_timeout: float = PART_TIMEOUT,
+    ) -> None:
         self.pool = pool
         self.timeout = timeout
         """Seconds that a call takes at most, unless it has a timeout of its own."""
+        self.part_timeout = part_timeout
         self._transport = transport
         self._plan: PoolPlan | None = None
 
-    async def plan(self) -> PoolPlan:
+    async def plan(self, *, timeout: float | None = None) -> PoolPlan:
         if self._plan is None:
-            self._plan = await self.at(self.pool).plan()
+            self._plan = await self._ask_plan(timeout)
         return self._plan
 
     async def names(self) -> tuple[str, ...]:
@@ -124,6 +150,31 @@ class ShardSet:
         """The same call to every shard; answers in the order of `names`."""
         return await asyncio.gather(*(call(self.at(name, timeout=timeout)) for name in await self.names()))
 
+    async def ask_all(self, call: Callable[["ShardService"], Awaitable[T]]) -> PartialAnswer[T]:
+        """The answers of the shards that answer within `part_timeout`. If none does, the first answer is waited for, as
+        in a call to one shard; PoolUnavailable if there is none."""
+        names = await self.names()
+        calls: dict[asyncio.Future[T], str] = {asyncio.ensure_future(call(self.at(name))): name for name in names}
+        done = await _first_answers(calls, self.part_timeout)
+        failures = [failure for task in done if (failure := task.exception()) is not None]
+        for failure in failures:
+            if len(failures) == len(names) or not isinstance(failure, PoolUnavailable):
+                raise failure
+        answers = {calls[task]: task.result() for task in done if task.exception() is None}
+        by_shard = {name: answers[name] for name in names if name in answers}
+        return PartialAnswer(by_shard, tuple(name for name in names if name not in answers))
+
+    async def _ask_plan(self, timeout: float | None) -> PoolPlan:
+        """From the first shard. If it does not answer soon, the second one may: every shard knows the whole plan."""
+
+        async def ask_second() -> PoolPlan:
+            await asyncio.sleep(PLAN_TIMEOUT)
+            return await self.at(PoolPlan(name=self.pool, shards=2).shard_names()[1], timeout=timeout).plan()
+
+        first = asyncio.ensure_future(self.at(self.pool, timeout=timeout).plan())
+        done = await _first_answers([first, asyncio.ensure_future(ask_second())], 0.0)
+        return next((task for task in done if task.exception() is None), first).result()
+
     async def _call(
         self, shard: str, timeout: float, await_restart: bool, method: str, *args: Any, **kwargs: Any
     ) -> Any:
@@ -140,6 +191,24 @@ class ShardSet:
                     await asyncio.sleep(RETRY_PAUSE)
         except TimeoutError:
             raise PoolUnavailable(f"DataPool {shard!r}: no {method} within {timeout:g} s; {reason}") from None
+
+
+async def _first_answers(calls: Iterable["asyncio.Future[T]"], timeout: float | None) -> "set[asyncio.Future[T]]":
+    """The calls that end within `timeout`; if all of them fail, also those that end later, up to the first success.
+
+    The others are cancelled.
+    """
+    pending = set(calls)
+    try:
+        done, pending = await asyncio.wait(pending, timeout=timeout)
+        while pending and all(call.exception() for call in done):
+            more, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            done |= more
+        return done
+    finally:
+        for call in pending:
+            call.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
 
 
 class ShardClient:

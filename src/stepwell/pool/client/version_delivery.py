@@ -1,0 +1,59 @@
+"""Brings the policy version to every shard. A shard that is away gets it when it is back.
+
+- Only the newest version is delivered. A shard never gets an older one after a newer one.
+- The version is remembered in this process only.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.client.shards import ShardSet
+
+log = logging.getLogger("stepwell.pool")
+
+RETRY_PAUSE = 0.5
+"""Seconds."""
+
+
+class VersionDelivery:
+    def __init__(self, shards: ShardSet, note_serving: Callable[[Serving], None]) -> None:
+        """`note_serving` is called with what the first shard answers."""
+        self._shards = shards
+        self._note_serving = note_serving
+        self._version = 0
+        self._sending: dict[str, asyncio.Task[None]] = {}
+        """By shard, until it has the newest version."""
+
+    async def deliver(self, version: int) -> None:
+        """Returns when all shards have it, or, after a second, as soon as one has it. If none answers for as long as a
+        call may take, it is delivered later all the same."""
+        names = await self._shards.names()
+        self._version = version
+        for name in names:
+            if name not in self._sending:
+                self._sending[name] = asyncio.create_task(self._send(name))
+        sending = [self._sending[name] for name in names]
+        _, late = await asyncio.wait(sending, timeout=self._shards.part_timeout)
+        if len(late) == len(sending):
+            _, late = await asyncio.wait(sending, timeout=self._shards.timeout, return_when=asyncio.FIRST_COMPLETED)
+        if late:
+            missing = ", ".join(name for name in names if self._sending.get(name) in late)
+            log.warning("policy version %d will be delivered to %s when it is back", version, missing)
+
+    async def _send(self, name: str) -> None:
+        sent: int | None = None
+        try:
+            while sent != self._version:
+                version = self._version
+                try:
+                    serving = await self._shards.at(name).set_policy_version(version)
+                    sent = version
+                    if name == self._shards.pool:
+                        self._note_serving(serving)
+                except PoolUnavailable:
+                    await asyncio.sleep(RETRY_PAUSE)
+        finally:
+            del self._sending[name]

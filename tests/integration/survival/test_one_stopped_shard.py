@@ -1,0 +1,56 @@
+"""D13: with one of four shards stopped (SIGSTOP), a pool answers in less than 2 s, and says what is missing."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Iterator
+from typing import TypeVar
+
+import pytest
+
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.client import PoolClient
+from stepwell.pool.shard.actor import start_pool
+from tests.integration.pool.conftest import pid_of
+
+T = TypeVar("T")
+
+BOUND = 2.0
+"""Seconds."""
+
+
+@contextlib.contextmanager
+def stopped(shard: str, namespace: str) -> Iterator[None]:
+    pid = pid_of(shard, namespace)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def in_time(call: Awaitable[T]) -> T:
+    began = time.monotonic()
+    answer = await call
+    assert time.monotonic() - began < BOUND
+    return answer
+
+
+@pytest.mark.parametrize("shard", ["data_pool", "data_pool-2"])
+def test_questions_to_the_pool_are_answered_and_the_version_arrives_later(namespace: str, shard: str) -> None:
+    start_pool(PoolPlan(shards=4), namespace)
+
+    async def ask() -> None:
+        client = PoolClient("data_pool", namespace)
+        with stopped(shard, namespace):
+            assert (await in_time(client.stats())).missing == (shard,)
+            assert (await in_time(client.pacing("train"))).missing == (shard,)
+            assert (await in_time(client.ready_groups("train"))).missing == (shard,)
+            await in_time(client.set_policy_version(7))
+        deadline = time.monotonic() + 60
+        while (await client.shards.at(shard).serving()).policy_version != 7:
+            assert time.monotonic() < deadline, "waited 60 s for the version to arrive"
+
+    asyncio.run(ask())

@@ -1,0 +1,114 @@
+"""D13: questions to all shards are answered without the shard that is away, and name it."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import httpx
+import pytest
+
+from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
+from stepwell.pool.client.shards import shard_of
+from tests.builders import make_step
+from tests.rig.atropos.server import ENVIRONMENT, TRAINER, serve_atropos
+from tests.rig.local_pool import LocalPool
+from tests.rig.waiting import until
+
+T = TypeVar("T")
+
+SHARDS = 4
+AWAY = "data_pool-2"
+BOUND = 2.0
+"""Seconds."""
+
+
+@pytest.fixture(params=["stopped", "killed"])
+async def pool(request: pytest.FixtureRequest) -> LocalPool:
+    """Two rollouts on each shard are queued. Then one shard goes away."""
+    pool = LocalPool(shards=SHARDS, part_timeout=0.2, batch_size=16, max_staleness=1)
+    prompts = [f"p{n}" for n in range(40)]
+    for index in range(SHARDS):
+        for prompt in [prompt for prompt in prompts if shard_of(prompt, SHARDS) == index][:2]:
+            await pool.register_trajectory(Registration(f"t-{prompt}", prompt))
+            assert await pool.submit_steps([make_step(f"t-{prompt}", prompt)]) == [SubmitVerdict.ACCEPTED]
+            assert await pool.complete_trajectory(f"t-{prompt}", prompt, 1.0) is EndResult.COMPLETED
+    assert (await pool.pacing("train")).queued == 2 * SHARDS
+    away = pool.transport.shards_stopped if request.param == "stopped" else pool.transport.shards_away
+    away.add(AWAY)
+    return pool
+
+
+def come_back(pool: LocalPool) -> None:
+    pool.transport.shards_stopped.clear()
+    pool.transport.shards_away.clear()
+
+
+async def in_time(call: Awaitable[T]) -> T:
+    began = time.monotonic()
+    answer = await call
+    assert time.monotonic() - began < BOUND
+    return answer
+
+
+async def test_the_statistics_count_the_other_shards(pool: LocalPool) -> None:
+    stats = await in_time(pool.stats())
+    assert stats.missing == (AWAY,)
+    assert stats.channels["train"].ready_groups == 2 * (SHARDS - 1)
+    come_back(pool)
+    assert (await pool.stats()).missing == ()
+
+
+async def test_pacing_counts_the_last_known_numbers_of_the_shard(pool: LocalPool) -> None:
+    pacing = await in_time(pool.pacing("train"))
+    assert pacing.missing == (AWAY,)
+    assert (pacing.queued, pacing.may_start) == (8, 24)
+
+
+async def test_a_new_client_needs_no_particular_shard() -> None:
+    pool = LocalPool(shards=SHARDS, part_timeout=0.2)
+    pool.transport.shards_stopped.add("data_pool")
+    assert (await in_time(pool.stats())).missing == ("data_pool",)
+
+
+async def test_the_version_reaches_the_shard_when_it_is_back(pool: LocalPool) -> None:
+    await in_time(pool.set_policy_version(7))
+    await in_time(pool.set_policy_version(8))
+    versions = {name: service.pool.policy_version for name, service in pool.transport.services.items()}
+    assert versions == {"data_pool": 8, "data_pool-1": 8, AWAY: 0, "data_pool-3": 8}
+    come_back(pool)
+    await until(lambda: pool.transport.services[AWAY].pool.policy_version == 8, "the version to arrive")
+
+
+async def test_a_pool_that_is_not_ready_says_so_in_time(pool: LocalPool) -> None:
+    with pytest.raises(PoolUnavailable, match=f"'{AWAY}'"):
+        await in_time(pool.check())
+
+
+async def test_the_atropos_server_answers_and_names_the_shard(pool: LocalPool) -> None:
+    async with serve_atropos(pool) as url, httpx.AsyncClient(base_url=url) as client:
+        await client.post("/register", json=TRAINER)
+        await client.get("/batch")
+        env_id = (await client.post("/register-env", json=ENVIRONMENT)).json()["env_id"]
+        status = (await in_time(client.get("/status"))).json()  # the batch took four of six groups
+        assert status == {"current_step": status["current_step"], "queue_size": 2, "missing": [AWAY]}
+        of_env = (await in_time(client.request("GET", "/status-env", json={"env_id": env_id}))).json()
+        assert of_env["missing"] == [AWAY]
+        come_back(pool)
+        assert "missing" not in (await client.get("/status")).json()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda pool: pool.stats(), lambda pool: pool.pacing("train"), lambda pool: pool.ready_groups("train")],
+    ids=["stats", "pacing", "ready_groups"],
+)
+async def test_a_pool_of_which_no_shard_answers_is_waited_for(ask: Callable[[LocalPool], Awaitable[object]]) -> None:
+    pool = LocalPool(shards=2, part_timeout=0.05)
+    pool.transport.shards_away.update(pool.plan.shard_names())
+    asking = asyncio.ensure_future(ask(pool))
+    done, _ = await asyncio.wait([asking], timeout=0.2)
+    assert not done
+    come_back(pool)
+    await asking
