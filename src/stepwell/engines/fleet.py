@@ -227,7 +227,7 @@ class EngineFleet:
     async def _try(self, engine: EngineReplica, make_request: MakeRequest) -> EngineReply | str:
         """The reply; or why there is none, if another engine may be asked."""
         path, body = make_request(engine)
-        version = engine.version
+        version = engine.oldest_version
         method = "GET" if body is None else "POST"
         engine.in_flight += 1
         try:

@@ -102,6 +102,11 @@ class EngineReplica:
         return sampled_by(self.weight_version)
 
     @property
+    def oldest_version(self) -> int | None:
+        """No token of a call that begins now is older; None if nobody knows."""
+        return None if self.weight_version is None else sampled_by(self.weight_version)
+
+    @property
     def is_changing(self) -> bool:
         """Its weights are being changed, or a change of them failed."""
         return self.weight_version is not None and self.weight_version.startswith(CHANGING)

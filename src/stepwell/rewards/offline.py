@@ -24,7 +24,7 @@ from stepwell.rewards.sandbox.runner import RewardRunner
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.parquet import ParquetReader, ParquetWriter, StoredTrajectory
 from stepwell.steps.returns import return_of
-from stepwell.steps.step import Json, JsonObject, Step
+from stepwell.steps.step import OF_STEP, OF_TRAJECTORY, Json, JsonObject, Step
 
 if TYPE_CHECKING:
     import pyarrow
@@ -116,6 +116,7 @@ def rescored(stored: StoredTrajectory, attempt: Attempt, source: str) -> "pyarro
     steps = stored.steps
     rewards = step_rewards(steps, attempt.score)
     revision = 1 + max(step.reward_revision for step in steps)
+    own = (attempt.score and attempt.score.step_rewards) or [None] * len(steps)
     is_changed = [new is not None or step.reward_revision > 0 for new, step in zip(rewards, steps, strict=True)]
     explanation = _explanation(attempt)
     return _with_columns(
@@ -123,6 +124,10 @@ def rescored(stored: StoredTrajectory, attempt: Attempt, source: str) -> "pyarro
         reward=rewards,
         trajectory_return=[None if attempt.score is None else attempt.score.value] * len(steps),
         outcome_reward=[None if attempt.score is None else attempt.score.rest] * len(steps),
+        reward_of=[
+            "" if shown is None else OF_TRAJECTORY if of_step is None else OF_STEP
+            for shown, of_step in zip(rewards, own, strict=True)
+        ],
         reward_source=[source if changed else "" for changed in is_changed],
         reward_revision=[revision if changed else 0 for changed in is_changed],
         metadata=[json.dumps(_with_explanation(step.metadata, explanation)) for step in steps],

@@ -74,6 +74,8 @@ class Columns:
     prompt_uids: list[str]
     uids: list[str]
     reward_sources: list[str]
+    rewards_of: list[str]
+    """OF_STEP or OF_TRAJECTORY; empty without a reward, and in older files."""
     metadata: list[JsonObject]
     version_spans: list[tuple[VersionSpan, ...]]
     exactness: list[Exactness]

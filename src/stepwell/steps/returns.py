@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stepwell.steps.columns import Columns
 from stepwell.steps.layout import IndexArray, reward_carrier, run_lengths
-from stepwell.steps.step import Step
+from stepwell.steps.step import OF_STEP, OF_TRAJECTORY, Step
 
 
 @dataclass(slots=True)
@@ -51,7 +51,11 @@ def take_apart(columns: Columns) -> TrajectoryRewards:
     of_steps = [None if math.isnan(value) else GivenReward(value, source, n) for value, source, n in values]
     carrier = reward_carrier(columns.untrainable)
     total, outcome = float(columns.returns_S[0]), float(columns.outcomes_S[0])
-    shown = of_steps[carrier]
+    if OF_TRAJECTORY in columns.rewards_of:
+        shown_at = columns.rewards_of.index(OF_TRAJECTORY)
+        given, of_steps[shown_at] = of_steps[shown_at], None
+        return TrajectoryRewards(of_steps, given, carrier)
+    shown = None if OF_STEP in columns.rewards_of else of_steps[carrier]
     is_shown = math.isnan(total) or math.isclose(total, math.fsum(own.value for own in of_steps if own), abs_tol=1e-9)
     if shown is not None and is_shown and (math.isnan(total) or shown.value == outcome):
         of_steps[carrier] = None
@@ -67,6 +71,7 @@ def put_together(columns: Columns, rewards: TrajectoryRewards) -> Columns:
         columns,
         rewards_S=_numbers([None if reward is None else reward.value for reward in shown]),
         reward_sources=["" if reward is None else reward.source for reward in shown],
+        rewards_of=["" if reward is None else OF_TRAJECTORY if reward is outcome else OF_STEP for reward in shown],
         reward_revisions_S=np.array([0 if reward is None else reward.revision for reward in shown], np.int32),
         returns_S=_numbers([rewards.total()] * len(shown)),
         outcomes_S=_numbers([None if outcome is None else outcome.value] * len(shown)),
@@ -82,12 +87,17 @@ def split_rewards(columns: Columns, trajectory_of_S: IndexArray) -> tuple[NDArra
     own_S, outcomes = np.nan_to_num(columns.rewards_S), []
     start = 0
     for size in run_lengths(trajectory_of_S.tolist()):
+        told = columns.rewards_of[start : start + size]
         carrier = start + reward_carrier(columns.untrainable[start : start + size])
         shown, outcome, total = (float(of[carrier]) for of in (own_S, columns.outcomes_S, columns.returns_S))
-        is_own = math.isclose(total, math.fsum(own_S[start : start + size]) + outcome, abs_tol=1e-9)
-        outcomes.append(shown if math.isnan(total) else outcome)
-        if math.isnan(total) or (shown == outcome and not is_own):
-            own_S[carrier] = 0.0
+        if any(told):
+            outcomes.append(outcome)
+            own_S[start : start + size][[of == OF_TRAJECTORY for of in told]] = 0.0
+        else:
+            is_own = math.isclose(total, math.fsum(own_S[start : start + size]) + outcome, abs_tol=1e-9)
+            outcomes.append(shown if math.isnan(total) else outcome)
+            if math.isnan(total) or (shown == outcome and not is_own):
+                own_S[carrier] = 0.0
         start += size
     return np.nan_to_num(outcomes), own_S
 

@@ -172,6 +172,7 @@ STEP_COLUMNS = (
         packed="outcomes_S",
         since=5,
     ),
+    Column(name="reward_of", kind=K.TEXT, default="", stored=S.DERIVED, packed="rewards_of", since=5),
 )
 GROUP_COLUMNS = (
     Column(name="group", kind=K.INT32, per=P.GROUP, stored=S.RECORD),

@@ -20,6 +20,8 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 JsonObject: TypeAlias = Mapping[str, Json]
 
+OF_STEP = "step"
+OF_TRAJECTORY = "trajectory"
 INDEX_BY_POOL = -1
 """The step_index of a step that the pool indexes: every step of a black-box agent."""
 
@@ -104,6 +106,9 @@ class Step:
     the batch. The pool fills it in when it hands the step out."""
     outcome_reward: float | None = None
     """The reward of its trajectory as a whole, apart from the steps' own. The pool fills it in."""
+    reward_of: str = ""
+    """What `reward` is: the step's own (OF_STEP), or the outcome reward (OF_TRAJECTORY). Empty without a reward, and in
+    older files."""
 
     @property
     def identity(self) -> str:

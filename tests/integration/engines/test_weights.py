@@ -73,6 +73,16 @@ async def test_a_call_waits_for_its_only_engine(engine: FakeEngine) -> None:
         await reply.read()
 
 
+async def test_a_call_in_the_middle_of_a_change_is_not_older_than_the_weights_before_it(engine: FakeEngine) -> None:
+    engine.weight_version = "5"
+    async with EngineFleet([engine.url]) as engines:
+        engine.weight_version = "changing from 5"
+        await engines.version_after(engines.replicas[0])  # another call's question sees the change before any check
+        reply = await engines.send(CHAT, ASKED)
+        assert reply.version_before == 5
+        await reply.read()
+
+
 async def test_an_engine_that_loads_weights_is_deaf_but_not_down(engine: FakeEngine) -> None:
     async with watched(engine, timeouts=EngineTimeouts(question=0.1)) as engines:
         engine.listens.clear()

@@ -13,7 +13,7 @@ from stepwell.rewards.offline import rescore, step_rewards, try_function
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.steps.columns import pack
 from stepwell.steps.parquet import ParquetReader
-from stepwell.steps.step import Step
+from stepwell.steps.step import OF_TRAJECTORY, Step
 from tests.builders import make_step
 
 FUNCTIONS = """
@@ -124,7 +124,8 @@ async def test_rescoring_changes_rewards_and_nothing_else(functions: str, data: 
     assert (first.reward, first.reward_revision, first.reward_source) == (None, 3, "functions.py:told")
     assert (second.reward, second.reward_revision, second.reward_source) == (0.75, 3, "functions.py:told")
     assert (third.reward, third.reward_revision) == (0.0, 1)
-    rewards = ["reward", "reward_revision", "reward_source", "trajectory_return", "outcome_reward"]
+    assert [step.reward_of for step in (first, second, third)] == ["", OF_TRAJECTORY, OF_TRAJECTORY]
+    rewards = ["reward", "reward_of", "reward_revision", "reward_source", "trajectory_return", "outcome_reward"]
     before, after = (pq.read_table(folder / "a.parquet") for folder in (data, tmp_path / "new"))
     assert before.drop_columns(rewards).equals(after.drop_columns(rewards), check_metadata=True)
     assert before.schema.equals(after.schema, check_metadata=True)

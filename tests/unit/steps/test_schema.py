@@ -31,7 +31,7 @@ from stepwell.steps.schema import (
     ColumnKind,
     Storage,
 )
-from stepwell.steps.step import Exactness, Step, VersionSpan, ids_array, logprobs_array, mask_array
+from stepwell.steps.step import OF_STEP, Exactness, Step, VersionSpan, ids_array, logprobs_array, mask_array
 from stepwell.wire.gateway_api import SubmittedStep
 from tests.unit.pool.shard.journals import kill, open_pool, save
 
@@ -107,8 +107,8 @@ def test_a_stored_step_has_every_column() -> None:
 
 def test_the_journal_and_a_lease_keep_every_column(tmp_path: Path) -> None:
     (step,) = through_pool(tmp_path / "journal")
-    assert lost(step, "quarantine", "trajectory_return", "outcome_reward") == []
-    assert (step.trajectory_return, step.outcome_reward) == (EXAMPLE.reward, None)
+    assert lost(step, "quarantine", "trajectory_return", "outcome_reward", "reward_of") == []
+    assert (step.trajectory_return, step.outcome_reward, step.reward_of) == (EXAMPLE.reward, None, OF_STEP)
     assert max(column.journal_since for column in STEP_COLUMNS) <= SCHEMA_VERSION
 
 

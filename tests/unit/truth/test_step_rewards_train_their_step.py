@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import Batch
 from stepwell.steps.advantages import AdvantageKind, step_advantages
+from stepwell.steps.returns import split_rewards
 from stepwell.steps.step import Step
 from stepwell.trainers.loader import pool_loader
 from stepwell.trainers.rows import choose_rows
@@ -68,6 +69,14 @@ def test_the_outcome_reward_counts_for_all_steps() -> None:
         first, second = advantages(batch, kind)
         assert first == [first[0]] * 3
         assert first[0] > 0 > second[0]
+
+
+def test_a_step_reward_equal_to_the_outcome_reward_is_its_own_though_another_step_is_left_out() -> None:
+    rollouts = [three_turns("a", 1.0, 1.0, 1.0), three_turns("b", 1.0, 1.0, 0.0)]
+    marked = [[replace(turns[0], untrainable="side_call: told to"), *turns[1:]] for turns in rollouts]
+    batch = batch_of(marked[0], marked[1], (1.0, 1.0))
+    outcomes_T, rewards_S = split_rewards(batch.columns, batch.trajectory_of_S)
+    assert (outcomes_T.tolist(), rewards_S.tolist()) == ([1.0, 1.0], [1.0, 1.0, 1.0, 0.0])
 
 
 @pytest.mark.parametrize("left_out", [None, "side_call: told to"])

@@ -16,7 +16,7 @@ from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.columns import NO_BASE, Bases, Columns, join, pack_values
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.schema import CARRIED
-from stepwell.steps.step import BoolArray, FloatArray, JsonObject
+from stepwell.steps.step import OF_STEP, OF_TRAJECTORY, BoolArray, FloatArray, JsonObject
 
 IsShipped: TypeAlias = Callable[[StoredStep], bool]
 TokenMask: TypeAlias = Callable[[StoredStep], BoolArray | None]
@@ -84,6 +84,7 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
         outcomes_S=np.array([row.trajectory.reward for row in rows], np.float64),
         reward_revisions_S=np.array([owner.reward_revision for owner in rewarded], np.int32),
         reward_sources=[owner.reward_source for owner in rewarded],
+        rewards_of=[_reward_of(row) for row in rows],
         step_indexes_S=np.array([row.step_index for row in rows], np.int32),
         policy_versions_S=np.array([step.policy_version for step in steps], np.int64),
         is_last_S=np.array([row.is_last for row in rows], np.bool_),
@@ -140,6 +141,12 @@ def _returns(rows: Sequence[ShippedRow]) -> list[float | None]:
             trajectory, total = row.trajectory, row.trajectory.total_return()
         returns.append(total)
     return returns
+
+
+def _reward_of(row: ShippedRow) -> str:
+    if row.shows_outcome:
+        return OF_TRAJECTORY
+    return "" if row.step.reward is None else OF_STEP
 
 
 def _metadata(row: ShippedRow) -> JsonObject:
