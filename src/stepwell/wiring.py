@@ -115,6 +115,7 @@ def run_pool(settings: PoolSettings) -> None:
         shards=settings.shards,
         limits=settings.limits(),
         journal=settings.journal and str(Path(settings.journal).resolve()),
+        min_free_bytes=settings.min_free_bytes,
         archive=settings.archive,
         resource=settings.resource,
     )

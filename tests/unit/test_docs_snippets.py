@@ -29,7 +29,7 @@ from stepwell.demo import engine
 from stepwell.pool import client
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool
-from stepwell.pool.shard.journal import SqliteJournal
+from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from tests.rig import vllm_server
 from tests.unit.docs_pages import CHECKOUT, DOCS, Block, Command, blocks, commands, pages, prose
 

@@ -24,6 +24,8 @@ class PoolSettings(RaySection):
     """Number of actors that form the pool."""
     journal: str | None = None
     """Folder of the journals; with it, a killed pool restarts with all data that it had acknowledged."""
+    min_free_bytes: int = Field(default=256 * 2**20, ge=0)
+    """Free bytes on the journals' disk below which the pool takes no new data; batches and rewards continue."""
     resource: str | None = Field(default=None, min_length=1)
     """Place the actors only on nodes with this custom Ray resource: the nodes that mount the journals' volume."""
     archive: str | None = None

@@ -73,6 +73,11 @@ METRICS = (
     _one("policy_version", "The policy version that engines serve.", lambda stats: stats.policy_version),
     _one("missing_shards", "Shards that do not answer, and are not counted.", lambda stats: len(stats.missing)),
     _one("leases", "Leases that trainers hold.", lambda stats: stats.leases),
+    _one(
+        "shards_short_of_disk",
+        "Shards that take no new data because their journal's disk is nearly full.",
+        lambda stats: stats.short_of_disk,
+    ),
     _one("uniform_groups", "Groups handed out in which all rollouts were equal.", lambda stats: stats.uniform_groups),
     _one("grace_steps", "Steps taken in shortly after a completion.", lambda stats: stats.in_grace),
     _by_channel("groups", "Groups held and not under lease.", lambda channel: channel.groups),

@@ -82,6 +82,8 @@ class PoolPlan:
     limits: Limits = field(default_factory=Limits)
     journal: str | None = None
     """Folder of the shards' journals; None keeps the pool in memory only."""
+    min_free_bytes: int = 256 * 2**20
+    """Free space on the journals' disk below which shards take no new data."""
     archive: str | None = None
     """Folder or fsspec URL to which trained groups are written as Parquet."""
     resource: str | None = None

@@ -82,6 +82,8 @@ class PoolStats:
     """Accepted steps whose calls were in flight when their trajectory was completed."""
     uniform_groups: int
     """Groups of several rollouts that were handed out and in which all rollouts are the same, token by token."""
+    short_of_disk: int = 0
+    """Shards that take no new data because their journal's disk is nearly full."""
     leases: int
     forks: int
     """How often a step did not continue its trajectory's earlier tokens."""

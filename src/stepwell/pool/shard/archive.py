@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from stepwell.common.atomic_files import temporary_name
 from stepwell.errors import BadRequest
-from stepwell.pool.shard.journal import SqliteJournal
+from stepwell.pool.shard.journal import JournalFailed, ShardJournal
 from stepwell.pool.shard.late_rewards import FOLDER, LateReward, late_rewards_table
 from stepwell.pool.state.records import Group
 from stepwell.pool.state.shipment import group_rows, ship
@@ -34,7 +34,7 @@ SECONDS_PER_FILE = 300.0
 
 class ParquetArchive:
     def __init__(
-        self, url: str, shard: str, journal: SqliteJournal, *, clock: Callable[[], float] = time.monotonic
+        self, url: str, shard: str, journal: ShardJournal, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         try:
             import fsspec
@@ -67,12 +67,15 @@ class ParquetArchive:
             self.flush()
 
     def flush(self) -> None:
-        """Write everything that waits. If the disk fails, it is tried again later."""
+        """Write everything that waits. What cannot be written is tried again later. JournalFailed is raised."""
+        self._journal.commit_rows()
         try:
             self._flush_groups(list(self._journal.retired))
             self._flush_late_rewards()
             self._waiting_since = None
-        except OSError as failure:
+        except JournalFailed:
+            raise
+        except Exception as failure:  # noqa: BLE001 - object stores have errors of their own
             log.error(
                 "%d groups and %d late rewards wait: the archive %s cannot be written: %s",
                 len(self._journal.retired),
@@ -119,3 +122,4 @@ class ParquetArchive:
             if self._fs.exists(temporary_name(file)):
                 self._fs.mv(temporary_name(file), file)
             self._journal.forget_archived(file)
+        self._journal.commit_rows()

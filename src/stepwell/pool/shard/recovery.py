@@ -4,7 +4,6 @@ Damage costs only what cannot be read. The rest goes into a new journal, and the
 """
 
 import logging
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,8 @@ from stepwell.pool.shard.journal import (
     OWN_NAMES,
     STEP_FIELDS,
     TRAJECTORY_FIELDS,
-    SqliteJournal,
+    JournalDamaged,
+    ShardJournal,
     checksum,
 )
 from stepwell.pool.shard.late_rewards import LateReward
@@ -51,7 +51,7 @@ class RecoveryReport:
     """Something could not be read. The rest was written to a new journal."""
 
 
-def restore_pool(pool: Pool, journal: SqliteJournal) -> RecoveryReport:
+def restore_pool(pool: Pool, journal: ShardJournal) -> RecoveryReport:
     """Fill an empty pool from its journal."""
     reader = JournalReader(journal)
     snapshot = reader.snapshot()
@@ -78,7 +78,7 @@ def restore_pool(pool: Pool, journal: SqliteJournal) -> RecoveryReport:
         groups=len(groups),
         trajectories=len(trajectories),
         steps=sum(len(trajectory.steps) for trajectory in trajectories.values()),
-        torn_frames=journal.torn_frames,
+        torn_frames=journal.store.torn_frames,
         damaged=reader.damaged,
     )
 
@@ -96,7 +96,7 @@ def _rebuild_tree(trajectory: Trajectory) -> dict[int, Placement]:
 
 def _write_again(
     pool: Pool,
-    journal: SqliteJournal,
+    journal: ShardJournal,
     groups: Iterable[Group],
     leases: Iterable[Lease],
     placements: Mapping[int, Placement],
@@ -104,8 +104,9 @@ def _write_again(
     audit: Iterable[AuditEntry],
 ) -> None:
     """Write everything that could be read to a new file."""
-    aside = journal.replace_file()
-    log.error("journal %s is damaged; what could be read is kept, the old file is %s", journal.path, aside)
+    name = journal.store.name
+    aside = journal.store.replace()
+    log.error("journal %s is damaged; what could be read is kept, the old one is %s", name, aside)
     for group in groups:
         journal.save_group(group)
         for trajectory in group.trajectories.values():
@@ -128,10 +129,10 @@ def _write_again(
 class JournalReader:
     """Reads all rows that can be read."""
 
-    def __init__(self, journal: SqliteJournal) -> None:
+    def __init__(self, journal: ShardJournal) -> None:
         self.damaged = False
         """True if something could not be read."""
-        self._db = journal.db
+        self._store = journal.store
         self._step_counts: dict[int, int] = {}
         """Steps of each trajectory when it was last saved. For a complete trajectory, these are nearly always all."""
 
@@ -218,8 +219,8 @@ class JournalReader:
 
     def _rows(self, query: str) -> Iterator[tuple[Any, ...]]:
         try:
-            yield from self._db.execute(query)
-        except sqlite3.DatabaseError as failure:
+            yield from self._store.rows(query)
+        except JournalDamaged as failure:
             self.damaged = True
             log.error("the rest of a table of the journal cannot be read: %s (%s)", failure, query)
 

@@ -2,20 +2,21 @@
 
 - A plain class: Ray is added in actor.py.
 - A call may be repeated after a lost answer. What it changes is in the journal before it answers.
+- If a commit fails, the state in memory is ahead of the journal: no call is answered any more, and the process ends.
 - Steps travel packed, in both directions.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TypeVar, assert_never
 from uuid import uuid4
 
-from stepwell.errors import FetchTimeout, StepwellError
+from stepwell.errors import FetchTimeout, PoolUnavailable, StepwellError
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import (
     BatchRequest,
@@ -46,7 +47,9 @@ from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.journal import SqliteJournal
+from stepwell.pool.shard.disk_floor import DiskFloor
+from stepwell.pool.shard.group_commit import GroupCommit
+from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.late_rewards import LateReward, reward_of_relabel
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.steps.columns import Columns
@@ -67,12 +70,17 @@ class ShardService:
         plan: PoolPlan,
         name: str,
         *,
-        journal: SqliteJournal | None = None,
+        journal: ShardJournal | None = None,
         archive: ParquetArchive | None = None,
         clock: Callable[[], float] = time.time,
         recheck_interval: float = 1.0,
+        refusal: str | None = None,
+        on_journal_failure: Callable[[], None] = lambda: None,
     ) -> None:
         """The pool is restored from the journal. `clock` gives wall-clock seconds.
+
+        With a refusal, every call is answered with it: the journal cannot be used. `on_journal_failure` ends the
+        process, so that another one can start.
 
         A waiting call looks again after `recheck_interval` seconds, because leases and deadlines end by themselves.
         """
@@ -86,6 +94,13 @@ class ShardService:
         """The rules and the state. Other code in the same process may read them."""
         if journal is not None:
             log.info("shard %s restored %s", name, restore_pool(self.pool, journal))
+        self._refusal = refusal
+        self._on_journal_failure = on_journal_failure
+        self._commits = GroupCommit(self._write_journal, self._end)
+        self._floor: DiskFloor | None = None
+        if journal is not None:
+            store = journal.store
+            self._floor = DiskFloor(plan.min_free_bytes, store.free_bytes, shard=name, place=store.name)
         self._epoch = uuid4().hex
         self._state = 0
         """Counts the changes after which something may have become ready."""
@@ -96,14 +111,16 @@ class ShardService:
         """So many uniform groups are mentioned next in the log."""
 
     async def plan(self) -> PoolPlan:
+        self._check_open()
         return self._plan
 
     # -- producers -----------------------------------------------------------------------------------------------------
 
     async def answer(self, calls: Sequence[ProducerCall]) -> list[ProducerAnswer | Exception]:
         """One answer for each call, or the exception by which it is refused."""
-        with self._transaction():
-            answers = [self._answer(call) for call in calls]
+        shortage = self._disk_shortage()
+        async with self._transaction():
+            answers = [self._answer(call, shortage) for call in calls]
         if any(isinstance(call, CompleteCall) for call in calls):
             await self._notify()
         return answers
@@ -111,14 +128,16 @@ class ShardService:
     async def submit_steps(
         self, steps: Columns, channel: str | None = None, group_size: int | None = None
     ) -> list[SubmitVerdict]:
+        self._check_room()
         return await self._change(lambda: self.pool.ingest.submit(steps, channel=channel, group_size=group_size))
 
     async def submit_groups(self, steps: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
+        self._check_room()
         return await self._change(lambda: self.pool.ingest.submit_groups(steps, registrations))
 
     async def give_reward(self, reward: RewardGiven) -> bool:
         """True if the reward is kept: for training or, if its trajectory was already shipped, in the archive."""
-        with self._transaction():
+        async with self._transaction():
             kept = self.pool.ingest.reward(reward)
             if not kept and not self.pool.curator.holds_reward_of(reward.trajectory_uid):
                 kept = self._keep_late(reward)
@@ -126,7 +145,7 @@ class ShardService:
         return kept
 
     async def pacing(self, channel: str = TRAIN) -> Pacing:
-        with self._transaction():
+        async with self._transaction():
             return self.pool.pacing(channel)
 
     # -- consumers -----------------------------------------------------------------------------------------------------
@@ -139,24 +158,25 @@ class ShardService:
         With a lease, they come back unless they are acknowledged in so many seconds. Without, they count as trained.
         """
         take, uid = partial(self.pool.leasing.take, request), lease_uid or uuid4().hex
-        leased = await self._wait_until(lambda: self._lease_out(take, uid, lease), timeout)
+        leased = await self._wait_until(lambda: self._try_lease(take, uid, lease), timeout)
+        await self._commit()
         if leased is None:
             raise FetchTimeout(f"waited {timeout:g} s for {self.pool.waiting_for(request)}")
         return leased
 
     async def take(self, request: BatchRequest, lease: float, lease_uid: str) -> LeasedGroups | None:
         """The requested groups if they are ready now."""
-        return self._lease_out(partial(self.pool.leasing.take, request), lease_uid, lease)
+        return await self._lease_out(partial(self.pool.leasing.take, request), lease_uid, lease)
 
     async def ack(self, lease_uid: str) -> Settlement:
-        with self._transaction():
+        async with self._transaction():
             return self.pool.leasing.ack(lease_uid)
 
     async def nack(self, lease_uid: str) -> Settlement:
         return await self._change(lambda: self.pool.leasing.nack(lease_uid))
 
     async def peek(self, request: BatchRequest) -> ReadySummary:
-        with self._transaction():
+        async with self._transaction():
             return ReadySummary(self._state, self.pool.ready_ages(request), self.pool.nothing_after(request))
 
     async def wait_change(self, seen: int, timeout: float) -> None:
@@ -164,34 +184,35 @@ class ShardService:
         await self._wait_until(lambda: self._state != seen or None, timeout)
 
     async def waiting_for(self, request: BatchRequest) -> str:
+        self._check_open()
         return self.pool.waiting_for(request)
 
     async def offers(self, request: ExactFill) -> list[GroupOffer]:
         """Groups that can be part of the batch."""
-        with self._transaction():
+        async with self._transaction():
             return self.pool.leasing.offers(request, self._name)
 
     async def take_offers(
         self, request: ExactFill, offers: Sequence[GroupOffer], lease_uid: str
     ) -> LeasedGroups | None:
         """None if one of the offered groups is gone."""
-        return self._lease_out(partial(self.pool.leasing.take_offers, request, offers), lease_uid, request.lease)
+        return await self._lease_out(partial(self.pool.leasing.take_offers, request, offers), lease_uid, request.lease)
 
     async def fill(self, request: ExactFill, lease_uid: str) -> LeasedGroups | None:
         """The batch from this shard alone; None if there is none now."""
-        return self._lease_out(partial(self.pool.leasing.fill, request), lease_uid, request.lease)
+        return await self._lease_out(partial(self.pool.leasing.fill, request), lease_uid, request.lease)
 
     async def put_back(self, lease_uid: str) -> Settlement:
         """Return groups that no consumer has seen: this counts as no attempt."""
         return await self._change(lambda: self.pool.leasing.nack(lease_uid, attempted=False))
 
     async def ready_groups(self, channel: str) -> ReadyGroups:
-        with self._transaction():
+        async with self._transaction():
             return self.pool.ready_groups(channel)
 
     async def clear(self, channel: str) -> int:
         """Drop all groups that are not leased. Returns their number."""
-        with self._transaction():
+        async with self._transaction():
             return self.pool.clear(channel)
 
     # -- reward workers ------------------------------------------------------------------------------------------------
@@ -200,7 +221,7 @@ class ShardService:
         """True as soon as a trajectory lacks a reward; False after `timeout`."""
         deadline = time.monotonic() + timeout
         while True:
-            with self._transaction():
+            async with self._transaction():
                 pass
             left = min(deadline - time.monotonic(), self._recheck_interval)
             if self._has_unscored.is_set() or left <= 0:
@@ -211,12 +232,12 @@ class ShardService:
 
     async def take_unscored(self, count: int, lease: float, lease_uid: str) -> Columns | None:
         """All steps of up to `count` trajectories that lack a reward. Those not judged in `lease` seconds come back."""
-        with self._transaction():
+        async with self._transaction():
             return self.pool.rewards_due.take(count, lease_uid, self._clock() + lease)
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
         """For each judgement, whether it counted."""
-        with self._transaction():
+        async with self._transaction():
             counted = self.pool.rewards_due.settle(judgements)
         failed = [judgement for judgement in judgements if judgement.attempt.outcome is not JudgementOutcome.SCORE]
         if failed:
@@ -230,7 +251,7 @@ class ShardService:
     # -- watchers and people -------------------------------------------------------------------------------------------
 
     async def curate(self, curation: Curation) -> CurationOutcome:
-        with self._transaction():
+        async with self._transaction():
             repeated = self.pool.curator.repeats(curation)
             outcome = self.pool.curator.curate(curation)
             if outcome is CurationOutcome.LATE and curation.action is CurationAction.RELABEL and not repeated:
@@ -240,37 +261,40 @@ class ShardService:
 
     async def audit(self, limit: int, trajectory_uid: str | None) -> list[AuditEntry]:
         """The last decisions, newest first."""
+        self._check_open()
         return self.pool.curator.audit(limit, trajectory_uid)
 
     async def changes(self, cursor: Cursor, limit: int) -> ChangesPage:
         """Changes since the cursor; all trajectories if the shard has restarted since it gave the cursor."""
-        with self._transaction():
+        async with self._transaction():
             reset = cursor.epoch != self._epoch or self.pool.state.change_log.misses(cursor.position)
             page = self.pool.view.page(0 if reset else cursor.position, limit)
         snapshots = [snapshot[:-1] for snapshot in page.snapshots]
         return ChangesPage(snapshots, Cursor(epoch=self._epoch, position=page.position), reset, page.more)
 
     async def series(self, seconds: float) -> SeriesChunk:
-        with self._transaction():
+        async with self._transaction():
             return self.pool.state.series.chunk(seconds)
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> tuple[Columns, list[int]]:
         """The steps of each (trajectory_uid, prompt_uid), and how many each has."""
+        self._check_open()
         return self.pool.view.read(uids)
 
     async def stats(self) -> PoolStats:
-        with self._transaction():
-            return self.pool.stats()
+        async with self._transaction():
+            return replace(self.pool.stats(), short_of_disk=int(self._disk_shortage() is not None))
 
     async def quarantined(self) -> list[Step]:
         """The last quarantined steps, each with its reason."""
+        self._check_open()
         return list(self.pool.state.quarantine)
 
     # -- what serves the policy ----------------------------------------------------------------------------------------
 
     async def set_policy_version(self, version: int) -> Serving:
         """Tokens that are sampled from now on come from these weights."""
-        with self._transaction():
+        async with self._transaction():
             self.pool.policy_version = version
         async with self._serving_changed:
             self._serving_changed.notify_all()
@@ -278,7 +302,7 @@ class ShardService:
 
     async def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> Serving:
         """Engines join and leave. Only the first shard of a pool is asked."""
-        with self._transaction():
+        async with self._transaction():
             self.pool.state.change_engines(add, remove)
         async with self._serving_changed:
             self._serving_changed.notify_all()
@@ -290,6 +314,7 @@ class ShardService:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._serving_changed.wait_for(lambda: self._serving != other_than)
+        self._check_open()
         return self._serving
 
     # -- private -------------------------------------------------------------------------------------------------------
@@ -298,11 +323,13 @@ class ShardService:
     def _serving(self) -> Serving:
         return replace(self.pool.state.serving, epoch=self._epoch)
 
-    def _answer(self, call: ProducerCall) -> ProducerAnswer | Exception:
+    def _answer(self, call: ProducerCall, shortage: str | None) -> ProducerAnswer | Exception:
         try:
             match call:
                 case KnowsCall(trajectory_uid, prompt_uid):
                     return self.pool.ingest.knows(trajectory_uid, prompt_uid)
+                case Registration() if shortage is not None:
+                    return PoolUnavailable(shortage)
                 case Registration():
                     self.pool.ingest.register(call)
                     return None
@@ -318,6 +345,14 @@ class ShardService:
             log.exception("shard %s failed to answer %s", self._name, call)
             return failure
 
+    def _check_room(self) -> None:
+        shortage = self._disk_shortage()
+        if shortage is not None:
+            raise PoolUnavailable(shortage)
+
+    def _disk_shortage(self) -> str | None:
+        return None if self._floor is None else self._floor.shortage()
+
     def _keep_late(self, reward: RewardGiven) -> bool:
         """Write the reward to the archive; False if there is none."""
         if self._archive is None:
@@ -326,14 +361,22 @@ class ShardService:
         self._archive.add_late_reward(LateReward(**asdict(reward), revision=revision, at=self._clock()))
         return True
 
-    def _lease_out(
+    async def _lease_out(
         self, take: Callable[[str, float], LeasedGroups | None], lease_uid: str, lease: float | None
     ) -> LeasedGroups | None:
         """What `take` finds, under a lease of that name and so many seconds. Without a lease it counts as trained."""
-        with self._transaction():
-            leased = take(lease_uid, self._clock() + (lease or 0.0))
-            if leased is not None and lease is None:
-                self.pool.leasing.ack(lease_uid)
+        leased = self._try_lease(take, lease_uid, lease)
+        await self._commit()
+        return leased
+
+    def _try_lease(
+        self, take: Callable[[str, float], LeasedGroups | None], lease_uid: str, lease: float | None
+    ) -> LeasedGroups | None:
+        """As `_lease_out`, before the commit."""
+        self._begin()
+        leased = take(lease_uid, self._clock() + (lease or 0.0))
+        if leased is not None and lease is None:
+            self.pool.leasing.ack(lease_uid)
         self._say_uniform()
         return leased if leased is None or lease is None else replace(leased, leases=((self._name, lease_uid),))
 
@@ -344,27 +387,49 @@ class ShardService:
             self._next_uniform = 2 * count
             log.warning("shard %s: in %d groups all rollouts are the same; %s", self._name, count, UNIFORM)
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[None]:
         """One call: the clock advances before it, the journal commits after it, also if the call is refused."""
-        self.pool.advance(self._clock())
+        self._begin()
         try:
             yield
         finally:
-            if self._journal is not None:
-                if self._archive is None:
-                    self._journal.forget_retired()
-                self._journal.commit(self.pool.state.snapshot())
-                if self._archive is not None:
-                    self._archive.flush_if_due()
-            if self.pool.state.has_unscored():
-                self._has_unscored.set()
-            else:
-                self._has_unscored.clear()
+            await self._commit()
+
+    def _begin(self) -> None:
+        self._check_open()
+        self.pool.advance(self._clock())
+
+    def _check_open(self) -> None:
+        if self._refusal is not None:
+            raise PoolUnavailable(self._refusal)
+
+    async def _commit(self) -> None:
+        """Return when all changes so far are in the journal."""
+        if self.pool.state.has_unscored():
+            self._has_unscored.set()
+        else:
+            self._has_unscored.clear()
+        if self._journal is not None:
+            await self._commits.committed()
+
+    def _write_journal(self) -> None:
+        if self._journal is not None:
+            if self._archive is None:
+                self._journal.forget_retired()
+            self._journal.commit(self.pool.state.snapshot())
+            if self._archive is not None:
+                self._archive.flush_if_due()
+
+    def _end(self, failure: Exception) -> None:
+        """Answer nothing from memory any more. The process that follows continues from the journal."""
+        self._refusal = f"shard {self._name} restarts from its journal: {failure}"
+        log.critical("shard %s ends: its journal failed", self._name, exc_info=failure)
+        self._on_journal_failure()
 
     async def _change(self, operation: Callable[[], T]) -> T:
         """One call after which something may have become ready."""
-        with self._transaction():
+        async with self._transaction():
             result = operation()
         await self._notify()
         return result

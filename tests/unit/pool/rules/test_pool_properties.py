@@ -16,8 +16,8 @@ from stepwell.pool.api.leasing import LeasedGroups, Order, Settlement, Unit
 from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.watching import TrajectorySnapshot
-from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.recovery import restore_pool
+from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.steps.step import Exactness, Step
 from stepwell.steps.step_filter import StepFilter
 from tests.builders import EasyPool, in_groups, make_step, new_folder
@@ -70,7 +70,7 @@ class PoolMachine(RuleBasedStateMachine):
         return pool
 
     def teardown(self) -> None:
-        self.journal.db.close()
+        self.journal.store.close()
         shutil.rmtree(self.folder)
 
     def commit(self) -> None:
@@ -365,7 +365,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.commit()
         before, leases, held, trail = self.pool.stats(), self.pool.leases, self.held(), self.pool.state.audit_trail
         backlogs = [self.pool.ready_groups(channel) for channel in CHANNELS]
-        self.journal.db.close()
+        self.journal.store.close()
         self.pool = self.open()
         self.pool.leases = leases
         self.pool.advance(self.clock)

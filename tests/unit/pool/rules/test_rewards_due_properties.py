@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stepwell.pool.api.plan import Limits, OnRewardFailure
 from stepwell.pool.api.producing import RewardGiven
 from stepwell.pool.api.scoring import JudgementOutcome
-from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.recovery import restore_pool
+from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.reward_queue import GIVEN_UP
 from tests.builders import EasyPool, in_groups, make_step, new_folder
@@ -54,7 +54,7 @@ class ScoringMachine(RuleBasedStateMachine):
         left = [t.uid for t in self.unscored() if t.reward_lease != GIVEN_UP]
         self.pool.advance(self.clock + 1000)
         assert [steps[0].trajectory_uid for steps in self.pool.take_unscored()] == left
-        self.journal.db.close()
+        self.journal.store.close()
         shutil.rmtree(self.folder)
 
     def commit(self) -> None:
@@ -139,7 +139,7 @@ class ScoringMachine(RuleBasedStateMachine):
     @rule()
     def killed_and_restarted(self) -> None:
         before, leases = self.pool.stats().scoring, self.pool.leases
-        self.journal.db.close()
+        self.journal.store.close()
         self.pool = self.open()
         self.pool.leases = leases
         self.pool.advance(self.clock)

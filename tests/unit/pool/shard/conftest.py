@@ -17,5 +17,5 @@ def path(tmp_path: Path) -> Path:
 def _closes() -> Iterator[None]:
     yield
     for journal in opened:
-        journal.db.close()
+        journal.store.close()
     opened.clear()

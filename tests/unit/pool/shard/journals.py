@@ -9,9 +9,9 @@ import orjson
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.journal import SqliteJournal
 from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.shard.recovery import RecoveryReport, restore_pool
+from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.steps.step import Exactness
 from tests.builders import EasyPool, make_step
 
@@ -32,7 +32,7 @@ def save(pool: EasyPool, journal: SqliteJournal) -> None:
 
 def kill(journal: SqliteJournal) -> None:
     """The process is gone: nothing is closed in order, what was not committed is lost."""
-    journal.db.close()
+    journal.store.close()
 
 
 def rows(journal: SqliteJournal) -> dict[str, int]:

@@ -10,7 +10,8 @@ from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.scoring import Score
-from stepwell.pool.shard.journal import TRAJECTORY_FIELDS, SqliteJournal, checksum
+from stepwell.pool.shard.journal import TRAJECTORY_FIELDS, checksum
+from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.steps.step import Exactness
 from tests.builders import make_step
 from tests.unit.pool.shard.journals import kill, meta, mixed_rollout, open_pool, rows, save
@@ -78,7 +79,7 @@ def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
     journal.db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
     journal.close()
     before = path.read_bytes()
-    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 7"):
+    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 8"):
         open_pool(path)
     assert path.read_bytes() == before
 
@@ -232,7 +233,7 @@ def test_a_journal_from_before_steps_named_their_model_or_temperature_is_read(
     kill(journal)
     pool, journal, restored = open_pool(path)
     assert not restored.damaged
-    assert meta(journal, "schema_version") == 7
+    assert meta(journal, "schema_version") == 8
     taken = pool.take(1)
     assert taken is not None
     ((step,),) = taken
@@ -278,7 +279,7 @@ def test_a_journal_from_before_there_were_sources_is_read(path: Path) -> None:
     pool, journal, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (3, False)
     assert pool.ready_groups("train").groups == {"": {2: 1, 1: 1}}
-    assert meta(journal, "schema_version") == 7
+    assert meta(journal, "schema_version") == 8
 
 
 def test_a_journal_from_before_there_was_curation_is_read(path: Path) -> None:

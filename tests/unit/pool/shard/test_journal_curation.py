@@ -6,7 +6,7 @@ from typing import Any
 from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
-from stepwell.pool.shard.journal import SqliteJournal
+from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from tests.builders import EasyPool, make_step
 from tests.unit.pool.shard.journals import kill, open_pool, rows, save
 

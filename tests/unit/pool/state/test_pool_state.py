@@ -18,8 +18,9 @@ from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.scoring import JudgementOutcome
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
-from stepwell.pool.shard.journal import GROUP_FIELDS, OWN_NAMES, TRAJECTORY_FIELDS, SqliteJournal
+from stepwell.pool.shard.journal import GROUP_FIELDS, OWN_NAMES, TRAJECTORY_FIELDS
 from stepwell.pool.shard.recovery import JournalReader
+from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.pool_state import PoolState
@@ -62,7 +63,7 @@ class StateMachine(RuleBasedStateMachine):
         self.seen: dict[str, TrajectorySnapshot] = {}
 
     def teardown(self) -> None:
-        self.journal.db.close()
+        self.journal.store.close()
         shutil.rmtree(self.folder)
 
     # -- what there is to choose from ----------------------------------------------------------------------------------
