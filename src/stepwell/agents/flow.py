@@ -162,7 +162,7 @@ class _Attempt:
         self, reward: float | None, failure: AgentFailure | None = None, why: str = ""
     ) -> RolloutResult:
         try:
-            status = await self._flow.gateway.complete_trajectory(self._ref, reward)
+            status = await self._flow.gateway.complete_trajectory(self._ref, reward, failure or "")
         except GatewayUnreachable as unreachable:
             return await self._abort(f"its last steps may be lost: {unreachable}")
         except StepwellError as refused:

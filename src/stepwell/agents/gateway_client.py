@@ -61,13 +61,14 @@ class GatewayClient:
             seconds=self._patience,
         )
 
-    async def complete_trajectory(self, ref: str, reward: float | None) -> str:
+    async def complete_trajectory(self, ref: str, reward: float | None, failure: str = "") -> str:
         """`ref` is trajectory_uid/prompt_uid. Returns the trajectory's status.
 
         Not repeated after GatewayUnreachable: a gateway that dies may lose the rollout's last steps, and the next one
         would complete the rollout without them.
         """
-        return await self._end(ref, "complete", shapes.CompleteTrajectory(reward=reward), self._patience, REPORTED)
+        said = shapes.CompleteTrajectory(reward=reward, failure=failure)
+        return await self._end(ref, "complete", said, self._patience, REPORTED)
 
     async def abort_trajectory(self, ref: str, reason: str, patience: float | None = None) -> str:
         wait = self._patience if patience is None else patience

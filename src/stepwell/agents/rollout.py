@@ -21,7 +21,7 @@ class RolloutStatus(StrEnum):
     ABORTED = "aborted"
     """The infrastructure failed; the pool dropped its steps."""
     EMPTY = "empty"
-    """The agent made no call that could be recorded; the pool removed it."""
+    """The agent ended without a failure, and no call of it was recorded; the pool removed it."""
     LATE = "late"
     """The pool had shipped or dropped it before it ended."""
     FAILED = "failed"

@@ -65,7 +65,9 @@ class RecordingPool:
     async def register_trajectory(self, wanted: Registration) -> None:
         pass
 
-    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> EndResult:
+    async def complete_trajectory(
+        self, trajectory_uid: str, prompt_uid: str, reward: float | None, failure: str = ""
+    ) -> EndResult:
         return EndResult.COMPLETED
 
     async def give_reward(self, reward: RewardGiven) -> bool:

@@ -39,7 +39,7 @@ from stepwell.gateway.recording.step_builder import StepBuilder
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, add_origins, as_unrecorded
 from stepwell.pool.api.ports import StepSink
-from stepwell.pool.api.producing import Registration, TrajectoryRef
+from stepwell.pool.api.producing import ENDED_BY, Registration, TrajectoryRef
 from stepwell.steps.sampling import SIDE_CALL, LeftOutLog
 from stepwell.steps.step import Step
 from stepwell.wire.openai import NO_IDS, NO_USAGE
@@ -152,7 +152,8 @@ class AgentCalls:
                 call = dialect.read(raw, self._around(channel))
             begun = self._begin(call, ref, headers)
             exchange = Exchange(kind, channel, call, begun, writer, headers, dialect.stream(call))
-            await self._join_or_lead(exchange, receive, headers.key(begun.trajectory_uid, raw))
+            with self.known.call_of(ref.trajectory_uid):
+                await self._join_or_lead(exchange, receive, headers.key(begun.trajectory_uid, raw))
         except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
             error = describe_unforeseen(failure, f"a call of trajectory {ref.trajectory_uid}")
             await send_error(writer, dialect, error, exchange.stream if exchange else None)
@@ -273,10 +274,11 @@ class AgentCalls:
                 chunks, choices = await self.continuation.stream(call, answer, await reply.version())
                 rest, usage = b"".join(map(exchange.stream.chunk, chunks)), NO_USAGE
         except (asyncio.CancelledError, EngineUnavailable):
-            self.steps.record_cut_short(exchange.begun, call, reply, answer.sampled())
+            by_agent = exchange.is_abandoned and answer.error is None
+            self.steps.record_cut_short(exchange.begun, call, reply, answer.sampled(), by_agent=by_agent)
             raise
         if answer.error is not None:
-            self.steps.record_cut_short(exchange.begun, call, reply, choices)
+            self.steps.record_cut_short(exchange.begun, call, reply, choices, by_agent=False)
         else:
             steps = await self.steps.build(exchange.begun, call, reply, choices, usage, answer.texts)
             exchange.count(steps)
@@ -293,7 +295,7 @@ class AgentCalls:
     async def _refuse(self, exchange: Exchange, error: ErrorDetails) -> None:
         """Pass an engine's refusal on. A prompt longer than the model's context ends the episode: the pool is told."""
         if error.code == CONTEXT_OVERFLOW and exchange.is_recorded:
-            step, why = exchange.begun, {"ended_by": CONTEXT_OVERFLOW}
+            step, why = exchange.begun, {ENDED_BY: CONTEXT_OVERFLOW}
             with contextlib.suppress(StepwellError):
                 await self.pool.register_trajectory(Registration(step.trajectory_uid, step.prompt_uid, metadata=why))
         await exchange.fail(error)

@@ -4,8 +4,11 @@ The URL names the trajectory and its state is in the pool, so any gateway serves
 the pool is asked again.
 """
 
+import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from uuid import uuid4
 
 from stepwell.common.access_keys import AccessKeys
@@ -16,6 +19,14 @@ from stepwell.pool.api.producing import TRAIN, Registration, TrajectoryRef
 from stepwell.wire import gateway_api
 
 MAX_KNOWN = 100_000
+LEAVING_SECONDS = 1.0
+"""How long a completion waits for calls in flight: an agent whose time is over leaves its call at the same moment."""
+
+
+@dataclass(slots=True, eq=False)
+class CallsInFlight:
+    count: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class KnownTrajectories:
@@ -25,6 +36,7 @@ class KnownTrajectories:
         self._pool = pool
         self._known: OrderedDict[str, tuple[str, str]] = OrderedDict()
         """The prompt_uid and the channel of each."""
+        self._calls: dict[str, CallsInFlight] = {}
 
     def add(self, ref: TrajectoryRef, channel: str) -> None:
         self._known[ref.trajectory_uid] = ref.prompt_uid, channel
@@ -33,6 +45,26 @@ class KnownTrajectories:
 
     def forget(self, trajectory_uid: str) -> None:
         self._known.pop(trajectory_uid, None)
+
+    @contextmanager
+    def call_of(self, trajectory_uid: str) -> Iterator[None]:
+        """A call of the trajectory is in flight."""
+        calls = self._calls.setdefault(trajectory_uid, CallsInFlight())
+        calls.count += 1
+        try:
+            yield
+        finally:
+            calls.count -= 1
+            if calls.count == 0:
+                del self._calls[trajectory_uid]
+                calls.ended.set()
+
+    async def calls_end(self, trajectory_uid: str, timeout: float) -> None:
+        """Wait until no call of the trajectory is in flight, or for so many seconds."""
+        if trajectory_uid in self._calls:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._calls[trajectory_uid].ended.wait()
 
     async def channel_of(self, ref: TrajectoryRef) -> str:
         """UnknownTrajectory if the pool would refuse the call's step, before the call costs the engine anything."""
@@ -72,10 +104,11 @@ class TrajectoryLifecycle:
         )
 
     async def complete(self, ref: TrajectoryRef, wanted: gateway_api.CompleteTrajectory) -> gateway_api.TrajectoryEnded:
+        await self.known.calls_end(ref.trajectory_uid, LEAVING_SECONDS)
         await self.outbox.settle(ref.trajectory_uid)
         if wanted.channel is not None:
             await self.pool.register_trajectory(Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel))
-        ending = await self.pool.complete_trajectory(ref.trajectory_uid, ref.prompt_uid, wanted.reward)
+        ending = await self.pool.complete_trajectory(ref.trajectory_uid, ref.prompt_uid, wanted.reward, wanted.failure)
         self.known.forget(ref.trajectory_uid)
         return gateway_api.TrajectoryEnded(status=ending)
 

@@ -46,9 +46,11 @@ def step_advantages(
     - reward_to_go: its own one and those of later steps count, because a step does not change what was before it.
 
     The step rewards that count are compared with those of the group's steps at the same place, and the outcome reward
-    with that of the group's rollouts. Rewards of steps that are not there count as of later ones. The difference is
-    divided as in GRPO, by the deviation of the returns; if they are equal, by the root mean square of the group's
-    differences.
+    with that of the group's rollouts. What a return has beyond them (an older file does not tell the steps that are
+    left out) counts as the rewards of later steps. The difference is divided as in GRPO, by the deviation of the
+    returns; if they are equal, by the root mean square of the group's differences.
+
+    Steps may be in any order, and a rollout may have none.
     """
     if kind not in get_args(AdvantageKind):
         raise BadRequest(f"advantage is one of {', '.join(get_args(AdvantageKind))}, not {kind!r}")
@@ -58,7 +60,7 @@ def step_advantages(
     common_T, counted_S = outcomes_T, rewards_S
     if kind == "reward_to_go":
         total_T = np.bincount(trajectory_of_S, rewards_S, len(returns_T))
-        common_T, counted_S = returns_T - total_T, total_T[trajectory_of_S] - _sums_before(rewards_S, trajectory_of_S)
+        common_T, counted_S = returns_T - total_T, _rewards_to_go(rewards_S, trajectory_of_S, places_S)
     common_T = np.where(is_unscored_T, np.nan, common_T)
     counted_S = np.where(is_unscored_T[trajectory_of_S], np.nan, counted_S)
     group_of_S = group_of_T[trajectory_of_S]
@@ -72,11 +74,15 @@ def step_advantages(
     return centred_S / (scale_G[group_of_S] + EPSILON)
 
 
-def _sums_before(values_S: Floats, trajectory_of_S: IndexArray) -> Floats:
-    """The sum of the values of all earlier steps of the same trajectory."""
-    sums_S = np.cumsum(values_S) - values_S
-    _, firsts_T = np.unique(trajectory_of_S, return_index=True)
-    return sums_S - sums_S[firsts_T][trajectory_of_S]
+def _rewards_to_go(rewards_S: Floats, trajectory_of_S: IndexArray, places_S: NDArray[np.signedinteger]) -> Floats:
+    """The reward of each step and of all later steps of its trajectory."""
+    last_first = np.lexsort((-places_S, trajectory_of_S))
+    sums = np.cumsum(rewards_S[last_first])
+    _, starts, parts = np.unique(trajectory_of_S[last_first], return_index=True, return_inverse=True)
+    before = np.concatenate([[0.0], sums])[starts]
+    to_go_S = np.empty(len(rewards_S), np.float64)
+    to_go_S[last_first] = sums - before[parts.ravel()]
+    return to_go_S
 
 
 def _centred(values: Floats, part_of: IndexArray) -> Floats:

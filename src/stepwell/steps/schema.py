@@ -180,6 +180,7 @@ GROUP_COLUMNS = (
     Column(name="attempts", kind=K.INT32, per=P.GROUP, default=0, stored=S.RECORD),
     Column(name="from_history", kind=K.FLAG, per=P.GROUP, default=False, stored=S.DERIVED),
     Column(name="source", kind=K.TEXT, per=P.GROUP, default="", stored=S.RECORD, since=3),
+    Column(name="left_out", kind=K.OBJECT, per=P.GROUP, default={}, stored=S.DERIVED, since=5),
     Column(name="channel", kind=K.TEXT, per=P.GROUP, default="", stored=S.RECORD),
 )
 

@@ -22,6 +22,8 @@ JsonObject: TypeAlias = Mapping[str, Json]
 
 OF_STEP = "step"
 OF_TRAJECTORY = "trajectory"
+CUT_SHORT = "cut_short"
+"""The finish_reason of an answer that its agent did not read to its end, because its time was over, for example."""
 INDEX_BY_POOL = -1
 """The step_index of a step that the pool indexes: every step of a black-box agent."""
 

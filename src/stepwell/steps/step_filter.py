@@ -15,6 +15,9 @@ TOO_INEXACT = "exactness"
 OTHER_MODEL = "model"
 """The kind of reason for steps that another model or adapter wrote than the one that is trained."""
 
+NO_SOUND_STEP = "no_sound_step"
+"""The kind of reason for rollouts that count in their group and have no sound step."""
+
 
 class FilteredStep(Protocol):
     """What the filter reads of a step."""

@@ -88,6 +88,6 @@ def _as_tensors(batch: TrainingBatch, rows: TrainedRows) -> "dict[str, torch.Ten
         "logprobs": placed(whole.recorded_N),
         "advantages": placed(whole.advantages_N),
         "temperatures": placed(whole.temperatures_N, 1.0),
-        "reward": np.array(np.nanmean(batch.returns_T), np.float32),
+        "reward": np.array(np.nanmean(batch.whole_groups().returns_T), np.float32),
     }
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

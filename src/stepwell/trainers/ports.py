@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from stepwell.pool.api.leasing import HasLeases
 from stepwell.steps.columns import Columns
 from stepwell.steps.layout import IndexArray
+from stepwell.steps.left_out import LeftOutSteps, WholeGroups
 from stepwell.steps.rows import MergedRows
 
 
@@ -27,6 +28,11 @@ class TrainingBatch(HasLeases, Protocol):
     @property
     def returns_T(self) -> NDArray[np.float64]:  # noqa: N802
         """Each rollout's return; NaN if it is unscored."""
+
+    @property
+    def left_out(self) -> LeftOutSteps: ...
+
+    def whole_groups(self) -> WholeGroups: ...
 
     def merged(self) -> MergedRows: ...
 

@@ -19,6 +19,7 @@ from typing import Any, TextIO, TypeAlias
 import numpy as np
 
 from stepwell.common.optional import require
+from stepwell.steps.step import CUT_SHORT
 from stepwell.trainers.learner import Learned
 from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.rows import TrainedRows
@@ -188,14 +189,14 @@ def as_numbers(metrics: UpdateMetrics) -> dict[str, float | None]:
 
 
 def _mean_reward(batch: TrainingBatch) -> float:
-    returns_T = batch.returns_T
+    returns_T = batch.whole_groups().returns_T
     scored = returns_T[~np.isnan(returns_T)]
     return float(scored.mean()) if len(scored) else float("nan")
 
 
 def _truncated(batch: TrainingBatch) -> float:
     reasons: list[str | None] = batch.columns.carried["finish_reasons"]
-    return reasons.count("length") / len(reasons)
+    return (reasons.count("length") + reasons.count(CUT_SHORT)) / len(reasons)
 
 
 def _staleness(rows: TrainedRows, version: int) -> float:

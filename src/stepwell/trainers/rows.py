@@ -3,7 +3,7 @@
 - A group is left out if it was trained before, or if no advantage in it differs from 0.
 - A rollout is left out if it is unscored, or if log-probabilities are missing.
 - A step is left out if its temperature is not known, or not the one that is trained.
-- What is left out is counted. It does not change the advantages of the rest.
+- What is left out, here or by the pool, is counted. It does not change the advantages of the rest.
 - An environment's own advantages take the place of those that are computed here.
 - All of it depends on the batch alone, so a resumed run makes the same passes.
 """
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from stepwell.steps.advantages import step_advantages
 from stepwell.steps.columns import Columns
 from stepwell.steps.layout import IndexArray, offsets, parts_of, sums
+from stepwell.steps.left_out import NO_STEP
 from stepwell.steps.padding import ones, spread
 from stepwell.steps.returns import split_rewards
 from stepwell.steps.rows import MergedRows
@@ -163,18 +164,7 @@ def choose_rows(batch: TrainingBatch, known: Container[str], settings: RowSettin
 def response_advantages(batch: TrainingBatch, settings: RowSettings) -> NDArray[np.float64]:
     """The advantage of each response token, in the order of the batch's columns; NaN for an unscored rollout."""
     columns = batch.columns
-    trajectory_of_S = batch.trajectory_of_S
-    outcomes_T, rewards_S = split_rewards(columns, trajectory_of_S)
-    advantages_S = step_advantages(
-        settings.advantage,
-        batch.returns_T,
-        outcomes_T,
-        rewards_S,
-        trajectory_of_S,
-        batch.group_of_T,
-        columns.step_indexes_S,
-    )
-    advantages = np.repeat(advantages_S, columns.response_lengths_S)
+    advantages = np.repeat(_step_advantages(batch, settings), columns.response_lengths_S)
     bounds_S = pairwise(offsets(columns.response_lengths_S).tolist())
     for extras, (start, end) in zip(columns.extras, bounds_S, strict=True):
         own, overrides = extras.get("advantages"), extras.get("overrides")
@@ -183,6 +173,29 @@ def response_advantages(batch: TrainingBatch, settings: RowSettings) -> NDArray[
         if isinstance(overrides, dict) and overrides.get(ZERO_ADVANTAGE):
             advantages[start:end] = 0.0
     return advantages
+
+
+def _step_advantages(batch: TrainingBatch, settings: RowSettings) -> NDArray[np.float64]:
+    """Of each step of the batch, as if it had all steps of its groups."""
+    columns, trajectory_of_S, left_out, whole = (
+        batch.columns,
+        batch.trajectory_of_S,
+        batch.left_out,
+        batch.whole_groups(),
+    )
+    rewards_E, present = np.nan_to_num(left_out.rewards_E), len(batch.group_of_T)
+    outcomes_T, rewards_S = split_rewards(columns, trajectory_of_S)
+    is_step_E = left_out.step_indexes_E != NO_STEP
+    advantages = step_advantages(
+        settings.advantage,
+        whole.returns_T,
+        np.concatenate([outcomes_T, np.nan_to_num(whole.outcomes_T[present:])]),
+        np.concatenate([rewards_S, rewards_E[is_step_E]]),
+        np.concatenate([trajectory_of_S, whole.trajectory_of_E[is_step_E]]),
+        whole.group_of_T,
+        np.concatenate([columns.step_indexes_S, left_out.step_indexes_E[is_step_E]]),
+    )
+    return advantages[: len(columns)]
 
 
 def place_responses(merged: MergedRows, values: NDArray[np.generic], filler: float = 0.0) -> FloatArray:
@@ -217,11 +230,15 @@ def _unlearnable_groups(batch: TrainingBatch, merged: MergedRows, is_unlearnable
     written = merged.tokens[merged.places]
     ends_T = offsets(np.bincount(batch.trajectory_of_S, batch.columns.response_lengths_S).astype(np.int64)).tolist()
     is_scored_T = ~np.isnan(batch.returns_T)
+    whole = batch.whole_groups()
+    others = whole.group_of_T[len(is_scored_T) :][~np.isnan(whole.returns_T[len(is_scored_T) :])]
     single = identical = equal = 0
     for group in np.unique(batch.group_of_T[is_unlearnable_T]).tolist():
         scored = np.flatnonzero((batch.group_of_T == group) & is_scored_T).tolist()
         answers = {written[ends_T[t] : ends_T[t + 1]].tobytes() for t in scored}
-        single += len(scored) == 1
-        identical += len(scored) > 1 == len(answers)
-        equal += len(answers) > 1
+        without_answer = int((others == group).sum())
+        rollouts = len(scored) + without_answer
+        single += rollouts == 1
+        identical += rollouts > 1 == len(answers) + without_answer
+        equal += len(answers) + without_answer > 1
     return single, identical, equal

@@ -212,7 +212,9 @@ class StepwellRolloutWorker:
                 return
 
     def _note(self, batch: TrainingBatch, rows: TrainedRows) -> None:
-        returns = batch.returns_T[rows.is_new_T & ~np.isnan(batch.returns_T)]
+        whole = batch.whole_groups()
+        is_new = np.isin(whole.group_of_T, batch.group_of_T[rows.is_new_T])
+        returns = whole.returns_T[is_new & ~np.isnan(whole.returns_T)]
         left_out = rows.left_out.steps_other_temperature + rows.left_out.steps_unknown_temperature
         if rows.is_new_T.any():
             rates: dict[str, Rate] = {

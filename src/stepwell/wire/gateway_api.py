@@ -66,6 +66,9 @@ class RegisterTrajectory(GatewayBody):
 class CompleteTrajectory(GatewayBody):
     reward: FiniteFloat | None = None
     channel: ChannelName | None = None
+    failure: str = Field(default="", max_length=200)
+    """How the policy failed, if it did: too_long, for example. Then the rollout counts in its group with its reward
+    even if no call of it was recorded. It becomes `ended_by` in the metadata."""
 
 
 class AbortTrajectory(GatewayBody):

@@ -134,15 +134,15 @@ async def test_an_agent_that_fails_is_a_rollout_that_failed_with_its_reason(
     assert pool.rules.pacing("train").in_flight == 0
 
 
-async def test_an_agent_over_its_time_that_asked_nothing_leaves_nothing(gateway: str, pool: LocalPool) -> None:
+async def test_an_agent_over_its_time_that_asked_nothing_counts_with_its_reward(gateway: str, pool: LocalPool) -> None:
     async def agent(rollout: Rollout) -> float:
         await asyncio.Event().wait()
         return 1.0
 
     async with flow_of(gateway, agent, timeout=0.1) as flow:
         result = await flow.rollout({}, "p")
-    assert (result.status, result.why) == (RolloutStatus.EMPTY, "it took longer than 0.1 s")
-    assert result.failure is AgentFailure.TOO_LONG
+    assert (result.status, result.why) == (RolloutStatus.COMPLETED, "it took longer than 0.1 s")
+    assert (result.failure, result.reward) == (AgentFailure.TOO_LONG, 0.0)
     assert pool.rules.pacing("train").in_flight == 0
 
 
@@ -179,8 +179,10 @@ class SilentAfterCompletions(LocalPool):
         super().__init__()
         self.has_completed, self.may_answer = asyncio.Event(), asyncio.Event()
 
-    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> EndResult:
-        ending = await super().complete_trajectory(trajectory_uid, prompt_uid, reward)
+    async def complete_trajectory(
+        self, trajectory_uid: str, prompt_uid: str, reward: float | None, failure: str = ""
+    ) -> EndResult:
+        ending = await super().complete_trajectory(trajectory_uid, prompt_uid, reward, failure)
         self.has_completed.set()
         await self.may_answer.wait()
         return ending

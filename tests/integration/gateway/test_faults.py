@@ -38,8 +38,11 @@ async def recorded(agent: Agent, pool: LocalPool) -> Step:
 
 async def quarantined(agent: Agent, pool: LocalPool) -> list[str]:
     """By kind, the agent's steps, none of which is sound."""
-    assert await agent.complete(reward=1.0) == "empty"
-    return list(pool.rules.stats().quarantined.elements())
+    ended = await agent.complete(reward=1.0)
+    kinds = list(pool.rules.stats().quarantined.elements())
+    assert ended == ("completed" if kinds else "empty"), "a rollout with a recorded call counts by its reward"
+    assert pool.rules.take(1, untrainable=True) is None, "nothing of it is trained"
+    return kinds
 
 
 @pytest.mark.parametrize("stream", [False, True])

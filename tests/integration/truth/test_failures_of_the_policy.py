@@ -1,6 +1,7 @@
 """T6: what the policy does wrong is trained; only a failure of the infrastructure is tried again."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
@@ -14,9 +15,13 @@ from stepwell.agents.dataset import Dataset
 from stepwell.agents.outcome import AgentFailed, AgentFailure
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus
 from stepwell.agents.rollouter import AsyncRollouter
-from tests.rig.fake_engine import FakeEngine, Faults
+from stepwell.pool.client.batch import batch_of
+from stepwell.steps.columns import unpack
+from tests.rig.fake_engine import FakeEngine, Faults, Reply
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
+from tests.rig.vocabulary import encode
+from tests.rig.waiting import until
 
 Act = Callable[[Rollout], Awaitable[float]]
 QUESTION = {"role": "user", "content": "hello"}
@@ -24,6 +29,9 @@ SHORT, LONG = 0.2, 60.0
 """Seconds for a rollout that shall take too long, and for one that shall not."""
 BETWEEN = 3.0
 """Where some do and others do not."""
+SAID = "once upon a time " * 20
+LONG_ANSWER, TOKEN_DELAY = 250, 0.05
+"""Tokens, and seconds for each: longer than BETWEEN."""
 
 
 async def answers(rollout: Rollout) -> float:
@@ -80,6 +88,38 @@ POLICY: Mapping[Act, AgentFailure | None] = {
 """What a policy may do after its first answer, and how the rollout ends."""
 
 
+async def writes_for_too_long(rollout: Rollout) -> float:
+    await rollout.chat([QUESTION], max_tokens=LONG_ANSWER, ignore_eos=True)
+    raise AssertionError("it is cancelled")
+
+
+async def streams_for_too_long(rollout: Rollout) -> float:
+    async with openai.AsyncOpenAI(base_url=rollout.base_url, api_key=rollout.api_key) as client:
+        stream = await client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hello"}],
+            max_tokens=LONG_ANSWER,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        async for _ in stream:
+            pass
+    raise AssertionError("it is cancelled")
+
+
+async def fails_before_it_asks(rollout: Rollout) -> float:
+    raise KeyError("answer")
+
+
+AT_ONCE: Mapping[Act, AgentFailure | None] = {
+    writes_for_too_long: AgentFailure.TOO_LONG,
+    streams_for_too_long: AgentFailure.TOO_LONG,
+    overflows: AgentFailure.CONTEXT_OVERFLOW,
+    fails_before_it_asks: AgentFailure.ERROR,
+}
+"""How a rollout may end without a complete answer."""
+
+
 def doing(act: Act) -> Callable[[Rollout], Awaitable[float]]:
     async def agent(rollout: Rollout) -> float:
         await rollout.chat([QUESTION], max_tokens=2)
@@ -90,7 +130,7 @@ def doing(act: Act) -> Callable[[Rollout], Awaitable[float]]:
 
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[str, LocalPool, FakeEngine]]:
-    pool = LocalPool()
+    pool = LocalPool(clock=time.time)
     async with (
         FakeEngine(max_model_len=2_000) as engine,
         serve_gateway(pool, [engine.url], prompt_length=8192, response_length=256) as url,
@@ -147,24 +187,59 @@ async def test_a_failure_of_the_infrastructure_is_aborted_and_tried_again() -> N
     assert [step.reward for step in steps] == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("act", list(AT_ONCE))
+async def test_a_policy_that_fails_before_its_first_answer_ends_is_not_tried_again(act: Act) -> None:
+    async with served() as (url, pool, engine):
+        engine.faults = Faults(token_delay_s=TOKEN_DELAY)
+        flow = BlackBoxAgentFlow(url, act, group_size=2, timeout=0.5, failure_rewards=dict.fromkeys(AgentFailure, -1.0))
+        async with flow:
+            result = await flow.rollout({}, "p")
+        assert (result.status, result.failure, result.reward) == (RolloutStatus.COMPLETED, AT_ONCE[act], -1.0)
+        async with BlackBoxAgentFlow(url, doing(answers), group_size=2, timeout=LONG) as second:
+            assert (await second.rollout({}, "p")).is_completed
+        leased = pool.rules.lease(1)
+        assert leased is not None, "the group has both rollouts"
+        batch = batch_of(leased[1])
+    assert sorted(batch.whole_groups().returns_T.tolist()) == [-1.0, 1.0]
+
+
+async def test_what_was_streamed_of_an_answer_that_took_too_long_is_trained() -> None:
+    async with served() as (url, pool, engine):
+        engine.faults = Faults(token_delay_s=TOKEN_DELAY)
+        engine.replies.append(Reply(SAID))
+        async with BlackBoxAgentFlow(url, streams_for_too_long, group_size=2, timeout=1.0) as flow:
+            result = await flow.rollout({}, "p")
+        await until(lambda: pool.rules.stats().channels["train"].held.steps == 1, "the step that was cut short")
+        columns, _ = pool.rules.view.read([(result.trajectory_uid, "p")])
+    (step,) = unpack(columns, copy=True)
+    assert (step.finish_reason, step.quarantine, step.reward) == ("cut_short", None, 0.0)
+    assert step.response_logprobs is not None
+    assert 0 < len(step.response_ids) == len(step.response_logprobs) < LONG_ANSWER
+    assert step.response_ids.tolist() == encode(SAID)[: len(step.response_ids)]
+
+
 @settings(max_examples=6, deadline=None)
-@given(st.lists(st.sampled_from(list(POLICY)), min_size=4, max_size=4))
-def test_no_outcome_of_the_policy_makes_a_rollout_disappear(acts: list[Act]) -> None:
+@given(st.lists(st.sampled_from([*POLICY, *AT_ONCE]), min_size=3, max_size=3))
+def test_no_outcome_of_the_policy_makes_a_rollout_disappear(drawn: list[Act]) -> None:
     async def run() -> None:
+        acts = [answers, *drawn]
         waiting = list(acts)
 
         async def agent(rollout: Rollout) -> float:
             assert rollout.attempt == 0, "nothing is sampled again"
             act = waiting.pop()
-            await rollout.chat([QUESTION], max_tokens=2)
-            return await act(rollout)
+            return await (act if act in AT_ONCE else doing(act))(rollout)
 
-        async with served() as (url, pool, _):
+        async with served() as (url, pool, engine):
+            engine.faults = Faults(token_delay_s=TOKEN_DELAY)
             flow = BlackBoxAgentFlow(url, agent, group_size=len(acts), timeout=BETWEEN)
             counts = await AsyncRollouter(flow, Dataset([{}], epochs=1), gateway=url).run()
-            steps = pool.taken()
+            leased = pool.rules.lease(1)
+            assert leased is not None
+            returns = batch_of(leased[1]).whole_groups().returns_T
+        outcomes = {**AT_ONCE, **POLICY}
         assert (counts.groups, counts.given_up) == (1, 0)
-        assert sorted(step.reward or 0.0 for step in steps) == sorted(float(POLICY[act] is None) for act in acts)
-        assert counts.failures.total() == sum(POLICY[act] is not None for act in acts)
+        assert sorted(returns.tolist()) == sorted(float(outcomes[act] is None) for act in acts)
+        assert counts.failures.total() == sum(outcomes[act] is not None for act in acts)
 
     asyncio.run(run())

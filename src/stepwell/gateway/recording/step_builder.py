@@ -18,7 +18,7 @@ from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.steps.sampling import untrainable_reason, with_mode
 from stepwell.steps.soundness import step_fault, usage_fault
-from stepwell.steps.step import Exactness, IntArray, Step, ids_array
+from stepwell.steps.step import CUT_SHORT, Exactness, IntArray, Step, ids_array
 from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
 
 log = logging.getLogger("stepwell.gateway")
@@ -80,12 +80,21 @@ class StepBuilder:
             for step in steps:
                 self.confirmer.forget(step)
 
-    def record_cut_short(self, begun: Step, call: ModelCall, reply: EngineReply, choices: Sequence[Sampled]) -> None:
-        """Record what there is of an answer that has no end. Never waits."""
+    def record_cut_short(
+        self, begun: Step, call: ModelCall, reply: EngineReply, choices: Sequence[Sampled], *, by_agent: bool
+    ) -> None:
+        """Record what there is of an answer that has no end. Never waits.
+
+        If its agent left, the tokens are a sample of the policy that ended early, as at `max_tokens`, and are trained.
+        What an engine broke off is quarantined.
+        """
         cut = [choice for choice in choices if len(choice.response_ids)]
+        if by_agent:
+            cut = [replace(choice, finish_reason=choice.finish_reason or CUT_SHORT) for choice in cut]
         if cut:
             begun = self.answered_by(begun, call, reply)
             steps = build_steps(begun, cut, NO_USAGE, prompt_length=self.prompt_length)
+            self.confirmer.note(steps, reply.engine)
             self.metrics.steps_recorded(steps)
             self.outbox.record(steps)
 

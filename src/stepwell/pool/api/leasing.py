@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 from stepwell.errors import BadRequest
 from stepwell.pool.api.producing import TRAIN
 from stepwell.steps.columns import Columns, cut, stack
+from stepwell.steps.left_out import NOTHING_LEFT_OUT, LeftOutSteps, join_left_out, reorder_groups
 from stepwell.steps.step import Exactness
 from stepwell.steps.step_filter import StepFilter
 
@@ -96,6 +97,8 @@ class LeasedGroups:
     """Where each group comes from."""
     leases: tuple[tuple[str, str], ...] = ()
     """(shard, lease) of every part: what an acknowledgement names."""
+    left_out: LeftOutSteps = NOTHING_LEFT_OUT
+    """What the groups did besides; advantages need it."""
 
 
 def merge_leased_groups(parts: Sequence[LeasedGroups]) -> LeasedGroups:
@@ -117,6 +120,9 @@ def merge_leased_groups(parts: Sequence[LeasedGroups]) -> LeasedGroups:
         from_history=[from_history[g] for g in order],
         sources=[sources[g] for g in order],
         leases=tuple(lease for part in parts for lease in part.leases),
+        left_out=reorder_groups(
+            join_left_out([part.left_out for part in parts], [len(part.group_sizes) for part in parts]), order
+        ),
     )
 
 

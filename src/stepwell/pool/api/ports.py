@@ -50,7 +50,10 @@ class StepSink(EngineDirectory, Protocol):
     ) -> list[SubmitVerdict]:
         """One verdict per step, in order. Safe to repeat: a step is accepted once."""
 
-    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> EndResult: ...
+    async def complete_trajectory(
+        self, trajectory_uid: str, prompt_uid: str, reward: float | None, failure: str = ""
+    ) -> EndResult:
+        """A rollout in which the policy failed counts in its group even if no call of it was recorded."""
 
     async def give_reward(self, reward: RewardGiven) -> bool:
         """True if it is kept: for training, or, after the trajectory was handed out, in the archive."""

@@ -8,6 +8,8 @@ from stepwell.steps.step import JsonObject
 
 TRAIN = "train"
 """The default channel."""
+ENDED_BY = "ended_by"
+"""In a trajectory's metadata: the failure of the policy that ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class EndResult(StrEnum):
     COMPLETED = "completed"
     ABORTED = "aborted"
     EMPTY = "empty"
-    """It had no step to train on. It is dropped, and another rollout can take its place in the group."""
+    """No call of it was recorded, or none that is sound and it has no reward. It is dropped, and another rollout can
+    take its place in the group."""
     LATE = "late"
     """It was already shipped or dropped."""
 
@@ -89,6 +92,8 @@ class CompleteCall(TrajectoryRef):
     """The answer is an EndResult."""
 
     reward: float | None
+    failure: str = ""
+    """How the policy failed; empty if it did not."""
 
 
 ProducerCall = KnowsCall | Registration | CompleteCall | AbortCall

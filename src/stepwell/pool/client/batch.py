@@ -18,6 +18,7 @@ from stepwell.steps import layout
 from stepwell.steps.arrow import columns_from_arrow, columns_to_arrow, group_columns, group_sizes
 from stepwell.steps.columns import Columns, unpack
 from stepwell.steps.layout import IndexArray
+from stepwell.steps.left_out import NOTHING_LEFT_OUT, LeftOutSteps, WholeGroups, left_out_of_groups, whole_groups
 from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps
 from stepwell.steps.rows import MergedRows, merge_rows
 from stepwell.steps.step import BoolArray, IntArray, Step, ids_array, mask_array
@@ -44,6 +45,8 @@ class Batch:
     """The environment that each group comes from; empty for agents."""
     leases: tuple[tuple[str, str], ...] = ()
     """(shard, lease) of every part of the batch; an acknowledgement names them."""
+    left_out: LeftOutSteps = NOTHING_LEFT_OUT
+    """The rewards of the groups' steps that are not in the batch."""
 
     def __len__(self) -> int:
         return len(self.group_sizes_G)
@@ -92,6 +95,12 @@ class Batch:
         """The same as `returns_T`."""
         return self.returns_T
 
+    def whole_groups(self) -> WholeGroups:
+        """All rollouts of the groups, also those of which the batch has no step: they count in a baseline."""
+        _, firsts_T = np.unique(self.trajectory_of_S, return_index=True)
+        uids_T = [self.columns.trajectory_uids[first] for first in firsts_T.tolist()]
+        return whole_groups(self.left_out, uids_T, self.group_of_T, self.returns_T)
+
     # -- rows to train on --------------------------------------------------------------------------------------------
 
     def padded(
@@ -127,6 +136,7 @@ class Batch:
             "attempts": self.attempts_G,
             "from_history": self.from_history_G,
             "source": self.sources,
+            "left_out": [self.left_out.of_group(group) for group in range(len(self))],
         }
         return columns_to_arrow(self.columns, self.group_sizes_G, of_groups)
 
@@ -140,6 +150,7 @@ def make_batch(
     from_history: ArrayLike | None = None,
     sources: list[str] | None = None,
     leases: tuple[tuple[str, str], ...] = (),
+    left_out: LeftOutSteps = NOTHING_LEFT_OUT,
 ) -> Batch:
     """A batch; by default of groups that are new and were never leased."""
     sizes = ids_array(group_sizes)
@@ -153,6 +164,7 @@ def make_batch(
         np.zeros(len(sizes), np.bool_) if from_history is None else mask_array(from_history),
         [""] * len(sizes) if sources is None else sources,
         leases,
+        left_out,
     )
 
 
@@ -167,6 +179,7 @@ def batch_from_arrow(table: "pyarrow.Table") -> Batch:
         attempts=of_groups["attempts"],
         from_history=of_groups["from_history"],
         sources=of_groups["source"],
+        left_out=left_out_of_groups(of_groups["left_out"]),
     )
 
 
@@ -179,6 +192,7 @@ def batch_of(leased: LeasedGroups) -> Batch:
         from_history=leased.from_history,
         sources=leased.sources,
         leases=leased.leases,
+        left_out=leased.left_out,
     )
 
 

@@ -144,8 +144,10 @@ class PoolClient(ScoringClient, WatchClient):
     async def give_reward(self, reward: RewardGiven) -> bool:
         return await self.shards.at(await self.shards.owner(reward.prompt_uid)).give_reward(reward)
 
-    async def complete_trajectory(self, trajectory_uid: str, prompt_uid: str, reward: float | None) -> EndResult:
-        return await self._send(CompleteCall(trajectory_uid, prompt_uid, reward))
+    async def complete_trajectory(
+        self, trajectory_uid: str, prompt_uid: str, reward: float | None, failure: str = ""
+    ) -> EndResult:
+        return await self._send(CompleteCall(trajectory_uid, prompt_uid, reward, failure))
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         return await self._send(AbortCall(trajectory_uid, prompt_uid))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from stepwell.errors import BadRequest, Conflict, PoolFull, UnknownTrajectory
 from stepwell.pool.api.plan import Overflow
-from stepwell.pool.api.producing import TRAIN, EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import ENDED_BY, TRAIN, EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import PackedSteps
@@ -80,15 +80,25 @@ class Ingest:
         self._state.set_reward(trajectory, reward.value, reward.source, notes=reward.notes)
         return True
 
-    def complete(self, trajectory_uid: str, prompt_uid: str, reward: float | None = None) -> EndResult:
-        """The rollout is over and closed to its agent. Steps of calls that began before are accepted for a while."""
+    def complete(
+        self, trajectory_uid: str, prompt_uid: str, reward: float | None = None, failure: str = ""
+    ) -> EndResult:
+        """The rollout is over and closed to its agent. Steps of calls that began before are accepted for a while.
+
+        A rollout without a sound step counts in its group by its reward, if a call of it was recorded, or if the policy
+        failed.
+        """
         trajectory = self._find(trajectory_uid, prompt_uid)
         if trajectory is None:
             return EndResult.LATE
         if reward is not None:
             _check_finite(reward)
             reward = None if trajectory.is_relabelled else reward
-        if any(step.quarantine is None for step in trajectory.steps.values()):
+        if failure:
+            self._state.update_metadata(trajectory, {**trajectory.metadata, ENDED_BY: failure})
+        has_sound = any(step.quarantine is None for step in trajectory.steps.values())
+        is_scored = reward is not None or trajectory.is_scored()
+        if has_sound or (is_scored and (trajectory.steps or failure)):
             self._state.complete(trajectory, reward, "completion")
             return EndResult.COMPLETED
         if reward is not None:

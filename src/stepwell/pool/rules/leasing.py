@@ -1,9 +1,9 @@
 """What consumers do: take ready data under a lease, acknowledge it, or let it return.
 
 - Handed-out data is handed out again only if its lease expired or was given back. Then it is the oldest and goes first.
-- A consumer gets only the steps that its filter accepts. The rest of a group goes where the group goes. A group,
-  trajectory or step of which the filter accepts nothing leaves the queue as if it were acknowledged, at the fetch that
-  meets it.
+- A consumer gets only the steps that its filter accepts. The rest of a group goes where the group goes; its rewards are
+  told. A group, trajectory or step of which the filter accepts nothing leaves the queue as if it were acknowledged, at
+  the fetch that meets it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.ready_by_size import SizeBucket
 from stepwell.pool.state.records import Group, Lease, Trajectory
-from stepwell.pool.state.shipment import TokenMask, group_rows, ship, step_rows
+from stepwell.pool.state.shipment import TokenMask, group_rows, left_out_of, ship, step_rows
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step_filter import StepFilter
 
@@ -250,6 +250,7 @@ class Leasing:
             attempts=[group.attempts for group in groups],
             from_history=[group.trained for group in groups],
             sources=[group.source for group in groups],
+            left_out=left_out_of(groups, lease.step_filter.accepts),
         )
 
     def _shipped_steps(self, lease: Lease) -> LeasedGroups:

@@ -333,8 +333,8 @@ class ShardService:
                 case Registration():
                     self.pool.ingest.register(call)
                     return None
-                case CompleteCall(trajectory_uid, prompt_uid, reward):
-                    return self.pool.ingest.complete(trajectory_uid, prompt_uid, reward)
+                case CompleteCall(trajectory_uid, prompt_uid, reward, failure):
+                    return self.pool.ingest.complete(trajectory_uid, prompt_uid, reward, failure)
                 case AbortCall(trajectory_uid, prompt_uid):
                     return self.pool.ingest.abort(trajectory_uid, prompt_uid)
                 case _:

@@ -15,6 +15,7 @@ from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.columns import NO_BASE, Bases, Columns, join, pack_values
 from stepwell.steps.layout import reward_carrier
+from stepwell.steps.left_out import NO_STEP, NOTHING_LEFT_OUT, LeftOutSteps
 from stepwell.steps.schema import CARRIED
 from stepwell.steps.step import OF_STEP, OF_TRAJECTORY, BoolArray, FloatArray, JsonObject
 
@@ -51,6 +52,34 @@ def trajectory_rows(trajectory: Trajectory, is_shipped: IsShipped) -> list[Shipp
         carrier = indexed[reward_carrier([step.untrainable for _, step in indexed])][1]
     shows = carrier if carrier.reward is None and trajectory.reward is not None else None
     return [ShippedRow(trajectory, step, index, done and step is last, step is shows) for index, step in indexed]
+
+
+def left_out_of(groups: Sequence[Group], is_shipped: IsShipped) -> LeftOutSteps:
+    """What is in none of the groups' rows."""
+    entries = [
+        (place, trajectory, index, step)
+        for place, group in enumerate(groups)
+        for trajectory in group.trajectories.values()
+        for index, step in _not_shipped(trajectory, is_shipped)
+    ]
+    if not entries:
+        return NOTHING_LEFT_OUT
+    return LeftOutSteps(
+        group_of_E=np.array([place for place, *_ in entries], np.int64),
+        trajectory_uids=[trajectory.uid for _, trajectory, *_ in entries],
+        step_indexes_E=np.array([index for _, _, index, _ in entries], np.int32),
+        rewards_E=np.array([step and step.reward for *_, step in entries], np.float64),
+        returns_E=np.array([trajectory.total_return() for _, trajectory, *_ in entries], np.float64),
+        outcomes_E=np.array([trajectory.reward for _, trajectory, *_ in entries], np.float64),
+    )
+
+
+def _not_shipped(trajectory: Trajectory, is_shipped: IsShipped) -> list[tuple[int, StoredStep | None]]:
+    if not trajectory.steps:
+        return [(NO_STEP, None)]
+    if all(map(is_shipped, trajectory.steps.values())):
+        return []
+    return [(index, step) for index, step in trajectory.in_order() if not is_shipped(step)]
 
 
 def step_rows(steps: Iterable[tuple[Trajectory, StoredStep]], is_shipped: IsShipped) -> list[ShippedRow]:

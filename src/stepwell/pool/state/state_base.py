@@ -25,7 +25,7 @@ from stepwell.pool.state.reward_queue import RewardQueue
 from stepwell.pool.state.series import SeriesRecorder
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step import Step
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.step_filter import NO_SOUND_STEP, StepFilter
 
 ENDED_KEPT = 10_000
 """How many ended leases are remembered, to tell an expired lease from an acknowledged one."""
@@ -296,4 +296,5 @@ def _count_shipped(
     if is_whole and worst and worst.at_least(step_filter.min_exactness):
         ledger.shipped.add(snapshot.steps - snapshot.quarantined, snapshot.tokens)
         return ""
-    return ledger.ship(trajectory.held_steps(), step_filter)
+    held = trajectory.held_steps()
+    return ledger.ship(held, step_filter) if held else NO_SOUND_STEP

@@ -58,7 +58,8 @@ def test_nothing_is_said_of_what_was_trained() -> None:
         ("its steps are marked untrainable, as greedy", TrajectoryState.TRAINED, "greedy", {}),
         ("rejected by ana: wrong.", TrajectoryState.DROPPED, "rejected", {"note": "by ana: wrong"}),
         ("aborted the rollout", TrajectoryState.DROPPED, "aborted", {}),
-        ("without any sound step", TrajectoryState.DROPPED, "empty", {}),
+        ("without a recorded call", TrajectoryState.DROPPED, "empty", {}),
+        ("Its reward counted in its group", TrajectoryState.TRAINED, "no_sound_step", {}),
         ("'train' was cleared", TrajectoryState.DROPPED, "cleared", {}),
         ("'train' was full (10000 groups a shard)", TrajectoryState.DROPPED, "evicted", {}),
         (

@@ -229,11 +229,12 @@ def test_an_aborted_lone_trajectory_leaves_no_group_behind() -> None:
     assert p.stats().channels["train"].groups == 0
 
 
-def test_a_trajectory_without_a_sound_step_never_completes_a_group() -> None:
+@pytest.mark.parametrize(("reward", "end"), [(None, EndResult.EMPTY), (1.0, EndResult.COMPLETED)])
+def test_a_trajectory_without_a_sound_step_is_never_trained(reward: float | None, end: EndResult) -> None:
     p = pool()
     p.register(Registration("t", "p"))
     assert p.submit([make_step(uid="x", quarantine="bad_logprob: NaN")]) == [SubmitVerdict.QUARANTINED]
-    assert p.complete("t", "p", 1.0) is EndResult.EMPTY
+    assert p.complete("t", "p", reward) is end
     assert p.take(1, "train") is None
 
 
