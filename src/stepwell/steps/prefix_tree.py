@@ -10,6 +10,7 @@ continue the conversation (a template dropped its thinking, the agent compacted,
 - No method recurses.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
@@ -24,7 +25,7 @@ ROOT = -1
 class Node:
     """A run of tokens behind the first `start` tokens of its parent's path."""
 
-    __slots__ = ("branch", "children", "parent", "start", "tail")
+    __slots__ = ("_places", "branch", "children", "parent", "start", "tail")
 
     def __init__(self, parent: Optional["Node"], start: int, tail: IntArray, branch: int) -> None:
         self.parent = parent
@@ -34,6 +35,8 @@ class Node:
         """The branch that ends where the node ends."""
         self.children: dict[tuple[int, int], Node] | None = None
         """By position and first token; None as long as there is none."""
+        self._places: list[tuple[int, int]] = []
+        """The keys of the children, in order: a node may have a child for every turn."""
 
     @property
     def end(self) -> int:
@@ -45,15 +48,18 @@ class Node:
     def adopt(self, child: "Node") -> None:
         child.parent = self
         self.children = {} if self.children is None else self.children
-        self.children[child.start, int(child.tail[0])] = child
+        key = (child.start, int(child.tail[0]))
+        self.children[key] = child
+        insort(self._places, key)
 
     def split(self, position: int) -> "Node":
         """Move everything from `position` on into a new child, which is returned."""
         rest = Node(self, position, self.tail[position - self.start :].copy(), self.branch)
-        later = [child for (start, _), child in (self.children or {}).items() if start > position]
-        for child in later:
-            del self.children[child.start, int(child.tail[0])]  # type: ignore[union-attr]
-            rest.adopt(child)
+        if self.children is not None:
+            first_later = bisect_left(self._places, (position + 1, 0))
+            for key in self._places[first_later:]:
+                rest.adopt(self.children.pop(key))
+            del self._places[first_later:]
         self.tail = self.tail[: position - self.start]
         self.adopt(rest)
         return rest

@@ -180,17 +180,26 @@ class _RowBuilder:
         self._prompts, self._lengths = columns.prompt_lengths_S.tolist(), columns.lengths_S.tolist()
         self._ends: dict[int, dict[int, list[int]]] = {}
         """The rows that end among the tokens a step adds, by step and length; the newest row comes last."""
+        self._next: dict[int, tuple[int, int]] = {}
+        """Where a search that found nothing in a step goes on: at which earlier step, and up to which length. It leaves
+        out the steps in which it would find nothing, so that many forks do not make a search long."""
 
     def find(self, step: int) -> int | None:
         """The longest row that the step's prompt begins with; of equal rows the newest."""
         limit, earlier = min(self._prompts[step], self._shared[step]), self._bases[step]
+        row, passed = None, []
         while earlier != NO_BASE:
             ends = self._ends.get(earlier)
             if ends and (length := max((end for end in ends if end <= limit), default=0)):
-                return ends[length][-1]
-            limit = min(limit, self._shared[earlier])
-            earlier = self._bases[earlier]
-        return None
+                row = ends[length][-1]
+                break
+            if limit < self._shared[earlier]:
+                earlier = self._bases[earlier]
+            else:
+                passed.append(earlier)
+                earlier, limit = self._next.get(earlier, (self._bases[earlier], self._shared[earlier]))
+        self._next.update(dict.fromkeys(passed, (earlier, limit)))
+        return row
 
     def open(self, step: int) -> None:
         self.steps_of_R.append([])
@@ -228,7 +237,10 @@ class _RowBuilder:
     def _append(self, row: int, step: int) -> None:
         self.steps_of_R[row].append(step)
         length = self._lengths[step]
-        insort(self._ends.setdefault(self._first_step(step, length), {}).setdefault(length, []), row)
+        first = self._first_step(step, length)
+        if first != step:  # a search that left out the first step may now find this row there
+            self._next.clear()
+        insort(self._ends.setdefault(first, {}).setdefault(length, []), row)
 
 
 def _divide(

@@ -2,32 +2,34 @@
 
 - `record` never waits. A step stays here until the pool has answered for it, however many tries that takes.
 - Steps that are given up are counted and logged.
-- One message is in flight at a time. It has the steps of some milliseconds and all that came while the previous message
-  was in flight, so that under load the messages grow instead of the queue.
+- Each shard has a lane: one that is slow or away delays no other.
+- One message of a lane is in flight at a time. It has the steps of some milliseconds and all that came while the
+  previous message was in flight, so that under load the messages grow instead of the queue.
+- A message that fails with an error is divided until the step at fault is alone. If the shard takes others and not
+  this one, an empty step takes its place, quarantined with the error. A shard that takes nothing is at fault itself:
+  everything waits for it.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from stepwell.errors import Conflict, PoolUnavailable, StepwellError, UnknownTrajectory
+from stepwell.gateway.recording.outbox_queue import MAX_MESSAGE, OutboxQueue
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import SubmitVerdict
+from stepwell.steps.columns import pack
 from stepwell.steps.step import Step
+from stepwell.wire.openai import NO_IDS
 
 log = logging.getLogger("stepwell.gateway")
 
-MAX_MESSAGE = 256
-"""Steps in one message."""
-MAX_MESSAGE_BYTES = 32 * 2**20
-"""Bytes in one message, unless a single step has more."""
-STEP_OVERHEAD = 1024
-"""About the bytes of a step without its arrays."""
 MAX_HELD = 20_000
 """Steps that are held while the pool is unavailable; beyond it the oldest is given up."""
 MAX_HELD_BYTES = 2**30
@@ -39,89 +41,34 @@ RETRY_PAUSE = 1.0
 SETTLE_TIMEOUT = 30.0
 LOG_INTERVAL = 1.0
 """Seconds between two log lines about steps that were given up."""
+MAX_REASON = 500
+"""Characters of the reason of a quarantine."""
+MOST_REFUSALS = 3
+"""How often a shard may fail over a step while it takes others."""
+MOST_FAILURES = 8
+"""Single steps over which a shard fails one after the other before it counts as the one at fault."""
+UNSENDABLE = "unsendable"
+"""The kind of quarantine, and of loss, for a step that cannot be packed, or over which its shard fails."""
 TAKEN = (SubmitVerdict.ACCEPTED, SubmitVerdict.DUPLICATE, SubmitVerdict.QUARANTINED)
 """The pool has the step."""
 
 
-def step_bytes(step: Step) -> int:
-    """About the bytes of a step: 4 per token, 5 more per response token for log-probability and mask."""
-    return STEP_OVERHEAD + 4 * len(step.prompt_ids) + 9 * len(step.response_ids)
+class LaneSender:
+    """What is known of one lane besides its steps."""
 
-
-class OutboxQueue:
-    """A bounded queue of steps, counted by trajectory. It knows no clock and no event loop.
-
-    - A step is held from `add` until `settle` or `trim`, also while it is in flight.
-    - The bounds are kept by giving up the oldest step that is not in flight.
-    - Postponed steps, for which the pool has no room, do not delay the others.
-    """
-
-    def __init__(self, max_steps: int, max_bytes: int) -> None:
-        self.steps = 0
-        self.nbytes = 0
-        self._max_steps = max_steps
-        self._max_bytes = max_bytes
-        self._queue: deque[Step] = deque()
-        self._postponed: deque[Step] = deque()
-        self._by_trajectory: dict[str, int] = {}
-
-    @property
-    def queued(self) -> int:
-        """Steps that can be taken now."""
-        return len(self._queue)
-
-    def held(self, trajectory_uid: str | None) -> int:
-        """Steps of that trajectory; None means all."""
-        return self.steps if trajectory_uid is None else self._by_trajectory.get(trajectory_uid, 0)
-
-    def add(self, steps: Sequence[Step]) -> None:
-        self._queue.extend(steps)
-        self.steps += len(steps)
-        for step in steps:
-            self.nbytes += step_bytes(step)
-            self._by_trajectory[step.trajectory_uid] = self._by_trajectory.get(step.trajectory_uid, 0) + 1
-
-    def take(self) -> list[Step]:
-        """The oldest steps that fit in a message. They are in flight until they are settled, returned or postponed."""
-        message: list[Step] = []
-        room = MAX_MESSAGE_BYTES
-        while self._queue and len(message) < MAX_MESSAGE:
-            room -= step_bytes(self._queue[0])
-            if message and room < 0:
-                break
-            message.append(self._queue.popleft())
-        return message
-
-    def give_back(self, message: Sequence[Step]) -> None:
-        """The message did not arrive: its steps are the oldest again."""
-        self._queue.extendleft(reversed(message))
-
-    def postpone(self, steps: Sequence[Step]) -> None:
-        self._postponed.extend(steps)
-
-    def resume(self) -> None:
-        """Postponed steps may be taken again, after all others."""
-        self._queue.extend(self._postponed)
-        self._postponed.clear()
-
-    def settle(self, step: Step) -> None:
-        """The step is no longer held."""
-        self.steps -= 1
-        self.nbytes -= step_bytes(step)
-        left = self._by_trajectory[step.trajectory_uid] - 1
-        if left:
-            self._by_trajectory[step.trajectory_uid] = left
-        else:
-            del self._by_trajectory[step.trajectory_uid]
-
-    def trim(self) -> list[Step]:
-        """Give up the oldest steps until the bounds are kept. Returns them."""
-        dropped: list[Step] = []
-        while (self.steps > self._max_steps or self.nbytes > self._max_bytes) and (self._postponed or self._queue):
-            step = (self._postponed or self._queue).popleft()
-            self.settle(step)
-            dropped.append(step)
-        return dropped
+    def __init__(self) -> None:
+        self.arrived = asyncio.Event()
+        """There is something to take."""
+        self.hurried = asyncio.Event()
+        """Somebody waits: send without gathering."""
+        self.taken = 0
+        """Messages that the shard has taken."""
+        self.failed = 0
+        """Single steps of the present message over which the shard failed, one after the other."""
+        self.refusals: dict[Step, tuple[int, int]] = {}
+        """Steps over which the shard failed: how often, and the number of messages that it had taken until then."""
+        self.is_resuming = False
+        """Postponed steps are about to be tried again."""
 
 
 class Outbox:
@@ -156,16 +103,16 @@ class Outbox:
         self._retry_pause = retry_pause
         self._confirm_timeout = confirm_timeout
         self._queue = OutboxQueue(max_held, max_held_bytes)
+        self._lanes: dict[str, LaneSender] = {}
+        """By shard."""
         self._arrived = asyncio.Event()
-        """There is something to take."""
-        self._hurried = asyncio.Event()
-        """Somebody waits: send without gathering."""
+        """There are steps that are in no lane yet."""
+        self._is_hurried = False
+        """Somebody waits for them."""
         self._settling: dict[str | None, asyncio.Event] = {}
         """By trajectory: set when no step of it is held. None stands for all trajectories."""
         self._awaited: dict[Step, asyncio.Future[SubmitVerdict | None]] = {}
         """Who waits for the verdict on a step; None as a verdict means that the step was given up."""
-        self._resuming = False
-        """Postponed steps are about to be tried again."""
         self._dropped = 0
         self._logged_at = -LOG_INTERVAL
         if spool is not None:
@@ -199,7 +146,7 @@ class Outbox:
         answers = [asyncio.get_running_loop().create_future() for _ in steps]
         self._awaited.update(zip(steps, answers, strict=True))
         self.record(steps)
-        self._hurried.set()
+        self._hurry()
         timeout = self._confirm_timeout
         try:
             async with asyncio.timeout(timeout):
@@ -220,7 +167,7 @@ class Outbox:
         if not self._queue.held(trajectory_uid):
             return
         settled = self._settling.setdefault(trajectory_uid, asyncio.Event())
-        self._hurried.set()
+        self._hurry()
         try:
             async with asyncio.timeout(timeout):
                 await settled.wait()
@@ -242,38 +189,112 @@ class Outbox:
 
     async def run(self) -> None:
         """Send steps, until cancelled."""
-        while True:
-            await self._arrived.wait()
-            await self._gather()
-            message = self._queue.take()
-            if not self._queue.queued:
+        async with asyncio.TaskGroup() as sending:
+            while True:
+                await self._arrived.wait()
                 self._arrived.clear()
-            if message and not await self._send(message):
+                try:
+                    shard_of = await self._pool.shard_finder()
+                except Exception as failure:  # noqa: BLE001 - whatever it is, the steps wait for the pool
+                    log.warning("%d steps are waiting for the pool: %s", self.waiting, failure)
+                    await asyncio.sleep(self._retry_pause)
+                    self._arrived.set()
+                    continue
+                for lane in self._queue.sort(shard_of):
+                    if lane not in self._lanes:
+                        self._lanes[lane] = LaneSender()
+                        sending.create_task(self._run_lane(lane, self._lanes[lane]))
+                    self._lanes[lane].arrived.set()
+                    if self._is_hurried:
+                        self._lanes[lane].hurried.set()
+                self._is_hurried = False
+
+    async def _run_lane(self, lane: str, sender: LaneSender) -> None:
+        while True:
+            await sender.arrived.wait()
+            await self._gather(lane, sender)
+            message = self._queue.take(lane)
+            if not self._queue.queued(lane):
+                sender.arrived.clear()
+            sender.failed = 0
+            if message and not await self._send(lane, sender, message):
                 await asyncio.sleep(self._retry_pause)
 
-    async def _gather(self) -> None:
-        if self._queue.queued < MAX_MESSAGE:
+    def _hurry(self) -> None:
+        self._is_hurried = self._queue.has_unsorted
+        for sender in self._lanes.values():
+            sender.hurried.set()
+
+    async def _gather(self, lane: str, sender: LaneSender) -> None:
+        if self._queue.queued(lane) < MAX_MESSAGE:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._gather_seconds):
-                    await self._hurried.wait()
-        self._hurried.clear()
+                    await sender.hurried.wait()
+        sender.hurried.clear()
 
-    async def _send(self, message: Sequence[Step]) -> bool:
+    async def _send(self, lane: str, sender: LaneSender, message: Sequence[Step]) -> bool:
+        """Whether the lane may go on at once."""
+        if sender.failed >= MOST_FAILURES:  # the shard is at fault, not these steps
+            self._queue.give_back(lane, message)
+            sender.arrived.set()
+            return False
         try:
             confirmed = message if self._confirmer is None else await self._confirmer.confirm(message)
             verdicts = await self._pool.submit_steps(confirmed)
         except PoolUnavailable as failure:
             log.warning("%d steps are waiting for the pool: %s", self.waiting, failure)
-        except Exception:  # whatever it is, the steps of all agents must not be lost with it
-            log.exception("%d steps are waiting, the pool failed", self.waiting)
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the steps of all agents must not be lost with it
+            return await self._divide(lane, sender, message, failure)
         else:
-            self._settle_message(message, verdicts)
+            sender.taken += 1
+            sender.failed = 0
+            self._settle_message(lane, sender, message, verdicts)
             return True
-        self._queue.give_back(message)
-        self._arrived.set()
+        self._queue.give_back(lane, message)
+        sender.arrived.set()
         return False
 
-    def _settle_message(self, message: Sequence[Step], verdicts: Sequence[SubmitVerdict]) -> None:
+    async def _divide(self, lane: str, sender: LaneSender, message: Sequence[Step], failure: Exception) -> bool:
+        """Send the halves of a message that failed, each by itself; a single step waits apart from the others."""
+        if len(message) > 1:
+            half = len(message) // 2
+            sent_first = await self._send(lane, sender, message[:half])
+            return await self._send(lane, sender, message[half:]) or sent_first
+        (step,) = message
+        refusals, taken = sender.refusals.get(step, (0, sender.taken))
+        if not refusals:
+            log.error("the pool failed over a step of trajectory %s", step.trajectory_uid, exc_info=failure)
+        sender.failed += 1
+        sender.refusals[step] = refusals + (not refusals or sender.taken > taken), sender.taken
+        if sender.refusals[step][0] >= MOST_REFUSALS or not _can_be_packed(step):
+            self._give_up(lane, sender, step, failure)
+        else:
+            self._postpone(lane, sender, [step])
+        return False
+
+    def _give_up(self, lane: str, sender: LaneSender, step: Step, failure: Exception) -> None:
+        """The first time, an empty step takes its place in the trajectory, and says why."""
+        del sender.refusals[step]
+        if step.quarantine is not None and step.quarantine.startswith(UNSENDABLE):
+            self.lost[UNSENDABLE] += 1
+            self._queue.settle(step)
+            self._notify(step, None)
+            if self._spool is not None:
+                self._spool.remove([step])
+            return
+        stub = _without_content(step, f"{UNSENDABLE}: {type(failure).__name__}: {failure}"[:MAX_REASON])
+        self._queue.replace(step, stub)
+        if self._spool is not None:
+            self._spool.remove([step])
+            self._spool.add([stub])
+        if step in self._awaited:
+            self._awaited[stub] = self._awaited.pop(step)
+        self._queue.give_back(lane, [stub])
+        sender.arrived.set()
+
+    def _settle_message(
+        self, lane: str, sender: LaneSender, message: Sequence[Step], verdicts: Sequence[SubmitVerdict]
+    ) -> None:
         refused_as_full: list[Step] = []
         answered: list[Step] = []
         for step, verdict in zip(message, verdicts, strict=True):
@@ -282,10 +303,12 @@ class Outbox:
                 continue
             answered.append(step)
             self._count(step, verdict)
+            sender.refusals.pop(step, None)
             self._queue.settle(step)
             self._notify(step, verdict)
         if refused_as_full:
-            self._postpone(refused_as_full)
+            log.warning("%d steps are waiting: the pool is full", self.waiting)
+            self._postpone(lane, sender, refused_as_full)
         if self._spool is not None:
             self._spool.remove(answered)
         self._log_dropped()
@@ -300,17 +323,16 @@ class Outbox:
             log.warning("trajectory %s: the pool refused a step as %s", step.trajectory_uid, verdict)
             self._on_refused(step.trajectory_uid)
 
-    def _postpone(self, steps: Sequence[Step]) -> None:
-        self._queue.postpone(steps)
-        if not self._resuming:
-            log.warning("%d steps are waiting: the pool is full", self.waiting)
-            self._resuming = True
-            asyncio.get_running_loop().call_later(self._retry_pause, self._resume)
+    def _postpone(self, lane: str, sender: LaneSender, steps: Sequence[Step]) -> None:
+        self._queue.postpone(lane, steps)
+        if not sender.is_resuming:
+            sender.is_resuming = True
+            asyncio.get_running_loop().call_later(self._retry_pause, self._resume, lane, sender)
 
-    def _resume(self) -> None:
-        self._resuming = False
-        self._queue.resume()
-        self._arrived.set()
+    def _resume(self, lane: str, sender: LaneSender) -> None:
+        sender.is_resuming = False
+        self._queue.resume(lane)
+        sender.arrived.set()
 
     def _drop(self, dropped: Sequence[Step]) -> None:
         self.lost["recorder_full"] += len(dropped)
@@ -345,3 +367,28 @@ def _refusal(step: Step, verdict: SubmitVerdict | None) -> StepwellError:
     if verdict is SubmitVerdict.UNKNOWN:
         return UnknownTrajectory(f"the pool has no trajectory {step.trajectory_uid} of prompt_uid {step.prompt_uid}")
     return Conflict(f"trajectory {step.trajectory_uid}: the pool refused this call's step as {verdict}")
+
+
+def _can_be_packed(step: Step) -> bool:
+    try:
+        pack([step])
+    except Exception:  # noqa: BLE001 - a step may hold anything
+        return False
+    return True
+
+
+def _without_content(step: Step, why: str) -> Step:
+    """A step that only keeps its place in its trajectory. Nothing of it can be at fault."""
+    return replace(
+        step,
+        prompt_ids=NO_IDS,
+        response_ids=NO_IDS,
+        response_logprobs=None,
+        response_mask=None,
+        version_spans=(),
+        metadata={},
+        sampling={},
+        extras={},
+        temperature=None,
+        quarantine=why,
+    )

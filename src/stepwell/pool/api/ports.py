@@ -3,7 +3,7 @@
 Every call to the pool raises PoolUnavailable instead of waiting without end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
@@ -44,6 +44,9 @@ class StepSink(EngineDirectory, Protocol):
         """The channel of an open trajectory; None if it is not open."""
 
     async def register_trajectory(self, registration: Registration) -> None: ...
+
+    async def shard_finder(self) -> Callable[[str], str]:
+        """Which shard has the groups of a prompt_uid, so that what is sent to one need not wait for another."""
 
     async def submit_steps(
         self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None

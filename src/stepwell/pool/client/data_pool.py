@@ -8,7 +8,7 @@ trainers by `DataPool` (blocking).
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -47,7 +47,7 @@ from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_oldest, settle_leases
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.client.scoring import ScoringClient
-from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, RayTransport, ShardSet, ShardTransport
+from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, RayTransport, ShardSet, ShardTransport, shard_of
 from stepwell.pool.client.version_delivery import VersionDelivery
 from stepwell.pool.client.watching import WatchClient
 from stepwell.steps.columns import Columns, cut, pack, stack
@@ -114,6 +114,10 @@ class PoolClient(ScoringClient, WatchClient):
 
     async def register_trajectory(self, registration: Registration) -> None:
         await self._send(registration)
+
+    async def shard_finder(self) -> Callable[[str], str]:
+        names = await self.shards.names()
+        return lambda prompt_uid: names[shard_of(prompt_uid, len(names))]
 
     async def submit_steps(
         self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from stepwell.errors import Conflict, PoolUnavailable, UnknownTrajectory
-from stepwell.gateway.recording.outbox import MAX_MESSAGE, Outbox, step_bytes
+from stepwell.gateway.recording.outbox import Outbox
+from stepwell.gateway.recording.outbox_queue import MAX_MESSAGE, step_bytes
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import Registration
 from tests.builders import make_step
