@@ -44,7 +44,7 @@ def test_the_same_environment_and_trainer_give_the_same_groups(ours: Consumed, t
 
 def test_a_batch_has_what_the_protocol_has_and_the_policy_version(ours: Consumed, theirs: Consumed) -> None:
     assert {frozenset(group) for group in theirs.groups} == {frozenset(FIELDS)}
-    assert {frozenset(group) for group in ours.groups} == {frozenset(FIELDS | {"policy_versions"})}
+    assert {frozenset(group) for group in ours.groups} == {frozenset(FIELDS | {"policy_versions", "temperatures"})}
 
 
 @pytest.mark.parametrize("whose", ["ours", "theirs"])

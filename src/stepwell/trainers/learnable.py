@@ -38,6 +38,10 @@ REASONS = {
         "steps whose temperature is not known",
         "send the temperature with the steps, or set the trainer's assumed_temperature",
     ),
+    "steps_unusable_advantages": (
+        "steps whose own advantages are not one number for each token",
+        "send a list with a number for each token of the sequence, or none",
+    ),
 }
 """What was left out, and what to do, by the field of LeftOut."""
 

@@ -51,6 +51,7 @@ class UpdateMetrics(Learned):
     rollouts_without_logprobs: int = 0
     steps_other_temperature: int = 0
     steps_unknown_temperature: int = 0
+    steps_unusable_advantages: int = 0
     """What was left out, by reason: see LeftOut."""
     rows: int
     tokens: int

@@ -2,7 +2,8 @@
 
 - A group is left out if it was trained before, or if no advantage in it differs from 0.
 - A rollout is left out if it is unscored, or if log-probabilities are missing.
-- A step is left out if its temperature is not known, or not the one that is trained.
+- A step is left out if its temperature is not known, or not the one that is trained, or if its own advantages cannot
+  be used.
 - What is left out, here or by the pool, is counted. It does not change the advantages of the rest.
 - An environment's own advantages take the place of those that are computed here.
 - All of it depends on the batch alone, so a resumed run makes the same passes.
@@ -10,7 +11,6 @@
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,8 @@ class LeftOut:
     rollouts_without_logprobs: int
     steps_other_temperature: int
     steps_unknown_temperature: int
+    steps_unusable_advantages: int
+    """Steps with advantages of their own that are not one number for each token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -124,10 +126,10 @@ def choose_rows(batch: TrainingBatch, known: Container[str], settings: RowSettin
     known_T = np.array([uid in known for uid in uids_T], np.bool_)
     is_new_T = ~np.isin(group_of_T, group_of_T[known_T])
 
-    advantages = response_advantages(batch, settings)
+    advantages, is_unusable_S = response_advantages(batch, settings), unusable_advantages(columns)
     lacks_logprobs_T = _lacks_logprobs(batch)
     temperatures_S, is_unknown_S, is_other_S = step_temperatures(columns, settings)
-    wanted_S = (is_new_T & ~lacks_logprobs_T)[trajectory_of_S] & ~is_unknown_S & ~is_other_S
+    wanted_S = (is_new_T & ~lacks_logprobs_T)[trajectory_of_S] & ~is_unknown_S & ~is_other_S & ~is_unusable_S
     wanted = columns.mask & np.repeat(wanted_S, responses_S) & ~np.isnan(advantages)
     group_of = np.repeat(group_of_T[trajectory_of_S], responses_S)
     differs = columns.mask & (np.nan_to_num(advantages) != 0.0)
@@ -157,22 +159,48 @@ def choose_rows(batch: TrainingBatch, known: Container[str], settings: RowSettin
             rollouts_without_logprobs=int((is_new_T & lacks_logprobs_T).sum()),
             steps_other_temperature=int((is_new_S & is_other_S).sum()),
             steps_unknown_temperature=int((is_new_S & is_unknown_S).sum()),
+            steps_unusable_advantages=int((is_new_S & is_unusable_S).sum()),
         ),
     )
 
 
 def response_advantages(batch: TrainingBatch, settings: RowSettings) -> NDArray[np.float64]:
-    """The advantage of each response token, in the order of the batch's columns; NaN for an unscored rollout."""
-    columns = batch.columns
-    advantages = np.repeat(_step_advantages(batch, settings), columns.response_lengths_S)
-    bounds_S = pairwise(offsets(columns.response_lengths_S).tolist())
-    for extras, (start, end) in zip(columns.extras, bounds_S, strict=True):
-        own, overrides = extras.get("advantages"), extras.get("overrides")
-        if isinstance(own, list) and len(own) >= end - start:  # one for each token of prompt and response
-            advantages[start:end] = np.array(own[len(own) - (end - start) :], np.float64)
-        if isinstance(overrides, dict) and overrides.get(ZERO_ADVANTAGE):
-            advantages[start:end] = 0.0
+    """The advantage of each response token, in the order of the batch's columns; NaN for an unscored rollout, and for a
+    step whose own advantages cannot be used."""
+    advantages = np.repeat(_step_advantages(batch, settings), batch.columns.response_lengths_S)
+    starts = offsets(batch.columns.response_lengths_S).tolist()
+    for step, own in _own_advantages(batch.columns):
+        advantages[starts[step] : starts[step + 1]] = np.nan if own is None else own
     return advantages
+
+
+def unusable_advantages(columns: Columns) -> BoolArray:
+    """Which steps have advantages of their own that are not one number for each token."""
+    unusable_S = np.zeros(len(columns), np.bool_)
+    unusable_S[[step for step, own in _own_advantages(columns) if own is None]] = True
+    return unusable_S
+
+
+def _own_advantages(columns: Columns) -> Iterator[tuple[int, NDArray[np.float64] | None]]:
+    """The steps with advantages of their own, and those of their responses; None if they cannot be used."""
+    lengths = zip(columns.response_lengths_S.tolist(), columns.lengths_S.tolist(), strict=True)
+    for step, (extras, (response, length)) in enumerate(zip(columns.extras, lengths, strict=True)):
+        own, overrides = extras.get("advantages"), extras.get("overrides")
+        if isinstance(overrides, dict) and overrides.get(ZERO_ADVANTAGE):
+            yield step, np.zeros(response)
+        elif own is not None and own != []:
+            yield step, _read_advantages(own, response, length)
+
+
+def _read_advantages(own: object, response: int, length: int) -> NDArray[np.float64] | None:
+    """Those of the response, from one number for each token of the step or of its response; None if they are not."""
+    if not isinstance(own, list) or len(own) not in (response, length):
+        return None
+    try:
+        values = np.array(own, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return values[len(values) - response :] if np.isfinite(values).all() else None
 
 
 def _step_advantages(batch: TrainingBatch, settings: RowSettings) -> NDArray[np.float64]:
@@ -217,10 +245,16 @@ def step_temperatures(columns: Columns, settings: RowSettings) -> tuple[NDArray[
     return np.where(is_unknown_S, 1.0, temperatures_S), is_unknown_S, is_other_S
 
 
+def is_missing(logprobs: FloatArray) -> BoolArray:
+    """Environments send 1.0 for tokens that no policy wrote, and may train them all the same."""
+    missing: BoolArray = np.isnan(logprobs) | (logprobs > 0.0)
+    return missing
+
+
 def _lacks_logprobs(batch: TrainingBatch) -> BoolArray:
     """Which rollouts have a token to train without a recorded log-probability."""
     columns = batch.columns
-    missing_S = sums(np.isnan(columns.logprobs) & columns.mask, columns.response_lengths_S)
+    missing_S = sums(is_missing(columns.logprobs) & columns.mask, columns.response_lengths_S)
     lacking_T: BoolArray = np.bincount(batch.trajectory_of_S, missing_S, len(batch.group_of_T)) > 0
     return lacking_T
 

@@ -215,7 +215,8 @@ class StepwellRolloutWorker:
         whole = batch.whole_groups()
         is_new = np.isin(whole.group_of_T, batch.group_of_T[rows.is_new_T])
         returns = whole.returns_T[is_new & ~np.isnan(whole.returns_T)]
-        left_out = rows.left_out.steps_other_temperature + rows.left_out.steps_unknown_temperature
+        counts = rows.left_out
+        left_out = counts.steps_other_temperature + counts.steps_unknown_temperature + counts.steps_unusable_advantages
         if rows.is_new_T.any():
             rates: dict[str, Rate] = {
                 "unlearnable_groups": (float(rows.tokens == 0), 1.0),

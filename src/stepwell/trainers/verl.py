@@ -26,7 +26,13 @@ from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps, spread
 from stepwell.steps.rows import MergedRows
 from stepwell.steps.step import BoolArray, FloatArray
 from stepwell.trainers.ports import TrainingBatch
-from stepwell.trainers.rows import place_responses, response_advantages, step_temperatures
+from stepwell.trainers.rows import (
+    is_missing,
+    place_responses,
+    response_advantages,
+    step_temperatures,
+    unusable_advantages,
+)
 from stepwell.trainers.settings import RowSettings
 
 DataProto: TypeAlias = Any
@@ -43,7 +49,11 @@ class VerlRows:
     unscored: int
     """Number of rollouts left out."""
     steps_left_out: int
-    """Number of steps of another or an unknown temperature."""
+    """Number of steps of another or an unknown temperature, or with advantages of their own that cannot be used."""
+    rows_too_long: int
+    """Number of rows left out by `overlong="drop"`."""
+    rows_without_logprobs: int
+    """If there is any, no row has `rollout_log_probs`: verl computes its own, as of its current weights."""
 
 
 def to_data_proto(
@@ -75,7 +85,13 @@ def to_data_proto(
         overlong=overlong,
     )
     tensors = {name: torch.from_numpy(array) for name, array in rows.tensors.items()}
-    told = {"unscored_rollouts": rows.unscored, "steps_left_out": rows.steps_left_out, "temperature": temperature}
+    told = {
+        "unscored_rollouts": rows.unscored,
+        "steps_left_out": rows.steps_left_out,
+        "rows_too_long": rows.rows_too_long,
+        "rows_without_logprobs": rows.rows_without_logprobs,
+        "temperature": temperature,
+    }
     return verl.DataProto.from_dict(tensors, rows.labels, meta_info=told)
 
 
@@ -98,10 +114,11 @@ def verl_rows(
 ) -> VerlRows:
     columns, trajectory_of_R = batch.columns, batch.trajectory_of_S
     temperatures_S, is_unknown_S, is_other_S = step_temperatures(columns, settings)
-    kept_R = ~is_unknown_S & ~is_other_S
+    advantages = response_advantages(batch, settings)
+    kept_R = ~is_unknown_S & ~is_other_S & ~unusable_advantages(columns)
     of_tokens = {
         "trained": columns.mask & np.repeat(kept_R, columns.response_lengths_S),
-        "advantages": np.nan_to_num(response_advantages(batch, settings)),
+        "advantages": np.nan_to_num(advantages),
         "temperatures": np.repeat(temperatures_S, columns.response_lengths_S),
     }
     steps_left_out = int((~kept_R).sum())
@@ -114,16 +131,20 @@ def verl_rows(
         if np.isnan(batch.returns_T).all():
             raise BadRequest("no rollout of this batch is scored: there is nothing to train")
         raise BadRequest(
-            f"{steps_left_out} of {len(batch.columns)} steps have another or an unknown temperature, and the others "
-            f"are unscored: there is nothing to train. Pass the temperature of the samples, or assumed_temperature"
+            f"{steps_left_out} of {len(batch.columns)} steps have another or an unknown temperature, or unusable "
+            "advantages, and the others are unscored: there is nothing to train. Pass the temperature of the samples, "
+            "or assumed_temperature"
         )
     of_kept, pieces = np.repeat(kept_R, columns.response_lengths_S), cut(columns, [1] * len(columns))
     of_tokens = {name: values[of_kept] for name, values in of_tokens.items()}
     trajectory_of_R = trajectory_of_R[kept_R]
+    columns = stack([pieces[row] for row in np.flatnonzero(kept_R).tolist()])
+    is_trained = of_tokens["trained"].astype(np.bool_)
     columns = replace(
-        stack([pieces[row] for row in np.flatnonzero(kept_R).tolist()]),
+        columns,
         rewards_S=batch.returns_T[trajectory_of_R],
-        mask=of_tokens["trained"].astype(np.bool_),
+        logprobs=np.where(is_trained & is_missing(columns.logprobs), np.float32(np.nan), columns.logprobs),
+        mask=is_trained,
     )
     padded = pad_steps(columns, prompt_length, response_length, pad_id=pad_id, overlong=overlong)
     at, lengths = offsets(columns.response_lengths_S)[padded.kept_S], columns.response_lengths_S[padded.kept_S]
@@ -137,6 +158,8 @@ def verl_rows(
         _labels(batch, padded, trajectory_of_R[padded.kept_S]),
         int(np.isnan(batch.returns_T).sum()),
         steps_left_out,
+        len(columns) - len(padded.kept_S),
+        int((~padded.has_logprobs_S).sum()),
     )
 
 

@@ -1,4 +1,4 @@
-"""Scored groups as JSON for Atropos' trainers: 14 keys, and the policy versions.
+"""Scored groups as JSON for Atropos' trainers: 14 keys, the policy versions and the temperatures.
 
 A batch is written in parts of at most one sequence, so that other tasks can run in between. Log-probabilities are
 written as float32, as they are stored.
@@ -17,7 +17,7 @@ from stepwell.wire.scored_groups import OF_SEQUENCES, UNTRAINED, ScoredGroup
 ORDER = (
     *("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "generation_params"),
     *("inference_logprobs", "overrides", "group_overrides", "images", "env_id", "distill_token_ids"),
-    *("distill_logprobs", "policy_versions"),
+    *("distill_logprobs", "policy_versions", "temperatures"),
 )
 NO_EXAMPLE: dict[str, list[object]] = {
     field: []

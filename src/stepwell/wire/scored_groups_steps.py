@@ -9,6 +9,7 @@ Invariants:
   or gives log-probabilities before it, the extras record that.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -133,6 +134,10 @@ def _of_single_steps(columns: Columns) -> ScoredGroup:
     of_group = columns.extras[0].get(GROUP, {})
     extras = dict(of_group) if isinstance(of_group, dict) else {}
     env_id = extras.pop("env_id", None)
+    own_extras = [{name: value for name, value in own.items() if name not in OURS} for own in columns.extras]
+    params = extras.get("generation_params")
+    if read_temperature(None, params if isinstance(params, dict) else {}) is None:
+        _add_temperatures(own_extras, columns.temperatures_S.tolist())
     return ScoredGroup(
         tokens=columns.tokens,
         trained=trained,
@@ -141,7 +146,7 @@ def _of_single_steps(columns: Columns) -> ScoredGroup:
         scores_N=np.where(np.isnan(columns.returns_S), columns.rewards_S, columns.returns_S),
         policy_versions=_oldest_versions(columns),
         exactness=columns.exactness,
-        extras_N=[{name: value for name, value in own.items() if name not in OURS} for own in columns.extras],
+        extras_N=own_extras,
         extras=extras,
         env_id=env_id if isinstance(env_id, int) else None,
     )
@@ -184,6 +189,8 @@ def _of_trajectories(columns: Columns) -> ScoredGroup:
         logprobs = np.where(rows.versions == NO_VERSION, np.float32(FILLER), rows.logprobs)
         logprobs[np.repeat(~rows.has_logprobs_R, lengths_N)] = np.nan
     grades = [[columns.exactness[step] for step in steps] for steps in rows.steps_of_R]
+    own_extras: list[dict[str, Json]] = [{} for _ in range(len(rows))]
+    _add_temperatures(own_extras, [_common(columns.temperatures_S[steps]) for steps in rows.steps_of_R])
     return ScoredGroup(
         tokens=rows.tokens,
         trained=rows.loss_mask,
@@ -192,10 +199,23 @@ def _of_trajectories(columns: Columns) -> ScoredGroup:
         scores_N=rows.rewards_R,
         policy_versions=_oldest_written(rows.versions, rows.offsets_R),
         exactness=[max(own, key=GRADES.__getitem__) for own in grades],
-        extras_N=[{}] * len(rows),
+        extras_N=own_extras,
         extras={},
         env_id=None,
     )
+
+
+def _add_temperatures(extras: Sequence[dict[str, Json]], temperatures: Sequence[float]) -> None:
+    """For sequences that an agent recorded: an environment tells its trainer how it samples."""
+    for own, temperature in zip(extras, temperatures, strict=True):
+        if not math.isnan(temperature):
+            own.setdefault("temperatures", temperature)
+
+
+def _common(temperatures: NDArray[np.float64]) -> float:
+    """NaN if they differ, or if one is not known."""
+    first = float(temperatures[0])
+    return first if (temperatures == first).all() else math.nan
 
 
 def _oldest_written(versions: NDArray[np.int64], starts: IndexArray) -> list[int]:

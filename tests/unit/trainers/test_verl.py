@@ -96,7 +96,9 @@ def test_log_probabilities_are_there_for_all_rows_or_for_none(merged: bool) -> N
     untold = one_turn("b", "p", [1], [2], reward=0.0, response_logprobs=None)
 
     assert "rollout_log_probs" in rows_of(batch_of([told]), merged=merged).tensors
-    assert "rollout_log_probs" not in rows_of(batch_of([told, untold]), merged=merged).tensors
+    rows = rows_of(batch_of([told, untold]), merged=merged)
+    assert "rollout_log_probs" not in rows.tensors
+    assert rows.rows_without_logprobs == 1, "nothing says why verl computes its own"
 
 
 def test_what_is_too_long_is_refused_or_left_out_but_never_cut() -> None:
@@ -106,4 +108,5 @@ def test_what_is_too_long_is_refused_or_left_out_but_never_cut() -> None:
         rows_of(batch)
     rows = rows_of(batch, overlong="drop")
     assert rows.labels["trajectory_uid"].tolist() == ["b"]
+    assert rows.rows_too_long == 1
     np.testing.assert_allclose(rows.tensors["advantages"][0, 0], -np.sqrt(0.5), rtol=1e-3)

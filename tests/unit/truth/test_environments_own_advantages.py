@@ -9,7 +9,7 @@ from stepwell.steps.columns import pack
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings
 from stepwell.trainers.trl import samples_of
-from stepwell.trainers.verl import verl_rows
+from stepwell.trainers.verl import VerlRows, verl_rows
 from tests.unit.trainers.models import one_turn
 
 
@@ -44,11 +44,25 @@ def test_a_sequence_whose_override_says_so_has_advantage_0() -> None:
     assert third == pytest.approx(-(0.5**0.5), abs=1e-3)
 
 
-def test_trl_and_verl_get_them_too() -> None:
-    batch = batch_of({"advantages": [0.0, 0.0, 0.25, 0.25]}, {"advantages": [0.0, 0.0, 2.0, 2.0]})
+@pytest.mark.parametrize(
+    "own",
+    [[0.5], [0.5, 0.5, 0.5], 0.5, "0.5", [0.0, 0.0, 0.5, None], [0.0, 0.0, 0.5, float("nan")], [0, 0, "x", [1]]],
+    ids=["too short", "neither sequence nor response", "one number", "text", "null", "nan", "no numbers"],
+)
+def test_a_step_whose_advantages_cannot_be_used_is_left_out_and_counted(own: object) -> None:
+    """Computed ones must not stand in for them."""
+    batch = batch_of({"advantages": own}, {"advantages": [2.0, 3.0]})
+    rows = choose_rows(batch, ())
+    assert rows.left_out.steps_unusable_advantages == 1
+    assert trained(batch) == [2.0, 3.0]
+    verl = verl_rows_of(batch)
+    assert verl.tensors["response_mask"].tolist() == [[1, 1]]
+    assert verl.tensors["advantages"].tolist() == [[2.0, 3.0]]
+    assert verl.steps_left_out == 1
 
-    assert [sample.advantage for sample in samples_of(choose_rows(batch, ()), 0, 0)] == [0.25, 2.0]
-    rows = verl_rows(
+
+def verl_rows_of(batch: Batch) -> VerlRows:
+    return verl_rows(
         batch,
         RowSettings(temperature=1.0),
         prompt_length=2,
@@ -57,4 +71,10 @@ def test_trl_and_verl_get_them_too() -> None:
         merged=False,
         overlong="raise",
     )
-    assert rows.tensors["advantages"].tolist() == [[0.25, 0.25], [2.0, 2.0]]
+
+
+def test_trl_and_verl_get_them_too() -> None:
+    batch = batch_of({"advantages": [0.0, 0.0, 0.25, 0.25]}, {"advantages": [0.0, 0.0, 2.0, 2.0]})
+
+    assert [sample.advantage for sample in samples_of(choose_rows(batch, ()), 0, 0)] == [0.25, 2.0]
+    assert verl_rows_of(batch).tensors["advantages"].tolist() == [[0.25, 0.25], [2.0, 2.0]]

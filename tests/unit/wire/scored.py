@@ -73,6 +73,7 @@ def expected(sent: dict[str, Any], *, policy_version: int | None = None) -> dict
         policy_version if version is None else version
         for version in sent.get("policy_versions", [None] * len(sent["tokens"]))
     ]
+    item["temperatures"] = sent.get("temperatures")
     return item
 
 

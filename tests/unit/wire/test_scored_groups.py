@@ -48,11 +48,11 @@ def test_every_field_comes_out_of_arrow_as_it_was_sent(sent: dict[str, Any]) -> 
     assert written(through_the_pool(again)) == expected(sent, policy_version=7)
 
 
-def test_a_batch_is_one_json_object_with_the_keys_of_atropos_and_the_policy_versions() -> None:
+def test_a_batch_is_one_json_object_with_the_keys_of_atropos_and_two_more() -> None:
     group = group_from_json(GROUP)
     batch = orjson.loads(b"".join(batch_parts([group, group])))
     assert list(batch) == ["batch"]
-    assert [set(item) for item in batch["batch"]] == [KEYS | {"policy_versions"}] * 2
+    assert [set(item) for item in batch["batch"]] == [KEYS | {"policy_versions", "temperatures"}] * 2
     assert json.loads(b"".join(batch_parts([]))) == {"batch": []}
 
 
@@ -99,9 +99,18 @@ def test_what_agents_recorded_becomes_one_sequence_for_each_merged_row() -> None
 
     columns = pack(
         [
-            step("a", 0, [1, 2], [3], policy_version=4, exactness=Exactness.ENGINE),
-            step("a", 1, [1, 2, 3, 9], [5, 6], policy_version=5, reward=2.0, exactness=Exactness.RETOKENIZED),
-            step("b", 0, [1, 2], [7], policy_version=6, response_logprobs=None),
+            step("a", 0, [1, 2], [3], policy_version=4, exactness=Exactness.ENGINE, temperature=0.7),
+            step(
+                "a",
+                1,
+                [1, 2, 3, 9],
+                [5, 6],
+                policy_version=5,
+                reward=2.0,
+                exactness=Exactness.RETOKENIZED,
+                temperature=0.7,
+            ),
+            step("b", 0, [1, 2], [7], policy_version=6, response_logprobs=None, temperature=1.3),
         ]
     )
     (group,) = groups_from_columns(columns, [3])
@@ -111,9 +120,30 @@ def test_what_agents_recorded_becomes_one_sequence_for_each_merged_row() -> None
     assert item["inference_logprobs"] == [[1.0, 1.0, -0.5, 1.0, -0.5, -0.5], []]
     assert item["scores"] == [2.0, None], "no one has scored the second, which is not 0"
     assert item["policy_versions"] == [4, 6]
+    assert item["temperatures"] == [0.7, 1.3]
     assert list(group.exactness) == [Exactness.RETOKENIZED, Exactness.SUBMITTED]
     assert {item[key] for key in KEYS - {"tokens", "masks", "scores", "inference_logprobs"}} == {None}
     assert written(groups_from_arrow(groups_to_arrow([group]))[0]) == item
+
+
+@pytest.mark.parametrize(
+    ("temperatures", "shown"), [((0.7, 1.3), [0.7, 1.3]), ((None, 1.0), [None, 1.0]), ((None, None), None)]
+)
+def test_a_trainer_learns_at_which_temperatures_agents_sampled(
+    temperatures: tuple[float | None, ...], shown: list[float | None] | None
+) -> None:
+    steps = [make_step(f"t{n}", uid=str(n), temperature=temperature) for n, temperature in enumerate(temperatures)]
+    (group,) = groups_from_columns(pack(steps), [len(steps)])
+    assert written(group)["temperatures"] == shown
+
+
+def test_a_sequence_with_turns_of_several_temperatures_has_none() -> None:
+    turns = [
+        make_step("t", uid="0", step_index=0, prompt_ids=[1], response_ids=[2], temperature=0.7),
+        make_step("t", uid="1", step_index=1, prompt_ids=[1, 2], response_ids=[3], temperature=1.0),
+    ]
+    (group,) = groups_from_columns(pack(turns), [2])
+    assert written(group)["temperatures"] is None
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,9 @@ class TurnTree:
         reasons = [turn.untrainable for turn in sequence.turns if turn.untrainable]
         if len(temperatures) > 1:
             reasons.append(f"temperatures: the turns were sampled at {', '.join(map(str, temperatures))}")
+        models = {turn.model: None for turn in sequence.turns if turn.model}
+        if len(models) > 1:
+            reasons.append(f"model: the turns were written by {', '.join(models)}")
         versions = [turn.policy_version for turn in sequence.turns if turn.policy_version is not None]
         return SequenceNode(
             tokens=self.tokens(sequence),

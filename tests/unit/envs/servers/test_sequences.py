@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +36,14 @@ def test_a_prompt_that_tells_the_history_otherwise_begins_a_sequence_and_the_fir
 
 def test_a_prompt_that_is_the_line_itself_but_for_its_end_begins_a_sequence() -> None:
     assert spelt(turn("q.", "ab"), turn("q.a", "c")) == ["q.AB", "q.aC"]
+
+
+def test_a_sequence_that_two_models_wrote_is_left_out_of_training() -> None:
+    """It has the name of one model, and tokens of both."""
+    tree = tree_of(replace(turn("q.", "a"), model="other"), replace(turn("q.a|r.", "b"), model="tiny"))
+    (sequence,) = tree.ends
+    node = tree.node(sequence, "")
+    assert (node.model, node.untrainable) == ("tiny", "model: the turns were written by other, tiny")
 
 
 def test_choices_of_one_call_are_sequences_of_their_own() -> None:
