@@ -49,6 +49,9 @@ class PaddedSteps(ArrayRecord):
     trajectory_uids: list[str]
     step_indexes_S: IntArray
     policy_versions_S: IndexArray
+    temperatures_S: FloatArray
+    """The temperature at which each row's response was sampled; 0 if it is not known. A trainer divides the logits by
+    it."""
     kept_S: IndexArray
     """The batch's steps that have a row: all, unless overlong ones were dropped."""
 
@@ -87,6 +90,7 @@ def pad_steps(
         trajectory_uids=[columns.trajectory_uids[i] for i in kept],
         step_indexes_S=columns.step_indexes_S[kept],
         policy_versions_S=columns.policy_versions_S[kept],
+        temperatures_S=np.nan_to_num(columns.temperatures_S[kept]).astype(np.float32),
         kept_S=kept,
     )
 

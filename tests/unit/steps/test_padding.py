@@ -59,7 +59,7 @@ def test_a_step_that_is_too_long_is_never_cut_in_silence() -> None:
 def test_dropped_steps_can_be_told_from_the_rows() -> None:
     steps = [
         make_step("a", prompt_ids=range(7)),
-        make_step("b", step_index=4, policy_version=7),
+        make_step("b", step_index=4, policy_version=7, temperature=0.7),
         make_step("c", response_ids=range(9)),
         make_step("d", prompt_uid="q", reward=1.0),
     ]
@@ -69,6 +69,7 @@ def test_dropped_steps_can_be_told_from_the_rows() -> None:
     assert padded.prompt_uids == ["p", "q"]
     assert padded.step_indexes_S.tolist() == [4, -1]
     assert padded.policy_versions_S.tolist() == [7, 0]
+    assert padded.temperatures_S.tolist() == pytest.approx([0.7, 0.0]), "0 is not known"
     assert padded.scored_S.tolist() == [False, True]
     assert padded.prompts_S_P.tolist() == [[PAD, PAD, 1, 2]] * 2
 

@@ -124,6 +124,7 @@ class Batch:
             "group_of_T": self.group_of_T,
             "returns_T": self.returns_T,
             "rewards_T": self.rewards_T,
+            "temperatures_S": self.columns.temperatures_S,
         }
         columns = self.columns.expanded()
         arrays = {"tokens" if name == "added" else name: array for name, array in arrays_of(columns).items()}

@@ -134,6 +134,12 @@ def test_shapes_are_made_from_read_only_arrays() -> None:
     assert len(batch_of(merge_leased_groups([leased(batch.columns, [3, 1])] * 2))) == 4
 
 
+def test_tensors_and_padded_steps_have_the_temperatures() -> None:
+    batch = make_batch(pack([make_step("a", temperature=0.7), make_step("b", temperature=1.3)]), [2])
+    assert batch.to_torch()["temperatures_S"].tolist() == [0.7, 1.3]
+    assert batch.padded(3, 2).to_torch()["temperatures_S"].tolist() == pytest.approx([0.7, 1.3])
+
+
 def test_without_torch_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(BadRequest, match="to_torch needs PyTorch: pip install torch"):
