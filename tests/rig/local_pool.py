@@ -64,8 +64,9 @@ class LocalPool(PoolClient):
     ) -> None:
         self._now = 0.0
         self.plan = PoolPlan(shards=shards, limits=Limits(**limits))
+        time = clock or (lambda: self._now)
         services = {
-            name: ShardService(self.plan, name, clock=clock or (lambda: self._now), recheck_interval=0.01)
+            name: ShardService(self.plan, name, clock=time, monotonic=time, recheck_interval=0.01)
             for name in self.plan.shard_names()
         }
         self.transport: Any = transport(services)

@@ -43,12 +43,12 @@ class Pool:
     def policy_version(self, version: int) -> None:
         self.state.set_policy_version(version)
 
-    def advance(self, now: float) -> None:
-        """Let time pass: leases and deadlines that are over take effect."""
-        self.state.advance(now)
+    def advance(self, now: float, pool_time: float | None = None) -> None:
+        """Let time pass: leases and deadlines that are over take effect. Pool time is `now` if it is not given."""
+        self.state.advance(now, now if pool_time is None else pool_time)
         self.leasing.expire()
         for channel in self.state.channels.values():
-            while (group := channel.overdue(now)) is not None:
+            while (group := channel.overdue(self.state.pool_time)) is not None:
                 self._end_deadline(group)
 
     def pacing(self, name: str) -> Pacing:
@@ -130,7 +130,7 @@ class Pool:
             if trajectory.completed and (trajectory.is_scored() or not limits.require_reward)
         ]
         if limits.on_deadline is OnDeadline.REFILL:
-            wait_until = self.state.now + (limits.group_deadline or 0.0)
+            wait_until = self.state.pool_time + (limits.group_deadline or 0.0)
             self.state.trim_group(group, finished, DEADLINE, wait_until=wait_until)
         elif limits.on_deadline is OnDeadline.PARTIAL and len(finished) >= max(1, limits.min_group_size):
             self.state.trim_group(group, finished, DEADLINE, wait_until=None)

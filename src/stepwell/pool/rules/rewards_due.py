@@ -73,7 +73,7 @@ class RewardsDue:
         limits = self._state.limits
         if trajectory.failures < limits.reward_attempts:
             rest = min(LONGEST_REST, REST * 2.0 ** min(trajectory.failures - 1, 10))
-            self._state.rest_scoring(trajectory, self._state.now + rest)
+            self._state.rest_scoring(trajectory, self._state.pool_time + rest)
         elif limits.on_reward_failure is OnRewardFailure.KEEP:
             self._state.give_up_scoring(trajectory)
         elif limits.on_reward_failure is OnRewardFailure.DROP:

@@ -39,7 +39,7 @@ GROUP_FIELDS = (
 )
 TRAJECTORY_FIELDS = (
     *("uid", "metadata", "completed", "reward", "reward_source", "reward_revision", "step_count"),
-    *("reward_left_out", "rejected", "completed_at"),
+    *("reward_left_out", "rejected", "completed_at", "completed_time"),
 )
 STEP_FIELDS = (
     *("identity", "uid", "step_index", "prompt_length", "response_length", "policy_version", "version_spans"),
@@ -52,6 +52,8 @@ own_values = attrgetter(*OWN_NAMES)
 in_journal_order = itemgetter(*map((*OWN_NAMES, *CARRIED_NAMES).index, STEP_FIELDS))
 FILTER_FIELDS = ("min_exactness", "untrainable", "models")
 PRUNE_INTERVAL = 1000
+POOL_TIME_INTERVAL = 5.0
+"""Seconds. A killed shard may count so many of them again."""
 PUT_META = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 
@@ -70,6 +72,9 @@ class JournalStore(Protocol):
     """For messages: the path of a file, for example."""
     torn_frames: int
     """Frames at the end of the log that belong to no committed transaction. Nothing in them was acknowledged."""
+
+    written_at: float | None
+    """Wall-clock time of the last change before it was opened; None if it was empty."""
 
     def commit(self, statements: Iterable[Statement]) -> None:
         """All or nothing. JournalFailed if that is not certain: then nothing more may be written."""
@@ -103,16 +108,23 @@ class ShardJournal(StateJournal):
         """Changes to the other tables, in order."""
         self._pending = (self._groups, self._trajectories, self._added, self._steps, self._other)
         self._snapshot = b""
-        """As of the last commit."""
+        """As of the last commit. The next one too."""
+        self._pool_time = 0.0
         self._inserted: Counter[str] = Counter()
         """Rows that were added to tables of which only the last rows are kept."""
 
-    def commit(self, snapshot: Mapping[str, Any]) -> None:
-        """Commit all changes since the last commit. Costs nothing if there are none."""
+    def commit(self, snapshot: Mapping[str, Any], pool_time: float | None = None) -> None:
+        """Commit all changes since the last commit. Costs nothing if there are none.
+
+        The pool time is written with other changes, and alone now and then.
+        """
         dumped = _dump(snapshot)
         if dumped != self._snapshot:
             self._put_meta("snapshot", dumped)
             self._snapshot = dumped
+        if pool_time is not None and (any(self._pending) or pool_time >= self._pool_time + POOL_TIME_INTERVAL):
+            self._put_meta("pool_time", _dump(pool_time))
+            self._pool_time = pool_time
         self.commit_rows()
 
     def commit_rows(self) -> None:
@@ -121,6 +133,12 @@ class ShardJournal(StateJournal):
             self.store.commit(self._statements())
             for pending in self._pending:
                 pending.clear()
+
+    def pool_time(self) -> float | None:
+        """At which the pool stopped; None if it is new. Older versions counted wall-clock time and did not write it."""
+        for (value,) in self.store.rows("SELECT value FROM meta WHERE key = 'pool_time'"):
+            return float(orjson.loads(value))
+        return self.store.written_at
 
     def close(self) -> None:
         self.commit_rows()

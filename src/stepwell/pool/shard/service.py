@@ -73,11 +73,13 @@ class ShardService:
         journal: ShardJournal | None = None,
         archive: ParquetArchive | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         recheck_interval: float = 1.0,
         refusal: str | None = None,
         on_journal_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """The pool is restored from the journal. `clock` gives wall-clock seconds.
+        """The pool is restored from the journal. `clock` gives wall-clock seconds. Leases and deadlines count
+        `monotonic` ones, and go on where they stood when the shard ended.
 
         With a refusal, every call is answered with it: the journal cannot be used. `on_journal_failure` ends the
         process, so that another one can start.
@@ -89,11 +91,14 @@ class ShardService:
         self._journal = journal
         self._archive = archive
         self._clock = clock
+        self._monotonic = monotonic
         self._recheck_interval = recheck_interval
         self.pool = Pool(plan.limits, journal)
         """The rules and the state. Other code in the same process may read them."""
         if journal is not None:
             log.info("shard %s restored %s", name, restore_pool(self.pool, journal))
+        stopped_at = None if journal is None else journal.pool_time()
+        self._pool_time_offset = (clock() if stopped_at is None else stopped_at) - monotonic()
         self._refusal = refusal
         self._on_journal_failure = on_journal_failure
         self._commits = GroupCommit(self._write_journal, self._end)
@@ -233,7 +238,7 @@ class ShardService:
     async def take_unscored(self, count: int, lease: float, lease_uid: str) -> Columns | None:
         """All steps of up to `count` trajectories that lack a reward. Those not judged in `lease` seconds come back."""
         async with self._transaction():
-            return self.pool.rewards_due.take(count, lease_uid, self._clock() + lease)
+            return self.pool.rewards_due.take(count, lease_uid, self._pool_time() + lease)
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
         """For each judgement, whether it counted."""
@@ -374,7 +379,7 @@ class ShardService:
     ) -> LeasedGroups | None:
         """As `_lease_out`, before the commit."""
         self._begin()
-        leased = take(lease_uid, self._clock() + (lease or 0.0))
+        leased = take(lease_uid, self._pool_time() + (lease or 0.0))
         if leased is not None and lease is None:
             self.pool.leasing.ack(lease_uid)
         self._say_uniform()
@@ -398,7 +403,10 @@ class ShardService:
 
     def _begin(self) -> None:
         self._check_open()
-        self.pool.advance(self._clock())
+        self.pool.advance(self._clock(), self._pool_time())
+
+    def _pool_time(self) -> float:
+        return self._pool_time_offset + self._monotonic()
 
     def _check_open(self) -> None:
         if self._refusal is not None:
@@ -417,7 +425,7 @@ class ShardService:
         if self._journal is not None:
             if self._archive is None:
                 self._journal.forget_retired()
-            self._journal.commit(self.pool.state.snapshot())
+            self._journal.commit(self.pool.state.snapshot(), self._pool_time())
             if self._archive is not None:
                 self._archive.flush_if_due()
 

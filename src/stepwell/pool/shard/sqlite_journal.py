@@ -51,6 +51,7 @@ class SqliteStore:
         self.path = path
         self.name = str(path)
         self.torn_frames = 0
+        self.written_at = _written_at(path)
         self._epoch = 0
         """Raised by every opening."""
         self._lock = self._take_lock()
@@ -164,6 +165,11 @@ class SqliteJournal(ShardJournal):
     @property
     def db(self) -> sqlite3.Connection:
         return self.file.db
+
+
+def _written_at(path: Path) -> float | None:
+    files = [file for file in (path, path.with_name(path.name + "-wal")) if file.exists() and file.stat().st_size]
+    return max((file.stat().st_mtime for file in files), default=None)
 
 
 def _read_number(db: sqlite3.Connection, key: str) -> int:

@@ -36,11 +36,12 @@ class PoolState(StateBase):
 
     # -- the pool ------------------------------------------------------------------------------------------------------
 
-    def advance(self, now: float) -> None:
-        """Set the clock, and offer again what reward workers did not judge in time."""
+    def advance(self, now: float, pool_time: float) -> None:
+        """Set the clocks, and offer again what reward workers did not judge in time."""
         self.now = self.change_log.now = now
+        self.pool_time = pool_time
         self.series.tick(now)
-        self._rewards.release(now)
+        self._rewards.release(pool_time)
 
     def set_policy_version(self, version: int) -> None:
         self.serving = replace(self.serving, policy_version=version, revision=self.serving.revision + 1)
@@ -68,7 +69,7 @@ class PoolState(StateBase):
         self._counters.opened += 1
         seq = self._counters.opened
         wait = self.limits.group_deadline
-        deadline = None if wait is None else self.now + wait
+        deadline = None if wait is None else self.pool_time + wait
         group = Group(seq, seq, prompt_uid, channel.name, size, self.now, deadline, source=source)
         self._channels[channel.name].add(group)
         self._journal.save_group(group)
@@ -101,6 +102,7 @@ class PoolState(StateBase):
             self._set_reward(trajectory, reward, source)
         if is_new:
             trajectory.completed, trajectory.completed_at = True, self.now
+            trajectory.completed_time = self.pool_time
             self._channels[group.channel].completed += 1
         if is_new or reward is not None:
             self._changed(trajectory)

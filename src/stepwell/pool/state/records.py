@@ -30,6 +30,8 @@ class Trajectory:
     completed: bool = False
     completed_at: float = 0.0
     """When it was completed first. From then on it is closed to its agent."""
+    completed_time: float = 0.0
+    """The same in pool time."""
     reward: float | None = None
     """The outcome reward: that of the whole trajectory, apart from its steps' own. Its revision counts how often it was
     given."""
@@ -82,10 +84,10 @@ class Trajectory:
             return (first.step_index == INDEX_BY_POOL) == (step_index == INDEX_BY_POOL)
         return True
 
-    def is_closed_to(self, started_at: float, now: float, grace: float) -> bool:
+    def is_closed_to(self, started_at: float, pool_time: float, grace: float) -> bool:
         """Does a step come too late that arrives now, of a call that began then? A call that was in flight at the
         completion has some grace. The clocks of a gateway and a shard may differ a little."""
-        is_over = now > self.completed_at + grace or started_at > self.completed_at + CLOCK_SLACK
+        is_over = pool_time > self.completed_time + grace or started_at > self.completed_at + CLOCK_SLACK
         return self.completed and is_over
 
     def held_steps(self) -> list[StoredStep]:
@@ -135,6 +137,7 @@ class Group:
     size: int
     opened_at: float
     deadline: float | None = None
+    """In pool time."""
     trajectories: dict[str, Trajectory] = field(default_factory=dict)
     nbytes: int = 0
     attempts: int = 0
@@ -199,6 +202,7 @@ class Lease:
     uid: str
     channel: str
     expires_at: float
+    """In pool time."""
     step_filter: StepFilter
     """Which of the steps the consumer gets."""
     groups: list[Group] = field(default_factory=list)

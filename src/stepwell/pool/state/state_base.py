@@ -37,6 +37,10 @@ class StateBase:
     def __init__(self, limits: Limits, journal: StateJournal) -> None:
         self.limits = limits
         self.now = 0.0
+        """Wall-clock time: when something happened."""
+        self.pool_time = 0.0
+        """Seconds that pass only while the pool runs, whatever the wall clock does. Deadlines, leases and rests are in
+        it."""
         self.serving = Serving()
         self.trajectories: dict[str, Trajectory] = {}
         """Open, complete or under lease."""
@@ -86,7 +90,7 @@ class StateBase:
     def expired_lease(self) -> Lease | None:
         """The lease that expired first, if any has."""
         first = self._expiry.first()
-        return self.leases[first[1]] if first is not None and first[0] <= self.now else None
+        return self.leases[first[1]] if first is not None and first[0] <= self.pool_time else None
 
     def has_unscored(self) -> bool:
         return len(self._rewards) > 0

@@ -44,7 +44,7 @@ def clock() -> Clock:
 
 def make_service(clock: Clock, journal: SqliteJournal | None = None, **limits: object) -> ShardService:
     plan = PoolPlan(limits=Limits(**limits))  # type: ignore[arg-type]
-    return ShardService(plan, plan.name, journal=journal, clock=clock, recheck_interval=0.01)
+    return ShardService(plan, plan.name, journal=journal, clock=clock, monotonic=clock, recheck_interval=0.01)
 
 
 def open_journal(path: Path) -> SqliteJournal:
@@ -197,7 +197,7 @@ async def test_a_reward_after_shipping_is_kept_only_in_an_archive_and_a_repeated
     pytest.importorskip("pyarrow")
     journal = open_journal(tmp_path / "pool.sqlite")
     archive = ParquetArchive(str(tmp_path / "archive"), "data_pool", journal) if archived else None
-    service = ShardService(PoolPlan(), "data_pool", journal=journal, archive=archive, clock=clock)
+    service = ShardService(PoolPlan(), "data_pool", journal=journal, archive=archive, clock=clock, monotonic=clock)
     await rollout(service)
     thumb = RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, source="human")
     assert await service.give_reward(thumb), "it is not shipped yet"

@@ -96,7 +96,7 @@ class StateMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 9))
     def advance(self, seconds: int) -> None:
-        self.state.advance(self.state.now + seconds)
+        self.state.advance(self.state.now + seconds, self.state.pool_time + seconds)
 
     @rule()
     def set_policy_version(self) -> None:
@@ -120,7 +120,7 @@ class StateMachine(RuleBasedStateMachine):
         self.commit()
         groups, leases, reader = self.read_journal()
         now, self.state = self.state.now, PoolState(self.limits, self.journal)
-        self.state.advance(now)
+        self.state.advance(now, now)
         self.state.recall(reader.snapshot())
         records = list(groups.values())
         closed, ended, audit = reader.closed(), reader.ended(), reader.audit()
