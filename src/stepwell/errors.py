@@ -56,6 +56,10 @@ class PoolFull(StepwellError):
     """The channel is full and drops nothing; a retry helps after the trainer has taken groups."""
 
 
+class IncompatibleMessage(StepwellError):
+    """Another process of the pool is of a release with which this one cannot talk."""
+
+
 class PoolUnavailable(StepwellError):
     """The DataPool is missing, restarting, or did not answer in time."""
 

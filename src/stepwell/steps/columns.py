@@ -10,7 +10,7 @@ A message of packed steps costs little more than its bytes; a list of Python int
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
 from operator import attrgetter
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.common.message_format import FORMAT, incompatible, message
 from stepwell.steps.layout import IndexArray, offsets, sums
 from stepwell.steps.sampling import read_temperature
 from stepwell.steps.schema import CARRIED, REQUIRED, SCALAR_COLUMNS, Column, ColumnKind, Storage
@@ -38,6 +39,7 @@ LENGTH = 4
 """Bytes at the start of packed steps that give the length of the header."""
 
 
+@message
 class Bases(NamedTuple):
     """The prefix tree of a batch: which earlier step each step begins with."""
 
@@ -141,13 +143,11 @@ class Columns:
         """The same steps without a prefix tree."""
         return self if self.bases is None else replace(self, added=self.tokens, bases=None)
 
-    def __getstate__(self) -> list[Any]:
-        return [getattr(self, name) for name in STATE]
-
-    def __setstate__(self, state: list[Any]) -> None:
-        for name, value in zip(STATE, state, strict=True):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "_expanded", None)
+    def __reduce__(self) -> tuple[Callable[..., "Columns"], tuple[int, dict[str, Any]]]:
+        """Sent by the columns' names, as in common/message_format.py."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in PER_STEP}
+        values |= {"tokens": self.added, "logprobs": self.logprobs, "mask": self.mask, "bases": self.bases}
+        return restore_columns, (FORMAT, values | dict(self.carried))
 
 
 STATE = tuple(attribute.name for attribute in fields(Columns) if attribute.name != "_expanded")
@@ -179,6 +179,13 @@ def make_columns(count: int, values: Mapping[str, Any]) -> Columns:
         bases=values.get("bases"),
         **scalars,
     )
+
+
+def restore_columns(sent_format: int, values: Mapping[str, Any]) -> Columns:
+    """Called by pickle. It stays in this module under this name: that is part of the format."""
+    if sent_format > FORMAT:
+        raise incompatible("Columns", sent_format)
+    return make_columns(len(values["uids"]), values)
 
 
 def pack_values(column: Column, values: Sequence[Any]) -> Any:

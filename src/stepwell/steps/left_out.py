@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.common.message_format import message
 from stepwell.steps.layout import IndexArray
 from stepwell.steps.step import IntArray, JsonObject
 
@@ -19,6 +20,7 @@ NO_STEP = -1
 Floats = NDArray[np.float64]
 
 
+@message
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LeftOutSteps:
     """E entries: one for each step that is left out, and one for each rollout without any step."""

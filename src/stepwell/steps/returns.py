@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.common.message_format import message
 from stepwell.steps.columns import Columns
 from stepwell.steps.layout import IndexArray, reward_carrier, run_lengths
 from stepwell.steps.step import OF_STEP, OF_TRAJECTORY, Step
 
 
+@message
 @dataclass(slots=True)
 class GivenReward:
     value: float

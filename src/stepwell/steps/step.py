@@ -14,6 +14,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from stepwell.common.message_format import message
+
 IntArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
@@ -54,6 +56,7 @@ class VersionSpan(NamedTuple):
     end: int
 
 
+@message
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Step:
     """A state (prompt), an action (response), and what is known about them."""

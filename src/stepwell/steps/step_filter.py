@@ -6,6 +6,7 @@ A step is left out for one reason and counted under the kind of that reason.
 from dataclasses import dataclass
 from typing import Protocol
 
+from stepwell.common.message_format import message
 from stepwell.errors import BadRequest
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness
@@ -29,6 +30,7 @@ class FilteredStep(Protocol):
     def is_held(self) -> bool: ...
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class StepFilter:
     min_exactness: Exactness

@@ -38,7 +38,7 @@ def test_get_actor_finds_it_by_name_and_its_methods_work(client: PoolClient, nam
     assert ray.get(pool.submit_steps.remote(pack([step]), "train")) == ["accepted"]
     batch = batch_of(ray.get(pool.fetch_batch.remote(BatchRequest(count=1, channel="train"))))
     assert len(batch) == 1
-    assert same_step(batch.groups()[0][0][0], replace(step, trajectory_return=1.0))
+    assert same_step(batch.groups()[0][0][0], replace(step, trajectory_return=1.0, reward_of="step"))
     ray.get(pool.set_policy_version.remote(3))
     assert ray.get(pool.stats.remote()).policy_version == 3
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stepwell.common.message_format import message
+
 MARKS = "marks"
 """The key of a trajectory's metadata that holds its marks. Trainers and exports read them there."""
 BY_A_PERSON = "curation:"
@@ -16,6 +18,7 @@ class CurationAction(StrEnum):
     RELABEL = "relabel"
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curation:
     """A person's decision about one trajectory."""
@@ -43,6 +46,7 @@ class CurationOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
     """The record of one decision. Entries are never changed."""

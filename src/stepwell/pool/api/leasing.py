@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
+from stepwell.common.message_format import message
 from stepwell.errors import BadRequest
 from stepwell.pool.api.producing import TRAIN
 from stepwell.steps.columns import Columns, cut, stack
@@ -30,6 +31,7 @@ class Order(StrEnum):
     """Oldest first. Nothing is handed out before the oldest is ready."""
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
     """What a consumer asks for."""
@@ -81,6 +83,7 @@ def read_batch_request(count: int, **terms: Unpack[BatchTerms]) -> BatchRequest:
     return request
 
 
+@message
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LeasedGroups:
     """Groups that a consumer gets, oldest first."""
@@ -126,6 +129,7 @@ def merge_leased_groups(parts: Sequence[LeasedGroups]) -> LeasedGroups:
     )
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactFill:
     """The request for a batch of exactly so many trajectories."""
@@ -156,6 +160,7 @@ class Settlement(StrEnum):
     """There is no such lease. It ended long ago, or it was lost with a pool that has no journal."""
 
 
+@message
 class GroupOffer(NamedTuple):
     """A ready group that a shard could hand out."""
 
@@ -169,6 +174,7 @@ class GroupOffer(NamedTuple):
     source: str
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class ReadyGroups:
     """The ready groups of a channel."""
@@ -199,6 +205,7 @@ def merge_ready_groups(parts: Iterable[ReadyGroups], missing: tuple[str, ...] = 
     return ReadyGroups(groups, missing)
 
 
+@message
 class ReadySummary(NamedTuple):
     """What a shard could hand out now."""
 

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stepwell.common.message_format import message
 
+
+@message
 @dataclass(frozen=True, slots=True)
 class Refill:
     """A group whose deadline has passed, and how many more rollouts it needs."""
@@ -12,6 +15,7 @@ class Refill:
     missing: int
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacing:
     batch: int

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from stepwell.common.message_format import message
+
 
 class Overflow(StrEnum):
     """What happens when a channel is full."""
@@ -32,6 +34,7 @@ class OnRewardFailure(StrEnum):
     """It stays without a reward until someone gives one or its group's deadline passes."""
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     max_queue_size: int = 10_000
@@ -73,6 +76,7 @@ class Limits:
     """How many quarantined steps are kept for inspection. All are counted."""
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
     """Every shard holds the whole plan, so that a client can ask any of them."""

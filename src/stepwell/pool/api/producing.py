@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stepwell.common.message_format import message
 from stepwell.steps.returns import GivenReward
 from stepwell.steps.step import JsonObject
 
@@ -48,6 +49,7 @@ class EndResult(StrEnum):
     """It was already shipped or dropped."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Registration:
     """What is known about a trajectory before its first step. None keeps the present value, or takes the default."""
@@ -63,6 +65,7 @@ class Registration:
     """The outcome reward of a trajectory that has already ended, elsewhere. It counts only if the trajectory is new."""
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardGiven:
     """A reward for a trajectory, or for its step with that index.
@@ -79,14 +82,17 @@ class RewardGiven:
     """The reason, in words."""
 
 
+@message
 class KnowsCall(TrajectoryRef):
     """Is this trajectory registered, and not closed yet? The answer is its channel, or None."""
 
 
+@message
 class AbortCall(TrajectoryRef):
     """The answer is an EndResult."""
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class CompleteCall(TrajectoryRef):
     """The answer is an EndResult."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from stepwell.common.message_format import message
 from stepwell.steps.step import JsonObject
 
 
@@ -19,6 +20,7 @@ class JudgementOutcome(StrEnum):
     TIMEOUT = "timeout"
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Score:
     """What a reward function may return instead of a bare number."""
@@ -37,6 +39,7 @@ class Score:
         return self.value - sum(reward for reward in self.step_rewards if reward is not None)
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """The result of one call of a reward function."""
@@ -49,6 +52,7 @@ class Attempt:
     seconds: float = 0.0
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """One attempt at scoring one trajectory, as a reward worker reports it to the pool."""

@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from stepwell.common.message_format import message
+
 FINE, COARSE = 5.0, 60.0
 """The two lengths of intervals, in seconds."""
 
 
+@message
 class Bucket(NamedTuple):
     """One channel in one interval. The fields are those of ChannelSeries."""
 
@@ -39,6 +42,7 @@ Interval: TypeAlias = tuple[float, Mapping[str, Bucket]]
 """The time at which it ends, and its buckets by channel. Empty buckets are left out."""
 
 
+@message
 class SeriesChunk(NamedTuple):
     """One shard's intervals, oldest first. The last one is still running."""
 

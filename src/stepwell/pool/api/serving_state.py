@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from stepwell.common.message_format import message
 
+
+@message
 @dataclass(frozen=True, slots=True)
 class Serving:
     policy_version: int = 0

@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from stepwell.common.message_format import message
 
+
+@message
 @dataclass(slots=True)
 class StepCount:
     """A number of steps and their tokens."""
@@ -30,6 +33,7 @@ class StepCount:
         return StepCount(self.steps - other.steps, self.tokens - other.tokens)
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStats:
     groups: int
@@ -51,6 +55,7 @@ class ChannelStats:
     """By kind."""
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringStats:
     """The work of reward workers; all 0 where no reward is required."""
@@ -69,6 +74,7 @@ class ScoringStats:
     """Judgements that came too late: the trajectory was scored, changed, dropped or offered again before."""
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
     policy_version: int

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
+from stepwell.common.message_format import message
 from stepwell.steps.step import Exactness
 
 ROLLOUTS, REWARD = "rollouts", "reward"
@@ -76,6 +77,7 @@ class TrajectorySnapshot(NamedTuple):
         return fields
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
     """How far a watcher has read in one shard. A restarted shard begins a new epoch and is read from the start."""
@@ -97,6 +99,7 @@ class Changes:
     """There are more changes now: ask again at once."""
 
 
+@message
 class ChangesPage(NamedTuple):
     """One shard's answer to a watcher."""
 
