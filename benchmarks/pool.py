@@ -91,7 +91,7 @@ def start(kind: type, *args: object) -> Any:
 
 
 def start_shard(name: str, journal: str | None = None) -> Any:
-    return start(ShardActor, PoolPlan(limits=Limits(max_queue_size=10**6), journal=journal), name)
+    return start(ShardActor, PoolPlan(name=name, limits=Limits(max_queue_size=10**6), journal=journal), name)
 
 
 def fetch(shard: Any, steps: int) -> Any:

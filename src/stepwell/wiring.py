@@ -119,7 +119,7 @@ def run_pool(settings: PoolSettings) -> None:
         archive=settings.archive,
         resource=settings.resource,
     )
-    in_force = start_pool(plan, settings.ray_namespace)
+    in_force = start_pool(plan, settings.ray_namespace, new_journals=settings.new_journals)
     if in_force != plan:
         log.warning("DataPool %r runs already with other settings, which are kept: %s", plan.name, in_force)
     log.info("DataPool %r is up in Ray namespace %r", settings.name, settings.ray_namespace)

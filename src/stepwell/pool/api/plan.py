@@ -92,6 +92,10 @@ class PoolPlan:
     """Folder or fsspec URL to which trained groups are written as Parquet."""
     resource: str | None = None
     """Custom Ray resource of the nodes that shards may run on; None is any node."""
+    uid: str = field(default="", compare=False)
+    """Made when the pool is created, and written in its journals."""
+    nodes: tuple[str, ...] = field(default=(), compare=False)
+    """With journals and without a resource, the address of the node on which each shard runs."""
 
     def shard_names(self) -> tuple[str, ...]:
         """The first shard has the pool's own name, so that a client that knows it finds the others."""

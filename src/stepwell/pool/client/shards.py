@@ -50,18 +50,24 @@ class ShardTransport(Protocol):
 
 
 class RayTransport:
-    """Calls the Ray actors of a pool. It finds them by name, and finds them again after a restart."""
+    """Calls the Ray actors of a pool. It finds them by name, and finds them again after a restart.
+
+    It works with one pool only. Another pool of the same name, created without the journals of the first, would refuse
+    the steps that a gateway holds as unknown.
+    """
 
     def __init__(self, pool: str, namespace: str) -> None:
         self._pool = pool
         self._namespace = namespace
         self._handles: dict[str, ActorHandle[Any]] = {}
+        self._pool_uid: str | None = None
+        """Of the pool with which it has begun."""
 
     async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         from ray.exceptions import RayActorError  # see ray_cluster.py
 
-        handle = self._handles.get(shard) or await self._find(shard)
         try:
+            handle = self._handles.get(shard) or await self._find(shard)
             return await getattr(handle, method).remote(*args, **kwargs)
         except RayActorError as failure:
             self._handles.pop(shard, None)
@@ -79,8 +85,19 @@ class RayTransport:
                 f"no DataPool named {shard!r} in Ray namespace {self._namespace!r}; create it with: "
                 f"stepwell pool --name {self._pool} --ray-namespace {self._namespace}"
             ) from None
+        await self._check_pool(handle)
         self._handles[shard] = handle
         return handle
+
+    async def _check_pool(self, handle: "ActorHandle[Any]") -> None:
+        plan: PoolPlan = await handle.plan.remote()
+        if self._pool_uid is None:
+            self._pool_uid = plan.uid
+        elif plan.uid != self._pool_uid and plan.journal is not None:
+            raise PoolUnavailable(
+                f"DataPool {self._pool!r} was created again with other journals, and does not have what this process "
+                "works on: end it and create it with the old ones, or restart this process to go on with the new pool"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -17,10 +18,13 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stepwell.errors import JournalRefused, PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.archive import ParquetArchive
+from stepwell.pool.shard.journal_identity import JournalIdentity
+from stepwell.pool.shard.placement import find_journals, place_shards
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 
@@ -44,19 +48,28 @@ class ShardActor(ShardService):
     use the journal, it says so to every caller and waits for it: a constructor that fails would end the actor for good.
     """
 
-    def __init__(self, plan: PoolPlan, name: str) -> None:
+    def __init__(self, plan: PoolPlan, name: str, *, must_exist: bool = False) -> None:
+        """`must_exist`: the shard has a journal, and does not begin without it. That holds after a restart anyway."""
         gc.set_threshold(*GC_THRESHOLD)
         journal = archive = refusal = None
         if plan.journal is not None:
+            index = plan.shard_names().index(name)
             open_journal = partial(
-                SqliteJournal, Path(plan.journal) / f"{name}.sqlite", closed_kept=plan.limits.closed_kept
+                SqliteJournal,
+                Path(plan.journal) / f"{name}.sqlite",
+                JournalIdentity(pool=plan.name, pool_uid=plan.uid, shards=plan.shards, index=index),
+                closed_kept=plan.limits.closed_kept,
+                must_exist=must_exist or _is_restarted(),
             )
             try:
                 journal = open_journal()
                 archive = ParquetArchive(plan.archive, name, journal) if plan.archive else None
-            except JournalRefused as failure:
+            except Exception as failure:
                 if not _is_restarted():
                     raise
+                if journal is not None:  # the archive failed
+                    journal.close()
+                    journal = None
                 log.error("shard %s waits for its journal: %s", name, failure)
                 refusal = f"shard {name} waits for its journal: {failure}"
                 Thread(target=_end_when_opened, args=(open_journal,), name="await-journal", daemon=True).start()
@@ -84,15 +97,32 @@ def _end_process() -> None:
     os._exit(1)
 
 
-def start_pool(plan: PoolPlan, namespace: str, *, timeout: float = START_TIMEOUT) -> PoolPlan:
-    """Create the pool's actors, or find those that run already. Returns the plan that they follow."""
+def start_pool(
+    plan: PoolPlan, namespace: str, *, timeout: float = START_TIMEOUT, new_journals: bool = False
+) -> PoolPlan:
+    """Create the pool's actors, or find those that run already. Returns the plan that they follow.
+
+    `new_journals`: create journals that are missing while others of the pool are there.
+    """
+    deadline = time.monotonic() + timeout
     running = {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == namespace}
-    shards = {name: _actor(plan, name, namespace) for name in plan.shard_names()}
-    made = [shard for name, shard in shards.items() if name not in running]
+    made: list[Any] = []
     try:
-        return _plans(list(shards.values()), timeout)[0]
+        must_exist = False
+        if plan.name in running:
+            (plan,) = _plans([ray.get_actor(plan.name, namespace)], timeout)
+            must_exist = not new_journals
+        elif plan.journal is not None:
+            plan, must_exist = _place(plan, deadline, new_journals)
+        shards = [_actor(plan, name, namespace, must_exist) for name in plan.shard_names()]
+        made = [shard for name, shard in zip(plan.shard_names(), shards, strict=True) if name not in running]
+        return _plans(shards, deadline - time.monotonic())[0]
     except GetTimeoutError:
         text = f"DataPool {plan.name!r} did not start within {timeout:g} s"
+        if plan.resource is None and plan.journal is not None and plan.name in running:
+            raise PoolUnavailable(
+                f"{text}: its actors are there and wait. If the node with its journals is away, start Ray there again"
+            ) from None
         if plan.resource is None or plan.resource in ray.cluster_resources():  # type: ignore[no-untyped-call]
             raise PoolUnavailable(text) from None
         _kill(made)
@@ -102,13 +132,50 @@ def start_pool(plan: PoolPlan, namespace: str, *, timeout: float = START_TIMEOUT
         ) from None
     except PoolUnavailable as refusal:
         raise getattr(refusal, "cause", refusal) from None  # Ray wraps it in a traceback of the actor
+    except JournalRefused as refusal:
+        raise PoolUnavailable(f"DataPool {plan.name!r} could not start: {refusal}") from None
     except RayActorError as failure:
         _kill(made)
         last_line = str(failure).strip().splitlines()[-1].strip()
         raise PoolUnavailable(f"DataPool {plan.name!r} could not start: {last_line}") from None
 
 
-def _actor(plan: PoolPlan, name: str, namespace: str) -> Any:
+def _place(plan: PoolPlan, deadline: float, new_journals: bool) -> tuple[PoolPlan, bool]:
+    """Look for journals on all nodes that may have them."""
+    here = ray.get_runtime_context().get_node_id()
+    nodes = _nodes(plan)
+    while not nodes and time.monotonic() < deadline:
+        time.sleep(RETRY_PAUSE)
+        nodes = _nodes(plan)
+    if not nodes:
+        raise GetTimeoutError
+    folder = str(plan.journal)
+    asked = {
+        address: ray.remote(find_journals)
+        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        .remote(folder, plan.name)
+        for address, node in nodes.items()
+        if node != here
+    }
+    found = {address: find_journals(folder, plan.name) for address, node in nodes.items() if node == here}
+    left = max(RETRY_PAUSE, deadline - time.monotonic())
+    found |= dict(zip(asked, ray.get(list(asked.values()), timeout=left), strict=True))
+    at_home = [address for address, node in nodes.items() if node == here]
+    placed, must_exist = place_shards(plan, found, (at_home or sorted(nodes))[0], new_journals=new_journals)
+    return (placed if plan.resource is None else replace(placed, nodes=())), must_exist
+
+
+def _nodes(plan: PoolPlan) -> dict[str, str]:
+    """The nodes that may have journals: their ids by address."""
+    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    offering = [node for node in alive if plan.resource is None or plan.resource in node["Resources"]]
+    here = ray.get_runtime_context().get_node_id()
+    offering.sort(key=lambda node: bool(node["NodeID"] == here))  # of several with one address, this one counts
+    return {node["NodeManagerAddress"]: node["NodeID"] for node in offering}
+
+
+def _actor(plan: PoolPlan, name: str, namespace: str, must_exist: bool) -> Any:
+    place = plan.resource or (f"node:{plan.nodes[plan.shard_names().index(name)]}" if plan.nodes else None)
     options = ray.remote(ShardActor).options(
         name=name,
         namespace=namespace,
@@ -117,9 +184,9 @@ def _actor(plan: PoolPlan, name: str, namespace: str) -> Any:
         max_restarts=-1,
         max_concurrency=MAX_CONCURRENT_CALLS,
         num_cpus=0,
-        resources={plan.resource: RESOURCE_SHARE} if plan.resource else None,
+        resources={place: RESOURCE_SHARE} if place else None,
     )
-    return options.remote(plan, name)
+    return options.remote(plan, name, must_exist=must_exist)
 
 
 def _plans(shards: Sequence[Any], timeout: float) -> list[PoolPlan]:

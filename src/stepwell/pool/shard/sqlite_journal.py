@@ -11,8 +11,12 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import orjson
 
 from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_damaged
 from stepwell.errors import JournalRefused
@@ -24,6 +28,7 @@ from stepwell.pool.shard.journal import (
     ShardJournal,
     Statement,
 )
+from stepwell.pool.shard.journal_identity import JournalIdentity, missing
 
 log = logging.getLogger("stepwell.pool")
 
@@ -47,13 +52,17 @@ CHECKPOINT_PAGES = 4_096
 
 
 class SqliteStore:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, identity: JournalIdentity | None = None, *, must_exist: bool = False) -> None:
+        """JournalRefused if the file is that of another pool or shard, or is not there though it must exist."""
         self.path = path
+        self.identity = identity
         self.name = str(path)
         self.torn_frames = 0
         self.written_at = _written_at(path)
         self._epoch = 0
         """Raised by every opening."""
+        if must_exist and not (path.exists() and path.stat().st_size):
+            raise JournalRefused(missing(str(path)))
         self._lock = self._take_lock()
         try:
             self.db = self._open()
@@ -71,6 +80,9 @@ class SqliteStore:
             self.db.execute("COMMIT")
         except sqlite3.Error as failure:
             raise JournalFailed(f"journal {self.path} cannot be written: {failure}") from failure
+        finally:
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
 
     def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
         try:
@@ -131,22 +143,18 @@ class SqliteStore:
             recovered_frames = int(db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])
             self.torn_frames = max(0, wal_frames - recovered_frames)
             db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-            self._check_schema(db)
+            if _has_meta(db):
+                self._check_schema(db)
+                self._check_identity(db)
             db.executescript(TABLES)
             _upgrade(db)
-            db.execute("BEGIN IMMEDIATE")
-            self._epoch = _read_number(db, "epoch") + 1
-            numbers = {"schema_version": SCHEMA_VERSION, "epoch": self._epoch}
-            db.executemany(PUT_META, ((key, str(number).encode()) for key, number in numbers.items()))
-            db.execute("COMMIT")
+            self._write_meta(db)
         except BaseException:
             db.close()
             raise
         return db
 
     def _check_schema(self, db: sqlite3.Connection) -> None:
-        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
-            return
         found = _read_number(db, "schema_version")
         if found > SCHEMA_VERSION:
             raise JournalRefused(
@@ -154,12 +162,34 @@ class SqliteStore:
                 "use the newer Stepwell that wrote it, or another --journal"
             )
 
+    def _check_identity(self, db: sqlite3.Connection) -> None:
+        found = _read_identity(db)
+        if self.identity is None or found is None:
+            return
+        why_not = self.identity.why_not(found)
+        if why_not is not None:
+            raise JournalRefused(f"journal {self.path} {why_not}")
+        self.identity = found
+
+    def _write_meta(self, db: sqlite3.Connection) -> None:
+        """From here on, an earlier process cannot commit."""
+        db.execute("BEGIN IMMEDIATE")
+        self._epoch = max(self._epoch, _read_number(db, "epoch")) + 1
+        values: dict[str, object] = {"schema_version": SCHEMA_VERSION, "epoch": self._epoch}
+        if self.identity is not None:
+            self.identity = self.identity.complete()
+            values["identity"] = asdict(self.identity)
+        db.executemany(PUT_META, ((key, orjson.dumps(value)) for key, value in values.items()))
+        db.execute("COMMIT")
+
 
 class SqliteJournal(ShardJournal):
     """A journal in a file of its own."""
 
-    def __init__(self, path: Path, *, closed_kept: int) -> None:
-        self.file = SqliteStore(path)
+    def __init__(
+        self, path: Path, identity: JournalIdentity | None = None, *, closed_kept: int, must_exist: bool = False
+    ) -> None:
+        self.file = SqliteStore(path, identity, must_exist=must_exist)
         super().__init__(self.file, closed_kept=closed_kept)
 
     @property
@@ -170,6 +200,24 @@ class SqliteJournal(ShardJournal):
 def _written_at(path: Path) -> float | None:
     files = [file for file in (path, path.with_name(path.name + "-wal")) if file.exists() and file.stat().st_size]
     return max((file.stat().st_mtime for file in files), default=None)
+
+
+def read_identity(path: Path) -> tuple[JournalIdentity | None, int]:
+    """Of a file that may be in use: whose journal it is, if it says so, and its epoch."""
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
+            return (_read_identity(db), _read_number(db, "epoch")) if _has_meta(db) else (None, 0)
+    except sqlite3.Error:
+        return None, 0  # what is damaged is seen when it is opened
+
+
+def _has_meta(db: sqlite3.Connection) -> bool:
+    return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is not None
+
+
+def _read_identity(db: sqlite3.Connection) -> JournalIdentity | None:
+    row = db.execute("SELECT value FROM meta WHERE key = 'identity'").fetchone()
+    return JournalIdentity(**orjson.loads(row[0])) if row else None
 
 
 def _read_number(db: sqlite3.Connection, key: str) -> int:

@@ -1,0 +1,127 @@
+"""D5, D10: a shard never starts empty where it had a journal. It waits, says so, and its producers keep their steps."""
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import Registration, SubmitVerdict
+from stepwell.pool.client import PoolClient
+from stepwell.pool.shard.actor import start_pool
+from tests.builders import make_step
+from tests.integration.pool.conftest import actor, pid_of, started
+
+PATIENCE = 60.0
+SOON = 2.0
+SECOND = "127.0.0.2"
+
+
+async def delivered(client: PoolClient, uid: str) -> SubmitVerdict:
+    """The verdict on a step of trajectory t, tried again as a gateway does."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                (verdict,) = await client.submit_steps([make_step("t", "p", uid=uid)])
+            except PoolUnavailable:
+                await asyncio.sleep(0.2)
+            else:
+                return verdict
+
+
+async def refusal(client: PoolClient, about: str) -> str:
+    """Why a step is not taken, once that is about the journal and not about the restart."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            with pytest.raises(PoolUnavailable) as refused:
+                await client.submit_steps([make_step("t", "p", uid="early")])
+            if about in str(refused.value):
+                return str(refused.value)
+
+
+async def test_a_shard_whose_volume_is_missing_waits_for_it_and_steps_are_held(tmp_path: Path, namespace: str) -> None:
+    volume = tmp_path / "volume"
+    plan = PoolPlan(journal=str(volume / "journal"))
+    client = started(plan, namespace)
+    await client.register_trajectory(Registration("t", "p"))
+    volume.rename(tmp_path / "detached")
+    os.kill(pid_of(plan.name, namespace), signal.SIGKILL)
+    assert "mount its volume" in await refusal(client, "is missing or empty")
+    with pytest.raises(PoolUnavailable, match="is missing or empty"):
+        start_pool(plan, namespace)
+    assert not volume.exists()
+    (tmp_path / "detached").rename(volume)
+    assert await delivered(client, "kept") is SubmitVerdict.ACCEPTED
+
+
+async def test_a_pool_that_was_created_again_without_its_journals_gets_no_steps_of_the_old_one(
+    tmp_path: Path, namespace: str
+) -> None:
+    plan = PoolPlan(journal=str(tmp_path / "journal"))
+    client = started(plan, namespace)
+    await client.register_trajectory(Registration("t", "p"))
+    ray.kill(actor(plan.name, namespace))
+    shutil.move(tmp_path / "journal", tmp_path / "elsewhere")
+    start_pool(plan, namespace)
+    assert "restart this process" in await refusal(client, "created again with other journals")
+    ray.kill(actor(plan.name, namespace))
+    shutil.rmtree(tmp_path / "journal")
+    shutil.move(tmp_path / "elsewhere", tmp_path / "journal")
+    start_pool(plan, namespace)
+    assert await delivered(client, "kept") is SubmitVerdict.ACCEPTED
+
+
+def test_another_number_of_shards_is_refused_and_leaves_no_actor(tmp_path: Path, namespace: str) -> None:
+    plan = PoolPlan(shards=2, journal=str(tmp_path))
+    assert start_pool(plan, namespace) == plan
+    assert start_pool(PoolPlan(shards=3, journal=str(tmp_path)), namespace) == plan, "a running pool stays as it is"
+    for name in plan.shard_names():
+        ray.kill(actor(name, namespace))
+    for shards in (1, 3):
+        with pytest.raises(PoolUnavailable, match=f"a pool of 2 shards, and this one is to have {shards}"):
+            start_pool(PoolPlan(shards=shards, journal=str(tmp_path)), namespace)
+    with pytest.raises(ValueError, match="data_pool"):
+        ray.get_actor("data_pool", namespace)
+    assert start_pool(plan, namespace) == plan
+
+
+@contextmanager
+def second_node() -> Iterator[str]:
+    """A node of the tests' cluster with an address of its own; gives its id."""
+    nodes = Cluster(shutdown_at_exit=False)
+    nodes.head_node = ray._private.worker._global_node
+    node = nodes.add_node(num_cpus=0, node_ip_address=SECOND, object_store_memory=80 * 2**20)
+    try:
+        yield node.node_id
+    finally:
+        nodes.remove_node(node)
+
+
+async def test_a_shard_waits_for_the_node_with_its_journal_and_does_not_start_on_another(
+    tmp_path: Path, namespace: str
+) -> None:
+    plan = PoolPlan(journal=str(tmp_path))
+    client = PoolClient(plan.name, namespace, timeout=SOON)
+    with second_node() as node:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        in_force: PoolPlan = ray.get(
+            ray.remote(start_pool).options(num_cpus=0, scheduling_strategy=there).remote(plan, namespace)
+        )
+        assert in_force.nodes == (SECOND,)
+        async with asyncio.timeout(PATIENCE):
+            await client.register_trajectory(Registration("t", "p"))
+    with pytest.raises(PoolUnavailable, match="If the node with its journals is away, start Ray there again"):
+        start_pool(plan, namespace, timeout=SOON)
+    with pytest.raises(PoolUnavailable):
+        await client.submit_steps([make_step("t", "p", uid="early")])
+    with second_node():
+        assert await delivered(client, "kept") is SubmitVerdict.ACCEPTED

@@ -1,0 +1,165 @@
+"""D5, D10, D12: a shard opens its own journal and no other, never an empty one instead, and only one shard does."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stepwell.errors import JournalRefused
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.shard.journal import JournalFailed
+from stepwell.pool.shard.journal_identity import JournalIdentity
+from stepwell.pool.shard.placement import FoundJournal, find_journals, place_shards
+from stepwell.pool.shard.sqlite_journal import SqliteJournal, read_identity
+
+OURS = JournalIdentity(pool="data_pool", pool_uid="a1", shards=4, index=1)
+
+
+def open_journal(path: Path, identity: JournalIdentity | None = OURS, *, must_exist: bool = False) -> SqliteJournal:
+    return SqliteJournal(path, identity, closed_kept=100, must_exist=must_exist)
+
+
+def test_a_journal_that_must_exist_is_not_created(tmp_path: Path) -> None:
+    path = tmp_path / "volume" / "data_pool-1.sqlite"
+    with pytest.raises(JournalRefused, match="is missing or empty.*mount its volume.*--new-journals"):
+        open_journal(path, must_exist=True)
+    assert not path.parent.exists()
+
+
+def test_an_empty_file_is_no_journal(tmp_path: Path) -> None:
+    path = tmp_path / "data_pool-1.sqlite"
+    path.touch()
+    with pytest.raises(JournalRefused, match="is missing or empty"):
+        open_journal(path, must_exist=True)
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (replace(OURS, pool="another"), "belongs to pool 'data_pool', not to 'another'"),
+        (replace(OURS, pool_uid="b2"), "belongs to another pool of the name 'data_pool', created at another time"),
+        (replace(OURS, shards=2), "belongs to a pool of 4 shards, and this one is to have 2.*Use --shards 4"),
+        (replace(OURS, shards=8), "belongs to a pool of 4 shards, and this one is to have 8.*Use --shards 4"),
+        (replace(OURS, index=3), "is that of shard 1, not of shard 3"),
+    ],
+)
+def test_the_journal_of_another_pool_or_shard_is_refused_unchanged(
+    tmp_path: Path, other: JournalIdentity, why: str
+) -> None:
+    path = tmp_path / "pool.sqlite"
+    open_journal(path).close()
+    before = path.read_bytes()
+    with pytest.raises(JournalRefused, match=why):
+        open_journal(path, other)
+    assert path.read_bytes() == before
+    open_journal(path, must_exist=True).close()
+
+
+def test_a_journal_of_before_there_were_identities_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sqlite"
+    open_journal(path, None).close()
+    open_journal(path, must_exist=True).close()
+    assert read_identity(path) == (OURS, 2)
+
+
+def test_a_shard_that_knows_no_uid_takes_that_of_the_journal(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sqlite"
+    open_journal(path).close()
+    journal = open_journal(path, replace(OURS, pool_uid=""))
+    assert journal.file.identity == OURS
+    journal.close()
+
+
+def test_what_is_rescued_from_damage_keeps_its_identity(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sqlite"
+    journal = open_journal(path)
+    journal.store.replace()
+    journal.close()
+    assert read_identity(path) == (OURS, 2)
+
+
+def test_a_journal_is_open_in_one_process(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "pool.sqlite")
+    with pytest.raises(JournalRefused, match="is open in another process"):
+        open_journal(tmp_path / "pool.sqlite")
+    journal.close()
+    open_journal(tmp_path / "pool.sqlite").close()
+
+
+def test_where_the_lock_fails_the_shard_that_was_replaced_cannot_commit(tmp_path: Path) -> None:
+    first = open_journal(tmp_path / "pool.sqlite")
+    (tmp_path / "pool.sqlite.lock").unlink()
+    second = open_journal(tmp_path / "pool.sqlite")
+    first.note_archived("first")
+    with pytest.raises(JournalFailed, match="was opened by another process"):
+        first.commit_rows()
+    second.note_archived("second")
+    second.commit_rows()
+    assert second.archived() == ["second"]
+    first.store.close()
+    second.close()
+
+
+def plan(shards: int) -> PoolPlan:
+    return PoolPlan(shards=shards, journal="/journals")
+
+
+def journals(count: int, uid: str | None = "a1", epoch: int = 1) -> dict[str, FoundJournal]:
+    names = PoolPlan(shards=count).shard_names()
+    if uid is None:
+        return {name: FoundJournal(None, epoch) for name in names}
+    whole = JournalIdentity(pool="data_pool", pool_uid=uid, shards=count, index=0)
+    return {name: FoundJournal(replace(whole, index=i), epoch) for i, name in enumerate(names)}
+
+
+def test_a_pool_without_journals_is_new_and_stays_where_it_is_created() -> None:
+    placed, must_exist = place_shards(plan(2), {"head": {}, "other": {}}, "head")
+    assert (placed.nodes, must_exist) == (("head", "head"), False)
+    assert placed.uid
+
+
+def test_shards_go_to_their_journals() -> None:
+    whole = journals(2)
+    found = {"head": {}, "x": {"data_pool": whole["data_pool"]}, "y": {"data_pool-1": whole["data_pool-1"]}}
+    placed, must_exist = place_shards(plan(2), found, "head")
+    assert (placed.uid, placed.nodes, must_exist) == ("a1", ("x", "y"), True)
+
+
+def test_of_two_copies_the_one_that_was_opened_last_counts() -> None:
+    placed, _ = place_shards(plan(1), {"head": journals(1, epoch=3), "x": journals(1, epoch=7)}, "head")
+    assert placed.nodes == ("x",)
+    placed, _ = place_shards(plan(1), {"x": journals(1), "head": journals(1), "y": journals(1)}, "head")
+    assert placed.nodes == ("head",)
+
+
+@pytest.mark.parametrize("uid", ["a1", None])
+def test_another_number_of_shards_is_refused(uid: str | None) -> None:
+    with pytest.raises(JournalRefused, match="a pool of 4 shards, and this one is to have 2"):
+        place_shards(plan(2), {"head": journals(4, uid)}, "head")
+    with pytest.raises(JournalRefused, match="--shards 4"):
+        place_shards(plan(8), {"head": journals(4, uid)}, "head")
+
+
+def test_a_missing_journal_is_refused_unless_it_is_given_up() -> None:
+    found = journals(4)
+    del found["data_pool-2"]
+    with pytest.raises(JournalRefused, match=r"3 of 4 shards; missing: data_pool-2\..*--new-journals"):
+        place_shards(plan(4), {"head": found}, "head")
+    placed, must_exist = place_shards(plan(4), {"x": found}, "head", new_journals=True)
+    assert (placed.uid, placed.nodes, must_exist) == ("a1", ("x", "x", "head", "x"), False)
+
+
+def test_journals_of_two_pools_are_refused() -> None:
+    found = {"x": {"data_pool": journals(2, "a1")["data_pool"]}, "y": {"data_pool-1": journals(2, "b2")["data_pool-1"]}}
+    with pytest.raises(JournalRefused, match="are those of 2 pools"):
+        place_shards(plan(2), found, "x")
+
+
+def test_journals_are_found_by_the_name_of_their_pool(tmp_path: Path) -> None:
+    for name in ("data_pool", "data_pool-1", "data_pool_2", "data_pool-x"):
+        open_journal(tmp_path / f"{name}.sqlite").close()
+    (tmp_path / "data_pool-2.sqlite").touch()
+    assert find_journals(str(tmp_path), "data_pool") == {
+        "data_pool": FoundJournal(OURS, 1),
+        "data_pool-1": FoundJournal(OURS, 1),
+    }
