@@ -1,26 +1,29 @@
 """Is what a trainer learns the policy gradient? Its direction against the exact one, for policies that can be counted.
 
 Every rollout of a small task goes through a real pool as often as it is probable. The gradient that the reference
-trainer, a loop over `pool_loader`, the TRL adapter and the verl rows give is compared with the exact gradient of the
-expected return, which is computed by enumeration: 1 is the same direction. Each figure is the worst over the
-temperatures.
+trainer, a loop over `pool_loader`, TRL and verl give is compared with the exact gradient of the expected return, which
+is computed by enumeration: 1 is the same direction. Each figure is the worst over the temperatures.
+
+TRL and verl compute with their own code where their environments are installed (scripts/trainer_envs.py).
 
     python -m benchmarks.truth
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 
 import torch
 
 from benchmarks.report import report
 from benchmarks.truth_rig.episodes import FAR, SCENARIOS, Scenario, Task
-from benchmarks.truth_rig.gradients import ours, with_loader, with_trl, with_verl
+from benchmarks.truth_rig.gradients import Case, ours, with_loader, with_trl
+from benchmarks.truth_rig.other_trainers import OtherTrainers, gradients_of
 from stepwell.pool.client.batch import make_batch
 from stepwell.steps.columns import stack
 from stepwell.trainers.settings import Settings
 
 TEMPERATURES = (0.5, 1.0, 1.5)
-TRAINERS = ("ours", "loader", "trl", "verl", "verl_merged")
 AT_LEAST = 0.999
 MIXED = "ours_mixed_temperatures"
 IGNORED = "control_temperature_ignored"
@@ -32,18 +35,36 @@ def cosine(some: torch.Tensor, other: torch.Tensor) -> float:
     return torch.nn.functional.cosine_similarity(some.double().ravel(), other.double().ravel(), dim=0).item()
 
 
-def cosines(scenario: Scenario, temperature: float) -> Iterator[tuple[str, float]]:
-    task = Task(scenario, temperature)
-    batch, exact, kind = task.batch(), task.exact_gradient(), scenario.advantage
+def worst_cosines(
+    scenarios: Sequence[Scenario] = SCENARIOS,
+    temperatures: Sequence[float] = TEMPERATURES,
+    others: OtherTrainers = gradients_of,
+) -> tuple[dict[str, float], dict[str, str]]:
+    """By trainer and scenario; and by trainer, whose code computed the gradient."""
+    tasks = [Task(scenario, temperature) for scenario, temperature in product(scenarios, temperatures)]
+    cases = [Case(task.batch(), task.table, task.scenario.advantage, task.temperature) for task in tasks]
+    trl = others("trl", cases)
+    verl = others("verl", [*cases, *(replace(case, merged=True) for case in cases)])
     gradients = {
-        "ours": ours(batch, task.table, Settings(advantage=kind)),
-        "loader": with_loader(batch, task.table, kind),
-        "trl": with_trl(batch, task.table, kind, temperature),
-        "verl": with_verl(batch, task.table, kind, temperature, merged=False),
-        "verl_merged": with_verl(batch, task.table, kind, temperature, merged=True),
+        "ours": [ours(case.batch, case.table, Settings(advantage=case.advantage)) for case in cases],
+        "loader": [with_loader(case.batch, case.table, case.advantage) for case in cases],
+        "trl": trl.gradients,
+        "verl": verl.gradients[: len(cases)],
+        "verl_merged": verl.gradients[len(cases) :],
     }
-    for trainer, gradient in gradients.items():
-        yield f"{trainer}_{scenario.name}", cosine(gradient, exact)
+    worst: dict[str, float] = {}
+    for trainer, of_cases in gradients.items():
+        for task, gradient in zip(tasks, of_cases, strict=True):
+            name = f"{trainer}_{task.scenario.name}"
+            worst[name] = min(cosine(gradient, task.exact_gradient()), worst.get(name, 1.0))
+    merged = f"{verl.computed_by}, merged rows"
+    return worst, {
+        "ours": "ours",
+        "loader": "loader",
+        "trl": trl.computed_by,
+        "verl": verl.computed_by,
+        "verl_merged": merged,
+    }
 
 
 def mixed_temperatures() -> float:
@@ -61,7 +82,8 @@ def mixed_temperatures() -> float:
 
 def temperature_ignored(temperature: float) -> float:
     task = Task(SCENARIOS[0], temperature)
-    return cosine(with_trl(task.batch(), task.table, "rollout", temperature, divided_by=1.0), task.exact_gradient())
+    case = Case(task.batch(), task.table, "rollout", temperature)
+    return cosine(with_trl(case, divided_by=1.0), task.exact_gradient())
 
 
 def capped(temperature: float) -> float:
@@ -71,13 +93,16 @@ def capped(temperature: float) -> float:
     return cosine(ours(task.batch(), task.table, Settings(importance_cap=2.0)), task.exact_gradient())
 
 
-def measure() -> dict[str, float]:
-    figures: dict[str, float] = {}
+def print_table(figures: dict[str, float], computed_by: dict[str, str]) -> None:
+    print(" " * 32, *(f"{title:>26}" for title in computed_by.values()), sep="")
     for scenario in SCENARIOS:
-        for temperature in TEMPERATURES:
-            for name, value in cosines(scenario, temperature):
-                figures[name] = min(value, figures.get(name, 1.0))
-        print(scenario.name, {name: round(figures[f"{name}_{scenario.name}"], 6) for name in TRAINERS}, flush=True)
+        values = (figures[f"{trainer}_{scenario.name}"] for trainer in computed_by)
+        print(f"{scenario.name:<32}", *(f"{value:>26.6f}" for value in values), sep="")
+
+
+def measure() -> dict[str, float]:
+    figures, computed_by = worst_cosines()
+    print_table(figures, computed_by)
     figures[MIXED] = mixed_temperatures()
     figures[f"capped_{FAR}"] = min(map(capped, TEMPERATURES))
     figures[IGNORED] = min(map(temperature_ignored, TEMPERATURES))

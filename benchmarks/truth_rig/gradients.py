@@ -1,8 +1,10 @@
 """The gradients that trainers compute from a batch: ours with its own code, TRL and verl as their losses are defined.
 
 TRL's AsyncGRPOTrainer and verl both take the clipped objective, summed over the trained tokens and divided by their
-number, with logits divided by the temperature of their configuration.
+number, with logits divided by the temperature of their configuration. Their own code is in other_trainers.py.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,10 +25,23 @@ CLIP = 0.2
 PAD = 7
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a trainer of another project is given."""
+
+    batch: Batch
+    table: torch.Tensor
+    """The weights that are trained."""
+    advantage: AdvantageKind
+    temperature: float
+    merged: bool = False
+    """For verl: one row per chain of steps."""
+
+
 def ours(batch: Batch, table: torch.Tensor, settings: Settings) -> torch.Tensor:
     policy = TreePolicy(table)
     Learner(policy, None, settings).learn(choose_rows(batch, (), settings), 0)
-    return _gradient(policy)
+    return uphill(policy)
 
 
 class OneBatch(DataPool):
@@ -54,38 +69,34 @@ def with_loader(batch: Batch, table: torch.Tensor, advantage: AdvantageKind) -> 
         tensors["advantages"],
         tensors["temperatures"][:, 1:, None],
     )
-    return _gradient(policy)
+    return uphill(policy)
 
 
-def with_trl(
-    batch: Batch,
-    table: torch.Tensor,
-    advantage: AdvantageKind,
-    temperature: float,
-    *,
-    divided_by: float | None = None,
-) -> torch.Tensor:
+def with_trl(case: Case, *, divided_by: float | None = None) -> torch.Tensor:
     """`divided_by` is the temperature that the loss uses, if it is another one."""
-    policy = TreePolicy(table)
-    rows = choose_rows(batch, (), RowSettings(advantage=advantage, temperature=temperature))
+    policy = TreePolicy(case.table)
+    rows = choose_rows(case.batch, (), RowSettings(advantage=case.advantage, temperature=case.temperature))
     for sample in samples_of(rows, 0, 0):
         ids = torch.from_numpy(sample.input_ids.astype(np.int64))[None]
         is_trained = torch.from_numpy(sample.completion_mask).bool()[None]
         old_logprobs = torch.from_numpy(sample.old_log_probs)[None]
         advantages = torch.full(ids.shape, sample.advantage)
-        used = divided_by or temperature
+        used = divided_by or case.temperature
         _add_loss(policy, ids, torch.ones_like(ids), is_trained, old_logprobs, advantages, used)
-    return _gradient(policy)
+    return uphill(policy)
 
 
-def with_verl(
-    batch: Batch, table: torch.Tensor, advantage: AdvantageKind, temperature: float, *, merged: bool
-) -> torch.Tensor:
-    policy = TreePolicy(table)
-    settings = RowSettings(advantage=advantage, temperature=temperature)
-    length = int(batch.columns.lengths_S.max())
+def with_verl(case: Case) -> torch.Tensor:
+    policy = TreePolicy(case.table)
+    length = int(case.batch.columns.lengths_S.max())
     rows = verl_rows(
-        batch, settings, prompt_length=length, response_length=length, pad_id=PAD, merged=merged, overlong="raise"
+        case.batch,
+        RowSettings(advantage=case.advantage, temperature=case.temperature),
+        prompt_length=length,
+        response_length=length,
+        pad_id=PAD,
+        merged=case.merged,
+        overlong="raise",
     )
     tensors = {name: torch.from_numpy(array) for name, array in rows.tensors.items()}
 
@@ -100,9 +111,9 @@ def with_verl(
         whole("response_mask").bool(),
         whole("rollout_log_probs"),
         whole("advantages"),
-        temperature,
+        case.temperature,
     )
-    return _gradient(policy)
+    return uphill(policy)
 
 
 def _add_loss(
@@ -122,6 +133,6 @@ def _add_loss(
     (-torch.min(ratios * wanted, ratios.clamp(1 - CLIP, 1 + CLIP) * wanted).sum()).backward()
 
 
-def _gradient(policy: TreePolicy) -> torch.Tensor:
-    """Uphill, as the exact one."""
+def uphill(policy: TreePolicy) -> torch.Tensor:
+    """The gradient of what is to grow, as the exact one is."""
     return torch.zeros_like(policy.table) if policy.table.grad is None else -policy.table.grad
