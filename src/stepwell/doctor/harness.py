@@ -6,7 +6,7 @@ So the doctor judges what a gateway records, by the code that records it. A fail
 import asyncio
 import socket
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -44,6 +44,12 @@ class RecordingPool:
     def steps(self, trajectory_uid: str) -> tuple[Step, ...]:
         """In order of arrival."""
         return tuple(self._steps[trajectory_uid])
+
+    async def follow_flushes(self, flush: Callable[[str], Awaitable[None]]) -> None:
+        pass
+
+    async def stop_serving(self) -> None:
+        pass
 
     async def shard_finder(self) -> Callable[[str], str]:
         return lambda prompt_uid: ""

@@ -105,11 +105,19 @@ def create_app(
         max_in_flight=limits.max_in_flight,
     )
     register_readings(metrics, calls, engines, outbox, spool)
+    lifecycle = TrajectoryLifecycle(pool, outbox, known, keys)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         tokenizer.start()
-        works = (outbox.run(), pool.follow(), readiness.announce(), keep_alives.run(), metrics.watch_loop())
+        works = (
+            outbox.run(),
+            pool.follow(),
+            pool.follow_flushes(lifecycle.flush),
+            readiness.announce(),
+            keep_alives.run(),
+            metrics.watch_loop(),
+        )
         try:
             async with (
                 engines,
@@ -118,6 +126,8 @@ def create_app(
             ):
                 yield
                 await outbox.drain(limits.drain_timeout)
+                if not outbox.waiting:
+                    await pool.stop_serving()
         finally:
             if traces is not None:
                 await traces.close()
@@ -134,7 +144,6 @@ def create_app(
     )
     error_responses.install(app)
     app.include_router(operator_router(pool, engines, readiness, metrics))
-    lifecycle = TrajectoryLifecycle(pool, outbox, known, keys)
     app.add_middleware(FastRoutes, lifecycle)
     app.include_router(opening_router(lifecycle, pool))
     app.include_router(

@@ -112,6 +112,13 @@ class TrajectoryLifecycle:
         self.known.forget(ref.trajectory_uid)
         return gateway_api.TrajectoryEnded(status=ending)
 
+    async def flush(self, trajectory_uid: str) -> None:
+        """The trajectory is completed at another gateway, which waits for what is held here. Further calls ask the pool
+        again."""
+        self.known.forget(trajectory_uid)
+        await self.known.calls_end(trajectory_uid, LEAVING_SECONDS)
+        await self.outbox.settle(trajectory_uid)
+
     async def abort(self, ref: TrajectoryRef) -> gateway_api.TrajectoryEnded:
         await self.outbox.settle(ref.trajectory_uid)
         ending = await self.pool.abort_trajectory(ref.trajectory_uid, ref.prompt_uid)

@@ -136,7 +136,6 @@ async def test_with_durability_sync_an_answer_ends_once_the_pool_has_its_step(
 
 
 async def test_with_durability_sync_a_rollout_may_end_at_another_gateway(pool: LocalPool, engine: FakeEngine) -> None:
-    """Without it, the gateway that completes the rollout does not wait for the steps of the other one."""
     one, other = (serve_gateway(pool, [engine.url], is_durable=True) for _ in range(2))
     async with one as url, other as elsewhere, agent_of(url) as agent, aiohttp.ClientSession(elsewhere) as http:
         await agent.ask()

@@ -3,7 +3,7 @@
 Every call to the pool raises PoolUnavailable instead of waiting without end.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
@@ -57,6 +57,13 @@ class StepSink(EngineDirectory, Protocol):
         self, trajectory_uid: str, prompt_uid: str, reward: float | None, failure: str = ""
     ) -> EndResult:
         """A rollout in which the policy failed counts in its group even if no call of it was recorded."""
+
+    async def follow_flushes(self, flush: Callable[[str], Awaitable[None]]) -> None:
+        """Serve trajectories as a gateway, until cancelled. `flush` is called with a trajectory_uid when the pool needs
+        all steps that are held here; it returns when the pool has them."""
+
+    async def stop_serving(self) -> None:
+        """This gateway ends, and holds nothing."""
 
     async def give_reward(self, reward: RewardGiven) -> bool:
         """True if it is kept: for training, or, after the trajectory was handed out, in the archive."""

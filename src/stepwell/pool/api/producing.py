@@ -63,6 +63,8 @@ class Registration:
     """Where the group's rollouts come from. It counts only for the trajectory that opens the group."""
     outcome: GivenReward | None = None
     """The outcome reward of a trajectory that has already ended, elsewhere. It counts only if the trajectory is new."""
+    gateway: str = ""
+    """The gateway that serves the trajectory; empty if none does."""
 
 
 @message
@@ -82,9 +84,17 @@ class RewardGiven:
     """The reason, in words."""
 
 
+class FlushNeeded(Exception):
+    """Why a trajectory is not completed yet: another gateway may hold steps of it, and is asked for them."""
+
+
 @message
+@dataclass(frozen=True, slots=True)
 class KnowsCall(TrajectoryRef):
     """Is this trajectory registered, and not closed yet? The answer is its channel, or None."""
+
+    gateway: str = ""
+    """The gateway that serves the trajectory from now on."""
 
 
 @message
@@ -100,6 +110,9 @@ class CompleteCall(TrajectoryRef):
     reward: float | None
     failure: str = ""
     """How the policy failed; empty if it did not."""
+    gateway: str = ""
+    """The gateway that sends the call, which has flushed the trajectory. Without a name, as from a gateway of an older
+    release, the others are not waited for."""
 
 
 ProducerCall = KnowsCall | Registration | CompleteCall | AbortCall

@@ -8,7 +8,7 @@ trainers by `DataPool` (blocking).
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -33,6 +33,7 @@ from stepwell.pool.api.producing import (
     AbortCall,
     CompleteCall,
     EndResult,
+    FlushNeeded,
     KnowsCall,
     ProducerAnswer,
     ProducerCall,
@@ -45,6 +46,7 @@ from stepwell.pool.api.stats import PoolStats, merge_stats
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_oldest, settle_leases
+from stepwell.pool.client.flush_follower import FlushFollower
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.client.scoring import ScoringClient
 from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, RayTransport, ShardSet, ShardTransport, shard_of
@@ -60,6 +62,8 @@ SERVING_WAIT = 30.0
 """Seconds that one call waits for a new policy version, or another list of engines."""
 SERVING_RETRY_PAUSE = 1.0
 CHECK_TIMEOUT = 1.0
+FLUSH_WAIT = 25.0
+"""Seconds that a completion waits for the steps that other gateways hold."""
 DELIVERY_LEASE = 60.0
 """Seconds. The lease of a batch that is acknowledged on arrival."""
 
@@ -83,6 +87,7 @@ class PoolClient(ScoringClient, WatchClient):
         super().__init__(ShardSet(name, shards, timeout=timeout, part_timeout=part_timeout))
         self._senders: dict[str, BatchSender[ProducerCall, ProducerAnswer]] = {}
         """By shard."""
+        self._flushes = FlushFollower(self.shards)
         self._serving: Serving | None = None
         self._serving_changed = asyncio.Event()
         self._versions = VersionDelivery(self.shards, self._note_serving)
@@ -110,10 +115,10 @@ class PoolClient(ScoringClient, WatchClient):
         return (await self.shards.at(self.shards.pool).serving()).engines or ()
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
-        return await self._send(KnowsCall(trajectory_uid, prompt_uid))
+        return await self._send(KnowsCall(trajectory_uid, prompt_uid, self._flushes.gateway))
 
     async def register_trajectory(self, registration: Registration) -> None:
-        await self._send(registration)
+        await self._send(replace(registration, gateway=self._flushes.gateway))
 
     async def shard_finder(self) -> Callable[[str], str]:
         names = await self.shards.names()
@@ -151,7 +156,18 @@ class PoolClient(ScoringClient, WatchClient):
     async def complete_trajectory(
         self, trajectory_uid: str, prompt_uid: str, reward: float | None, failure: str = ""
     ) -> EndResult:
-        return await self._send(CompleteCall(trajectory_uid, prompt_uid, reward, failure))
+        call = CompleteCall(trajectory_uid, prompt_uid, reward, failure, self._flushes.gateway)
+        try:
+            return await self._send(call)
+        except FlushNeeded:
+            shard = self.shards.at(await self.shards.owner(prompt_uid), timeout=FLUSH_WAIT + self.shards.timeout)
+            return await shard.complete_flushed(call, FLUSH_WAIT)
+
+    async def follow_flushes(self, flush: Callable[[str], Awaitable[None]]) -> None:
+        await self._flushes.run(flush)
+
+    async def stop_serving(self) -> None:
+        await self._flushes.leave()
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         return await self._send(AbortCall(trajectory_uid, prompt_uid))

@@ -33,6 +33,8 @@ from stepwell.pool.api.producing import (
     TRAIN,
     AbortCall,
     CompleteCall,
+    EndResult,
+    FlushNeeded,
     KnowsCall,
     ProducerAnswer,
     ProducerCall,
@@ -48,6 +50,7 @@ from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.disk_floor import DiskFloor
+from stepwell.pool.shard.gateway_roster import GatewayRoster
 from stepwell.pool.shard.group_commit import GroupCommit
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.late_rewards import LateReward, reward_of_relabel
@@ -106,6 +109,7 @@ class ShardService:
         if journal is not None:
             store = journal.store
             self._floor = DiskFloor(plan.min_free_bytes, store.free_bytes, shard=name, place=store.name)
+        self._gateways = GatewayRoster(self.pool.state.gateways, monotonic)
         self._epoch = uuid4().hex
         self._state = 0
         """Counts the changes after which something may have become ready."""
@@ -129,6 +133,39 @@ class ShardService:
         if any(isinstance(call, CompleteCall) for call in calls):
             await self._notify()
         return answers
+
+    async def flush_requests(self, gateway: str, timeout: float) -> list[str]:
+        """The trajectories of which this gateway must send all steps that it holds. Waits until there are some."""
+        return await self._gateways.requests(gateway, timeout)
+
+    async def flushed(self, gateway: str, trajectory_uids: Sequence[str]) -> None:
+        """The gateway holds no step of these trajectories."""
+        for trajectory in filter(None, map(self.pool.state.trajectories.get, trajectory_uids)):
+            self.pool.state.set_gateways(trajectory, self._gateways.holders(trajectory, but=gateway))
+        self._gateways.notify()
+
+    async def leave(self, gateway: str) -> None:
+        """The gateway ends, and holds nothing."""
+        self._gateways.leave(gateway)
+
+    async def complete_flushed(self, call: CompleteCall, timeout: float) -> EndResult:
+        """Complete a trajectory as soon as no other living gateway holds steps of it."""
+        deadline = time.monotonic() + timeout
+        while holders := self._holders(call):
+            if time.monotonic() > deadline:
+                raise PoolUnavailable(
+                    f"{len(holders)} gateways have not sent their steps of trajectory {call.trajectory_uid} within "
+                    f"{timeout:g} s; try again"
+                )
+            for gateway in holders:
+                self._gateways.ask(gateway, call.trajectory_uid)
+            await self._gateways.wait(self._recheck_interval)
+        (answer,) = await self.answer([call])
+        if isinstance(answer, FlushNeeded):  # a gateway has come since
+            return await self.complete_flushed(call, max(0.0, deadline - time.monotonic()))
+        if isinstance(answer, Exception):
+            raise answer
+        return EndResult(str(answer))
 
     async def submit_steps(
         self, steps: Columns, channel: str | None = None, group_size: int | None = None
@@ -331,13 +368,17 @@ class ShardService:
     def _answer(self, call: ProducerCall, shortage: str | None) -> ProducerAnswer | Exception:
         try:
             match call:
-                case KnowsCall(trajectory_uid, prompt_uid):
+                case KnowsCall(trajectory_uid, prompt_uid, gateway):
+                    self._attach(trajectory_uid, gateway)
                     return self.pool.ingest.knows(trajectory_uid, prompt_uid)
                 case Registration() if shortage is not None:
                     return PoolUnavailable(shortage)
                 case Registration():
                     self.pool.ingest.register(call)
+                    self._attach(call.trajectory_uid, call.gateway)
                     return None
+                case CompleteCall() if self._holders(call):
+                    return FlushNeeded()
                 case CompleteCall(trajectory_uid, prompt_uid, reward, failure):
                     return self.pool.ingest.complete(trajectory_uid, prompt_uid, reward, failure)
                 case AbortCall(trajectory_uid, prompt_uid):
@@ -349,6 +390,22 @@ class ShardService:
         except Exception as failure:
             log.exception("shard %s failed to answer %s", self._name, call)
             return failure
+
+    def _attach(self, trajectory_uid: str, gateway: str) -> None:
+        """The gateway serves the trajectory."""
+        trajectory = self.pool.state.trajectories.get(trajectory_uid)
+        if gateway:
+            self._gateways.note(gateway)
+            self.pool.state.set_living_gateways(self._gateways.living())
+            if trajectory is not None and trajectory.gateways is not None:
+                self.pool.state.set_gateways(trajectory, trajectory.gateways | {gateway})
+
+    def _holders(self, call: CompleteCall) -> set[str]:
+        """The other gateways that may hold steps of a trajectory that is to be completed."""
+        trajectory = self.pool.state.trajectories.get(call.trajectory_uid)
+        if not call.gateway or trajectory is None or trajectory.completed or not trajectory.is_at_home:
+            return set()
+        return self._gateways.holders(trajectory, but=call.gateway)
 
     def _check_room(self) -> None:
         shortage = self._disk_shortage()

@@ -51,6 +51,9 @@ class PoolState(StateBase):
         if engines != self.serving.engines:
             self.serving = replace(self.serving, engines=engines, revision=self.serving.revision + 1)
 
+    def set_living_gateways(self, gateways: tuple[str, ...]) -> None:
+        self.gateways = gateways
+
     def open_channel(self, name: str) -> Channel:
         """The channel of that name, a new one if there is none."""
         return self._index(name)
@@ -79,7 +82,7 @@ class PoolState(StateBase):
         self, group: Group, uid: str, metadata: JsonObject, outcome: GivenReward | None = None
     ) -> Trajectory:
         self._counters.registered += 1
-        trajectory = Trajectory(uid, group, metadata, self._counters.registered)
+        trajectory = Trajectory(uid, group, metadata, self._counters.registered, gateways=frozenset())
         if outcome is not None:
             trajectory.reward, trajectory.reward_source = outcome.value, outcome.source
             trajectory.reward_revision = outcome.revision
@@ -94,6 +97,10 @@ class PoolState(StateBase):
     def update_metadata(self, trajectory: Trajectory, metadata: JsonObject) -> None:
         trajectory.metadata = metadata
         self._changed(trajectory)
+
+    def set_gateways(self, trajectory: Trajectory, gateways: Iterable[str]) -> None:
+        """Those that may hold steps of it."""
+        trajectory.gateways = frozenset(gateways)
 
     def complete(self, trajectory: Trajectory, reward: float | None = None, source: str = "") -> None:
         """The rollout is over. Doing it again is harmless, and may bring another reward."""
@@ -382,6 +389,7 @@ class PoolState(StateBase):
     def recall(self, snapshot: Mapping[str, Any]) -> None:
         engines = snapshot.get("engines")
         self.serving = Serving(snapshot["policy_version"], None if engines is None else tuple(engines))
+        self.gateways = tuple(snapshot.get("gateways", ()))
         self._counters = Counters(**snapshot["counters"])
         for name, unit in snapshot["units"].items():
             self._index(name).claim(unit and Unit(unit))

@@ -45,6 +45,8 @@ class Trajectory:
     """Why it is not offered to reward workers though it lacks a reward: a reward lease, `resting` or `given up`."""
     failures: int = 0
     """Number of failed attempts to score it."""
+    gateways: frozenset[str] | None = None
+    """The gateways that may hold steps of it. None after a restart: then it may be any."""
     rejected: str | None = None
     """Who rejected it while a trainer had it, and why. It is dropped when it returns."""
     position: int = 0

@@ -42,6 +42,8 @@ class StateBase:
         """Seconds that pass only while the pool runs, whatever the wall clock does. Deadlines, leases and rests are in
         it."""
         self.serving = Serving()
+        self.gateways: tuple[str, ...] = ()
+        """Those that were alive when the pool last looked."""
         self.trajectories: dict[str, Trajectory] = {}
         """Open, complete or under lease."""
         self.history: dict[str, Trajectory] = {}
@@ -132,7 +134,7 @@ class StateBase:
 
     def snapshot(self) -> dict[str, Any]:
         """The numbers, in plain values; `recall` takes them back."""
-        return dump_numbers(self.serving, self._counters, self._channels)
+        return {"gateways": self.gateways, **dump_numbers(self.serving, self._counters, self._channels)}
 
     # -- how operations end --------------------------------------------------------------------------------------------
 

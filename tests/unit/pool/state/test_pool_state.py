@@ -108,6 +108,13 @@ class StateMachine(RuleBasedStateMachine):
         assert set(remove).isdisjoint(self.state.serving.engines or ())
         assert set(add) - set(remove) <= set(self.state.serving.engines or ())
 
+    @rule(gateways=st.sampled_from(((), ("a",), ("a", "b"))), pick=pick)
+    def set_gateways(self, gateways: tuple[str, ...], pick: int) -> None:
+        self.state.set_living_gateways(gateways)
+        trajectory = self.any_at_home(pick)
+        if trajectory is not None:
+            self.state.set_gateways(trajectory, gateways)
+
     @rule(name=names)
     def claim_unit(self, name: str) -> None:
         channel = self.state.open_channel(name)
@@ -158,7 +165,9 @@ class StateMachine(RuleBasedStateMachine):
     @rule(pick=pick, reward=st.none() | values)
     def complete(self, pick: int, reward: float | None) -> None:
         trajectory = self.any_at_home(pick)
-        if trajectory is not None and any(step.quarantine is None for step in trajectory.steps.values()):
+        if trajectory is None:
+            return
+        if reward is not None or any(step.quarantine is None for step in trajectory.steps.values()):
             self.state.complete(trajectory, reward, "completion")
 
     @rule(pick=pick, frees_place=st.booleans())

@@ -1,0 +1,115 @@
+"""D1: a completion waited for the steps of its own gateway alone, so rollouts were trained without their last steps."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import CompleteCall, EndResult, FlushNeeded, KnowsCall, Registration
+from stepwell.pool.shard.gateway_roster import HEARTBEAT
+from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.steps.columns import pack
+from tests.builders import make_step
+
+COMPLETION = CompleteCall("t", "p", 1.0, gateway="a")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def shard(clock: Clock) -> ShardService:
+    return ShardService(PoolPlan(), "data_pool", monotonic=clock, recheck_interval=0.01)
+
+
+async def serve(shard: ShardService, *gateways: str) -> None:
+    """The first gateway opens a trajectory, and each of the others gets a call of it."""
+    await shard.answer([Registration("t", "p", gateway=gateways[0])])
+    for gateway in gateways[1:]:
+        assert await shard.answer([KnowsCall("t", "p", gateway)]) == ["train"]
+
+
+async def send_step(shard: ShardService, uid: str) -> None:
+    await shard.submit_steps(pack([make_step(uid=uid)]))
+
+
+async def test_a_trajectory_of_one_gateway_is_completed_at_once(shard: ShardService) -> None:
+    await serve(shard, "a")
+    await send_step(shard, "s")
+    assert await shard.answer([COMPLETION]) == [EndResult.COMPLETED]
+
+
+async def test_a_completion_waits_until_the_other_gateways_have_sent_what_they_hold(shard: ShardService) -> None:
+    await serve(shard, "a", "b", "c")
+    (answer,) = await shard.answer([COMPLETION])
+    assert isinstance(answer, FlushNeeded)
+    completing = asyncio.create_task(shard.complete_flushed(COMPLETION, 30.0))
+    for gateway in ("b", "c"):
+        assert await shard.flush_requests(gateway, 30.0) == ["t"]
+        await send_step(shard, gateway)
+        assert not completing.done()
+        await shard.flushed(gateway, ["t"])
+    assert await completing is EndResult.COMPLETED
+    assert len(shard.pool.state.trajectories["t"].steps) == 2
+
+
+async def test_a_gateway_that_is_dead_is_not_waited_for(shard: ShardService, clock: Clock) -> None:
+    await serve(shard, "a", "b")
+    await send_step(shard, "s")
+    clock.now += HEARTBEAT + 1
+    assert await shard.answer([COMPLETION]) == [EndResult.COMPLETED]
+
+
+async def test_a_gateway_that_dies_meanwhile_is_not_waited_for(shard: ShardService, clock: Clock) -> None:
+    await serve(shard, "a", "b")
+    await send_step(shard, "s")
+    completing = asyncio.create_task(shard.complete_flushed(COMPLETION, 30.0))
+    assert await shard.flush_requests("b", 30.0) == ["t"]
+    clock.now += HEARTBEAT + 1
+    assert await completing is EndResult.COMPLETED
+
+
+async def test_a_gateway_that_ends_in_order_is_not_waited_for(shard: ShardService) -> None:
+    await serve(shard, "a", "b")
+    await send_step(shard, "s")
+    await shard.leave("b")
+    assert await shard.answer([COMPLETION]) == [EndResult.COMPLETED]
+
+
+async def test_a_living_gateway_that_does_not_flush_delays_the_completion_and_is_asked_again(
+    shard: ShardService,
+) -> None:
+    await serve(shard, "a", "b")
+    with pytest.raises(PoolUnavailable, match="1 gateways have not sent their steps of trajectory t"):
+        await shard.complete_flushed(COMPLETION, 0.05)
+    assert not shard.pool.state.trajectories["t"].completed
+    assert await shard.flush_requests("b", 30.0) == ["t"]
+
+
+async def test_after_a_restart_all_gateways_are_asked(tmp_path: Path, clock: Clock) -> None:
+    def started() -> tuple[ShardService, SqliteJournal]:
+        journal = SqliteJournal(tmp_path / "journal.db", closed_kept=10)
+        return ShardService(PoolPlan(), "data_pool", journal=journal, monotonic=clock, recheck_interval=0.01), journal
+
+    shard, journal = started()
+    await serve(shard, "a", "b")
+    journal.close()
+    shard, journal = started()
+    (answer,) = await shard.answer([COMPLETION])
+    assert isinstance(answer, FlushNeeded)
+    await send_step(shard, "s")
+    await shard.flushed("b", ["t"])
+    assert await shard.answer([COMPLETION]) == [EndResult.COMPLETED]
+    journal.close()
