@@ -55,7 +55,7 @@ def run_gateway(settings: GatewaySettings) -> None:
         prompt_length=settings.prompt_length,
         response_length=settings.response_length,
         keys=keys,
-        spool=Spool(Path(settings.spool)) if settings.spool else None,
+        spool=Spool(Path(settings.spool), settings.spool_bytes) if settings.spool else None,
         is_durable=settings.durability == "sync",
         sampling={
             channel: SamplingPolicy(on_policy=mode == ON_POLICY, temperature=settings.temperature)

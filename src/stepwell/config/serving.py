@@ -56,6 +56,8 @@ class GatewaySettings(ServerSection):
     """Further models or adapters that agents may ask for, separated by commas; their steps are left out of training."""
     spool: str | None = None
     """File in which steps wait for the pool, so that they survive this process; without it, they wait in memory."""
+    spool_bytes: int = Field(default=16 * 2**30, ge=2**20)
+    """Most bytes of steps in the spool; beyond that, the oldest are given up and counted."""
     atropos: bool = False
     """Also serve the Atropos-compatible API, below /atropos."""
     atropos_state: str | None = None

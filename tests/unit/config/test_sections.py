@@ -38,6 +38,7 @@ def test_the_documented_command_line_is_understood() -> None:
         "model": "",
         "other_models": (),
         "spool": None,
+        "spool_bytes": 16 * 2**30,
         "atropos": False,
         "atropos_state": None,
         "host": "0.0.0.0",

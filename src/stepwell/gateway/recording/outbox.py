@@ -88,8 +88,8 @@ class Outbox:
         """`on_refused` gets the trajectory_uid of a step that the pool has no trajectory for. The confirmer completes
         steps before they are sent.
 
-        The spool gets a copy of all steps that are held, so its file has the same bounds. The steps that an earlier
-        process left in it are sent first.
+        The spool gets a copy of all steps that are held. Steps beyond `max_held` and `max_held_bytes` wait in it alone,
+        up to its own bound; without a spool they are given up. The steps that an earlier process left are sent first.
         """
         self.delivered: Counter[str] = Counter()
         """Steps that the pool has, by verdict."""
@@ -115,14 +115,20 @@ class Outbox:
         """Who waits for the verdict on a step; None as a verdict means that the step was given up."""
         self._dropped = 0
         self._logged_at = -LOG_INTERVAL
+        self._recall_below = max_held // 2, max_held_bytes // 2
+        """Steps and bytes in memory below which steps are read back from disk."""
+        self._on_disk: Counter[str] = Counter()
+        """Steps that are in the spool alone, by trajectory."""
+        self._is_recalling = False
         if spool is not None:
             self._queue.add(spool.take_leftovers())
+            self._on_disk += spool.found_on_disk
             self._arrived.set()
 
     @property
     def waiting(self) -> int:
         """Steps that the pool has not answered for."""
-        return self._queue.steps
+        return self._held(None)
 
     @property
     def waiting_bytes(self) -> int:
@@ -134,8 +140,12 @@ class Outbox:
         if self._spool is not None:
             self._spool.add(steps)
         self._arrived.set()
-        if dropped := self._queue.trim():
-            self._drop(dropped)
+        if trimmed := self._queue.trim():
+            if self._spool is None:
+                self._drop(trimmed)
+            else:
+                self._on_disk.update(step.trajectory_uid for step in trimmed)
+                self._spool.release(trimmed)
 
     async def record_durably(self, steps: Sequence[Step]) -> None:
         """Take over steps, and return when the pool has them.
@@ -164,7 +174,7 @@ class Outbox:
 
     async def settle(self, trajectory_uid: str | None = None, timeout: float = SETTLE_TIMEOUT) -> None:
         """Wait until the pool has answered for all steps of that trajectory, or for all steps."""
-        if not self._queue.held(trajectory_uid):
+        if not self._held(trajectory_uid):
             return
         settled = self._settling.setdefault(trajectory_uid, asyncio.Event())
         self._hurry()
@@ -172,7 +182,7 @@ class Outbox:
             async with asyncio.timeout(timeout):
                 await settled.wait()
         except TimeoutError:
-            waiting = self._queue.held(trajectory_uid)
+            waiting = self._held(trajectory_uid)
             raise PoolUnavailable(f"{waiting} steps still wait for the pool after {timeout:g} s; try again") from None
 
     async def drain(self, timeout: float) -> None:
@@ -189,6 +199,10 @@ class Outbox:
 
     async def run(self) -> None:
         """Send steps, until cancelled."""
+        if self._spool is not None:
+            loop = asyncio.get_running_loop()
+            self._spool.on_given_up = lambda uids: loop.call_soon_threadsafe(self._given_up_on_disk, uids)
+            self._recall()
         async with asyncio.TaskGroup() as sending:
             while True:
                 await self._arrived.wait()
@@ -311,7 +325,35 @@ class Outbox:
             self._postpone(lane, sender, refused_as_full)
         if self._spool is not None:
             self._spool.remove(answered)
+            self._recall()
         self._log_dropped()
+
+    def _recall(self) -> None:
+        """Read steps back that are on disk only, if there is room in memory."""
+        steps, nbytes = self._recall_below
+        has_room = self._queue.steps <= steps and self._queue.nbytes <= nbytes
+        if self._spool is not None and self._on_disk and has_room and not self._is_recalling:
+            self._is_recalling = True
+            loop = asyncio.get_running_loop()
+            self._spool.recall(nbytes // 2, lambda found: loop.call_soon_threadsafe(self._recalled, found))
+
+    def _recalled(self, steps: Sequence[Step]) -> None:
+        self._is_recalling = False
+        self._on_disk -= Counter(step.trajectory_uid for step in steps)
+        self._queue.add(steps)
+        self._arrived.set()
+
+    def _given_up_on_disk(self, trajectory_uids: Sequence[str]) -> None:
+        self.lost["spool_full"] += len(trajectory_uids)
+        self._dropped += len(trajectory_uids)
+        self._on_disk -= Counter(trajectory_uids)
+        for uid in dict.fromkeys(trajectory_uids):
+            self._wake(uid)
+        self._log_dropped()
+
+    def _held(self, trajectory_uid: str | None) -> int:
+        on_disk = self._on_disk.total() if trajectory_uid is None else self._on_disk[trajectory_uid]
+        return self._queue.held(trajectory_uid) + on_disk
 
     def _count(self, step: Step, verdict: SubmitVerdict) -> None:
         if verdict in TAKEN:
@@ -339,8 +381,6 @@ class Outbox:
         self._dropped += len(dropped)
         for step in dropped:
             self._notify(step, None)
-        if self._spool is not None:
-            self._spool.remove(dropped)
         self._log_dropped()
 
     def _notify(self, step: Step, verdict: SubmitVerdict | None) -> None:
@@ -350,8 +390,11 @@ class Outbox:
         answer = self._awaited.pop(step, None)
         if answer is not None and not answer.done():
             answer.set_result(verdict)
-        for waiting_for in (step.trajectory_uid, None):
-            if waiting_for in self._settling and not self._queue.held(waiting_for):
+        self._wake(step.trajectory_uid)
+
+    def _wake(self, trajectory_uid: str) -> None:
+        for waiting_for in (trajectory_uid, None):
+            if waiting_for in self._settling and not self._held(waiting_for):
                 self._settling.pop(waiting_for).set()
 
     def _log_dropped(self, interval: float = LOG_INTERVAL) -> None:
