@@ -1,10 +1,10 @@
 """What the DataPool costs compared with bare Ray: steps of 2,048 + 256 tokens into it and out of it, on this machine.
 
-Ingest: the same messages of 32 steps, eight in flight, go to a bare actor that only keeps them, to a shard, to a
-shard with a journal, and to four shards in turn. A step is a trajectory, a group has eight of them. All are emptied
-after each round, outside the measured time. Fetch: 64 groups, 512 steps, under a lease, compared with `ray.put` +
-`ray.get` of that batch. Compared figures are measured in turns, and a ratio is the median over rounds, so that other
-load on the machine affects all alike.
+Ingest: the same messages of 32 steps, eight in flight, go to a bare actor that only keeps them, to a shard, to a shard
+with a journal (`--sync full`, then `normal`), and to four shards in turn. A step is a trajectory, a group has eight of
+them. All are emptied after each round, outside the measured time. Fetch: 64 groups, 512 steps, under a lease, compared
+with `ray.put` + `ray.get` of that batch. Compared figures are measured in turns, and a ratio is the median over rounds,
+so that other load on the machine affects all alike.
 
     python -m benchmarks.pool
 """
@@ -27,7 +27,7 @@ import ray
 from benchmarks.pool_rules import measure_depths
 from benchmarks.report import report
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
-from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
 from stepwell.pool.shard.actor import MAX_CONCURRENT_CALLS, ShardActor
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step, logprobs_array
@@ -90,8 +90,8 @@ def start(kind: type, *args: object) -> Any:
     return ray.remote(kind).options(max_concurrency=MAX_CONCURRENT_CALLS, num_cpus=0).remote(*args)
 
 
-def start_shard(name: str, journal: str | None = None) -> Any:
-    return start(ShardActor, PoolPlan(name=name, limits=Limits(max_queue_size=10**6), journal=journal), name)
+def start_shard(name: str, journal: str | None = None, sync: JournalSync = JournalSync.FULL) -> Any:
+    return start(ShardActor, PoolPlan(name=name, limits=Limits(max_queue_size=10**6), journal=journal, sync=sync), name)
 
 
 def fetch(shard: Any, steps: int) -> Any:
@@ -107,6 +107,7 @@ def all_sides() -> Iterator[dict[str, Side]]:
             "bare": Side([bare], lambda actor, steps: actor.clear.remote()),
             "shard": Side([start_shard("shard")], fetch),
             "journal": Side([start_shard("journal", journal)], fetch),
+            "journal_normal": Side([start_shard("journal_normal", journal, JournalSync.NORMAL)], fetch),
             "shards": Side([start_shard(f"shard-{n}") for n in range(SHARDS)], fetch),
         }
 
@@ -157,6 +158,7 @@ def measure_ingest() -> dict[str, float]:
     return figures | {
         "shard_of_bare": ratio(rates["shard"], rates["bare"]),
         "journal_of_bare": ratio(rates["journal"], rates["bare"]),
+        "journal_normal_of_bare": ratio(rates["journal_normal"], rates["bare"]),
         "four_shards_of_one": ratio(rates["shards"], rates["shard"]),
     }
 

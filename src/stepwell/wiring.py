@@ -26,7 +26,7 @@ from stepwell.gateway.app import create_app
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.asgi import GatewayAsgi
-from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.plan import JournalSync, PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.shard.actor import start_pool
@@ -115,6 +115,7 @@ def run_pool(settings: PoolSettings) -> None:
         shards=settings.shards,
         limits=settings.limits(),
         journal=settings.journal and str(Path(settings.journal).resolve()),
+        sync=JournalSync(settings.sync),
         min_free_bytes=settings.min_free_bytes,
         archive=settings.archive,
         resource=settings.resource,

@@ -15,10 +15,14 @@ WAL_HEADER, FRAME_HEADER = 32, 24
 MAX_SET_ASIDE = 1000
 
 
-def open_wal(path: Path, *, exclusive: bool = False, lock_timeout: float = 5.0) -> sqlite3.Connection:
+def open_wal(
+    path: Path, *, exclusive: bool = False, sync: bool = False, lock_timeout: float = 5.0
+) -> sqlite3.Connection:
     """Open a database in WAL mode, with explicit transactions. The folder is created if it is missing.
 
-    With `exclusive`, no other process can open the file from the first change until this process closes it or ends.
+    With `sync`, a commit is on the disk when it returns, and survives a loss of power. Without, it survives a kill of
+    the process. With `exclusive`, no other process can open the file from the first change until this process closes it
+    or ends.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     db = sqlite3.connect(path, timeout=lock_timeout, isolation_level=None, check_same_thread=False)
@@ -27,7 +31,7 @@ def open_wal(path: Path, *, exclusive: bool = False, lock_timeout: float = 5.0) 
         if exclusive:
             db.execute("PRAGMA locking_mode = EXCLUSIVE")
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
     except sqlite3.Error:
         db.close()
         raise

@@ -24,6 +24,8 @@ class PoolSettings(RaySection):
     """Number of actors that form the pool."""
     journal: str | None = None
     """Folder of the journals; with it, a killed pool restarts with all data that it had acknowledged."""
+    sync: Literal["full", "normal"] = "full"
+    """What acknowledged data survives: full, a loss of power; normal, a kill of the process."""
     new_journals: bool = False
     """Create journals that are missing while others of the pool are there; what they held is given up."""
     min_free_bytes: int = Field(default=256 * 2**20, ge=0)

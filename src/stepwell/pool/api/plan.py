@@ -34,6 +34,15 @@ class OnRewardFailure(StrEnum):
     """It stays without a reward until someone gives one or its group's deadline passes."""
 
 
+class JournalSync(StrEnum):
+    """What an acknowledged change survives."""
+
+    FULL = "full"
+    """A loss of power: the disk has it."""
+    NORMAL = "normal"
+    """A kill of the process. A crash of the machine may cost the last changes."""
+
+
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -86,6 +95,8 @@ class PoolPlan:
     limits: Limits = field(default_factory=Limits)
     journal: str | None = None
     """Folder of the shards' journals; None keeps the pool in memory only."""
+    sync: JournalSync = JournalSync.FULL
+    """When a change is acknowledged."""
     min_free_bytes: int = 256 * 2**20
     """Free space on the journals' disk below which shards take no new data."""
     archive: str | None = None

@@ -60,6 +60,7 @@ class ShardActor(ShardService):
                 JournalIdentity(pool=plan.name, pool_uid=plan.uid, shards=plan.shards, index=index),
                 closed_kept=plan.limits.closed_kept,
                 must_exist=must_exist or _is_restarted(),
+                sync=plan.sync,
             )
             try:
                 journal = open_journal()

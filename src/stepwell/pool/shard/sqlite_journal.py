@@ -1,6 +1,6 @@
 """The journal of a shard as a SQLite file on the disk of its node.
 
-- A commit is one transaction of the write-ahead log.
+- A commit is one transaction of the write-ahead log. With `sync=full` it returns when the disk has it.
 - One process has the file open. It holds a lock, and it raised the file's epoch when it opened it: a commit under an
   older epoch fails.
 """
@@ -20,6 +20,7 @@ import orjson
 
 from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_damaged
 from stepwell.errors import JournalRefused
+from stepwell.pool.api.plan import JournalSync
 from stepwell.pool.shard.journal import (
     PUT_META,
     SCHEMA_VERSION,
@@ -52,9 +53,17 @@ CHECKPOINT_PAGES = 4_096
 
 
 class SqliteStore:
-    def __init__(self, path: Path, identity: JournalIdentity | None = None, *, must_exist: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        identity: JournalIdentity | None = None,
+        *,
+        must_exist: bool = False,
+        sync: JournalSync = JournalSync.FULL,
+    ) -> None:
         """JournalRefused if the file is that of another pool or shard, or is not there though it must exist."""
         self.path = path
+        self._sync = sync is JournalSync.FULL
         self.identity = identity
         self.name = str(path)
         self.torn_frames = 0
@@ -138,7 +147,7 @@ class SqliteStore:
 
     def _open_file(self) -> sqlite3.Connection:
         wal_frames = count_wal_frames(self.path)
-        db = open_wal(self.path)
+        db = open_wal(self.path, sync=self._sync)
         try:
             recovered_frames = int(db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])
             self.torn_frames = max(0, wal_frames - recovered_frames)
@@ -149,6 +158,8 @@ class SqliteStore:
             db.executescript(TABLES)
             _upgrade(db)
             self._write_meta(db)
+            if self._sync:
+                _sync_folder(self.path.parent)
         except BaseException:
             db.close()
             raise
@@ -187,9 +198,15 @@ class SqliteJournal(ShardJournal):
     """A journal in a file of its own."""
 
     def __init__(
-        self, path: Path, identity: JournalIdentity | None = None, *, closed_kept: int, must_exist: bool = False
+        self,
+        path: Path,
+        identity: JournalIdentity | None = None,
+        *,
+        closed_kept: int,
+        must_exist: bool = False,
+        sync: JournalSync = JournalSync.FULL,
     ) -> None:
-        self.file = SqliteStore(path, identity, must_exist=must_exist)
+        self.file = SqliteStore(path, identity, must_exist=must_exist, sync=sync)
         super().__init__(self.file, closed_kept=closed_kept)
 
     @property
@@ -218,6 +235,15 @@ def _has_meta(db: sqlite3.Connection) -> bool:
 def _read_identity(db: sqlite3.Connection) -> JournalIdentity | None:
     row = db.execute("SELECT value FROM meta WHERE key = 'identity'").fetchone()
     return JournalIdentity(**orjson.loads(row[0])) if row else None
+
+
+def _sync_folder(folder: Path) -> None:
+    """The name of a new file is on the disk with this."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _read_number(db: sqlite3.Connection, key: str) -> int:
