@@ -3,13 +3,13 @@
 The likeliest next token is asked for at two temperatures. Raw log-probabilities are the same at both.
 """
 
-import orjson
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
-from stepwell.engines.engine import EngineHttp
 from stepwell.errors import EngineUnavailable
 from stepwell.steps.sampling import PROCESSED, RAW
 from stepwell.steps.step import JsonObject
-from stepwell.wire.openai import Upstream, read_object
+from stepwell.wire.openai import read_object
 
 PROMPT = "Once upon a time"
 TEMPERATURES = (0.5, 2.0)
@@ -19,21 +19,24 @@ PROBE_USER = "stepwell-probe"
 """The `user` of these requests, by which a server's log can tell them."""
 
 
-async def probe_logprobs_mode(http: EngineHttp, model: str) -> str:
+AskForCompletion: TypeAlias = Callable[[JsonObject], Awaitable[bytes | None]]
+"""Sends a request for a completion; gives the body of the reply, None if it was refused or did not come."""
+
+
+async def probe_logprobs_mode(ask: AskForCompletion, model: str) -> str:
     """RAW or PROCESSED; empty if the engine does not tell, or if the next token is certain at both temperatures."""
-    cold, hot = [await _likeliest(http, model, temperature) for temperature in TEMPERATURES]
+    cold, hot = [await _likeliest(ask, model, temperature) for temperature in TEMPERATURES]
     if cold is None or hot is None or min(cold, hot) > -TOLERANCE:
         return ""
     return RAW if abs(cold - hot) <= TOLERANCE else PROCESSED
 
 
-async def _likeliest(http: EngineHttp, model: str, temperature: float) -> float | None:
+async def _likeliest(ask: AskForCompletion, model: str, temperature: float) -> float | None:
     """The largest log-probability of a next token."""
     sampling: JsonObject = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 1}
-    asked = {"model": model, "prompt": PROMPT, "max_tokens": 1, "user": PROBE_USER, **sampling}
+    raw = await ask({"model": model, "prompt": PROMPT, "max_tokens": 1, "user": PROBE_USER, **sampling})
     try:
-        status, raw = await http.ask(Upstream.COMPLETIONS, orjson.dumps(asked))
-        choices = read_object(raw, "answer")["choices"] if status == 200 else []
+        choices: Any = read_object(raw or b"", "answer")["choices"]
         return max(map(float, choices[0]["logprobs"]["top_logprobs"][0].values()))
     except (EngineUnavailable, KeyError, TypeError, ValueError, IndexError, AttributeError):
         return None

@@ -126,7 +126,14 @@ class VllmEngine(EngineKind):
         return answer if isinstance(answer, str) else None
 
     async def logprobs_mode(self, http: EngineHttp, model: str) -> str:
-        return await probe_logprobs_mode(http, model)
+        async def ask(request: JsonObject) -> bytes | None:
+            try:
+                status, raw = await http.ask(Upstream.COMPLETIONS, orjson.dumps(request))
+            except EngineUnavailable:
+                return None
+            return raw if status == 200 else None
+
+        return await probe_logprobs_mode(ask, model)
 
     async def detokenize(self, http: EngineHttp, model: str, ids: Sequence[int]) -> str | None:
         try:

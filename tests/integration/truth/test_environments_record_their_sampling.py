@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from stepwell.envs import APIServerConfig, ServerManager, gather
+from stepwell.steps.sampling import PROCESSED, RAW
 from tests.rig.atropos.server import scored_group, serve_atropos
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
@@ -40,6 +41,19 @@ async def test_a_sequence_knows_the_temperature_that_the_engine_was_asked_for(
     assert (body["temperature"], body["top_p"]) == (temperature, 1.0)
     assert (node.temperature, node.untrainable) == (temperature, None)
     assert gather([node.item(1.0), node.item(0.0)])["temperatures"] == [temperature] * 2
+
+
+@pytest.mark.parametrize(("mode", "kinds"), [(RAW, ["raw_logprobs", None]), (PROCESSED, [None, None])])
+async def test_raw_log_probabilities_at_another_temperature_are_not_trained(mode: str, kinds: list[str | None]) -> None:
+    async with FakeEngine() as engine, servers_behind("vllm", engine) as servers:
+        engine.logprobs_mode = mode
+        found = []
+        for temperature in (0.7, 1.0):
+            async with servers.managed_server() as session:
+                await session.chat_completion(**ASKED, temperature=temperature)
+                (node,) = session.get_state()["nodes"]
+            found.append(node.untrainable and node.untrainable.split(":")[0])
+    assert found == kinds
 
 
 @pytest.mark.parametrize(

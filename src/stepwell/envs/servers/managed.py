@@ -68,7 +68,9 @@ class ManagedServer:
     async def _turns(self, answered: ServerReply, request: dict[str, Any]) -> list[SampledTurn]:
         reply = read_object(answered.raw, "answer")
         choices = read_choices(reply)
-        turns = [read_turn(reply, choice, request) for choice in choices]
+        is_told = all("untrainable" in choice for choice in choices)  # the gateway knows its engine
+        mode = "" if is_told or request.get("temperature") in (None, 1) else await answered.server.logprobs_mode()
+        turns = [read_turn(reply, choice, request, mode) for choice in choices]
         if None in turns and self._tokenizer is None:
             config = answered.server.config
             self._tokenizer = await self._tokenizers.named(config.tokenizer_name or config.model_name)

@@ -144,17 +144,23 @@ class TurnTree:
         return max(prefixes, key=lambda sequence: sequence.length, default=None)
 
 
-def read_turn(reply: dict[str, Any], choice: dict[str, Any], request: Mapping[str, Any]) -> SampledTurn | None:
+def read_turn(
+    reply: dict[str, Any], choice: dict[str, Any], request: Mapping[str, Any], logprobs_mode: str = ""
+) -> SampledTurn | None:
     """One choice of the reply to a request; None if it has no token ids."""
     sampled = read_sampled(reply, choice)
     if not len(sampled.prompt_ids) or not len(sampled.response_ids):
         return None
     exactness = Exactness.RETOKENIZED if choice.get("exactness") == Exactness.RETOKENIZED else Exactness.ENGINE
-    return turn_of(sampled, exactness, choice, request)
+    return turn_of(sampled, exactness, choice, request, logprobs_mode)
 
 
 def turn_of(
-    sampled: Sampled, exactness: Exactness, choice: Mapping[str, Any], request: Mapping[str, Any]
+    sampled: Sampled,
+    exactness: Exactness,
+    choice: Mapping[str, Any],
+    request: Mapping[str, Any],
+    logprobs_mode: str = "",
 ) -> SampledTurn:
     """The gateway tells how it sampled; of other servers, the request does.
 
@@ -173,7 +179,9 @@ def turn_of(
         finish_reason=sampled.finish_reason,
         policy_version=version if isinstance(version, int) else None,
         temperature=read_temperature(choice.get("temperature"), asked),
-        untrainable=choice["untrainable"] if "untrainable" in choice else untrainable_reason(asked),
+        untrainable=choice["untrainable"]
+        if "untrainable" in choice
+        else untrainable_reason(asked, logprobs_mode=logprobs_mode),
         model=sampled.model,
     )
 

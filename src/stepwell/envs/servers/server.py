@@ -11,7 +11,10 @@ from typing import Any, Literal, TypeAlias
 import anyio
 
 from stepwell.common.optional import require
+from stepwell.engines.logprobs_mode import probe_logprobs_mode
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
+from stepwell.steps.sampling import RAW
+from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import Upstream
 
 log = logging.getLogger("stepwell.envs")
@@ -59,6 +62,8 @@ class Server:
         self._is_form_known = False
         self._checking: asyncio.Task[None] | None = None
         self._has_warned = False
+        self._mode: str | None = None
+        self._probing = asyncio.Lock()
 
     def update_weight(self, weight: float) -> None:
         """Running calls go on, even if there are more than the new limit."""
@@ -109,6 +114,29 @@ class Server:
                 "sampled; for exact tokens sample from vLLM, directly or through Stepwell's gateway",
                 self.config.base_url,
             )
+
+    async def logprobs_mode(self) -> str:
+        """RAW or PROCESSED, found out once; empty if it cannot be found out."""
+        async with self._probing:
+            if self._mode is None:
+                self._mode = await probe_logprobs_mode(self._ask_for_completion, self.config.model_name)
+                if self._mode == RAW:
+                    text = (
+                        "server %s reports raw log-probabilities: what is sampled at other temperatures than 1 is not "
+                    )
+                    log.warning(
+                        text + "trained; start vLLM with --logprobs-mode processed_logprobs", self.config.base_url
+                    )
+        return self._mode
+
+    async def _ask_for_completion(self, request: JsonObject) -> bytes | None:
+        own = {name: value for name, value in request.items() if name in ("top_k", "min_p")}
+        plain: Any = {name: value for name, value in request.items() if name not in own}
+        try:
+            reply = await self._client.completions.with_raw_response.create(**plain, extra_body=own)
+        except self._openai.APIError:
+            return None
+        return bytes(reply.content)
 
     async def close(self) -> None:
         if self._checking is not None:
