@@ -298,7 +298,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert indexes == sorted(set(indexes))
             if self.unit is not Unit.STEPS:
                 assert [step.is_last for step in steps] == [False] * (len(steps) - 1) + [True]
-                assert not self.limits.require_reward or any(step.reward is not None for step in steps)
+                assert not self.limits.require_reward or steps[0].trajectory_return is not None
                 assert uid not in self.labels or sum(step.reward or 0.0 for step in steps) == self.labels[uid]
             assert uid not in self.marked or self.marked[uid] in str(steps[0].metadata["marks"])
         for step in group:
