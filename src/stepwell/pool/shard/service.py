@@ -147,6 +147,7 @@ class ShardService:
     async def leave(self, gateway: str) -> None:
         """The gateway ends, and holds nothing."""
         self._gateways.leave(gateway)
+        self.pool.state.set_living_gateways(self._gateways.living())
 
     async def complete_flushed(self, call: CompleteCall, timeout: float) -> EndResult:
         """Complete a trajectory as soon as no other living gateway holds steps of it."""
