@@ -50,7 +50,9 @@ class RewardSettings(RaySection, FunctionSection):
     name: str = "reward_loop_worker"
     """Name of the first worker's Ray actor, which gateways use; the others are NAME-1, NAME-2 and so on."""
     workers: int = Field(default=1, ge=1, le=1_024)
-    """Number of actors, spread over the cluster."""
+    """Number of actors, spread over the nodes that offer CPUs; the head's node only if there is no other."""
+    cpus: float | None = Field(default=None, ge=0)
+    """CPUs that each actor reserves; without it, one if the cluster has enough."""
 
 
 class OfflineSection(FunctionSection):

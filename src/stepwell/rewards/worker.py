@@ -20,6 +20,7 @@ from stepwell.rewards.loop import RewardLoop
 from stepwell.rewards.sample import sample_of_request
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.sandbox.runner import RewardRunner
+from stepwell.rewards.worker_placement import WorkerPlacement, place_workers
 from stepwell.steps.step import Json
 
 log = logging.getLogger("stepwell.rewards")
@@ -37,6 +38,8 @@ class RewardPlan:
 
     name: str = "reward_loop_worker"
     workers: int = 1
+    cpus: float | None = None
+    """That each worker reserves; without, one if there are enough."""
     job: Job
 
     def worker_names(self) -> tuple[str, ...]:
@@ -104,7 +107,8 @@ def start_rewards(plan: RewardPlan, port_factory: Callable[[], RewardSource], na
     missing = [name for name in plan.worker_names() if name not in existing]
     if others and missing:
         raise Conflict(_conflict_text(plan, others, namespace))
-    plans |= _plans_of({name: _create(name, plan, port_factory, namespace) for name in missing})
+    placement = place_workers(len(missing), plan.cpus)
+    plans |= _plans_of({name: _create(name, plan, port_factory, namespace, placement) for name in missing})
     return next(iter(others.values()), plans[plan.name])
 
 
@@ -115,7 +119,9 @@ def _find(name: str, namespace: str) -> Any | None:
         return None
 
 
-def _create(name: str, plan: RewardPlan, port_factory: Callable[[], RewardSource], namespace: str) -> Any:
+def _create(
+    name: str, plan: RewardPlan, port_factory: Callable[[], RewardSource], namespace: str, placement: WorkerPlacement
+) -> Any:
     actor = ray.remote(RewardLoopWorker).options(
         name=name,
         namespace=namespace,
@@ -123,8 +129,7 @@ def _create(name: str, plan: RewardPlan, port_factory: Callable[[], RewardSource
         get_if_exists=True,
         max_restarts=-1,
         max_concurrency=MOST_REQUESTS,
-        num_cpus=0,
-        scheduling_strategy="SPREAD",
+        **placement,
     )
     return actor.remote(plan, port_factory)
 
@@ -135,7 +140,10 @@ def _plans_of(workers: Mapping[str, Any]) -> dict[str, RewardPlan]:
         plans = ray.get([worker.plan.remote() for worker in workers.values()], timeout=START_TIMEOUT)
         return dict(zip(workers, plans, strict=True))
     except GetTimeoutError:
-        raise RewardFailed(f"reward workers {[*workers]} did not start within {START_TIMEOUT:g} s") from None
+        raise RewardFailed(
+            f"reward workers {[*workers]} did not start within {START_TIMEOUT:g} s; has the Ray cluster free CPUs? "
+            "--cpus says how many each worker reserves"
+        ) from None
     except (RayActorError, StepwellError) as failure:
         for worker in workers.values():
             ray.kill(worker)
