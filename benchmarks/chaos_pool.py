@@ -29,9 +29,10 @@ from stepwell.errors import FetchTimeout
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
+from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import Batch
-from stepwell.pool.client.shards import RayTransport, ShardAway
+from stepwell.pool.client.ray_transport import RayTransport
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import IntArray, Step, logprobs_array, mask_array
 
@@ -264,7 +265,7 @@ class Killer:
         self, client: PoolClient, namespace: str, record: Record, luck: random.Random, say: Callable[[str], None]
     ) -> None:
         self._client, self._record, self._luck, self._say = client, record, luck, say
-        self._transport = RayTransport(POOL, namespace)
+        self._transport = RayTransport(namespace)
         self._up: dict[str, int] = {}
         self._one_is_up = asyncio.Event()
         self._recoveries: list[float] = []
@@ -303,7 +304,7 @@ class Killer:
         while True:
             try:
                 return int(await self._transport.call(name, "__ray_call__", [pid], {}))
-            except ShardAway:
+            except ActorAway:
                 await asyncio.sleep(0.2)
 
 

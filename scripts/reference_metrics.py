@@ -6,7 +6,7 @@ from typing import Any, cast
 from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.dashboard.metrics import families
 from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.routes.operator_routes import register_readings
+from stepwell.gateway.routes.operator_routes import register_pool_readings, register_readings
 
 HEAD = """# Metrics
 
@@ -29,6 +29,7 @@ def gateway_collectors() -> Iterator[Any]:
     metrics = GatewayMetrics()
     nothing = cast("Any", None)
     register_readings(metrics, nothing, nothing, nothing, cast("Any", object()))
+    register_pool_readings(metrics, nothing, cast("Any", object()))
     yield from _stepwells(metrics)
 
 

@@ -108,6 +108,10 @@ class RayUnreachable(StepwellError):
     """This process could not join the Ray cluster."""
 
 
+class RayRefused(RayUnreachable):
+    """The Ray cluster does not let this process in; a retry does not help."""
+
+
 class RolloutServerAway(StepwellError):
     """The rollout server cannot be reached, or cannot answer now; a retry may help."""
 

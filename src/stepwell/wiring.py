@@ -1,8 +1,12 @@
-"""Builds each process from its settings: one function per command. The only module that imports all rooms."""
+"""Builds each process from its settings: one function per command. The only module that imports all rooms.
+
+What imports Ray is imported inside the functions that use it: a gateway does not, and Ray takes much memory.
+"""
 
 import asyncio
 import gc
 import logging
+import multiprocessing
 import sys
 from functools import partial
 from pathlib import Path
@@ -28,12 +32,12 @@ from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.asgi import GatewayAsgi
 from stepwell.pool.api.plan import JournalSync, PoolPlan
 from stepwell.pool.client import PoolClient
+from stepwell.pool.client.link import RayLink
+from stepwell.pool.client.pool_keeper import keep_pool
 from stepwell.pool.client.ray_cluster import join_ray
-from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.client import RewardClient
 from stepwell.rewards.offline import rescore, try_function
 from stepwell.rewards.sandbox.messages import Job
-from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.steps.parquet import ParquetReader
 
 log = logging.getLogger("stepwell")
@@ -44,14 +48,17 @@ GC_THRESHOLD = (50_000, 20, 50)
 
 
 def run_gateway(settings: GatewaySettings) -> None:
-    """Serves until a signal ends it."""
-    keys = AccessKeys(settings.control_keys)
-    pool, worker = _join_pool(settings), settings.reward_worker_name
+    """Serves until a signal ends it, also while Ray is away."""
+    keys, worker = AccessKeys(settings.control_keys), settings.reward_worker_name
+    link = RayLink(settings.ray_address, settings.ray_namespace)
+    link.start()
+    pool = partial(PoolClient, settings.data_pool_name, settings.ray_namespace, transport=link)
     app = create_app(
-        pool=pool,
+        pool=pool(),
+        link=link,
         engines=EngineFleet(settings.vllm_addresses, routing=settings.routing, api_key=settings.engine_key),
         tokenizer=BackgroundTokenizer(settings.tokenizer_path, load_tokenizer),
-        rewards=RewardClient(worker, settings.ray_namespace) if worker else None,
+        rewards=RewardClient(worker, settings.ray_namespace, link) if worker else None,
         prompt_length=settings.prompt_length,
         response_length=settings.response_length,
         keys=keys,
@@ -63,7 +70,8 @@ def run_gateway(settings: GatewaySettings) -> None:
         },
         trained_model=settings.model,
         other_models=settings.other_models,
-        atropos=_atropos(settings, keys, settings.atropos_state) if settings.atropos else None,
+        answers_unchecked=settings.unchecked_calls == "answer",
+        atropos=_atropos(pool(), keys, settings.atropos_state) if settings.atropos else None,
     )
     _serve("gateway", app, keys, settings.host, settings.port)
 
@@ -71,11 +79,11 @@ def run_gateway(settings: GatewaySettings) -> None:
 def run_atropos(settings: AtroposSettings) -> None:
     """Serves until a signal ends it."""
     keys = AccessKeys(settings.control_keys)
-    _serve("Atropos server", _atropos(settings, keys, settings.state), keys, settings.host, settings.port)
+    _serve("Atropos server", _atropos(_join_pool(settings), keys, settings.state), keys, settings.host, settings.port)
 
 
-def _atropos(settings: GatewaySettings | AtroposSettings, keys: AccessKeys, state: str | None) -> AtroposAsgi:
-    return create_atropos(pool=_join_pool(settings), keys=keys, state=Path(state) if state else None)
+def _atropos(pool: PoolClient, keys: AccessKeys, state: str | None) -> AtroposAsgi:
+    return create_atropos(pool=pool, keys=keys, state=Path(state) if state else None)
 
 
 def run_dashboard(settings: DashboardSettings) -> None:
@@ -108,9 +116,28 @@ def _join_pool(settings: PoolSection | RewardSettings) -> PoolClient:
 
 
 def run_pool(settings: PoolSettings) -> None:
-    """Creates the DataPool or finds it; Ray keeps it running."""
-    join_ray(settings.ray_address, settings.ray_namespace)
-    plan = PoolPlan(
+    """Creates the DataPool or finds it; Ray keeps it running. With --keep, creates it again if Ray has lost it."""
+    if settings.keep:
+        asyncio.run(_keep_pool(settings))
+    else:
+        _create_pool(settings)
+
+
+async def _keep_pool(settings: PoolSettings) -> None:
+    link = RayLink(settings.ray_address, settings.ray_namespace)
+    link.start()
+
+    async def create() -> None:
+        """In a process of its own, because a process that has joined Ray ends with Ray's head."""
+        process = multiprocessing.get_context("spawn").Process(target=_create_pool, args=(settings,))
+        process.start()
+        await asyncio.to_thread(process.join)
+
+    await keep_pool(link, _pool_plan(settings).shard_names(), create)
+
+
+def _pool_plan(settings: PoolSettings) -> PoolPlan:
+    return PoolPlan(
         name=settings.name,
         shards=settings.shards,
         limits=settings.limits(),
@@ -120,6 +147,13 @@ def run_pool(settings: PoolSettings) -> None:
         archive=settings.archive,
         resource=settings.resource,
     )
+
+
+def _create_pool(settings: PoolSettings) -> None:
+    from stepwell.pool.shard.actor import start_pool
+
+    join_ray(settings.ray_address, settings.ray_namespace)
+    plan = _pool_plan(settings)
     in_force = start_pool(plan, settings.ray_namespace, new_journals=settings.new_journals)
     if in_force != plan:
         log.warning("DataPool %r runs already with other settings, which are kept: %s", plan.name, in_force)
@@ -128,9 +162,12 @@ def run_pool(settings: PoolSettings) -> None:
 
 def run_rewards(settings: RewardSettings) -> None:
     """Starts the reward workers or finds them; Ray keeps them running."""
+    from stepwell.rewards.worker import RewardPlan, start_rewards
+
     if not asyncio.run(_join_pool(settings).shards.plan()).limits.require_reward:
         log.warning("DataPool %r does not require rewards, so it offers nothing to score", settings.data_pool_name)
-    plan = RewardPlan(name=settings.name, workers=settings.workers, job=_job(settings.function, settings))
+    job = _job(settings.function, settings)
+    plan = RewardPlan(name=settings.name, workers=settings.workers, cpus=settings.cpus, job=job)
     pool_client = partial(PoolClient, settings.data_pool_name, settings.ray_namespace)
     in_force = start_rewards(plan, pool_client, settings.ray_namespace)
     if in_force != plan:

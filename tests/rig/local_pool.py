@@ -10,8 +10,8 @@ from typing import Any
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.shards import ShardAway
 from stepwell.pool.shard.service import ShardService
 from stepwell.steps.step import Exactness, Step
 from tests.builders import EasyPool
@@ -19,6 +19,8 @@ from tests.builders import EasyPool
 
 class LocalTransport:
     """Calls shards of this process, with switches for failures."""
+
+    connections = 1
 
     def __init__(self, services: Mapping[str, ShardService]) -> None:
         self.services = services
@@ -37,7 +39,7 @@ class LocalTransport:
         if self.away:
             raise PoolUnavailable("the pool is away")
         if shard in self.shards_away:
-            raise ShardAway("killed")
+            raise ActorAway("killed")
         while shard in self.shards_stopped:
             await asyncio.sleep(0.005)
         answer = await getattr(self.services[shard], method)(*args, **kwargs)

@@ -53,7 +53,7 @@ RUN_BY = {
 
 PROGRAMS = {
     *("curl", "docker", "export", "just", "kubectl", "pip", "printf", "python", "python3", "ray", "stepwell"),
-    *("bash", "cd", "mkdir", "openssl", "."),
+    *("bash", "cd", "mkdir", "openssl", "redis-server", "."),
 }
 VLLM_FLAGS = {*engine.FLAGS, *vllm_server.FLAGS, "--model", "--host", "--port"}
 FOREIGN_FLAGS = {

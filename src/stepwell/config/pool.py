@@ -32,6 +32,8 @@ class PoolSettings(RaySection):
     """Free bytes on the journals' disk below which the pool takes no new data; batches and rewards continue."""
     resource: str | None = Field(default=None, min_length=1)
     """Place the actors only on nodes with this custom Ray resource: the nodes that mount the journals' volume."""
+    keep: bool = False
+    """Stay, and create the pool again whenever Ray has lost it with its head."""
     archive: str | None = None
     """Folder or fsspec URL to which trained groups are written as Parquet; needs --journal."""
     max_queue_size: int = Field(default=10_000, ge=1)

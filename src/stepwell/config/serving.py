@@ -44,6 +44,9 @@ class GatewaySettings(ServerSection):
     """Which engine gets a call: round_robin, least_busy, or sticky (always the same one for a trajectory)."""
     durability: Literal["async", "sync"] = "async"
     """async answers at once; sync answers only after the pool has confirmed the step."""
+    unchecked_calls: Literal["answer", "refuse"] = "answer"
+    """A call whose trajectory the pool cannot confirm, because it is away: answer it and let the pool decide about its
+    step later, or refuse it."""
     sampling: SamplingChoices = ("train=on_policy",)
     """Whose sampling parameters count, by channel, as CHANNEL=as_asked or CHANNEL=on_policy, separated by commas. With
     on_policy, the trainer's temperature replaces the agent's, and truncation, penalties and strict tools are off; other

@@ -28,11 +28,16 @@ from stepwell.gateway.routes.access import BELOW_A_TRAJECTORY, TRAJECTORY_ROOT, 
 from stepwell.gateway.routes.asgi import GatewayAsgi, MountedApp
 from stepwell.gateway.routes.fast_routes import FastRoutes
 from stepwell.gateway.routes.openapi import openapi_document
-from stepwell.gateway.routes.operator_routes import ReadinessCheck, operator_router, register_readings
+from stepwell.gateway.routes.operator_routes import (
+    ReadinessCheck,
+    operator_router,
+    register_pool_readings,
+    register_readings,
+)
 from stepwell.gateway.routes.trajectory_routes import opening_router, trajectory_router
 from stepwell.gateway.routes.whitebox_routes import whitebox_router
-from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryLifecycle
-from stepwell.pool.api.ports import RewardScorer, StepSink
+from stepwell.gateway.trajectories import ASK_TIMEOUT, KnownTrajectories, TrajectoryLifecycle
+from stepwell.pool.api.ports import RayLinkStatus, RewardScorer, StepSink
 from stepwell.steps.sampling import LeftOutLog
 
 log = logging.getLogger("stepwell.gateway")
@@ -46,6 +51,8 @@ class GatewayLimits:
     max_in_flight: int = MAX_IN_FLIGHT
     confirm_timeout: float = SETTLE_TIMEOUT
     """Seconds in which the pool must confirm a step before its answer ends."""
+    ask_timeout: float = ASK_TIMEOUT
+    """Seconds that a call waits for the pool to confirm its trajectory, before it is answered unchecked."""
     drain_timeout: float = 30.0
     """Seconds in which the pool must take the last steps when the gateway ends."""
 
@@ -66,16 +73,22 @@ def create_app(
     is_durable: bool = False,
     atropos: MountedApp | None = None,
     sampling: Mapping[str, SamplingPolicy] = MappingProxyType({}),
+    link: RayLinkStatus | None = None,
+    answers_unchecked: bool = True,
     trained_model: str = "",
     other_models: Sequence[str] = (),
     dialects: Sequence[Dialect] = DIALECTS,
     limits: GatewayLimits = DEFAULT_LIMITS,
 ) -> GatewayAsgi:
-    """`sampling` is by channel; AS_ASKED for others. Agents may name `trained_model` and `other_models` only."""
+    """`sampling` is by channel; AS_ASKED for others. Agents may name `trained_model` and `other_models` only.
+
+    With `answers_unchecked`, calls are answered also while the pool cannot be asked for their trajectory.
+    """
     metrics, traces = GatewayMetrics(), tracing.start()
     left_out = LeftOutLog(log, "; see --sampling in docs/gateway.md")
     engines.share(pool)
-    known, confirmer = KnownTrajectories(pool), VersionConfirmer(engines)
+    known = KnownTrajectories(pool, answers_unchecked=answers_unchecked, ask_timeout=limits.ask_timeout)
+    confirmer = VersionConfirmer(engines)
     outbox = Outbox(
         pool, on_refused=known.forget, confirmer=confirmer, spool=spool, confirm_timeout=limits.confirm_timeout
     )
@@ -105,6 +118,7 @@ def create_app(
         max_in_flight=limits.max_in_flight,
     )
     register_readings(metrics, calls, engines, outbox, spool)
+    register_pool_readings(metrics, known, link)
     lifecycle = TrajectoryLifecycle(pool, outbox, known, keys)
 
     @contextlib.asynccontextmanager

@@ -5,20 +5,27 @@ the pool is asked again.
 """
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from uuid import uuid4
 
 from stepwell.common.access_keys import AccessKeys
-from stepwell.errors import UnknownTrajectory
+from stepwell.errors import PoolUnavailable, UnknownTrajectory
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TRAIN, Registration, TrajectoryRef
 from stepwell.wire import gateway_api
 
 MAX_KNOWN = 100_000
+UNCHECKED = ""
+"""The channel of a call whose trajectory the pool could not be asked for. Such a call is sampled as the agent asks."""
+ASK_TIMEOUT = 2.0
+"""Seconds that a call waits for the pool to confirm its trajectory."""
+ASK_PAUSE = 10.0
+"""Seconds until the pool is asked again for a trajectory, after it did not answer."""
 LEAVING_SECONDS = 1.0
 """How long a completion waits for calls in flight: an agent whose time is over leaves its call at the same moment."""
 
@@ -32,8 +39,23 @@ class CallsInFlight:
 class KnownTrajectories:
     """The trajectories that the pool has, as far as this gateway has asked."""
 
-    def __init__(self, pool: StepSink) -> None:
+    def __init__(
+        self,
+        pool: StepSink,
+        *,
+        answers_unchecked: bool = True,
+        ask_timeout: float = ASK_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`answers_unchecked`: while the pool cannot be asked for a trajectory, its calls are answered all the same."""
+        self.unchecked = 0
+        """Calls that were answered although the pool could not be asked."""
         self._pool = pool
+        self._answers_unchecked = answers_unchecked
+        self._ask_timeout = ask_timeout
+        self._clock = clock
+        self._ask_again_at: OrderedDict[str, float] = OrderedDict()
+        """By trajectory for which the pool did not answer, so that not every call of it waits."""
         self._known: OrderedDict[str, tuple[str, str]] = OrderedDict()
         """The prompt_uid and the channel of each."""
         self._calls: dict[str, CallsInFlight] = {}
@@ -67,17 +89,43 @@ class KnownTrajectories:
                     await self._calls[trajectory_uid].ended.wait()
 
     async def channel_of(self, ref: TrajectoryRef) -> str:
-        """UnknownTrajectory if the pool would refuse the call's step, before the call costs the engine anything."""
+        """UnknownTrajectory if the pool would refuse the call's step, before the call costs the engine anything.
+
+        UNCHECKED if the pool cannot be asked and the call is to be answered all the same.
+        """
         prompt_uid, channel = self._known.get(ref.trajectory_uid, (None, None))
         if channel is not None and prompt_uid == ref.prompt_uid:
             return channel
-        channel = await self._pool.knows(ref.trajectory_uid, ref.prompt_uid)
+        try:
+            channel = await self._ask(ref)
+        except PoolUnavailable:
+            if not self._answers_unchecked:
+                raise
+            self.unchecked += 1
+            return UNCHECKED
         if channel is None:
             raise UnknownTrajectory(
                 f"no open trajectory {ref.trajectory_uid} of prompt_uid {ref.prompt_uid}; take a base_url from "
                 "POST /init_trajectory"
             )
         self.add(ref, channel)
+        return channel
+
+    async def _ask(self, ref: TrajectoryRef) -> str | None:
+        if not self._answers_unchecked:
+            return await self._pool.knows(ref.trajectory_uid, ref.prompt_uid)
+        uid, now = ref.trajectory_uid, self._clock()
+        if now < self._ask_again_at.get(uid, 0.0):
+            raise PoolUnavailable("the pool did not answer a moment ago")
+        try:
+            async with asyncio.timeout(self._ask_timeout):
+                channel = await self._pool.knows(uid, ref.prompt_uid)
+        except (PoolUnavailable, TimeoutError) as failure:
+            self._ask_again_at[uid] = self._clock() + ASK_PAUSE
+            if len(self._ask_again_at) > MAX_KNOWN:
+                self._ask_again_at.popitem(last=False)
+            raise PoolUnavailable(str(failure)) from None
+        self._ask_again_at.pop(uid, None)
         return channel
 
 

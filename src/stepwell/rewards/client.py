@@ -5,46 +5,54 @@ import math
 from functools import partial
 from typing import Any
 
-import ray
-from ray.exceptions import RayActorError, RayError
-
 from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.errors import NotReady, RewardFailed, StepwellError
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
+from stepwell.pool.api.transport import ActorAway, ActorFailed, ActorMissing, ActorTransport
 
 TIMEOUT = 60.0
+CHECK_TIMEOUT = 2.0
 RESTART_PAUSES = Backoff(first=0.2, longest=0.2)
 """While a worker restarts. It keeps no state, so a repeated request does no harm."""
 
 
 class RewardClient:
-    def __init__(self, name: str, namespace: str) -> None:
+    def __init__(self, name: str, namespace: str, transport: ActorTransport) -> None:
         self._name = name
         self._namespace = namespace
+        self._transport = transport
 
     async def compute_reward(self, request: RewardRequest) -> RewardScore:
         try:
             async with asyncio.timeout(TIMEOUT):
-                score = await retry_while_unavailable(partial(self._ask, request), RayActorError, RESTART_PAUSES)
+                score = await retry_while_unavailable(partial(self._ask, request), ActorAway, RESTART_PAUSES)
         except TimeoutError:
             raise RewardFailed(f"reward worker {self._name!r} did not answer within {TIMEOUT:g} s") from None
-        except RayError as failure:
-            cause = getattr(failure, "cause", None) or failure
-            text = str(cause) if isinstance(cause, StepwellError) else f"{type(cause).__name__}: {cause}"
-            raise RewardFailed(f"reward worker {self._name!r}: {text}") from None
+        except ActorFailed as failure:
+            raise RewardFailed(f"reward worker {self._name!r}: {failure.reason}") from None
+        except NotReady:
+            raise
+        except StepwellError as failure:
+            raise RewardFailed(f"reward worker {self._name!r}: {failure}") from None
         if not math.isfinite(score.reward_score):
             raise RewardFailed(f"reward worker {self._name!r} returned {score.reward_score}, which is no reward")
         return score
 
     async def check(self) -> None:
-        await self._worker()
+        """NotReady if there is no worker, or if it cannot be reached."""
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT):
+                await self._call("__ray_ready__")
+        except (ActorAway, TimeoutError) as failure:
+            why = str(failure) or f"no answer within {CHECK_TIMEOUT:g} s"
+            raise NotReady(f"reward worker {self._name!r} is away: {why}") from None
 
     async def _ask(self, request: RewardRequest) -> RewardScore:
-        score: RewardScore = await (await self._worker()).compute_reward.remote(request)
+        score: RewardScore = await self._call("compute_reward", request)
         return score
 
-    async def _worker(self) -> Any:
+    async def _call(self, method: str, *args: object) -> Any:
         try:
-            return await asyncio.to_thread(ray.get_actor, self._name, self._namespace)
-        except ValueError:
+            return await self._transport.call(self._name, method, args, {})
+        except ActorMissing:
             raise NotReady(f"no reward worker named {self._name!r} in Ray namespace {self._namespace!r}") from None

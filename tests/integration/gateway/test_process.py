@@ -119,13 +119,19 @@ def test_a_wrong_ray_token_gives_one_clear_line(ray_cluster: RayCluster) -> None
     )
 
 
-def test_a_ray_that_is_not_there_gives_one_clear_line() -> None:
+def test_a_gateway_starts_without_ray_and_says_what_is_missing(start_gateway: StartGateway) -> None:
     address = f"127.0.0.1:{free_port()}"
-    status, output = gateway_output(ray_address=address)
-    assert status == 1
-    assert output == (
-        f"python -m stepwell.gateway: no Ray cluster listens at {address}; start one with: ray start --head\n"
-    )
+    with start_gateway(ray_address=address) as gateway:
+        why = get(f"{gateway.url}/ready").json()["missing"]["data_pool"]
+    assert f"no Ray cluster listens at {address}; start one with: ray start --head" in why
+    assert f"Ray is away: no Ray cluster listens at {address}" in gateway.log.read_text()
+
+
+def test_a_gateway_does_not_load_ray_into_its_own_process(start_gateway: StartGateway, data_pool: DataPool) -> None:
+    with start_gateway() as gateway:
+        wait_until(lambda: is_ready(gateway.url), "the gateway to be ready")
+        maps = Path(f"/proc/{gateway.process.pid}/maps").read_text()
+    assert "_raylet.so" not in maps
 
 
 def test_wrong_flags_give_one_clear_line_each() -> None:

@@ -13,7 +13,8 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.exact_fill import fill_exactly
-from stepwell.pool.client.shards import RayTransport, ShardSet
+from stepwell.pool.client.ray_transport import RayTransport
+from stepwell.pool.client.shards import ShardSet
 from stepwell.steps.step import Step
 from tests.builders import EVERYTHING, make_group
 from tests.integration.pool.conftest import pid_of, started
@@ -72,7 +73,7 @@ class DeadlyTransport(RayTransport):
     """Kills each shard once, just before it gives its part, or just after, so that its answer is lost."""
 
     def __init__(self, namespace: str, *, before: bool) -> None:
-        super().__init__("data_pool", namespace)
+        super().__init__(namespace)
         self._before = before
         self.killed: set[str] = set()
 

@@ -14,6 +14,7 @@ from stepwell.errors import BadRequest, Conflict, NotReady, RewardFailed
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.client.ray_transport import RayTransport
 from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.client import RewardClient
 from stepwell.rewards.sandbox.messages import Job
@@ -111,7 +112,7 @@ def test_a_killed_worker_comes_back_and_everything_is_scored_once(functions: str
 
 async def test_a_gateways_question_is_answered_by_the_same_function(functions: str, namespace: str) -> None:
     started(plan(f"{functions}:matches"), namespace)
-    client = RewardClient("rewards", namespace)
+    client = RewardClient("rewards", namespace, RayTransport(namespace))
     info: dict[str, Json] = {"parts": {"exact": 1.0}, "step_rewards": [0.5], "notes": "after 3 turns"}
     assert await client.compute_reward(request("4<|im_end|>")) == RewardScore(1.0, info)
     assert (await client.compute_reward(request("5"))).reward_score == 0.0
@@ -122,7 +123,7 @@ async def test_a_gateways_question_is_answered_by_the_same_function(functions: s
 
 async def test_a_gateways_question_waits_for_a_worker_that_restarts(functions: str, namespace: str) -> None:
     started(plan(f"{functions}:matches"), namespace)
-    client = RewardClient("rewards", namespace)
+    client = RewardClient("rewards", namespace, RayTransport(namespace))
     os.kill(await asyncio.to_thread(pid_of, "rewards", namespace), signal.SIGKILL)
     assert (await client.compute_reward(request("4"))).reward_score == 1.0
 
@@ -131,7 +132,7 @@ async def test_a_function_that_cannot_be_had_is_told_to_who_starts_the_workers(f
     with pytest.raises(BadRequest, match="has no 'missing'; its functions are: matches, quick, slow"):
         started(plan(f"{functions}:missing"), namespace)
     with pytest.raises(NotReady, match="no reward worker named 'rewards'"):
-        await RewardClient("rewards", namespace).check()
+        await RewardClient("rewards", namespace, RayTransport(namespace)).check()
 
 
 def test_workers_that_are_there_keep_to_their_plan(functions: str, namespace: str) -> None:

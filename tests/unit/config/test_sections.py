@@ -33,6 +33,7 @@ def test_the_documented_command_line_is_understood() -> None:
         "engine_key": None,
         "routing": "round_robin",
         "durability": "async",
+        "unchecked_calls": "answer",
         "sampling": ("train=on_policy",),
         "temperature": 1.0,
         "model": "",

@@ -20,7 +20,8 @@ from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.spool import Spool
-from stepwell.pool.api.ports import RewardScorer, StepSink
+from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.pool.api.ports import RayLinkStatus, RewardScorer, StepSink
 from stepwell.wire import gateway_api
 
 log = logging.getLogger("stepwell.gateway")
@@ -155,6 +156,16 @@ def register_readings(
     if spool is not None:
         text = "Steps that the spool's disk did not take."
         counter("stepwell_spool_unwritten_steps", text, (), lambda: [((), spool.unwritten)])
+
+
+def register_pool_readings(metrics: GatewayMetrics, known: KnownTrajectories, link: RayLinkStatus | None) -> None:
+    """Show how this gateway gets along without the pool."""
+    text = "Calls answered although the pool could not be asked for their trajectory."
+    metrics.read_from("stepwell_unchecked_calls", text, (), lambda: [((), known.unchecked)], kind="counter")
+    if link is not None:
+        metrics.read_from("stepwell_ray_joined", "1 while Ray is joined.", (), lambda: [((), link.is_joined)])
+        text = "How often the process that joins Ray was started."
+        metrics.read_from("stepwell_ray_link_starts", text, (), lambda: [((), link.starts)], kind="counter")
 
 
 def _listed(engines: EngineFleet) -> gateway_api.EngineList:

@@ -160,6 +160,17 @@ class PoolReader(Protocol):
     async def check(self) -> None: ...
 
 
+class RayLinkStatus(Protocol):
+    """The link to Ray, as a gateway shows it."""
+
+    @property
+    def is_joined(self) -> bool: ...
+
+    @property
+    def starts(self) -> int:
+        """How often its process was started."""
+
+
 class RewardScorer(Protocol):
     """A reward worker, as a gateway sees it. A failure raises RewardFailed; it is never a score of zero."""
 

@@ -43,13 +43,15 @@ from stepwell.pool.api.producing import (
 )
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.stats import PoolStats, merge_stats
+from stepwell.pool.api.transport import ActorTransport
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_oldest, settle_leases
 from stepwell.pool.client.flush_follower import FlushFollower
 from stepwell.pool.client.ray_cluster import join_ray
+from stepwell.pool.client.ray_transport import RayTransport
 from stepwell.pool.client.scoring import ScoringClient
-from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, RayTransport, ShardSet, ShardTransport, shard_of
+from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, ShardSet, shard_of
 from stepwell.pool.client.version_delivery import VersionDelivery
 from stepwell.pool.client.watching import WatchClient
 from stepwell.steps.columns import Columns, cut, pack, stack
@@ -79,12 +81,12 @@ class PoolClient(ScoringClient, WatchClient):
         name: str,
         namespace: str = "default",
         *,
-        transport: ShardTransport | None = None,
+        transport: ActorTransport | None = None,
         timeout: float = CALL_TIMEOUT,
         part_timeout: float = PART_TIMEOUT,
     ) -> None:
-        shards = transport or RayTransport(name, namespace)
-        super().__init__(ShardSet(name, shards, timeout=timeout, part_timeout=part_timeout))
+        shards = transport or RayTransport(namespace)
+        super().__init__(ShardSet(name, shards, namespace=namespace, timeout=timeout, part_timeout=part_timeout))
         self._senders: dict[str, BatchSender[ProducerCall, ProducerAnswer]] = {}
         """By shard."""
         self._flushes = FlushFollower(self.shards)

@@ -8,7 +8,6 @@
 import logging
 import os
 import re
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +15,9 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
-from stepwell.errors import RayUnreachable
+from stepwell.errors import RayRefused, RayUnreachable
+from stepwell.pool.shard.cluster_watch import listens
 
-PROBE_TIMEOUT = 3.0
 JOIN_TIMEOUT = 45.0
 """Seconds. Ray itself waits for minutes for a cluster that is gone."""
 CHECK_INTERVAL = 0.1
@@ -38,18 +37,25 @@ def join_ray(address: str, namespace: str) -> None:
 
     if ray.is_initialized():
         return
-    found = re.fullmatch(r"([\w.-]+):(\d+)", address)
-    if found and not _listens(found[1], int(found[2])):
-        raise RayUnreachable(f"no Ray cluster listens at {address}; start one with: ray start --head")
+    if (missing := why_no_cluster(address)) is not None:
+        raise RayUnreachable(missing)
     try:
         with _redirected_stderr() as read_stderr:
             _join(address, namespace, read_stderr)
     except AuthenticationError:
-        raise RayUnreachable(_token_text(address)) from None
+        raise RayRefused(_token_text(address)) from None
     except ConnectionError:
         raise RayUnreachable(
             f"no Ray cluster found at {address!r}; start one with: ray start --head; {UP_HINT}"
         ) from None
+
+
+def why_no_cluster(address: str) -> str | None:
+    """A reason if nothing listens at an address host:port. It does not import Ray, so it can be asked often."""
+    found = re.fullmatch(r"([\w.-]+):(\d+)", address)
+    if found is None or listens(found[1], int(found[2])):
+        return None
+    return f"no Ray cluster listens at {address}; start one with: ray start --head"
 
 
 @contextmanager
@@ -104,7 +110,7 @@ def _join(address: str, namespace: str, read_stderr: Callable[[], bytes]) -> Non
             return joining.result(CHECK_INTERVAL)
         except TimeoutError:
             if WRONG_TOKEN in read_stderr():
-                raise RayUnreachable(_token_text(address)) from None
+                raise RayRefused(_token_text(address)) from None
     raise RayUnreachable(
         f"the Ray cluster at {address} did not answer within {JOIN_TIMEOUT:g} s; is it gone? "
         f"Start one with: ray start --head; {UP_HINT}"
@@ -141,11 +147,3 @@ def _token_text(address: str) -> str:
         f"Ray at {address} did not let this process in: its token is missing or wrong. Set RAY_AUTH_MODE=token and "
         "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token the cluster was started with"
     )
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=PROBE_TIMEOUT):
-            return True
-    except OSError:
-        return False

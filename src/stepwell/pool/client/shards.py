@@ -10,15 +10,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from zlib import crc32
 
-from stepwell.errors import PoolUnavailable, StepwellError
+from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
 
 if TYPE_CHECKING:
-    from ray.actor import ActorHandle
-
     from stepwell.pool.shard.service import ShardService
 
 S = TypeVar("S")
@@ -38,68 +37,6 @@ def shard_of(prompt_uid: str, shards: int) -> int:
     return crc32(prompt_uid.encode()) % shards
 
 
-class ShardAway(Exception):
-    """The shard does not run now. It may come back."""
-
-
-class ShardTransport(Protocol):
-    """How a call gets to a shard."""
-
-    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """ShardAway if the shard does not run now; PoolUnavailable if there is no shard of that name."""
-
-
-class RayTransport:
-    """Calls the Ray actors of a pool. It finds them by name, and finds them again after a restart.
-
-    It works with one pool only. Another pool of the same name, created without the journals of the first, would refuse
-    the steps that a gateway holds as unknown.
-    """
-
-    def __init__(self, pool: str, namespace: str) -> None:
-        self._pool = pool
-        self._namespace = namespace
-        self._handles: dict[str, ActorHandle[Any]] = {}
-        self._pool_uid: str | None = None
-        """Of the pool with which it has begun."""
-
-    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        from ray.exceptions import RayActorError  # see ray_cluster.py
-
-        try:
-            handle = self._handles.get(shard) or await self._find(shard)
-            return await getattr(handle, method).remote(*args, **kwargs)
-        except RayActorError as failure:
-            self._handles.pop(shard, None)
-            raise ShardAway(type(failure).__name__) from None
-        except StepwellError as refusal:
-            raise getattr(refusal, "cause", refusal) from None  # Ray wraps it in a traceback of the actor
-
-    async def _find(self, shard: str) -> "ActorHandle[Any]":
-        import ray
-
-        try:
-            handle = await asyncio.to_thread(ray.get_actor, shard, self._namespace)
-        except ValueError:
-            raise PoolUnavailable(
-                f"no DataPool named {shard!r} in Ray namespace {self._namespace!r}; create it with: "
-                f"stepwell pool --name {self._pool} --ray-namespace {self._namespace}"
-            ) from None
-        await self._check_pool(handle)
-        self._handles[shard] = handle
-        return handle
-
-    async def _check_pool(self, handle: "ActorHandle[Any]") -> None:
-        plan: PoolPlan = await handle.plan.remote()
-        if self._pool_uid is None:
-            self._pool_uid = plan.uid
-        elif plan.uid != self._pool_uid and plan.journal is not None:
-            raise PoolUnavailable(
-                f"DataPool {self._pool!r} was created again with other journals, and does not have what this process "
-                "works on: end it and create it with the old ones, or restart this process to go on with the new pool"
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class PartialAnswer(Generic[T]):
     """What all shards that answer in time said. At least one did."""
@@ -114,13 +51,18 @@ class PartialAnswer(Generic[T]):
 
 
 class ShardSet:
-    """All shards of one pool. It keeps nothing but the pool's plan."""
+    """All shards of one pool.
+
+    It works with one pool only. Another pool of the same name, created without the journals of the first, would refuse
+    the steps that a gateway holds as unknown.
+    """
 
     def __init__(
         self,
         pool: str,
-        transport: ShardTransport,
+        transport: ActorTransport,
         *,
+        namespace: str = "default",
         timeout: float = CALL_TIMEOUT,
         part_timeout: float = PART_TIMEOUT,
     ) -> None:
@@ -129,7 +71,12 @@ class ShardSet:
         """Seconds that a call takes at most, unless it has a timeout of its own."""
         self.part_timeout = part_timeout
         self._transport = transport
+        self._namespace = namespace
         self._plan: PoolPlan | None = None
+        self._pool_uid: str | None = None
+        """Of the pool with which it has begun."""
+        self._checked: dict[str, int] = {}
+        """Shards that belong to that pool, with the connection over which they were asked."""
 
     async def plan(self, *, timeout: float | None = None) -> PoolPlan:
         if self._plan is None:
@@ -192,6 +139,19 @@ class ShardSet:
         done = await _first_answers([first, asyncio.ensure_future(ask_second())], 0.0)
         return next((task for task in done if task.exception() is None), first).result()
 
+    async def _check_pool(self, shard: str) -> None:
+        """A shard that was found anew may be one of another pool."""
+        connection = self._transport.connections
+        plan: PoolPlan = await self._transport.call(shard, "plan", (), {})
+        if self._pool_uid is None:
+            self._pool_uid = plan.uid
+        elif plan.uid != self._pool_uid and plan.journal is not None:
+            raise PoolUnavailable(
+                f"DataPool {self.pool!r} was created again with other journals, and does not have what this process "
+                "works on: end it and create it with the old ones, or restart this process to go on with the new pool"
+            )
+        self._checked[shard] = connection
+
     async def _call(
         self, shard: str, timeout: float, await_restart: bool, method: str, *args: Any, **kwargs: Any
     ) -> Any:
@@ -200,8 +160,17 @@ class ShardSet:
             async with asyncio.timeout(timeout):
                 while True:
                     try:
+                        if self._checked.get(shard) != self._transport.connections:
+                            await self._check_pool(shard)
                         return await self._transport.call(shard, method, args, kwargs)
-                    except ShardAway as away:
+                    except ActorMissing:
+                        self._checked.pop(shard, None)
+                        raise PoolUnavailable(
+                            f"no DataPool named {shard!r} in Ray namespace {self._namespace!r}; create it with: "
+                            f"stepwell pool --name {self.pool} --ray-namespace {self._namespace}"
+                        ) from None
+                    except ActorAway as away:
+                        self._checked.pop(shard, None)
                         reason = f"it is away ({away})"
                         if not await_restart:
                             raise PoolUnavailable(f"DataPool {shard!r}: no {method}; {reason}") from None

@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from stepwell.errors import JournalRefused, PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.archive import ParquetArchive
+from stepwell.pool.shard.cluster_watch import wait_until_head_forgets
 from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.placement import find_journals, place_shards
 from stepwell.pool.shard.service import ShardService
@@ -75,6 +76,14 @@ class ShardActor(ShardService):
                 refusal = f"shard {name} waits for its journal: {failure}"
                 Thread(target=_end_when_opened, args=(open_journal,), name="await-journal", daemon=True).start()
         super().__init__(plan, name, journal=journal, archive=archive, refusal=refusal, on_journal_failure=_end_process)
+        Thread(target=_end_if_forgotten, args=(name,), name="cluster-watch", daemon=True).start()
+
+
+def _end_if_forgotten(name: str) -> None:
+    """A shard that the head has forgotten must not write to its journal beside the shard that replaces it."""
+    wait_until_head_forgets()
+    log.error("shard %s ends: Ray's head has lost its state", name)
+    _end_process()
 
 
 def _is_restarted() -> bool:

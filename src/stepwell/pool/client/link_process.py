@@ -1,0 +1,143 @@
+"""The process at the other end of a link: it joins Ray, and calls actors for its parent.
+
+- It ends when its parent ends. Signals to end are for the parent, which still drains through the link.
+- It ends when Ray's head has lost its state, because it may still reach the actors of before, but not those that
+  replace them; and when the Ray node of this machine has ended. Its parent starts another one.
+"""
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from stepwell.errors import RayRefused, RayUnreachable, StepwellError
+from stepwell.pool.api.transport import ActorAway, ActorFailed, ActorMissing
+from stepwell.pool.client.link_messages import (
+    NO_CALL,
+    STARTING,
+    STATE_INTERVAL,
+    LinkAnswer,
+    LinkCall,
+    LinkState,
+    frame,
+    open_stream,
+    read_frame,
+)
+from stepwell.pool.client.ray_cluster import join_ray, why_no_cluster
+from stepwell.pool.client.ray_transport import RayTransport
+from stepwell.pool.shard.cluster_watch import listens, wait_until_head_forgets
+
+JOIN_PAUSE = 0.5
+"""Seconds between two looks whether there is a cluster."""
+THREADS = 64
+"""Enough for questions that wait for a head, one for each actor, and for the watch."""
+LEAVE_TIMEOUT = 3.0
+"""Seconds in which this process leaves Ray; after that it just ends."""
+
+
+class LinkServer:
+    """Answers the calls of one parent."""
+
+    def __init__(self, address: str, namespace: str) -> None:
+        self._address = address
+        self._namespace = namespace
+        self._state = STARTING
+        self._transport = RayTransport(namespace)
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def run(self, end: socket.socket) -> bool:
+        """Until the parent ends, or Ray is lost. Returns whether Ray can still be left in an orderly way."""
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+        reader, self._writer = await open_stream(end)
+        using_ray = asyncio.create_task(self._use_ray())
+        works = [using_ray, *map(asyncio.create_task, (self._read(reader), self._tell_state()))]
+        done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            for work in done:
+                work.result()
+        return using_ray not in done
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            number, packed = await read_frame(reader)
+            answering = asyncio.create_task(self._answer(number, pickle.loads(packed)))
+            self._answering.add(answering)
+            answering.add_done_callback(self._answering.discard)
+
+    async def _answer(self, number: int, call: LinkCall) -> None:
+        try:
+            answered = frame(number, LinkAnswer(await self._transport.call(*call)))
+        except (StepwellError, ActorAway, ActorMissing, ActorFailed) as failure:
+            answered = frame(number, LinkAnswer(None, failure))
+        except Exception as failure:  # noqa: BLE001 - the parent may not have the class
+            answered = frame(number, LinkAnswer(None, ActorFailed(f"{type(failure).__name__}: {failure}")))
+        self._writer.write(answered)
+
+    async def _tell_state(self) -> None:
+        while True:
+            self._tell(self._state)
+            await asyncio.sleep(STATE_INTERVAL)
+
+    def _tell(self, state: LinkState) -> None:
+        self._state = state
+        self._writer.write(frame(NO_CALL, state))
+
+    async def _use_ray(self) -> None:
+        """Join as soon as there is a cluster. Returns when it cannot be used, or not any more."""
+        while (missing := await asyncio.to_thread(why_no_cluster, self._address)) is not None:
+            self._tell(LinkState(is_joined=False, why=missing))
+            await asyncio.sleep(JOIN_PAUSE)
+        try:
+            await asyncio.to_thread(join_ray, self._address, self._namespace)
+        except RayUnreachable as failure:
+            self._tell(LinkState(is_joined=False, why=str(failure), is_refused=isinstance(failure, RayRefused)))
+            return
+        self._tell(LinkState(is_joined=True))
+        self._tell(LinkState(is_joined=False, why=await self._watch_cluster()))
+
+    async def _watch_cluster(self) -> str:
+        """Returns why the cluster cannot be used any more. While only its head is away, shards can be reached."""
+        head, node = await asyncio.to_thread(_addresses)
+        forgets = asyncio.create_task(asyncio.to_thread(wait_until_head_forgets))
+        while not forgets.done():
+            if not await asyncio.to_thread(listens, *node):
+                return "the Ray node of this machine has ended"
+            has_head = await asyncio.to_thread(listens, *head)
+            self._tell(LinkState(is_joined=True, why="" if has_head else "Ray's head does not answer"))
+            await asyncio.sleep(STATE_INTERVAL)
+        forgets.result()
+        return f"the head of Ray at {self._address} has lost its state"
+
+
+def _addresses() -> tuple[tuple[str, int], tuple[str, int]]:
+    """Host and port of the cluster's head and of this process's node."""
+    import ray
+
+    context = ray.get_runtime_context()
+    host, _, port = context.gcs_address.rpartition(":")
+    own = context.get_node_id()
+    (node,) = (node for node in ray.nodes() if node["NodeID"] == own)  # type: ignore[no-untyped-call]
+    return (host, int(port)), (node["NodeManagerAddress"], node["NodeManagerPort"])
+
+
+async def serve(address: str, namespace: str, end: socket.socket) -> None:
+    if await LinkServer(address, namespace).run(end) and "ray" in sys.modules:
+        threading.Timer(LEAVE_TIMEOUT, os._exit, (1,)).start()
+        sys.modules["ray"].shutdown()
+    os._exit(0)  # threads may wait for a head that is away
+
+
+def main() -> None:
+    address, namespace, descriptor = sys.argv[1:]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    asyncio.run(serve(address, namespace, socket.socket(fileno=int(descriptor))))
+
+
+if __name__ == "__main__":
+    main()

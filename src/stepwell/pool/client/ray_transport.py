@@ -1,0 +1,52 @@
+"""Calls to Ray actors, from a process that has joined Ray."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stepwell.errors import StepwellError
+from stepwell.pool.api.transport import ActorAway, ActorFailed, ActorMissing
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+
+class RayTransport:
+    """Finds actors by name, and finds them again after a restart. Implements ActorTransport."""
+
+    connections = 1
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._handles: dict[str, ActorHandle[Any]] = {}
+        self._finding: dict[str, asyncio.Task[ActorHandle[Any]]] = {}
+
+    async def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        from ray.exceptions import RayActorError, RayTaskError  # see ray_cluster.py
+
+        handle = self._handles.get(actor) or await self._find(actor)
+        try:
+            return await getattr(handle, method).remote(*args, **kwargs)
+        except RayActorError as failure:
+            self._handles.pop(actor, None)
+            raise ActorAway(type(failure).__name__) from None
+        except StepwellError as refusal:
+            raise getattr(refusal, "cause", refusal) from None  # Ray wraps it in a traceback of the actor
+        except RayTaskError as failure:
+            raise ActorFailed(f"{type(failure.cause).__name__}: {failure.cause}", str(failure)) from None
+
+    async def _find(self, actor: str) -> "ActorHandle[Any]":
+        """One question at a time for each actor: without a head, Ray's answer takes a minute, and a thread."""
+        import ray
+
+        finding = self._finding.get(actor)
+        if finding is None:
+            finding = asyncio.create_task(asyncio.to_thread(ray.get_actor, actor, self._namespace))
+            self._finding[actor] = finding
+            finding.add_done_callback(lambda _: self._finding.pop(actor))
+        try:
+            handle = await asyncio.shield(finding)
+        except ValueError:
+            raise ActorMissing(actor) from None
+        self._handles[actor] = handle
+        return handle

@@ -1,0 +1,159 @@
+"""A Ray cluster of several nodes on this machine, whose head and nodes can be killed and started again.
+
+The test's own process does not join it.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tests.rig.gateways import free_port
+from tests.rig.waiting import wait_until
+
+from tests.rig import ray_cluster  # isort: skip # noqa: F401 - sets Ray's environment before Ray is imported
+
+STORE = 80 * 2**20
+"""Ray's smallest object store is 75 MiB."""
+LOOPBACK = "127.0.0.1"
+
+
+class RayNodes:
+    """Use it through `ray_nodes`. Every node listens on loopback only."""
+
+    def __init__(self, redis: str | None = None) -> None:
+        """`redis` is the address of a Redis that keeps the head's state; without it, a new head knows nothing."""
+        self.address = f"{LOOPBACK}:{free_port()}"
+        self._redis = redis
+        self._settings = {
+            "RAY_external_storage_namespace": f"test-{secrets.token_hex(4)}",
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "600" if redis else "60",
+        }
+        self._head: Any = None
+        self._nodes: dict[Any, dict[str, Any]] = {}
+        """With what they were started."""
+
+    def start_head(self, **params: Any) -> None:
+        """At the same address as before. The head offers no CPUs unless told."""
+        given = {"num_cpus": 0, "gcs_server_port": int(self.address.split(":")[1]), **params}
+        if self._redis is not None:
+            given |= {"external_addresses": [self._redis] * 2, "num_redis_shards": 1}
+        with _environment(self._settings):
+            self._head = _start_node(given, is_head=True)
+
+    def kill_head(self) -> None:
+        """SIGKILL to all its processes."""
+        _kill(self._head)
+
+    def add_node(self, **params: Any) -> Any:
+        """Another node, with a raylet of its own."""
+        with _environment(self._settings):
+            node = _start_node({"gcs_address": self.address, "num_cpus": 1, **params}, is_head=False)
+        self._nodes[node] = params
+        return node
+
+    def kill_node(self, node: Any) -> None:
+        del self._nodes[node]
+        _kill(node)
+
+    def replace_nodes(self) -> None:
+        """Start all nodes but the head's again, as a supervisor does for nodes whose head has lost its state."""
+        for node, params in list(self._nodes.items()):
+            self.kill_node(node)
+            self.add_node(**params)
+
+    def close(self) -> None:
+        for node in (*self._nodes, self._head):
+            if node is not None:
+                _kill(node)
+
+    def run(self, *command: str, **flags: object) -> str:
+        """A `stepwell` command on this cluster; returns its output."""
+        line = [sys.executable, "-m", "stepwell", *command, "--ray-address", self.address]
+        for name, value in flags.items():
+            line += [f"--{name.replace('_', '-')}", str(value)]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+
+@contextmanager
+def ray_nodes(redis: str | None = None) -> Iterator[RayNodes]:
+    """A cluster with a head. Further nodes are added by the test."""
+    nodes = RayNodes(redis)
+    try:
+        nodes.start_head()
+        yield nodes
+    finally:
+        nodes.close()
+
+
+@contextmanager
+def redis_server() -> Iterator[str]:
+    """A Redis on loopback, in memory; gives its address."""
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            ["redis-server", "--port", str(port), "--bind", LOOPBACK, "--save", "", "--dir", folder],
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            wait_until(lambda: _pings(port), "redis-server to answer")
+            yield f"{LOOPBACK}:{port}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+def has_redis() -> bool:
+    return shutil.which("redis-server") is not None
+
+
+def _start_node(params: Mapping[str, Any], *, is_head: bool) -> Any:
+    """As ray.cluster_utils does, but without writing the address where other programs on this machine look for it."""
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    common = {
+        "num_gpus": 0,
+        "object_store_memory": STORE,
+        "node_ip_address": LOOPBACK,
+        "min_worker_port": 0,
+        "max_worker_port": 0,
+        "include_dashboard": False,
+        "include_log_monitor": False,
+        "dashboard_agent_listen_port": None,
+    }
+    return Node(RayParams(**{**common, **params}), head=is_head, shutdown_at_exit=True, spawn_reaper=True)
+
+
+def _kill(node: Any) -> None:
+    node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _pings(port: int) -> bool:
+    try:
+        with socket.create_connection((LOOPBACK, port), timeout=1) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False
