@@ -36,7 +36,7 @@ Manifest = Mapping[str, Any]
 DEPLOY = CHECKOUT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 PORTS = {"gateway": 8100, "dashboard": 8200}
-SECRETS = {"control-keys", "ray-token"}
+SECRETS = {"control-keys", "ray-token", "redis-password"}
 
 
 def compose() -> Manifest:
@@ -108,14 +108,33 @@ def started(words: list[str]) -> list[str]:
 
 def test_compose_starts_commands_with_settings_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     services = compose()["services"]
-    for name, expected in (("gateway", ["pool", "gateway"]), ("dashboard", ["dashboard"])):
+    for name in ("gateway", "dashboard"):
         env = {key: filled(value) for key, value in services[name]["environment"].items()}
-        assert started(services[name]["command"]) == [f"stepwell {command}" for command in expected]
-        made = {command: settings_of(command, env, monkeypatch).model_dump() for command in expected}
-        assert made[expected[-1]]["port"] == PORTS[name]
-        assert made[expected[-1]]["control_keys"] == ("given",)
+        assert started(services[name]["command"]) == [f"stepwell {name}"]
+        made = settings_of(name, env, monkeypatch).model_dump()
+        assert made["port"] == PORTS[name]
+        assert made["control_keys"] == ("given",)
         assert services[name]["ports"] == [f"127.0.0.1:{PORTS[name]}:{PORTS[name]}"]
-        assert made[expected[-1]]["host"] == "0.0.0.0"
+        assert made["host"] == "0.0.0.0"
+
+
+def test_a_keeper_creates_the_pool_with_settings_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = compose()["services"]["pool"]
+    env = {key: filled(value) for key, value in service["environment"].items()}
+    for words, given in ((service["command"], env), (container("pool-keeper")["args"], kube_settings())):
+        assert started(words) == ["stepwell pool --keep"]
+        assert settings_of("pool", given, monkeypatch).model_dump()["journal"] == "/var/lib/stepwell/journal"
+    assert container("pool-keeper")["envFrom"] == [{"configMapRef": {"name": "stepwell"}}]
+
+
+def test_the_head_keeps_its_state_in_the_redis_that_is_there() -> None:
+    options = manifest("RayCluster", "ray")["spec"]["gcsFaultToleranceOptions"]
+    assert options["redisAddress"] == "redis:6379"
+    (port,) = manifest("Service", "redis")["spec"]["ports"]
+    assert port["port"] == 6379
+    (password,) = container("redis")["env"]
+    assert options["redisPassword"]["valueFrom"] == password["valueFrom"]
+    assert f"$({password['name']})" in container("redis")["args"]
 
 
 def test_compose_names_what_it_has() -> None:
@@ -142,7 +161,7 @@ def test_only_what_is_meant_to_be_reached_is_published() -> None:
 
 def test_journals_are_on_a_volume_of_the_one_node_that_offers_the_pools_resource() -> None:
     services = compose()["services"]
-    for env in (services["gateway"]["environment"], kube_settings()):
+    for env in (services["pool"]["environment"], kube_settings()):
         assert env["STEPWELL_POOL_RESOURCE"] == "pool"
         assert env["STEPWELL_POOL_JOURNAL"].startswith("/var/lib/stepwell/")
         assert env["STEPWELL_POOL_ARCHIVE"].startswith("/var/lib/stepwell/")
@@ -161,14 +180,14 @@ def test_no_volume_is_one_that_many_nodes_write() -> None:
 
 
 def test_kubernetes_starts_commands_with_settings_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, expected in (("gateway", ["pool", "gateway"]), ("dashboard", ["dashboard"])):
+    for name in ("gateway", "dashboard"):
         made = container(name)
         env = kube_settings() | {variable["name"]: variable.get("value", "given") for variable in made["env"]}
-        assert started(made["args"]) == [f"stepwell {command}" for command in expected]
-        read = {command: settings_of(command, env, monkeypatch).model_dump() for command in expected}
-        assert read[expected[-1]]["port"] == PORTS[name] == made["ports"][0]["containerPort"]
-        assert read[expected[-1]]["control_keys"] == ("given",)
-        assert read[expected[-1]]["host"] == "0.0.0.0"
+        assert started(made["args"]) == [f"stepwell {name}"]
+        read = settings_of(name, env, monkeypatch).model_dump()
+        assert read["port"] == PORTS[name] == made["ports"][0]["containerPort"]
+        assert read["control_keys"] == ("given",)
+        assert read["host"] == "0.0.0.0"
         assert made["envFrom"] == [{"configMapRef": {"name": "stepwell"}}]
 
 
