@@ -14,6 +14,7 @@ FETCH_TIMEOUT = 3.0
 
 @dataclass(slots=True)
 class Auditor:
+    fetch_timeout: float = FETCH_TIMEOUT
     answered: Counter[str] = field(default_factory=Counter)
     """Calls with a whole answer, by trajectory."""
     failed: int = 0
@@ -44,7 +45,7 @@ class Auditor:
         while True:
             try:
                 batch = await pool.fetch_batch(
-                    1, timeout=FETCH_TIMEOUT, lease=60.0, min_exactness="retokenized", untrainable=True
+                    1, timeout=self.fetch_timeout, lease=60.0, min_exactness="retokenized", untrainable=True
                 )
             except FetchTimeout:
                 return
