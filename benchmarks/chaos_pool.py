@@ -133,11 +133,12 @@ async def run_chaos(
     plan = PoolPlan(name=POOL, shards=SHARDS, limits=Limits(max_queue_size=10**6), journal=str(journal))
     await asyncio.to_thread(start_pool, plan, namespace)
     client, record, stop = PoolClient(POOL, namespace), Record(), asyncio.Event()
+    silent = PoolClient(POOL, namespace, heartbeat_interval=24 * 3600.0)
     async with asyncio.TaskGroup() as load:
         for n in range(PRODUCERS):
             load.create_task(Producer(client, record, random.Random(f"{seed}-p{n}"), f"{n}").run(stop))
         for n in range(CONSUMERS):
-            load.create_task(Consumer(client, record, random.Random(f"{seed}-c{n}"), lease).run(stop))
+            load.create_task(Consumer(client, silent, record, random.Random(f"{seed}-c{n}"), lease).run(stop))
         recoveries = await Killer(client, namespace, record, random.Random(f"{seed}-k"), say).run(kills)
         stop.set()
     say("draining")
@@ -237,16 +238,20 @@ class Producer:
 class Consumer:
     """Takes batches. Mostly it acknowledges them; some it gives back, settles too late, or forgets."""
 
-    def __init__(self, client: PoolClient, record: Record, luck: random.Random, lease: float) -> None:
-        self._client, self._record, self._luck, self._lease = client, record, luck, lease
+    def __init__(
+        self, client: PoolClient, silent: PoolClient, record: Record, luck: random.Random, lease: float
+    ) -> None:
+        """`silent` is a client that sends no heartbeats, as one that is dead."""
+        self._client, self._silent, self._record, self._luck, self._lease = client, silent, record, luck, lease
 
     async def run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             end = self._luck.choices(["ack", "nack", "late", "forget"], [80, 8, 6, 6])[0]
-            lease = SHORT_LEASE if end in ("late", "forget") else self._lease
+            is_dead = end in ("late", "forget")
+            client, lease = (self._silent, SHORT_LEASE) if is_dead else (self._client, self._lease)
             since = time.monotonic()
             try:
-                batch = await self._client.fetch_batch(self._luck.randint(1, 8), timeout=1.0, lease=lease)
+                batch = await client.fetch_batch(self._luck.randint(1, 8), timeout=1.0, lease=lease)
             except FetchTimeout:
                 continue
             self._record.fetched(batch, since)

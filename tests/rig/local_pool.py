@@ -62,18 +62,33 @@ class LocalPool(PoolClient):
         clock: Callable[[], float] | None = None,
         timeout: float = 30.0,
         part_timeout: float = 1.0,
+        heartbeat_interval: float = 2.5,
+        heartbeat_timeout: float = 10.0,
         **limits: Any,
     ) -> None:
         self._now = 0.0
         self.plan = PoolPlan(shards=shards, limits=Limits(**limits))
         time = clock or (lambda: self._now)
         services = {
-            name: ShardService(self.plan, name, clock=time, monotonic=time, recheck_interval=0.01)
+            name: ShardService(
+                self.plan,
+                name,
+                clock=time,
+                monotonic=time,
+                recheck_interval=0.01,
+                heartbeat_timeout=heartbeat_timeout,
+            )
             for name in self.plan.shard_names()
         }
         self.transport: Any = transport(services)
         """A LocalTransport, or the given subclass of it."""
-        super().__init__(self.plan.name, transport=self.transport, timeout=timeout, part_timeout=part_timeout)
+        super().__init__(
+            self.plan.name,
+            transport=self.transport,
+            timeout=timeout,
+            part_timeout=part_timeout,
+            heartbeat_interval=heartbeat_interval,
+        )
         self.rules = EasyPool.over(services[self.plan.name].pool)
         """Of the first shard."""
 

@@ -87,6 +87,7 @@ class BatchDelivery:
             lease=request.lease or DELIVERY_LEASE,
             min_exactness=request.min_exactness,
             untrainable=False,
+            heartbeats=request.lease is None,
         )
         if filled is None:
             return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepwell.common.atomic_files import SUFFIX, replacing_file
-from stepwell.errors import BadRequest, LeaseExpired
+from stepwell.errors import BadRequest, LeaseExpired, PoolUnavailable
 from stepwell.trainers.ports import TrainingPool
 
 if TYPE_CHECKING:
@@ -70,9 +70,12 @@ class TrainedLedger:
         self._trained.update(OrderedDict.fromkeys(trained))
 
     def acknowledge(self, pool: TrainingPool) -> None:
-        """Acknowledge the open leases."""
+        """Acknowledge the open leases. Those of a pool that is away stay open: the next call tries them again."""
         try:
             pool.ack(self)
+        except PoolUnavailable as away:
+            log.warning("%d leases will be acknowledged later: %s", len(self._leases), away)
+            return
         except LeaseExpired:
             log.warning("a lease expired before its batch was acknowledged; it comes back and is skipped")
         self._leases = []

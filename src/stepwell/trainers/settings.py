@@ -51,7 +51,7 @@ class Settings(RowSettings):
     fetch_timeout: float = 600.0
     """Seconds to wait for a batch."""
     lease: float = 600.0
-    """Seconds until a batch's lease expires. The next checkpoint acknowledges it, and must be written before."""
+    """Seconds until a batch's lease expires if the pool hears no heartbeats. The client sends them while it lives."""
     checkpoint_every: int = 1
     """Updates between checkpoints. After a crash, what was trained since the last one is trained again."""
     sync_every: int = 1

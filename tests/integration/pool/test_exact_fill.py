@@ -13,6 +13,7 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.exact_fill import fill_exactly
+from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.ray_transport import RayTransport
 from stepwell.pool.client.shards import ShardSet
 from stepwell.steps.step import Step
@@ -93,7 +94,8 @@ async def test_a_shard_that_is_killed_while_its_part_is_taken_gives_it_all_the_s
     await send(client, 24)
     transport = DeadlyTransport(namespace, before=before)
     wanted = ExactFill(trajectories=96, channel="train", shares={}, lease=60.0, step_filter=EVERYTHING)
-    filled = await fill_exactly(ShardSet("data_pool", transport), wanted)
+    shards = ShardSet("data_pool", transport)
+    filled = await fill_exactly(shards, HeldLeases(shards), wanted, heartbeats=True)
     assert transport.killed == set(plan.shard_names())
     assert filled is not None
     assert sorted(filled.columns.uids) == sorted(step.uid for step in many_groups(24)[0])
@@ -111,7 +113,8 @@ async def test_a_single_shard_fills_a_batch_by_itself_also_when_it_is_killed_mea
     assert await fill(client, 28) is None
     transport = DeadlyTransport(namespace, before=before)
     wanted = ExactFill(trajectories=12, channel="train", shares={"games": 0.9}, lease=60.0, step_filter=EVERYTHING)
-    filled = await fill_exactly(ShardSet("data_pool", transport), wanted)
+    shards = ShardSet("data_pool", transport)
+    filled = await fill_exactly(shards, HeldLeases(shards), wanted, heartbeats=True)
     assert transport.killed == {"data_pool"}
     assert filled is not None
     assert (filled.sources, filled.attempts) == (["games"] * 3, [0] * 3)

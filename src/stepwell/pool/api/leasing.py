@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
+from uuid import uuid4
 
 from stepwell.common.message_format import message
 from stepwell.errors import BadRequest
@@ -150,6 +151,25 @@ class HasLeases(Protocol):
         """(shard, lease) of every part."""
 
 
+LIVE = "live-"
+"""So begins the name of a lease whose holder sends heartbeats. A shard ends it some seconds after the last one."""
+
+
+def new_batch_uid(*, heartbeats: bool) -> str:
+    return f"{LIVE if heartbeats else ''}{uuid4().hex}"
+
+
+def part_lease_uid(batch_uid: str, number: int) -> str:
+    """The name of the lease of one part of a batch."""
+    return f"{batch_uid}-{number}"
+
+
+def batch_of_lease(lease_uid: str) -> str:
+    """The parts of a batch have names that differ in their last number only."""
+    batch_uid, _, number = lease_uid.rpartition("-")
+    return batch_uid if number.isdecimal() else lease_uid
+
+
 class Settlement(StrEnum):
     """What became of a lease that someone ended."""
 
@@ -210,7 +230,7 @@ class ReadySummary(NamedTuple):
     """What a shard could hand out now."""
 
     state: int
-    """The number of the shard's state that this describes. `wait_change` takes it."""
+    """The number of the shard's state that this describes."""
     ages: list[float]
     """When each ready item was opened, oldest first."""
     nothing_after: float

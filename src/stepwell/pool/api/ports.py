@@ -116,10 +116,12 @@ class GroupExchange(Protocol):
         lease: float,
         min_exactness: str = "retokenized",
         untrainable: bool = True,
+        heartbeats: bool = True,
     ) -> LeasedGroups | None:
         """The oldest groups with exactly that many trajectories, or None. Shares: see pool/rules/exact_batch.py.
 
-        They go back to the queue unless they are acknowledged within `lease` seconds.
+        With `heartbeats` they go back to the queue soon after the death of this process. Without, they do unless they
+        are acknowledged within `lease` seconds, by whatever process.
         """
 
     async def ack(self, leased: HasLeases) -> None:

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any, TypeVar, Unpack, overload
 
 from stepwell.common.coalescing import BatchSender
-from stepwell.errors import LeaseExpired, PoolUnavailable
+from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
 from stepwell.pool.api.leasing import (
     BatchTerms,
@@ -23,7 +23,6 @@ from stepwell.pool.api.leasing import (
     HasLeases,
     LeasedGroups,
     ReadyGroups,
-    Settlement,
     merge_ready_groups,
     read_batch_request,
 )
@@ -46,8 +45,9 @@ from stepwell.pool.api.stats import PoolStats, merge_stats
 from stepwell.pool.api.transport import ActorTransport
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
-from stepwell.pool.client.fetching import fetch_oldest, settle_leases
+from stepwell.pool.client.fetching import fetch_oldest
 from stepwell.pool.client.flush_follower import FlushFollower
+from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL, HeldLeases
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.client.ray_transport import RayTransport
 from stepwell.pool.client.scoring import ScoringClient
@@ -84,6 +84,7 @@ class PoolClient(ScoringClient, WatchClient):
         transport: ActorTransport | None = None,
         timeout: float = CALL_TIMEOUT,
         part_timeout: float = PART_TIMEOUT,
+        heartbeat_interval: float = HEARTBEAT_INTERVAL,
     ) -> None:
         shards = transport or RayTransport(namespace)
         super().__init__(ShardSet(name, shards, namespace=namespace, timeout=timeout, part_timeout=part_timeout))
@@ -93,6 +94,7 @@ class PoolClient(ScoringClient, WatchClient):
         self._serving: Serving | None = None
         self._serving_changed = asyncio.Event()
         self._versions = VersionDelivery(self.shards, self._note_serving)
+        self._held = HeldLeases(self.shards, interval=heartbeat_interval)
         self._last_pacing: dict[tuple[str, str], Pacing] = {}
         """By channel and shard."""
 
@@ -189,10 +191,14 @@ class PoolClient(ScoringClient, WatchClient):
         """Without a lease, the batch is acknowledged as soon as it has arrived here."""
         request = read_batch_request(count, **terms)
         seconds = DELIVERY_LEASE if lease is None else lease
-        batch = batch_of(await fetch_oldest(self.shards, request, timeout, seconds))
+        leased = await fetch_oldest(self.shards, self._held, request, timeout, seconds)
         if lease is None:
-            await self.ack(batch)
-        return batch
+            try:
+                await self.ack(leased)
+            except BaseException:
+                self._held.put_back(leased.leases)
+                raise
+        return batch_of(leased)
 
     async def fill_batch(
         self,
@@ -203,12 +209,13 @@ class PoolClient(ScoringClient, WatchClient):
         lease: float,
         min_exactness: str = "retokenized",
         untrainable: bool = True,
+        heartbeats: bool = True,
     ) -> LeasedGroups | None:
         step_filter = make_step_filter(min_exactness, untrainable)
         request = ExactFill(
             trajectories=trajectories, channel=channel, shares=shares, lease=lease, step_filter=step_filter
         )
-        return await fill_exactly(self.shards, request)
+        return await fill_exactly(self.shards, self._held, request, heartbeats=heartbeats)
 
     async def ready_groups(self, channel: str) -> ReadyGroups:
         answer = await self.shards.ask_all(lambda shard: shard.ready_groups(channel))
@@ -218,11 +225,11 @@ class PoolClient(ScoringClient, WatchClient):
         return sum(await self.shards.call_all(lambda shard: shard.clear(channel)))
 
     async def ack(self, leased: HasLeases) -> None:
-        if await settle_leases(self.shards, leased, lambda shard, uid: shard.ack(uid)) is Settlement.EXPIRED:
-            raise LeaseExpired("the lease was over before the batch was acknowledged; ask for a longer one")
+        """Of each batch all parts, or none. It can be repeated."""
+        await self._held.ack(leased.leases)
 
     async def nack(self, leased: HasLeases) -> None:
-        await settle_leases(self.shards, leased, lambda shard, uid: shard.nack(uid))
+        await self._held.nack(leased.leases)
 
     async def set_policy_version(self, version: int) -> None:
         """A shard that is away gets the version when it is back, as long as this process lives."""
@@ -290,8 +297,9 @@ class DataPool:
     ) -> Batch:
         """The oldest ready groups (or trajectories, or steps), as soon as there are that many.
 
-        FetchTimeout says what is missing. With a `lease`, a batch returns to the pool unless it is acknowledged in so
-        many seconds; without, it counts as trained on arrival. The terms, all optional: `channel`, `unit` ("groups",
+        FetchTimeout says what is missing. With a `lease`, a batch is yours until you acknowledge or return it, or this
+        process dies; `lease` is the longest time in seconds without heartbeats from here. Without a lease, it counts as
+        trained on arrival. The terms, all optional: `channel`, `unit` ("groups",
         "trajectories", "steps"), `order` ("oldest_ready", "strict"), `history` (the share drawn from trained groups),
         `min_exactness` ("engine", "submitted", "retokenized") and `untrainable` (include steps that are marked so).
         """
@@ -311,7 +319,8 @@ class DataPool:
         self.ack(batch)
 
     def ack(self, leased: HasLeases) -> None:
-        """The batch was trained. LeaseExpired if that took too long: some of it will be handed out again."""
+        """The batch was trained, all of it. LeaseExpired if the pool has not heard of this process for too long: the
+        batch will be handed out again. PoolUnavailable if a shard is away: call it again later."""
         self._run(self._client.ack(leased))
 
     def nack(self, leased: HasLeases) -> None:
@@ -357,7 +366,12 @@ class DataPool:
         return self._run(self._client.quarantined())
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        running = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return running.result()
+        except BaseException:  # a fetch that was interrupted must not go on and take a batch
+            running.cancel()
+            raise
 
 
 def connect(name: str = "data_pool", *, address: str = "auto", namespace: str = "default") -> DataPool:

@@ -10,10 +10,17 @@ there is only one shard, it does both in one message.
 import asyncio
 from collections.abc import Sequence
 from itertools import groupby
-from uuid import uuid4
 
 from stepwell.errors import BadRequest, PoolUnavailable
-from stepwell.pool.api.leasing import ExactFill, GroupOffer, LeasedGroups, merge_leased_groups
+from stepwell.pool.api.leasing import (
+    ExactFill,
+    GroupOffer,
+    LeasedGroups,
+    merge_leased_groups,
+    new_batch_uid,
+    part_lease_uid,
+)
+from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.rules.exact_batch import choose_groups
 
@@ -23,30 +30,33 @@ MAX_TRIES = 8
 """How often the client chooses again because another client was faster."""
 
 
-async def fill_exactly(shards: ShardSet, request: ExactFill) -> LeasedGroups | None:
-    """None if there is no such batch now."""
+async def fill_exactly(
+    shards: ShardSet, held: HeldLeases, request: ExactFill, *, heartbeats: bool
+) -> LeasedGroups | None:
+    """None if there is no such batch now. With `heartbeats`, the leases end soon after this process."""
     if request.trajectories < 1:
         raise BadRequest(f"a batch has at least one trajectory, not {request.trajectories}")
     names = await shards.names()
     if len(names) == 1:
-        return await _fill_from_one(shards, request, names[0])
+        return await _fill_from_one(shards, held, request, (names[0], new_batch_uid(heartbeats=heartbeats)))
     for _ in range(MAX_TRIES):
         chosen = choose_groups(await _offers(shards, request), request.trajectories, request.shares)
         if chosen is None:
             return None
-        leased = await _take(shards, request, chosen)
+        leased = await _take(shards, held, request, chosen, new_batch_uid(heartbeats=heartbeats))
         if leased is not None:
             return leased
     return None
 
 
-async def _fill_from_one(shards: ShardSet, request: ExactFill, name: str) -> LeasedGroups | None:
-    lease_uid = uuid4().hex
-    try:
-        return await shards.at(name).fill(request, lease_uid)
-    except BaseException:
-        await _put_back(shards, [(name, lease_uid)])
-        raise
+async def _fill_from_one(
+    shards: ShardSet, held: HeldLeases, request: ExactFill, lease: tuple[str, str]
+) -> LeasedGroups | None:
+    with held.holding(lease):
+        leased = await shards.at(lease[0]).fill(request, lease[1])
+    if leased is None:
+        held.release([lease])
+    return leased
 
 
 async def _offers(shards: ShardSet, request: ExactFill) -> list[GroupOffer]:
@@ -68,26 +78,19 @@ async def _offers(shards: ShardSet, request: ExactFill) -> list[GroupOffer]:
     return offers
 
 
-async def _take(shards: ShardSet, request: ExactFill, chosen: Sequence[GroupOffer]) -> LeasedGroups | None:
+async def _take(
+    shards: ShardSet, held: HeldLeases, request: ExactFill, chosen: Sequence[GroupOffer], batch_uid: str
+) -> LeasedGroups | None:
     """All chosen groups, or nothing."""
+    by_shard = [(name, list(offers)) for name, offers in groupby(sorted(chosen), key=lambda offer: offer.shard)]
+    leases = [(name, part_lease_uid(batch_uid, number)) for number, (name, _) in enumerate(by_shard)]
     parts: list[LeasedGroups] = []
-    leases: list[tuple[str, str]] = []
-    is_complete = False
-    try:
-        for name, offers in groupby(sorted(chosen), key=lambda offer: offer.shard):
-            lease_uid = uuid4().hex
-            leases.append((name, lease_uid))
-            part = await shards.at(name).take_offers(request, list(offers), lease_uid)
+    with held.holding(*leases):
+        for (name, lease_uid), (_, offers) in zip(leases, by_shard, strict=True):
+            part = await shards.at(name).take_offers(request, offers, lease_uid)
             if part is None:
+                held.put_back(leases[: len(parts)])
+                held.release(leases)
                 return None
             parts.append(part)
-        is_complete = True
-        return merge_leased_groups(parts)
-    finally:
-        if not is_complete:
-            await _put_back(shards, leases)
-
-
-async def _put_back(shards: ShardSet, leases: Sequence[tuple[str, str]]) -> None:
-    calls = (shards.at(name).put_back(lease_uid) for name, lease_uid in leases)
-    await asyncio.gather(*calls, return_exceptions=True)
+    return merge_leased_groups(parts)

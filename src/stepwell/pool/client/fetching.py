@@ -1,126 +1,166 @@
-"""Fetching a batch from one or several shards, oldest ready groups first, and ending its leases."""
+"""Fetching a batch from one or several shards, oldest ready groups first.
+
+- A fetch that waits takes nothing. It takes its parts by calls of its own once there are enough, so a consumer that
+  dies while it waits gets no batch.
+- Waiting costs a call for each change of what is ready, and one for each shard every few seconds.
+- A part that cannot be taken is looked for elsewhere. The other parts are kept by heartbeats meanwhile.
+"""
 
 import asyncio
 import heapq
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
-from uuid import uuid4
+from itertools import count
 
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.api.leasing import (
     BatchRequest,
-    HasLeases,
     LeasedGroups,
     Order,
     ReadySummary,
-    Settlement,
     merge_leased_groups,
+    new_batch_uid,
+    part_lease_uid,
 )
+from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.shards import ShardSet
 
-if TYPE_CHECKING:
-    from stepwell.pool.shard.service import ShardService
-
-PEEK_TIMEOUT = 2.0
+LOOK_TIMEOUT = 2.0
 """Seconds. A shard that restarts is not waited for."""
-MAX_WAIT = 1.0
-"""Seconds between two looks at all shards."""
-SETTLEMENT_ORDER = (Settlement.DONE, Settlement.UNKNOWN, Settlement.EXPIRED)
-"""From good to bad."""
+MAX_WAIT = 5.0
+"""Seconds that one call waits for a change. A call that nobody listens to any more ends after that."""
+HISTORY_WAIT = 1.0
+"""The same if part of the batch comes from history, which may grow without a change of what is ready."""
+RETRY_PAUSE = 0.5
+"""Seconds until a shard that is away is asked again."""
 
 
-async def fetch_oldest(shards: ShardSet, request: BatchRequest, timeout: float, lease: float) -> LeasedGroups:
+async def fetch_oldest(
+    shards: ShardSet, held: HeldLeases, request: BatchRequest, timeout: float, lease: float
+) -> LeasedGroups:
     """FetchTimeout says what is missing."""
-    names = await shards.names()
-    if len(names) == 1:
-        shard = shards.at(names[0], timeout=timeout + shards.timeout)
-        return await shard.fetch_batch(request, timeout, lease, uuid4().hex)
-    return await _MultiShardFetch(shards, names, request, lease).run(timeout)
+    fetch = _Fetch(shards, held, await shards.names(), request, lease)
+    try:
+        return await fetch.run(timeout)
+    except BaseException:
+        fetch.put_back()
+        raise
+    finally:
+        await fetch.close()
 
 
-async def settle_leases(
-    shards: ShardSet, leased: HasLeases, settle: Callable[["ShardService", str], Awaitable[Settlement]]
-) -> Settlement:
-    """End the lease of every part. EXPIRED if any part has expired, because the consumer must know that."""
-    settlements = await asyncio.gather(*(settle(shards.at(shard), uid) for shard, uid in leased.leases))
-    return max(settlements, key=SETTLEMENT_ORDER.index, default=Settlement.DONE)
+class _Fetch:
+    """One fetch. The parts that it has taken so far are leased."""
 
-
-class _MultiShardFetch:
-    """One fetch from many shards. The parts that it has taken so far are leased."""
-
-    def __init__(self, shards: ShardSet, names: tuple[str, ...], request: BatchRequest, lease: float) -> None:
+    def __init__(
+        self, shards: ShardSet, held: HeldLeases, names: tuple[str, ...], request: BatchRequest, lease: float
+    ) -> None:
         self._shards = shards
+        self._held = held
         self._names = names
         self._request = request
         self._lease = lease
+        self._uid = new_batch_uid(heartbeats=True)
+        self._numbers = count()
         self._parts: list[LeasedGroups] = []
         self._missing = request.count
+        self._summaries: dict[str, ReadySummary] = {}
+        """What each shard could hand out, as far as it has answered."""
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        """By shard: the call that waits for a change."""
 
     async def run(self, timeout: float) -> LeasedGroups:
         deadline = time.monotonic() + timeout
-        while True:
-            summaries = await self._peek()
-            counts = {} if self._may_miss_oldest(summaries) else _oldest(summaries, self._missing)
+        if len(self._names) == 1:  # it need not be compared with others
+            await self._take(self._names[0], self._missing)
+        if self._missing:
+            await self._look(self._names)
+        while self._missing:
+            counts = self._counts()
             is_enough = sum(counts.values()) == self._missing
             if is_enough:
                 await asyncio.gather(*(self._take(name, count) for name, count in counts.items()))
-            if self._missing == 0:
-                return merge_leased_groups(self._parts)
+            if not self._missing:
+                break
             if time.monotonic() >= deadline:
                 await self._give_up(timeout)
-            if not is_enough:
-                await self._wait_change(summaries, min(MAX_WAIT, max(0.01, deadline - time.monotonic())))
+            if is_enough and not self._tries_each_change:
+                await self._look(tuple(counts))
+            else:
+                await self._await_change(max(0.01, deadline - time.monotonic()))
+        return merge_leased_groups(self._parts)
 
-    async def _peek(self) -> dict[str, ReadySummary]:
-        """What each shard that answers could hand out."""
+    def put_back(self) -> None:
+        self._held.put_back([lease for part in self._parts for lease in part.leases])
 
-        async def peek(name: str) -> ReadySummary | None:
-            shard = self._shards.at(name, timeout=PEEK_TIMEOUT, await_restart=False)
-            try:
-                return await shard.peek(replace(self._request, count=self._missing))
-            except PoolUnavailable:
-                return None
+    async def close(self) -> None:
+        for watch in self._watches.values():
+            watch.cancel()
+        await asyncio.gather(*self._watches.values(), return_exceptions=True)
 
-        answers = zip(self._names, await asyncio.gather(*map(peek, self._names)), strict=True)
-        return {name: answer for name, answer in answers if answer is not None}
+    async def _look(self, names: tuple[str, ...]) -> None:
+        """What these shards could hand out now."""
+        await asyncio.gather(*(self._watch(name, None, 0.0) for name in names))
 
-    def _may_miss_oldest(self, summaries: dict[str, ReadySummary]) -> bool:
+    async def _watch(self, name: str, seen: ReadySummary | None, wait: float) -> None:
+        """What the shard could hand out, as soon as it is not what was `seen`."""
+        shard = self._shards.at(name, timeout=wait + LOOK_TIMEOUT, await_restart=False)
+        try:
+            self._summaries[name] = await shard.watch_ready(replace(self._request, count=self._missing), seen, wait)
+        except PoolUnavailable:
+            self._summaries.pop(name, None)
+            if wait:
+                await asyncio.sleep(RETRY_PAUSE)
+
+    async def _await_change(self, timeout: float) -> None:
+        """Until what can be handed out has changed in one of the shards."""
+        for name in self._names:
+            if name not in self._watches or self._watches[name].done():
+                longest = HISTORY_WAIT if self._tries_each_change else MAX_WAIT
+                watch = self._watch(name, self._summaries.get(name), min(longest, timeout))
+                self._watches[name] = asyncio.create_task(watch)
+        await asyncio.wait(self._watches.values(), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+
+    @property
+    def _tries_each_change(self) -> bool:
+        """Only the shard knows how much of the batch its history fills. If it is the only one, it can be tried."""
+        return len(self._names) == 1 and self._request.history > 0
+
+    def _counts(self) -> dict[str, int]:
+        """How many groups to take from each shard."""
+        if self._may_miss_oldest():
+            return {}
+        if self._tries_each_change:
+            return dict.fromkeys(self._summaries, self._missing)
+        return _oldest(self._summaries, self._missing)
+
+    def _may_miss_oldest(self) -> bool:
         """In strict order, a shard that does not answer may hold the oldest group."""
-        return self._request.order is Order.STRICT and len(summaries) < len(self._names)
+        return self._request.order is Order.STRICT and len(self._summaries) < len(self._names)
 
     async def _take(self, name: str, count: int) -> None:
-        """Each part has its own lease. A part that another consumer took first stays missing."""
-        shard, request = self._shards.at(name), replace(self._request, count=count)
-        part = await shard.take(request, self._lease, uuid4().hex)
-        if part is not None:
+        """Each part has its own lease. A part stays missing if another consumer took it first or its shard is away."""
+        lease = (name, part_lease_uid(self._uid, next(self._numbers)))
+        shard = self._shards.at(name, await_restart=False)
+        with self._held.holding(lease):
+            try:
+                part = await shard.take(replace(self._request, count=count), self._lease, lease[1])
+            except PoolUnavailable:
+                self._held.put_back([lease])
+                self._summaries.pop(name, None)
+                return
+        if part is None:
+            self._held.release([lease])
+        else:
             self._parts.append(part)
             self._missing -= count
 
-    async def _wait_change(self, summaries: dict[str, ReadySummary], timeout: float) -> None:
-        """Until something may have become ready in one of the shards."""
-
-        async def wait(name: str, state: int) -> None:
-            shard = self._shards.at(name, timeout=timeout + PEEK_TIMEOUT, await_restart=False)
-            await shard.wait_change(state, timeout)
-
-        waits = [asyncio.create_task(wait(name, summary.state)) for name, summary in summaries.items()]
-        if not waits:
-            await asyncio.sleep(timeout)
-            return
-        _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-
     async def _give_up(self, timeout: float) -> None:
-        for part in self._parts:
-            await settle_leases(self._shards, part, lambda shard, uid: shard.nack(uid))
-        texts = await self._shards.call_all(lambda shard: shard.waiting_for(self._request))
-        by_shard = "; ".join(f"{name}: {text}" for name, text in zip(self._names, texts, strict=True))
-        raise FetchTimeout(f"waited {timeout:g} s over {len(self._names)} shards. {by_shard}")
+        answer = await self._shards.ask_all(lambda shard: shard.waiting_for(self._request))
+        if len(self._names) == 1:
+            raise FetchTimeout(f"waited {timeout:g} s for {answer.parts[0]}")
+        texts = [f"{name}: {answer.by_shard.get(name, 'it does not answer')}" for name in self._names]
+        raise FetchTimeout(f"waited {timeout:g} s over {len(self._names)} shards. {'; '.join(texts)}")
 
 
 def _oldest(summaries: dict[str, ReadySummary], count: int) -> dict[str, int]:

@@ -43,9 +43,7 @@ class Leasing:
             return None
         if self._state.limits.trained_models:
             request = replace(request, models=self._state.limits.trained_models)
-        if request.history and request.unit is not Unit.GROUPS:
-            raise BadRequest(f"history is kept by groups; a batch of {request.unit} cannot mix it in")
-        self._claim(channel, request.unit)
+        self.check(request)
         lease = Lease(lease_uid, channel.name, expires_at, request.step_filter)
         drawn = channel.draw_history(round(request.count * request.history))
         history = [group for group in drawn if _accepts_any(group.held_steps(), lease.step_filter)]
@@ -63,6 +61,15 @@ class Leasing:
             lease.groups.extend(groups)
         self._state.lease_out(lease)
         return self._shipment(lease, history)
+
+    def check(self, request: BatchRequest) -> None:
+        """BadRequest or Conflict if its channel can never answer it."""
+        channel = self._state.channels.get(request.channel)
+        if channel is None:
+            return
+        if request.history and request.unit is not Unit.GROUPS:
+            raise BadRequest(f"history is kept by groups; a batch of {request.unit} cannot mix it in")
+        self._claim(channel, request.unit)
 
     def offers(self, request: ExactFill, shard: str = "") -> list[GroupOffer]:
         """The groups that could be part of the oldest such batch, whatever is queued."""
@@ -129,6 +136,12 @@ class Leasing:
             return self._state.ended_leases.get(lease_uid, Settlement.UNKNOWN)
         self._return(lease, Settlement.DONE, attempted=attempted)
         return Settlement.DONE
+
+    def end_silent(self, lease_uids: Iterable[str]) -> None:
+        """The holders of these leases are dead: their data returns."""
+        for uid in lease_uids:
+            if uid in self._state.leases:
+                self._return(self._state.leases[uid], Settlement.EXPIRED, attempted=True)
 
     def expire(self) -> None:
         """Return the data of expired leases."""

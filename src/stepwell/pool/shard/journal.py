@@ -206,7 +206,9 @@ class ShardJournal(StateJournal):
 
     def save_lease(self, lease: Lease) -> None:
         gate = _info(lease.step_filter, FILTER_FIELDS)
-        self._execute("INSERT INTO leases VALUES (?, ?, ?, ?)", lease.uid, lease.channel, lease.expires_at, gate)
+        changed = "ON CONFLICT (uid) DO UPDATE SET expires_at = excluded.expires_at"
+        row = (lease.uid, lease.channel, lease.expires_at, gate)
+        self._execute(f"INSERT INTO leases VALUES (?, ?, ?, ?) {changed}", *row)
 
     def end_lease(self, lease: Lease, how: Settlement) -> None:
         self._execute("DELETE FROM leases WHERE uid = ?", lease.uid)

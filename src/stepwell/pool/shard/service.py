@@ -47,6 +47,7 @@ from stepwell.pool.api.series import SeriesChunk
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
+from stepwell.pool.rules.heartbeats import LeaseHeartbeats
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.disk_floor import DiskFloor
@@ -54,6 +55,7 @@ from stepwell.pool.shard.gateway_roster import GatewayRoster
 from stepwell.pool.shard.group_commit import GroupCommit
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.late_rewards import LateReward, reward_of_relabel
+from stepwell.pool.shard.lease_watch import HEARTBEAT_TIMEOUT, LeaseWatch
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.steps.columns import Columns
 from stepwell.steps.step import Step
@@ -78,6 +80,7 @@ class ShardService:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         recheck_interval: float = 1.0,
+        heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         refusal: str | None = None,
         on_journal_failure: Callable[[], None] = lambda: None,
     ) -> None:
@@ -87,7 +90,8 @@ class ShardService:
         With a refusal, every call is answered with it: the journal cannot be used. `on_journal_failure` ends the
         process, so that another one can start.
 
-        A waiting call looks again after `recheck_interval` seconds, because leases and deadlines end by themselves.
+        A waiting call looks again after `recheck_interval` seconds, because leases and deadlines end by themselves. A
+        lease whose holder sent no heartbeat for `heartbeat_timeout` seconds returns.
         """
         self._plan = plan
         self._name = name
@@ -110,6 +114,8 @@ class ShardService:
             store = journal.store
             self._floor = DiskFloor(plan.min_free_bytes, store.free_bytes, shard=name, place=store.name)
         self._gateways = GatewayRoster(self.pool.state.gateways, monotonic)
+        self._heartbeats = LeaseHeartbeats(self.pool.state, heartbeat_timeout)
+        self._lease_watch = LeaseWatch(self._heartbeats, heartbeat_timeout, self._end_silent)
         self._epoch = uuid4().hex
         self._state = 0
         """Counts the changes after which something may have become ready."""
@@ -215,16 +221,27 @@ class ShardService:
         async with self._transaction():
             return self.pool.leasing.ack(lease_uid)
 
+    async def renew(self, lease_uids: Sequence[str]) -> list[Settlement | None]:
+        """A heartbeat: the holder of these leases is alive. For each: None if it still holds it, else how it ended."""
+        async with self._transaction():
+            return self._heartbeats.renew(lease_uids)
+
     async def nack(self, lease_uid: str) -> Settlement:
         return await self._change(lambda: self.pool.leasing.nack(lease_uid))
 
     async def peek(self, request: BatchRequest) -> ReadySummary:
         async with self._transaction():
+            self.pool.leasing.check(request)
             return ReadySummary(self._state, self.pool.ready_ages(request), self.pool.nothing_after(request))
 
-    async def wait_change(self, seen: int, timeout: float) -> None:
-        """Return when something may have become ready since state `seen`."""
-        await self._wait_until(lambda: self._state != seen or None, timeout)
+    async def watch_ready(self, request: BatchRequest, seen: ReadySummary | None, timeout: float) -> ReadySummary:
+        """What could be handed out, as soon as it differs from `seen`, or after `timeout`. Nothing is taken, so a
+        consumer that dies while it waits takes nothing."""
+        ready = await self.peek(request)
+        if seen is not None and ready[1:] == seen[1:]:
+            await self._wait_until(lambda: self._ready_differs(request, seen), timeout)
+            ready = await self.peek(request)
+        return ready
 
     async def waiting_for(self, request: BatchRequest) -> str:
         self._check_open()
@@ -416,6 +433,12 @@ class ShardService:
     def _disk_shortage(self) -> str | None:
         return None if self._floor is None else self._floor.shortage()
 
+    def _ready_differs(self, request: BatchRequest, seen: ReadySummary) -> bool | None:
+        """None if the same could be handed out."""
+        self._begin()
+        now = (self.pool.ready_ages(request), self.pool.nothing_after(request))
+        return None if now == seen[1:] else True
+
     def _keep_late(self, reward: RewardGiven) -> bool:
         """Write the reward to the archive; False if there is none."""
         if self._archive is None:
@@ -472,6 +495,8 @@ class ShardService:
 
     async def _commit(self) -> None:
         """Return when all changes so far are in the journal."""
+        if self.pool.state.leases:
+            self._lease_watch.start()
         if self.pool.state.has_unscored():
             self._has_unscored.set()
         else:
@@ -492,6 +517,13 @@ class ShardService:
         self._refusal = f"shard {self._name} restarts from its journal: {failure}"
         log.critical("shard %s ends: its journal failed", self._name, exc_info=failure)
         self._on_journal_failure()
+
+    async def _end_silent(self, lease_uids: Sequence[str]) -> bool:
+        """Return the data of these leases. False if no lease is left."""
+        if lease_uids:
+            log.warning("shard %s: %d leases return, because their holders are silent", self._name, len(lease_uids))
+            await self._change(partial(self.pool.leasing.end_silent, lease_uids))
+        return bool(self.pool.state.leases)
 
     async def _change(self, operation: Callable[[], T]) -> T:
         """One call after which something may have become ready."""

@@ -333,6 +333,12 @@ class PoolState(StateBase):
         self._journal.save_lease(lease)
         self._add_lease(lease)
 
+    def extend_lease(self, lease: Lease, expires_at: float) -> None:
+        self._expiry.discard((lease.expires_at, lease.uid))
+        lease.expires_at = expires_at
+        self._expiry.add((expires_at, lease.uid))
+        self._journal.save_lease(lease)
+
     def return_leased(self, lease: Lease, how: Settlement, *, attempted: bool = True) -> None:
         """Not trained: it goes back to the queue. What a person rejected meanwhile is dropped."""
         self._end_lease(lease, how)

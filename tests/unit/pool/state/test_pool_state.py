@@ -314,6 +314,12 @@ class StateMachine(RuleBasedStateMachine):
             if lease.groups or lease.steps:
                 self.state.lease_out(lease)
 
+    @rule(pick=pick, seconds=st.integers(1, 60))
+    def extend_lease(self, pick: int, seconds: int) -> None:
+        leases = list(self.state.leases.values())
+        if leases:
+            self.state.extend_lease(leases[pick % len(leases)], self.state.pool_time + seconds)
+
     @rule(pick=pick, how=st.sampled_from(("ack", "nack", "expired")))
     def end_lease(self, pick: int, how: str) -> None:
         leases = list(self.state.leases.values())

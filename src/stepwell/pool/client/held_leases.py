@@ -1,0 +1,147 @@
+"""The leases that this client holds: it sends heartbeats for them, and ends them.
+
+- One message to each shard every few seconds names all leases that the client holds there. A lease that is no longer
+  named returns by itself, so a part that was taken in vain needs no more than to be released.
+- The parts of a batch are acknowledged together: first every shard confirms that it still has its part. After that, a
+  part whose shard is away is acknowledged when the shard is back.
+- All calls may be repeated.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from stepwell.errors import LeaseExpired, PoolUnavailable
+from stepwell.pool.api.leasing import LIVE, Settlement, batch_of_lease
+from stepwell.pool.client.shards import RETRY_PAUSE, ShardSet
+
+log = logging.getLogger("stepwell.pool")
+
+HEARTBEAT_INTERVAL = 2.5
+"""Seconds. A shard ends a lease after ten seconds without a heartbeat."""
+HEARTBEAT_ANSWER = 1.0
+"""Seconds that the answer to a heartbeat is waited for. The next heartbeat does not depend on it."""
+
+PartLease = tuple[str, str]
+"""A shard and the name of a lease there."""
+
+
+class HeldLeases:
+    def __init__(self, shards: ShardSet, *, interval: float = HEARTBEAT_INTERVAL) -> None:
+        self._shards = shards
+        self._interval = interval
+        self._held: dict[PartLease, None] = {}
+        self._beating: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Calls that nobody waits for."""
+
+    @contextmanager
+    def holding(self, *leases: PartLease) -> Iterator[None]:
+        """Around the calls that take these leases. Heartbeats are sent from here on, also after the block, unless it
+        fails: then the leases are put back. A lease that is not to follow this process gets no heartbeats."""
+        self._held |= dict.fromkeys(lease for lease in leases if lease[1].startswith(LIVE))
+        if self._held and (self._beating is None or self._beating.done()):
+            self._beating = asyncio.create_task(self._beat())
+        try:
+            yield
+        except BaseException:
+            self.put_back(leases)
+            raise
+
+    def release(self, leases: Iterable[PartLease]) -> None:
+        for lease in leases:
+            self._held.pop(lease, None)
+
+    def put_back(self, leases: Sequence[PartLease]) -> None:
+        """Nobody has seen the data: it returns, and this counts as no attempt. Nothing is waited for."""
+        self.release(leases)
+        for shard, uid in leases:
+            self._start(self._put_back(shard, uid))
+
+    async def ack(self, leases: Sequence[PartLease]) -> None:
+        """LeaseExpired if a part of a batch is no longer held: then none of its parts is acknowledged. PoolUnavailable
+        if a shard did not answer: then the call can be repeated."""
+        outcomes = await asyncio.gather(*map(self._ack_batch, _by_batch(leases)), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        if Settlement.EXPIRED in outcomes:
+            raise LeaseExpired(
+                "the lease was over before the batch was acknowledged: this process was silent for too long, or it "
+                "must ask for a longer one"
+            )
+
+    async def nack(self, leases: Sequence[PartLease]) -> None:
+        self.release(leases)
+        await asyncio.gather(*(self._shards.at(shard).nack(uid) for shard, uid in leases))
+
+    async def _ack_batch(self, parts: Sequence[PartLease]) -> Settlement:
+        if len(parts) == 1:
+            settlement = await self._shards.at(parts[0][0]).ack(parts[0][1])
+            self.release(parts)
+            return settlement
+        states = await asyncio.gather(*(self._shards.at(shard).renew([uid]) for shard, uid in parts))
+        if [Settlement.EXPIRED] in states:
+            still_held = [part for part, state in zip(parts, states, strict=True) if state == [None]]
+            self.release(parts)
+            await self.nack(still_held)
+            return Settlement.EXPIRED
+        await asyncio.gather(*(self._ack(*part) for part in parts))
+        return Settlement.DONE
+
+    async def _ack(self, shard: str, uid: str) -> None:
+        """All shards have confirmed: a shard that went away since then is tried until it is back."""
+        try:
+            await self._shards.at(shard).ack(uid)
+            self.release([(shard, uid)])
+        except PoolUnavailable as failure:
+            log.warning("an acknowledgement will be delivered when the shard is back: %s", failure)
+            self._start(self._ack_later(shard, uid))
+
+    async def _ack_later(self, shard: str, uid: str) -> None:
+        while True:
+            await asyncio.sleep(RETRY_PAUSE)
+            try:
+                await self._shards.at(shard).ack(uid)
+            except PoolUnavailable:
+                continue
+            self.release([(shard, uid)])
+            return
+
+    async def _put_back(self, shard: str, uid: str) -> None:
+        try:
+            await self._shards.at(shard).put_back(uid)
+        except PoolUnavailable:
+            return  # without heartbeats it returns by itself
+
+    async def _beat(self) -> None:
+        while self._held:
+            await asyncio.sleep(self._interval)
+            by_shard: dict[str, list[str]] = {}
+            for shard, uid in self._held:
+                by_shard.setdefault(shard, []).append(uid)
+            await asyncio.gather(*(self._renew(shard, uids) for shard, uids in by_shard.items()))
+
+    async def _renew(self, shard: str, uids: list[str]) -> None:
+        """A lease that has ended needs no more heartbeats. One that is unknown may be on its way."""
+        try:
+            states = await self._shards.at(shard, timeout=HEARTBEAT_ANSWER, await_restart=False).renew(uids)
+        except Exception as failure:  # noqa: BLE001 - the next heartbeat is sent, whatever became of this one
+            log.debug("a heartbeat for shard %s failed: %s", shard, failure)
+            return
+        ended = (Settlement.DONE, Settlement.EXPIRED)
+        self.release((shard, uid) for uid, state in zip(uids, states, strict=True) if state in ended)
+
+    def _start(self, call: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(call)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _by_batch(leases: Sequence[PartLease]) -> Iterable[list[PartLease]]:
+    batches: dict[str, list[PartLease]] = {}
+    for shard, uid in leases:
+        batches.setdefault(batch_of_lease(uid), []).append((shard, uid))
+    return batches.values()

@@ -1,0 +1,58 @@
+"""D8: trainers that are SIGKILLed. One had a batch: it is back in less than 15 s. One waited: it gets nothing."""
+
+import os
+import subprocess
+import sys
+import time
+
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
+from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.shard.actor import start_pool
+from tests.builders import make_step
+from tests.rig.ray_cluster import RayCluster
+
+TRAINER = """
+import sys, threading, time
+from stepwell.pool.client import connect
+address, namespace = sys.argv[1:]
+pool = connect(address=address, namespace=namespace)
+batch = pool.fetch_batch(4, lease=600.0)
+threading.Thread(target=pool.fetch_batch, args=(2,), kwargs={"lease": 600.0, "timeout": 600.0}).start()
+time.sleep(1.0)
+print("has a batch and waits for another", flush=True)
+"""
+GROUPS = 4
+BOUND = 15.0
+"""Seconds."""
+
+
+async def rollout(client: PoolClient, prompt: str) -> None:
+    await client.register_trajectory(Registration(f"t-{prompt}", prompt))
+    assert await client.submit_steps([make_step(f"t-{prompt}", prompt)]) == [SubmitVerdict.ACCEPTED]
+    assert await client.complete_trajectory(f"t-{prompt}", prompt, 1.0) is EndResult.COMPLETED
+
+
+def test_what_a_killed_trainer_had_is_back_and_it_gets_nothing_more(ray_cluster: RayCluster, namespace: str) -> None:
+    start_pool(PoolPlan(shards=2), namespace)
+    client = PoolClient("data_pool", namespace)
+    pool = DataPool(client)
+    for n in range(GROUPS):
+        pool._run(rollout(client, f"p{n}"))
+    command = [sys.executable, "-c", TRAINER, ray_cluster.address, namespace]
+    with subprocess.Popen(command, env=os.environ, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "has a batch and waits for another\n"
+        held = pool.stats().leases
+        trainer.kill()
+    killed_at = time.monotonic()
+    assert held > 0
+    for n in range(GROUPS, GROUPS + 2):
+        pool._run(rollout(client, f"p{n}"))
+    stats = pool.stats()
+    assert (stats.leases, stats.channels["train"].ready_groups) == (held, 2), "the dead trainer took none"
+    while stats.leases:
+        assert time.monotonic() - killed_at < BOUND
+        time.sleep(0.1)
+        stats = pool.stats()
+    assert stats.channels["train"].ready_groups == GROUPS + 2

@@ -1,0 +1,190 @@
+"""D8: heartbeats keep a lease, silence ends it; a batch of several shards is taken and acknowledged as a whole."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from stepwell.errors import FetchTimeout, LeaseExpired, PoolUnavailable
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
+from stepwell.pool.api.transport import ActorAway
+from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.client.shards import shard_of
+from stepwell.pool.shard.service import ShardService
+from tests.builders import make_step
+from tests.rig.local_pool import LocalPool, LocalTransport
+from tests.rig.waiting import until
+
+SHARDS = 4
+PROMPTS = [next(f"p{n}" for n in range(index, 1000) if shard_of(f"p{n}", SHARDS) == index) for index in range(SHARDS)]
+"""One for each shard."""
+LEASE = 600.0
+TIMEOUT = 0.3
+"""Seconds after which a silent holder is dead, in these tests."""
+
+
+class DyingTransport(LocalTransport):
+    """A shard dies when it is called by that name, before it does anything."""
+
+    def __init__(self, services: Mapping[str, ShardService]) -> None:
+        super().__init__(services)
+        self.dies_at: tuple[str, str] | None = None
+        """Shard and method."""
+        self.calls: list[str] = []
+
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self.calls.append(method)
+        if self.dies_at == (shard, method):
+            self.dies_at = None
+            self.shards_away.add(shard)
+            raise ActorAway("killed")
+        return await super().call(shard, method, args, kwargs)
+
+
+def made_pool(**settings: Any) -> LocalPool:
+    times = {"heartbeat_timeout": TIMEOUT, "heartbeat_interval": TIMEOUT / 10, "timeout": 0.2, "part_timeout": 0.1}
+    return LocalPool(shards=SHARDS, transport=DyingTransport, clock=time.monotonic, **times, **settings)
+
+
+async def fill(pool: LocalPool, prompts: Sequence[str] = PROMPTS, rollouts: int = 1) -> None:
+    for prompt in prompts:
+        for uid in [f"t-{prompt}-{n}" for n in range(rollouts)]:
+            await pool.register_trajectory(Registration(uid, prompt))
+            assert await pool.submit_steps([make_step(uid, prompt, uid=uid)]) == [SubmitVerdict.ACCEPTED]
+            assert await pool.complete_trajectory(uid, prompt, 1.0) is EndResult.COMPLETED
+
+
+def leases(pool: LocalPool) -> int:
+    return sum(len(service.pool.state.leases) for service in pool.transport.services.values())
+
+
+def shipped(pool: LocalPool) -> int:
+    channels = [service.pool.state.channels.get("train") for service in pool.transport.services.values()]
+    return sum(channel.ledger.shipped.steps for channel in channels if channel is not None)
+
+
+async def test_a_living_holder_keeps_its_lease_beyond_its_seconds() -> None:
+    pool = made_pool()
+    await fill(pool)
+    batch = await pool.fetch_batch(SHARDS, lease=2 * TIMEOUT)
+    await until(lambda: pool.transport.calls.count("renew") > 40 * SHARDS, "heartbeats for four times that long")
+    assert leases(pool) == SHARDS
+    await pool.ack(batch)
+    assert (leases(pool), shipped(pool)) == (0, SHARDS)
+
+
+async def test_what_a_silent_holder_had_returns_long_before_its_lease_ends() -> None:
+    pool = made_pool()
+    await fill(pool)
+    dead = PoolClient(pool.plan.name, transport=pool.transport, heartbeat_interval=3600.0)
+    batch = await dead.fetch_batch(SHARDS, lease=LEASE)
+    assert leases(pool) == SHARDS
+    await until(lambda: leases(pool) == 0, "the leases to return")
+    again = await pool.fetch_batch(SHARDS, lease=LEASE)
+    assert again.attempts_G.tolist() == [1] * SHARDS
+    with pytest.raises(LeaseExpired):
+        await dead.ack(batch)
+    await pool.ack(again)
+    assert shipped(pool) == SHARDS
+
+
+async def test_a_shard_that_was_stopped_ends_no_lease_before_it_has_listened() -> None:
+    pool = made_pool()
+    await fill(pool)
+    batch = await pool.fetch_batch(SHARDS, lease=LEASE)
+    time.sleep(3 * TIMEOUT)  # shards and client stand still  # noqa: ASYNC251
+    sent = pool.transport.calls.count("renew")
+    await until(lambda: pool.transport.calls.count("renew") >= sent + 20 * SHARDS, "heartbeats")
+    await pool.ack(batch)
+    assert shipped(pool) == SHARDS
+
+
+async def test_a_lease_without_heartbeats_lasts_for_its_seconds() -> None:
+    pool = made_pool()
+    await fill(pool)
+    began = time.monotonic()
+    filled = await pool.fill_batch(SHARDS, channel="train", shares={}, lease=4 * TIMEOUT, heartbeats=False)
+    assert filled is not None
+    while (await pool.stats()).leases:
+        await asyncio.sleep(0.01)
+    assert time.monotonic() - began > 3 * TIMEOUT
+    assert "renew" not in pool.transport.calls
+
+
+async def test_a_shard_that_dies_between_look_and_take_costs_the_other_parts_nothing() -> None:
+    pool = made_pool()
+    await fill(pool)
+    pool.transport.dies_at = ("data_pool-2", "take")
+    with pytest.raises(FetchTimeout, match="data_pool-2: it does not answer"):
+        await pool.fetch_batch(SHARDS, lease=LEASE, timeout=0.5)
+    await until(lambda: leases(pool) == 0, "the parts to be put back")
+    pool.transport.shards_away.clear()
+    assert (await pool.fetch_batch(SHARDS)).attempts_G.tolist() == [0] * SHARDS
+
+
+async def test_a_part_that_could_not_be_taken_is_taken_elsewhere() -> None:
+    pool = made_pool()
+    await fill(pool, rollouts=2)
+    pool.transport.dies_at = ("data_pool-2", "take")
+    batch = await pool.fetch_batch(6, lease=LEASE, timeout=20.0)
+    assert PROMPTS[2] not in batch.columns.prompt_uids
+    assert len(batch) == 6
+
+
+async def test_an_acknowledgement_is_for_all_parts_or_for_none() -> None:
+    pool = made_pool()
+    await fill(pool)
+    batch = await pool.fetch_batch(SHARDS, lease=LEASE)
+    (shard, uid), *_ = batch.leases
+    pool.transport.services[shard].pool.leasing.end_silent([uid])
+    with pytest.raises(LeaseExpired, match="silent for too long"):
+        await pool.ack(batch)
+    assert (leases(pool), shipped(pool)) == (0, 0)
+    assert len(await pool.fetch_batch(SHARDS)) == SHARDS
+
+
+async def test_an_acknowledgement_waits_for_a_shard_that_is_away_and_can_be_repeated() -> None:
+    pool = made_pool()
+    await fill(pool)
+    batch = await pool.fetch_batch(SHARDS, lease=LEASE)
+    pool.transport.shards_away.add("data_pool-1")
+    with pytest.raises(PoolUnavailable, match="'data_pool-1'"):
+        await pool.ack(batch)
+    assert shipped(pool) == 0
+    pool.transport.shards_away.clear()
+    await pool.ack(batch)
+    await pool.ack(batch)
+    assert (leases(pool), shipped(pool)) == (0, SHARDS)
+
+
+async def test_a_shard_that_dies_within_an_acknowledgement_gets_it_when_it_is_back() -> None:
+    pool = made_pool()
+    await fill(pool)
+    batch = await pool.fetch_batch(SHARDS, lease=LEASE)
+    pool.transport.dies_at = ("data_pool-1", "ack")
+    await pool.ack(batch)
+    assert shipped(pool) == SHARDS - 1
+    pool.transport.shards_away.clear()
+    await until(lambda: shipped(pool) == SHARDS, "the last part")
+
+
+def test_a_fetch_that_was_interrupted_takes_nothing() -> None:
+    local = made_pool()
+    pool = DataPool(local)
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(InterruptedError):
+            pool.fetch_batch(1, lease=LEASE, timeout=60.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    pool._run(fill(local))
+    assert len(pool.fetch_batch(SHARDS, timeout=10.0)) == SHARDS

@@ -1,0 +1,44 @@
+"""D, scale: what a fetch costs that waits on sixteen shards while data arrives."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from stepwell.pool.api.producing import Registration
+from stepwell.pool.shard.service import ShardService
+from tests.builders import make_step
+from tests.rig.local_pool import LocalPool, LocalTransport
+from tests.rig.waiting import until
+
+SHARDS = 16
+ARRIVALS = 80
+
+
+class CountingTransport(LocalTransport):
+    def __init__(self, services: Mapping[str, ShardService]) -> None:
+        super().__init__(services)
+        self.calls: Counter[str] = Counter()
+
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self.calls[method] += 1
+        return await super().call(shard, method, args, kwargs)
+
+
+@pytest.mark.parametrize(("group_size", "calls_per_arrival"), [(2, 0.0), (1, 1.0)], ids=["unfinished", "ready"])
+async def test_a_waiting_fetch_costs_at_most_one_call_for_each_group_that_becomes_ready(
+    group_size: int, calls_per_arrival: float
+) -> None:
+    pool = LocalPool(shards=SHARDS, transport=CountingTransport)
+    fetching = asyncio.create_task(pool.fetch_batch(ARRIVALS + 1, timeout=60.0, lease=60.0))
+    looks = pool.transport.calls
+    await until(lambda: looks["watch_ready"] == 2 * SHARDS, "a first look at each shard, and a call that waits there")
+    for n in range(ARRIVALS):
+        await pool.register_trajectory(Registration(f"t{n}", f"p{n}", group_size=group_size))
+        await pool.submit_steps([make_step(f"t{n}", f"p{n}")])
+        await pool.complete_trajectory(f"t{n}", f"p{n}", 1.0)
+    assert looks["watch_ready"] - 2 * SHARDS <= calls_per_arrival * ARRIVALS
+    fetching.cancel()
+    await asyncio.gather(fetching, return_exceptions=True)
