@@ -1,11 +1,11 @@
 """Groups that environments send: from a request's body to the pool's verdict.
 
 Invariants:
-- A group is taken completely or not at all, and once, even if it is sent several times.
+- A group is taken completely or not at all, and once, even if it is sent several times, to several servers.
 - A sender is answered after the pool has the group.
-- The same group sent again gets the same name. A group is identified by its Idempotency-Key as long as the pool
-  remembers it, or else by its content for WINDOW seconds: an environment may produce the same tokens again an hour
-  later.
+- The pool recognises a group that is sent again, so a server need not remember it. A group is identified by its
+  Idempotency-Key as long as the pool remembers it, or else by its content for two to three minutes: an environment may
+  produce the same tokens again an hour later.
 """
 
 import asyncio
@@ -13,8 +13,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -44,8 +43,11 @@ READING_TIMEOUT = 0.01
 PAUSE = 0.004
 """Seconds between two messages. Environments that were just answered come back in this time with their next groups."""
 MAX_MESSAGE_TOKENS = 2**25
-WINDOW = 120.0
-"""Seconds in which the same content counts as the same group."""
+PERIOD = 60.0
+"""Seconds. The names of rollouts contain the number of the period in which they came."""
+SAME_PERIODS = (-2, -1, 1)
+"""The same content in these periods, counted from the present one, is the same group. The last one is for servers whose
+clocks differ."""
 DIGEST_DIGITS = 32
 
 
@@ -78,14 +80,42 @@ def _with_env_id(group: ScoredGroup, env_id: str | None) -> ScoredGroup:
     return replace(group, env_id=int(env_id))
 
 
+class GroupName(NamedTuple):
+    """How the pool knows a group. The same group sent again has the same prompt_uid, so it comes to the same shard."""
+
+    prompt_uid: str
+    period: int | None = None
+    """When it came, if it is identified by its content."""
+
+    def rollouts(self, count: int) -> dict[str, tuple[str, ...]]:
+        """The trajectory_uids of its rollouts, each with those that it has if it was sent before."""
+        if self.period is None:
+            return {f"{self.prompt_uid}-{place}": () for place in range(count)}
+        names = [f"{self.prompt_uid}-{self.period + later}" for later in (0, *SAME_PERIODS)]
+        return {f"{names[0]}-{place}": tuple(f"{name}-{place}" for name in names[1:]) for place in range(count)}
+
+
+def name_by_key(channel: str, key: str, place: int) -> GroupName:
+    """The name of the group at this place in the request with this key."""
+    return GroupName(_digest(orjson.dumps([channel, key, place])))
+
+
+def name_by_content(channel: str, group: ScoredGroup, reset_at: float, now: float) -> GroupName:
+    """`now` is in wall-clock seconds, so that it is the same for all servers. What was sent before a reset of the
+    channel is another group."""
+    return GroupName(content_digest(channel, group, reset_at), int(now // PERIOD))
+
+
 class GroupIntake:
-    def __init__(self, pool: GroupExchange, metrics: AtroposMetrics) -> None:
+    def __init__(
+        self, pool: GroupExchange, metrics: AtroposMetrics, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self.latest: dict[str, ScoredGroup] = {}
         """The newest group of each channel."""
         self._pool = pool
         self._metrics = metrics
         self._left_out = LeftOutLog(log)
-        self._names = GroupNames()
+        self._wall_clock = wall_clock
         self._sender = GroupSender(pool)
         self.reading = self._sender.reading
 
@@ -97,8 +127,11 @@ class GroupIntake:
             return []
         for group in groups:
             _check_size(group, registry)
+        reset = registry.reset_at
         names = [
-            self._names.by_content(channel, group, now) if key is None else self._names.by_key(channel, key, place)
+            name_by_content(channel, group, reset, self._wall_clock())
+            if key is None
+            else name_by_key(channel, key, place)
             for place, group in enumerate(groups)
         ]
         parts, registrations = self._pack(channel, registry, groups, names, now)
@@ -114,20 +147,28 @@ class GroupIntake:
 
     def forget(self, channel: str) -> None:
         self.latest.pop(channel, None)
-        self._names.clear()
 
     def _pack(
-        self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], names: Sequence[str], now: float
+        self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], names: Sequence[GroupName], now: float
     ) -> tuple[list[Columns], list[Registration]]:
         parts: list[Columns] = []
         registrations: list[Registration] = []
-        version, arrived_at = self._pool.policy_version, time.time()
+        version, arrived_at = self._pool.policy_version, self._wall_clock()
         for group, name in zip(groups, names, strict=True):
             sender = registry.heard_from(group.env_id, now)
             source = "" if sender is None else sender.name
-            part = columns_from_group(group, name, source=source, policy_version=version, arrived_at=arrived_at)
+            uids = name.rollouts(len(group))
+            part = columns_from_group(
+                group,
+                name.prompt_uid,
+                source=source,
+                policy_version=version,
+                arrived_at=arrived_at,
+                trajectory_uids=list(uids),
+            )
             registrations += [
-                Registration(uid, name, channel, len(group), source=source) for uid in part.trajectory_uids
+                Registration(uid, name.prompt_uid, channel, len(group), source=source, other_uids=others)
+                for uid, others in uids.items()
             ]
             self._left_out.note(channel, part.untrainable)
             parts.append(part)
@@ -200,30 +241,16 @@ class GroupSender:
         return [[next(verdicts) for _ in range(len(groups.columns))] for groups in message]
 
 
-class GroupNames:
-    """Names for groups. Knows no clock: callers pass the time."""
-
-    def __init__(self) -> None:
-        self._seen: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        """By content: when it was first seen, and its name. The oldest is first."""
-
-    def by_key(self, channel: str, key: str, place: int) -> str:
-        """The name of the group at this place in the request with this key."""
-        return _digest(orjson.dumps([channel, key, place]))
-
-    def by_content(self, channel: str, group: ScoredGroup, now: float) -> str:
-        while self._seen and next(iter(self._seen.values()))[0] < now - WINDOW:
-            self._seen.popitem(last=False)
-        content = content_digest(channel, group)
-        _, name = self._seen.setdefault(content, (now, f"{content}-{now:.3f}"))
-        return name
-
-    def clear(self) -> None:
-        self._seen.clear()
-
-
-def content_digest(channel: str, group: ScoredGroup) -> str:
-    small = [channel, group.env_id, group.extras, list(group.extras_N), list(group.policy_versions), group.lengths_N]
+def content_digest(channel: str, group: ScoredGroup, reset_at: float = 0.0) -> str:
+    small = [
+        channel,
+        reset_at,
+        group.env_id,
+        group.extras,
+        list(group.extras_N),
+        list(group.policy_versions),
+        group.lengths_N,
+    ]
     arrays = [group.tokens, group.trained, group.scores_N] + ([] if group.logprobs is None else [group.logprobs])
     parts = [np.ascontiguousarray(array).view(np.uint8).data for array in arrays]
     return _digest(orjson.dumps(small, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_SORT_KEYS), *parts)

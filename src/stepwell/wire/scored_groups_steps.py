@@ -33,9 +33,16 @@ SOLE_STEP = 0
 
 
 def columns_from_group(
-    group: ScoredGroup, prompt_uid: str, *, source: str, policy_version: int, arrived_at: float
+    group: ScoredGroup,
+    prompt_uid: str,
+    *,
+    source: str,
+    policy_version: int,
+    arrived_at: float,
+    trajectory_uids: Sequence[str] | None = None,
 ) -> Columns:
-    """The group as steps of trajectories `{prompt_uid}-{n}`; `policy_version` is used where the group names none."""
+    """The group as steps of these trajectories, by default `{prompt_uid}-{n}`; `policy_version` is used where the group
+    names none."""
     count = len(group)
     starts = offsets(group.lengths_N).tolist()
     middles = [start + _prompt_length(group.trained[start:end]) for start, end in pairwise(starts)]
@@ -55,7 +62,7 @@ def columns_from_group(
         "policy_versions_S": np.array(versions, np.int64),
         "is_last_S": np.ones(count, np.bool_),
         "started_at_S": np.full(count, arrived_at),
-        "trajectory_uids": [f"{prompt_uid}-{place}" for place in range(count)],
+        "trajectory_uids": list(trajectory_uids or (f"{prompt_uid}-{place}" for place in range(count))),
         "prompt_uids": [prompt_uid] * count,
         "exactness": list(group.exactness),
         "extras": _step_extras(group, starts, middles),

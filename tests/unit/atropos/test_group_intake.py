@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.atropos.group_intake import WINDOW, GroupNames, GroupSender, content_digest
+from stepwell.atropos.group_intake import PERIOD, GroupSender, content_digest, name_by_content, name_by_key
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import Columns
@@ -96,20 +96,27 @@ def group(**changes: Any) -> ScoredGroup:
     return group_from_json({**sent, **changes})
 
 
-def test_the_same_content_has_the_same_name_for_a_while() -> None:
-    names = GroupNames()
-    first = names.by_content("train", group(), 0)
-    assert names.by_content("train", group(), WINDOW) == first
-    later = names.by_content("train", group(), WINDOW + 1)
-    assert later != first
-    assert names.by_content("train", group(), 2 * WINDOW) == later
-
-
-def test_a_key_has_the_same_name_for_ever_in_every_server() -> None:
-    name = GroupNames().by_key("train", "key", 0)
-    assert GroupNames().by_key("train", "key", 0) == name
-    others = {GroupNames().by_key(*other) for other in (("judge", "key", 0), ("train", "yek", 0), ("train", "key", 1))}
+def test_a_key_names_the_same_rollouts_for_ever_in_every_server() -> None:
+    name = name_by_key("train", "key", 0)
+    assert name == name_by_key("train", "key", 0)
+    assert name.rollouts(2) == {f"{name.prompt_uid}-0": (), f"{name.prompt_uid}-1": ()}
+    others = {name_by_key(*other) for other in (("judge", "key", 0), ("train", "yek", 0), ("train", "key", 1))}
     assert len(others | {name}) == 4
+
+
+@pytest.mark.parametrize(
+    ("later", "is_same"), [(0.0, True), (PERIOD, True), (2 * PERIOD, True), (-1.0, True), (3 * PERIOD, False)]
+)
+def test_the_same_content_names_the_same_rollouts_for_a_while(later: float, is_same: bool) -> None:
+    began = 1_000 * PERIOD
+    (first,) = name_by_content("train", group(), 0.0, began).rollouts(1)
+    ((again, others),) = name_by_content("train", group(), 0.0, began + later).rollouts(1).items()
+    assert (first in (again, *others)) is is_same
+
+
+def test_what_was_sent_before_a_reset_is_another_group() -> None:
+    names = {name_by_content("train", group(), reset_at, PERIOD).prompt_uid for reset_at in (0.0, 1.0)}
+    assert len(names) == 2
 
 
 @pytest.mark.parametrize(

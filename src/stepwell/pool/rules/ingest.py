@@ -55,8 +55,11 @@ class Ingest:
 
         A refused registration becomes the verdict of its steps and does not affect the others.
         """
-        without_room = set()
+        without_room, repeated = set(), set()
         for registration in registrations:
+            if any(uid in self._state.trajectories or uid in self._state.closed for uid in registration.other_uids):
+                repeated.add(registration.trajectory_uid)
+                continue
             try:
                 self.register(registration)
             except PoolFull:
@@ -64,8 +67,9 @@ class Ingest:
             except (BadRequest, Conflict):  # the verdict of its steps says it: late, duplicate or unknown
                 continue
         packed = PackedSteps(columns)
+        refusals = dict.fromkeys(without_room, SubmitVerdict.FULL) | dict.fromkeys(repeated, SubmitVerdict.DUPLICATE)
         return [
-            self._refuse(SubmitVerdict.FULL) if uid in without_room else self._submit(packed, i, None, None)
+            self._refuse(refusals[uid]) if uid in refusals else self._submit(packed, i, None, None)
             for i, uid in enumerate(columns.trajectory_uids)
         ]
 

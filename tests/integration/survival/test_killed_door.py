@@ -1,0 +1,33 @@
+"""D11: the Atropos server and the pool's shards are SIGKILLed; the environment sends its group again: it is in once."""
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.shard.actor import start_pool
+from tests.integration.pool.conftest import pid_of
+from tests.rig.atropos.server import atropos_process, scored_group
+from tests.rig.ray_cluster import RayCluster
+
+
+def test_a_group_that_is_sent_again_after_a_kill_is_in_once(
+    ray_cluster: RayCluster, namespace: str, tmp_path: Path
+) -> None:
+    plan = PoolPlan(shards=2, journal=str(tmp_path / "journals"))
+    start_pool(plan, namespace)
+    groups = [scored_group(first) for first in range(4)]
+    answers = []
+    for log in ("first.log", "second.log"):
+        with atropos_process(tmp_path / log, ray_address=ray_cluster.address, ray_namespace=namespace) as server:
+            answers.append(httpx.post(f"{server.url}/scored_data_list", json=groups, timeout=60).json())
+            server.kill()
+        for shard in plan.shard_names():
+            os.kill(pid_of(shard, namespace), signal.SIGKILL)
+    assert [answer.get("duplicates", 0) for answer in answers] == [0, 4]
+    pool = DataPool(PoolClient("data_pool", namespace))
+    assert len(pool.fetch_batch(4, timeout=60)) == 4
+    assert pool.stats().channels["train"].held.steps == 0
