@@ -72,6 +72,11 @@ def _wasted(name: str, text: str, read: Callable[[StepCount], float]) -> MetricD
 METRICS = (
     _one("policy_version", "The policy version that engines serve.", lambda stats: stats.policy_version),
     _one("missing_shards", "Shards that do not answer, and are not counted.", lambda stats: len(stats.missing)),
+    _one("archive_waiting_bytes", "Groups not archived yet.", lambda stats: stats.archiving.waiting_bytes),
+    _one("archive_failures", "Failed attempts to archive.", lambda stats: stats.archiving.failures),
+    _one(
+        "archive_dropped_groups", "Groups not archived: too many waited.", lambda stats: stats.archiving.dropped_groups
+    ),
     _one("leases", "Leases that trainers hold.", lambda stats: stats.leases),
     _one(
         "shards_short_of_disk",

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from stepwell.config.up import StatusSettings
 from stepwell.dashboard.gateway_monitor import GatewayNow
 from stepwell.errors import Forbidden, NotReady
-from stepwell.pool.api.stats import ScoringStats, StepCount
+from stepwell.pool.api.stats import ArchiveStats, ScoringStats, StepCount
 from stepwell.up.http import JsonAnswer, get_json
 from stepwell.up.state_folder import this_folder
 from stepwell.wire.gateway_api import EngineNow
@@ -30,6 +30,7 @@ class ShownPool(BaseModel):
     refused: dict[str, int]
     quarantined: dict[str, int]
     scoring: ScoringStats
+    archiving: ArchiveStats = ArchiveStats()
     missing: list[str] = []
 
 
@@ -177,6 +178,8 @@ def _lost(status: ShownStatus) -> Iterator[str]:
     if status.pool is not None:
         yield from _counts("pool: refused", status.pool.refused)
         yield from _counts("pool: quarantined", status.pool.quarantined)
+        if status.pool.archiving.dropped_groups:
+            yield f"archive: {_count(status.pool.archiving.dropped_groups, 'group')}, because too many waited"
     for gateway in status.gateways:
         yield from _counts(f"{gateway.url}: lost", gateway.lost)
 
@@ -196,6 +199,9 @@ def _counts(what: str, by_cause: Mapping[str, int]) -> Iterator[str]:
 def _errors(status: ShownStatus) -> Iterator[str]:
     if status.pool_error:
         yield f"pool: {status.pool_error}"
+    if status.pool is not None and status.pool.archiving.failures:
+        archive = status.pool.archiving
+        yield f"archive: {_count(archive.failures, 'failed write')}; {_count(archive.waiting_groups, 'group')} wait"
     for gateway in status.gateways:
         if gateway.error:
             yield f"{gateway.url}: {gateway.error}"

@@ -7,7 +7,7 @@ from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.dashboard.metrics import ages_of, exposition, families
 from stepwell.dashboard.state import DashboardState
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
+from stepwell.pool.api.stats import ArchiveStats, ChannelStats, PoolStats, ScoringStats, StepCount
 from tests.rig.dashboard import MadeUpPool
 
 TRAIN = ChannelStats(
@@ -35,6 +35,7 @@ STATS = PoolStats(
     short_of_disk=1,
     forks=0,
     scoring=ScoringStats(waiting=6, under_way=1, resting=0, scored=30, failed=Counter({"timeout": 8}), late=0),
+    archiving=ArchiveStats(waiting_bytes=11, failures=12, dropped_groups=13),
     missing=("data_pool-1",),
 )
 
@@ -51,6 +52,9 @@ def test_every_figure_is_told_by_channel_and_cause() -> None:
         "up": 1,
         "policy_version": 7,
         "missing_shards": 1,
+        "archive_waiting_bytes": 11,
+        "archive_failures": 12,
+        "archive_dropped_groups": 13,
         "leases": 2,
         "shards_short_of_disk": 1,
         "uniform_groups": 2,

@@ -92,6 +92,14 @@ def test_shards_that_do_not_answer_are_named() -> None:
     assert "not counted, because it does not answer: data_pool-2\n" in shown
 
 
+def test_an_archive_in_trouble_is_an_error_and_what_it_drops_is_lost() -> None:
+    assert isinstance(STATUS["pool"], dict)
+    archive = {"waiting_groups": 7, "failures": 2, "dropped_groups": 1}
+    shown = status_text(ShownStatus.model_validate(STATUS | {"pool": STATUS["pool"] | {"archiving": archive}}))
+    assert "archive: 1 group, because too many waited\n" in shown
+    assert "archive: 2 failed writes; 7 groups wait\n" in shown
+
+
 def test_a_pool_that_cannot_be_reached_is_the_error() -> None:
     away = STATUS | {"pool": None, "channels": [], "gateways": [], "pool_error": "it is away"}
     shown = status_text(ShownStatus.model_validate(away))

@@ -76,6 +76,22 @@ class ScoringStats:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveStats:
+    """Trained groups on their way to the archive; all 0 where there is none."""
+
+    waiting_groups: int = 0
+    waiting_bytes: int = 0
+    """Of tokens, log-probabilities and masks, as stored."""
+    files: int = 0
+    """Written since the shard's start."""
+    failures: int = 0
+    """Attempts to write that failed, since the shard's start. Each is repeated."""
+    dropped_groups: int = 0
+    """Groups that will never be in the archive, because too many waited; since the shard's start."""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
     policy_version: int
     channels: Mapping[str, ChannelStats]
@@ -94,6 +110,7 @@ class PoolStats:
     forks: int
     """How often a step did not continue its trajectory's earlier tokens."""
     scoring: ScoringStats
+    archiving: ArchiveStats = ArchiveStats()
     missing: tuple[str, ...] = ()
     """Shards that did not answer, and are not counted."""
 
@@ -110,6 +127,6 @@ def _sum(parts: Sequence[Any]) -> Any:
     if kind is dict:
         names = sorted({name for part in parts for name in part})
         return {name: _sum([part[name] for part in parts if name in part]) for name in names}
-    if kind in (PoolStats, ChannelStats, ScoringStats):
+    if kind in (PoolStats, ChannelStats, ScoringStats, ArchiveStats):
         return kind(**{field.name: _sum([getattr(part, field.name) for part in parts]) for field in fields(kind)})
     return sum(parts, kind())

@@ -65,7 +65,8 @@ class ShardActor(ShardService):
             )
             try:
                 journal = open_journal()
-                archive = ParquetArchive(plan.archive, name, journal) if plan.archive else None
+                if plan.archive is not None:
+                    archive = ParquetArchive(plan.archive, name, journal, max_bytes=plan.limits.max_bytes)
             except Exception as failure:
                 if not _is_restarted():
                     raise

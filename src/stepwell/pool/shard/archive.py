@@ -4,17 +4,26 @@
 - A group is in exactly one file, with the steps that its trainer left out.
 - A file is written under a temporary name. One transaction then removes the rows and notes the file. Then the file gets
   its final name.
+- Files are written and renamed in a thread, one after the other. The shard's loop never waits for them.
+- A failure of any kind is counted, and what was to be written is tried again. Meanwhile groups wait, up to a number of
+  bytes. Beyond that the oldest are dropped from the archive, and counted.
 """
 
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from stepwell.common.atomic_files import temporary_name
 from stepwell.errors import BadRequest
-from stepwell.pool.shard.journal import JournalFailed, ShardJournal
+from stepwell.pool.api.stats import ArchiveStats
+from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.late_rewards import FOLDER, LateReward, late_rewards_table
 from stepwell.pool.state.records import Group
 from stepwell.pool.state.shipment import group_rows, ship
@@ -30,12 +39,25 @@ log = logging.getLogger("stepwell.pool")
 GROUPS_PER_FILE, REWARDS_PER_FILE = 256, 10_000
 SECONDS_PER_FILE = 300.0
 """A file is written when so many groups or late rewards wait, or when the oldest has waited so long."""
+MAX_WAITING_BYTES = 2**30
+"""Bytes of groups that wait, as stored, unless the pool has a limit of its own."""
+RETRY_PAUSE = 5.0
+"""Seconds after a failure until the next attempt."""
 
 
 class ParquetArchive:
     def __init__(
-        self, url: str, shard: str, journal: ShardJournal, *, clock: Callable[[], float] = time.monotonic
+        self,
+        url: str,
+        shard: str,
+        journal: ShardJournal,
+        *,
+        max_bytes: int | None = None,
+        groups_per_file: int = GROUPS_PER_FILE,
+        retry_pause: float = RETRY_PAUSE,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """At most `max_bytes` of groups wait."""
         try:
             import fsspec
             import pyarrow.parquet
@@ -44,82 +66,204 @@ class ParquetArchive:
         self._parquet = pyarrow.parquet
         self._shard = shard
         self._journal = journal
+        self._max_bytes = MAX_WAITING_BYTES if max_bytes is None else max_bytes
+        self._groups_per_file = groups_per_file
+        self._retry_pause = retry_pause
         self._clock = clock
         self._late_rewards = len(journal.late_rewards())
+        self._waiting: deque[Group] = deque()
+        """Groups that no file is being written for, the oldest first."""
+        self._groups = self._bytes = 0
+        """All groups that are not in a file yet."""
         self._waiting_since: float | None = None
+        self._pause_until = 0.0
+        self._has_noted = bool(journal.archived())
+        """Some files are written and may still have their temporary name."""
+        self._work: Future[None] | None = None
+        """What the thread does now, and what follows when it is done or has failed."""
+        self._on_success: Callable[[], None] = _nothing
+        self._on_failure: Callable[[], None] = _nothing
+        self._files = self._failures = self._dropped = 0
         self._fs: Any
         self._fs, self._folder = fsspec.core.url_to_fs(url)
-        self._fs.makedirs(self._folder, exist_ok=True)
-        self._rename_noted_files()
 
     def add_late_reward(self, reward: LateReward) -> None:
         self._journal.add_late_reward(reward)
         self._late_rewards += 1
 
-    def flush_if_due(self) -> None:
-        groups, rewards = len(self._journal.retired), self._late_rewards
+    def stats(self) -> ArchiveStats:
+        return ArchiveStats(
+            waiting_groups=self._groups,
+            waiting_bytes=self._bytes,
+            files=self._files,
+            failures=self._failures,
+            dropped_groups=self._dropped,
+        )
+
+    def poll(self) -> None:
+        """Take note of what the thread has done, and give it the next work if some is due. Returns at once."""
+        self._collect()
+        self._finish()
+        if self._work is not None or self._clock() < self._pause_until:
+            return
+        groups, rewards = len(self._waiting), self._late_rewards
         if not groups and not rewards:
             self._waiting_since = None
-            return
-        self._waiting_since = self._waiting_since or self._clock()
-        waited = self._clock() - self._waiting_since
-        if groups >= GROUPS_PER_FILE or rewards >= REWARDS_PER_FILE or waited >= SECONDS_PER_FILE:
-            self.flush()
+        elif self._waiting_since is None:
+            self._waiting_since = self._clock()
+        waited = 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
+        if self._has_noted:
+            self._rename_noted_files()
+        elif groups >= self._groups_per_file or (groups and waited >= SECONDS_PER_FILE):
+            self._write_groups()
+        elif rewards >= REWARDS_PER_FILE or (rewards and waited >= SECONDS_PER_FILE):
+            self._write_late_rewards()
 
     def flush(self) -> None:
-        """Write everything that waits. What cannot be written is tried again later. JournalFailed is raised."""
+        """Write everything that waits, and wait for it. It stops at the first failure."""
         self._journal.commit_rows()
-        try:
-            self._flush_groups(list(self._journal.retired))
-            self._flush_late_rewards()
-            self._waiting_since = None
-        except JournalFailed:
-            raise
-        except Exception as failure:  # noqa: BLE001 - object stores have errors of their own
-            log.error(
-                "%d groups and %d late rewards wait: the archive %s cannot be written: %s",
-                len(self._journal.retired),
-                self._late_rewards,
-                self._folder,
-                failure,
-            )
-            self._waiting_since = self._clock()
+        self._collect()
+        while True:
+            failures = self._failures
+            self._wait()
+            if self._has_noted:
+                self._rename_noted_files()
+            elif self._waiting:
+                self._write_groups()
+            elif self._late_rewards:
+                self._write_late_rewards()
+            else:
+                return
+            self._wait()
+            if self._failures > failures:
+                return
 
-    def _flush_groups(self, groups: Sequence[Group]) -> None:
-        if groups:
-            rows = [group_rows(group, StoredStep.is_held) for group in groups]
-            columns = ship([row for rows_of_group in rows for row in rows_of_group])
-            sources = [group.source for group in groups]
-            sizes = ids_array([len(rows_of_group) for rows_of_group in rows])
-            table = columns_to_arrow(columns, sizes, {"source": sources})
-            self._write(table, self._folder, groups[0].seq)
-            self._journal.forget_retired()
-            self._commit()
+    # -- what the loop does ------------------------------------------------------------------------------------------
 
-    def _flush_late_rewards(self) -> None:
-        waiting = self._journal.late_rewards()
-        if waiting:
-            (first, *_), rewards = zip(*waiting, strict=True)
-            self._write(late_rewards_table(rewards), f"{self._folder}/{FOLDER}", first)
-            self._journal.forget_late_rewards(waiting[-1][0])
-            self._late_rewards = 0
-            self._commit()
+    def _collect(self) -> None:
+        """Take the groups that left the pool. Beyond the limit, the oldest are dropped."""
+        for group in self._journal.retired:
+            self._waiting.append(group)
+            self._groups += 1
+            self._bytes += group.nbytes
+        self._journal.retired.clear()
+        while self._bytes > self._max_bytes and self._waiting:
+            self._forget([self._waiting.popleft()])
+            self._dropped += 1
+            if self._dropped & (self._dropped - 1) == 0:
+                log.error("%d groups are dropped from the archive %s: too many wait", self._dropped, self._folder)
 
-    def _write(self, table: "pyarrow.Table", folder: str, number: int) -> None:
-        file = f"{folder}/{self._shard}-{number:012d}-{uuid4().hex[:8]}.parquet"
-        self._fs.makedirs(folder, exist_ok=True)
-        with self._fs.open(temporary_name(file), "wb") as output:
-            self._parquet.write_table(table, output)
+    def _forget(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            self._groups -= 1
+            self._bytes -= group.nbytes
+            self._journal.remove_group(group)
+            group.dissolve()
+
+    def _write_groups(self) -> None:
+        groups = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._groups_per_file))]
+        file = self._new_file(self._folder, groups[0].seq)
+        self._start(
+            partial(self._write, file, partial(_groups_table, groups)),
+            partial(self._groups_are_written, file, groups),
+            partial(self._waiting.extendleft, groups[::-1]),
+        )
+
+    def _groups_are_written(self, file: str, groups: Sequence[Group]) -> None:
+        self._forget(groups)
+        self._note(file)
+
+    def _write_late_rewards(self) -> None:
+        numbers, rewards = zip(*self._journal.late_rewards(), strict=True)
+        file = self._new_file(f"{self._folder}/{FOLDER}", numbers[0])
+        self._start(
+            partial(self._write, file, partial(late_rewards_table, rewards)),
+            partial(self._late_rewards_are_written, file, numbers[-1], len(rewards)),
+        )
+
+    def _late_rewards_are_written(self, file: str, last: int, count: int) -> None:
+        self._journal.forget_late_rewards(last)
+        self._late_rewards -= count
+        self._note(file)
+
+    def _note(self, file: str) -> None:
         self._journal.note_archived(file)
-
-    def _commit(self) -> None:
         self._journal.commit_rows()
-        self._rename_noted_files()
+        self._has_noted, self._waiting_since = True, None
+        self._files += 1
 
     def _rename_noted_files(self) -> None:
-        """Give every noted file its final name, also files from before a crash."""
-        for file in self._journal.archived():
-            if self._fs.exists(temporary_name(file)):
-                self._fs.mv(temporary_name(file), file)
+        files = self._journal.archived()
+        self._start(partial(self._rename, files), partial(self._files_are_renamed, files))
+
+    def _files_are_renamed(self, files: Sequence[str]) -> None:
+        for file in files:
             self._journal.forget_archived(file)
         self._journal.commit_rows()
+        self._has_noted = False
+
+    def _start(
+        self, work: Callable[[], None], on_success: Callable[[], None], on_failure: Callable[[], None] | None = None
+    ) -> None:
+        self._on_success, self._on_failure = on_success, on_failure or _nothing
+        self._work = Future()
+        threading.Thread(target=_do, args=(work, self._work), name="archive", daemon=True).start()
+
+    def _finish(self) -> None:
+        if self._work is None or not self._work.done():
+            return
+        failure, self._work = self._work.exception(), None
+        if failure is None:
+            self._on_success()
+            return
+        self._on_failure()
+        self._failures += 1
+        self._pause_until = self._clock() + self._retry_pause
+        text = "%d groups and %d late rewards wait: the archive %s cannot be written: %s: %s"
+        details = (self._folder, type(failure).__name__, failure)
+        log.error(text, self._groups, self._late_rewards, *details)
+
+    def _wait(self) -> None:
+        if self._work is not None:
+            self._work.exception()
+        self._finish()
+
+    def _new_file(self, folder: str, number: int) -> str:
+        return f"{folder}/{self._shard}-{number:012d}-{uuid4().hex[:8]}.parquet"
+
+    # -- what the thread does ----------------------------------------------------------------------------------------
+
+    def _write(self, file: str, table: "Callable[[], pyarrow.Table]") -> None:
+        self._fs.makedirs(file.rpartition("/")[0], exist_ok=True)
+        try:
+            with self._fs.open(temporary_name(file), "wb") as output:
+                self._parquet.write_table(table(), output)
+        except BaseException:
+            with suppress(Exception):  # the next attempt has another name
+                self._fs.rm(temporary_name(file))
+            raise
+
+    def _rename(self, files: Sequence[str]) -> None:
+        """Give every noted file its final name, also files from before a crash."""
+        for file in files:
+            if self._fs.exists(temporary_name(file)):
+                self._fs.mv(temporary_name(file), file)
+
+
+def _groups_table(groups: Sequence[Group]) -> "pyarrow.Table":
+    rows = [group_rows(group, StoredStep.is_held) for group in groups]
+    columns = ship([row for rows_of_group in rows for row in rows_of_group])
+    sizes = ids_array([len(rows_of_group) for rows_of_group in rows])
+    return columns_to_arrow(columns, sizes, {"source": [group.source for group in groups]})
+
+
+def _do(work: Callable[[], None], done: "Future[None]") -> None:
+    try:
+        work()
+    except Exception as failure:  # noqa: BLE001 - the loop counts it, and tries again
+        done.set_exception(failure)
+    else:
+        done.set_result(None)
+
+
+def _nothing() -> None: ...

@@ -343,7 +343,8 @@ class ShardService:
 
     async def stats(self) -> PoolStats:
         async with self._transaction():
-            return replace(self.pool.stats(), short_of_disk=int(self._disk_shortage() is not None))
+            stats = replace(self.pool.stats(), short_of_disk=int(self._disk_shortage() is not None))
+        return stats if self._archive is None else replace(stats, archiving=self._archive.stats())
 
     async def quarantined(self) -> list[Step]:
         """The last quarantined steps, each with its reason."""
@@ -510,7 +511,7 @@ class ShardService:
                 self._journal.forget_retired()
             self._journal.commit(self.pool.state.snapshot(), self._pool_time())
             if self._archive is not None:
-                self._archive.flush_if_due()
+                self._archive.poll()
 
     def _end(self, failure: Exception) -> None:
         """Answer nothing from memory any more. The process that follows continues from the journal."""

@@ -35,7 +35,7 @@ def test_a_file_written_before_a_crash_gets_its_name_after_it(path: Path, tmp_pa
     journal.commit_rows()
     kill(journal)
     _, journal, _ = open_pool(path)
-    ParquetArchive(str(folder), "data_pool", journal)
+    ParquetArchive(str(folder), "data_pool", journal).flush()
     assert [file.name for file in folder.iterdir()] == ["x.parquet"]
     assert journal.archived() == []
 
