@@ -58,7 +58,8 @@ def test_from_registering_to_a_batch_over_real_ray(start_server: StartServer, da
         assert [item["messages"] for item in batch] == [[[], []]] * 2
         assert [item["inference_logprobs"] for item in batch] == [group["inference_logprobs"] for group in groups[:2]]
         arrow = client.get("/batch", headers={"accept": MEDIA_TYPE})
-        assert [int(group.tokens[0]) for group in groups_from_arrow(arrow.content)] == [2, 3]
+        second = [int(group.tokens[0]) for group in groups_from_arrow(arrow.content)]
+        assert second in ([2, 3], [2, 4]), "the groups of one list may be on two shards, where they have no order"
         assert client.get("/status").json() == {"current_step": 2, "queue_size": 1}
     (trajectories,) = data_pool.fetch_batch(1, timeout=10).groups()
     assert [steps[0].extras["messages"] for steps in trajectories] == [[], []]
