@@ -130,7 +130,7 @@ def _start_node(params: Mapping[str, Any], *, is_head: bool) -> Any:
         "include_log_monitor": False,
         "dashboard_agent_listen_port": None,
     }
-    return Node(RayParams(**{**common, **params}), head=is_head, shutdown_at_exit=True, spawn_reaper=True)
+    return Node(RayParams(**{**common, **params}), head=is_head, shutdown_at_exit=False, spawn_reaper=True)
 
 
 def _kill(node: Any) -> None:

@@ -15,6 +15,7 @@ from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.rewards.worker_placement import place_workers
+from tests.rig.waiting import wait_until
 
 
 @contextmanager
@@ -54,6 +55,8 @@ def test_workers_avoid_the_nodes_of_gateways_and_of_the_head(
 
 
 def test_on_one_node_workers_run_beside_the_head(namespace: str) -> None:
+    wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 1, "the nodes of other tests to be gone")  # type: ignore[no-untyped-call]
+    wait_until(lambda: ray.available_resources()["CPU"] >= 2, "the workers of other tests to be gone")  # type: ignore[no-untyped-call]
     assert place_workers(2, None) == {"num_cpus": 1.0, "scheduling_strategy": "SPREAD"}
 
 
