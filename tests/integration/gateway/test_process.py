@@ -64,6 +64,7 @@ def test_it_serves_while_the_tokenizer_loads_and_ready_names_what_is_missing(
     env = {"PYTHONPATH": str(tmp_path), "GO_ON": str(go_on)}
     with start_gateway(env=env) as gateway:
         assert get(f"{gateway.url}/health").json() == {"status": "ok"}
+        wait_until(lambda: "data_pool" not in get(f"{gateway.url}/ready").json()["missing"], "the pool to answer")
         answer = get(f"{gateway.url}/ready")
         assert answer.status_code == 503
         assert answer.json()["ready"] is False
