@@ -45,7 +45,7 @@ class RecordingPool:
         """In order of arrival."""
         return tuple(self._steps[trajectory_uid])
 
-    async def follow_flushes(self, flush: Callable[[str], Awaitable[None]]) -> None:
+    async def follow_flushes(self, flush: Callable[[str], Awaitable[None]], gateway: str = "") -> None:
         pass
 
     async def stop_serving(self) -> None:

@@ -127,7 +127,7 @@ def create_app(
         works = (
             outbox.run(),
             pool.follow(),
-            pool.follow_flushes(lifecycle.flush),
+            pool.follow_flushes(lifecycle.flush, spool.gateway if spool is not None else ""),
             readiness.announce(),
             keep_alives.run(),
             metrics.watch_loop(),

@@ -220,7 +220,14 @@ async def test_producers_can_read_how_much_they_may_start(engine: FakeEngine) ->
     async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as http:
         await init(http)
         async with http.get("/pacing") as answer:
-            assert await answer.json() == {"may_start": 7, "waits_for": "", "in_flight": 1, "queued": 0, "refills": []}
+            assert await answer.json() == {
+                "may_start": 7,
+                "waits_for": "",
+                "in_flight": 1,
+                "queued": 0,
+                "refills": [],
+                "missing": [],
+            }
 
 
 async def test_a_trajectory_the_pool_has_dropped_is_refused_at_the_second_call_at_the_latest(

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 from zlib import crc32
 
 from stepwell.common.sqlite_file import open_wal, set_aside_damaged
@@ -92,6 +93,11 @@ class Spool:
         self._last_row = max(self._left, default=0)
         self._thread = threading.Thread(target=self._write_changes, name="stepwell-spool", daemon=True)
         self._thread.start()
+
+    @property
+    def gateway(self) -> str:
+        """The name by which the pool knows the gateway. It stays the same when the gateway is started again."""
+        return self._file.gateway
 
     @property
     def found_on_disk(self) -> Counter[str]:
@@ -222,6 +228,8 @@ class SpoolFile:
             self._open()
         except (OSError, sqlite3.OperationalError) as failure:
             raise StepwellError(_refusal(path, failure)) from None
+        self.gateway = self._gateway_name()
+        """The name of the gateway that has this spool, also of those before: what they left is its to send."""
 
     def insert(self, row: int, steps: Sequence[Step]) -> bool:
         """Returns whether it was written."""
@@ -252,6 +260,18 @@ class SpoolFile:
 
     def close(self) -> None:
         self._db.close()
+
+    def _gateway_name(self) -> str:
+        name = uuid4().hex
+        try:
+            self._db.execute("CREATE TABLE IF NOT EXISTS gateway (name TEXT)")
+            kept = self._db.execute("SELECT name FROM gateway").fetchone()
+            if kept is None:
+                self._db.execute("INSERT INTO gateway VALUES (?)", (name,))
+        except sqlite3.Error as failure:
+            self._failed(failure)
+            return name
+        return name if kept is None else str(kept[0])
 
     def _change(self, statement: str, values: Sequence[tuple[int | bytes, ...]]) -> bool:
         try:

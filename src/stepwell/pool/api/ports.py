@@ -58,9 +58,10 @@ class StepSink(EngineDirectory, Protocol):
     ) -> EndResult:
         """A rollout in which the policy failed counts in its group even if no call of it was recorded."""
 
-    async def follow_flushes(self, flush: Callable[[str], Awaitable[None]]) -> None:
+    async def follow_flushes(self, flush: Callable[[str], Awaitable[None]], gateway: str = "") -> None:
         """Serve trajectories as a gateway, until cancelled. `flush` is called with a trajectory_uid when the pool needs
-        all steps that are held here; it returns when the pool has them."""
+        all steps that are held here; it returns when the pool has them. `gateway` is the name of one whose steps this
+        process has taken over; by default it has a new one."""
 
     async def stop_serving(self) -> None:
         """This gateway ends, and holds nothing."""

@@ -167,8 +167,8 @@ class PoolClient(ScoringClient, WatchClient):
             shard = self.shards.at(await self.shards.owner(prompt_uid), timeout=FLUSH_WAIT + self.shards.timeout)
             return await shard.complete_flushed(call, FLUSH_WAIT)
 
-    async def follow_flushes(self, flush: Callable[[str], Awaitable[None]]) -> None:
-        await self._flushes.run(flush)
+    async def follow_flushes(self, flush: Callable[[str], Awaitable[None]], gateway: str = "") -> None:
+        await self._flushes.run(flush, gateway)
 
     async def stop_serving(self) -> None:
         await self._flushes.leave()

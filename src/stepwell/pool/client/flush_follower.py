@@ -29,17 +29,18 @@ class FlushFollower:
         self._flushing: set[str] = set()
         """Trajectories that are being flushed."""
 
-    async def run(self, flush: Flush) -> None:
+    async def run(self, flush: Flush, gateway: str = "") -> None:
         """Until cancelled."""
-        self.gateway = uuid4().hex
+        self.gateway = gateway or uuid4().hex
         async with asyncio.TaskGroup() as following:
             for shard in await self._names():
                 following.create_task(self._follow(shard, flush, following))
 
     async def leave(self) -> None:
         """The gateway ends, and holds nothing. A shard that does not hear it takes it for dead some time later."""
-        with suppress(PoolUnavailable):
-            await self._shards.call_all(lambda shard: shard.leave(self.gateway), timeout=LEAVE_TIMEOUT)
+        with suppress(PoolUnavailable, TimeoutError):
+            async with asyncio.timeout(LEAVE_TIMEOUT):
+                await self._shards.call_all(lambda shard: shard.leave(self.gateway))
 
     async def _names(self) -> tuple[str, ...]:
         while True:
