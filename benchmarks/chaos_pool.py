@@ -41,6 +41,9 @@ PRODUCERS, CONSUMERS = 12, 8
 AHEAD = 3_000
 """Steps the producers may be ahead of the consumers."""
 VOCABULARY = 150_000
+BETWEEN_KILLS = 51
+"""Steps that are acknowledged from one kill to the next at least, so that a slow machine is not killed while idle."""
+PROGRESS_TIMEOUT = 60.0
 SHORT_LEASE = 0.5
 DRAIN = 90.0
 """Seconds the pool has to give out what it holds, once all is quiet."""
@@ -282,12 +285,18 @@ class Killer:
         async with asyncio.TaskGroup() as recoveries:
             for number in range(kills):
                 await asyncio.sleep(self._luck.uniform(1.0, 2.0))
+                await self._progress(BETWEEN_KILLS * (number + 1))
                 await self._one_is_up.wait()
                 name = self._luck.choice(sorted(self._up))
                 recoveries.create_task(self._kill(name, self._up.pop(name), f"kill {number + 1}/{kills}"))
                 if not self._up:
                     self._one_is_up.clear()
         return self._recoveries
+
+    async def _progress(self, steps: int) -> None:
+        async with asyncio.timeout(PROGRESS_TIMEOUT):
+            while len(self._record.acknowledged) < steps:
+                await asyncio.sleep(0.05)
 
     async def _kill(self, name: str, pid: int, title: str) -> None:
         start = time.monotonic()

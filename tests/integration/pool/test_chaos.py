@@ -31,7 +31,7 @@ time.sleep(600)
 async def test_nothing_is_lost_or_trained_twice_while_shards_are_killed(namespace: str, tmp_path: Path) -> None:
     outcome = await run_chaos(namespace, tmp_path, kills=10)
     assert len(outcome.recoveries) == 10
-    assert len(outcome.record.acknowledged) > 100, "too little was sent for the kills to meet anything"
+    assert len(outcome.record.acknowledged) > 500
     assert outcome.record.lost == set()
     assert outcome.record.duplicated == set()
     assert outcome.record.damaged == set()
