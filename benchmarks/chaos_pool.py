@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
@@ -35,6 +36,7 @@ from stepwell.pool.client.batch import Batch
 from stepwell.pool.client.ray_transport import RayTransport
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import IntArray, Step, logprobs_array, mask_array
+from tests.rig.waiting import until
 
 POOL, SHARDS = "chaos", 4
 PRODUCERS, CONSUMERS = 12, 8
@@ -285,7 +287,8 @@ class Killer:
         async with asyncio.TaskGroup() as recoveries:
             for number in range(kills):
                 await asyncio.sleep(self._luck.uniform(1.0, 2.0))
-                await self._progress(BETWEEN_KILLS * (number + 1))
+                wanted = BETWEEN_KILLS * (number + 1)
+                await until(partial(self._has_taken, wanted), f"{wanted} steps in the pool", PROGRESS_TIMEOUT)
                 await self._one_is_up.wait()
                 name = self._luck.choice(sorted(self._up))
                 recoveries.create_task(self._kill(name, self._up.pop(name), f"kill {number + 1}/{kills}"))
@@ -293,10 +296,8 @@ class Killer:
                     self._one_is_up.clear()
         return self._recoveries
 
-    async def _progress(self, steps: int) -> None:
-        async with asyncio.timeout(PROGRESS_TIMEOUT):
-            while len(self._record.acknowledged) < steps:
-                await asyncio.sleep(0.05)
+    def _has_taken(self, steps: int) -> bool:
+        return len(self._record.acknowledged) >= steps
 
     async def _kill(self, name: str, pid: int, title: str) -> None:
         start = time.monotonic()
