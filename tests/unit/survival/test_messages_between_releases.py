@@ -48,7 +48,7 @@ else:
 """A process of a release whose Serving has one field more, before all others, and one less in the middle."""
 
 
-def parts_of(annotation: Any, names: dict[str, Any]) -> Iterator[type]:
+def parts_of(annotation: Any) -> Iterator[type]:
     """The classes of ours that an annotation names."""
     if isinstance(annotation, type):
         if annotation.__module__.startswith("stepwell"):
@@ -56,7 +56,7 @@ def parts_of(annotation: Any, names: dict[str, Any]) -> Iterator[type]:
         return
     for part in typing.get_args(annotation):
         if not isinstance(part, str | typing.ForwardRef):  # JSON, which is recursive
-            yield from parts_of(part, names)
+            yield from parts_of(part)
 
 
 def sent_classes() -> set[type]:
@@ -73,7 +73,7 @@ def sent_classes() -> set[type]:
         for name, call in inspect.getmembers(ShardService, inspect.isfunction)
         if not name.startswith("_")
         for annotation in typing.get_type_hints(call, localns=names).values()
-        for part in parts_of(annotation, names)
+        for part in parts_of(annotation)
     ]
     while waiting:
         cls = waiting.pop()
@@ -81,7 +81,7 @@ def sent_classes() -> set[type]:
             continue
         found.add(cls)
         hints = typing.get_type_hints(cls, localns=names)
-        waiting += [part for annotation in hints.values() for part in parts_of(annotation, names)]
+        waiting += [part for annotation in hints.values() for part in parts_of(annotation)]
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import httpx
 import pytest
 
-from stepwell.errors import PoolUnavailable
+from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client.shards import shard_of
 from tests.builders import make_step
@@ -79,6 +79,16 @@ async def test_the_version_reaches_the_shard_when_it_is_back(pool: LocalPool) ->
     assert versions == {"data_pool": 8, "data_pool-1": 8, AWAY: 0, "data_pool-3": 8}
     come_back(pool)
     await until(lambda: pool.transport.services[AWAY].pool.policy_version == 8, "the version to arrive")
+
+
+async def test_a_version_that_a_shard_refuses_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(version: int) -> None:
+        raise BadRequest("no such version")
+
+    pool = LocalPool(shards=SHARDS, part_timeout=0.2)
+    monkeypatch.setattr(pool.transport.services["data_pool-1"], "set_policy_version", refuse)
+    with pytest.raises(BadRequest, match="no such version"):
+        await pool.set_policy_version(7)
 
 
 async def test_a_pool_that_is_not_ready_says_so_in_time(pool: LocalPool) -> None:

@@ -36,9 +36,11 @@ class VersionDelivery:
             if name not in self._sending:
                 self._sending[name] = asyncio.create_task(self._send(name))
         sending = [self._sending[name] for name in names]
-        _, late = await asyncio.wait(sending, timeout=self._shards.part_timeout)
-        if len(late) == len(sending):
-            _, late = await asyncio.wait(sending, timeout=self._shards.timeout, return_when=asyncio.FIRST_COMPLETED)
+        done, late = await asyncio.wait(sending, timeout=self._shards.part_timeout)
+        if not done:
+            done, late = await asyncio.wait(sending, timeout=self._shards.timeout, return_when=asyncio.FIRST_COMPLETED)
+        for sent in done:
+            sent.result()  # what a shard refuses with is for the caller
         if late:
             missing = ", ".join(name for name in names if self._sending.get(name) in late)
             log.warning("policy version %d will be delivered to %s when it is back", version, missing)

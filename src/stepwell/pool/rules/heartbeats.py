@@ -10,7 +10,7 @@ from stepwell.pool.api.leasing import LIVE, Settlement
 from stepwell.pool.state.pool_state import PoolState
 
 EXTENSION = 60.0
-"""Seconds that a lease has at least half of after a heartbeat."""
+"""Seconds to which a heartbeat renews a lease, if less than half of them is left: not every heartbeat is journaled."""
 
 
 class LeaseHeartbeats:
