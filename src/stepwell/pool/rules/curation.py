@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.curation import BY_A_PERSON, MARKS, AuditEntry, Curation, CurationAction, CurationOutcome
-from stepwell.pool.state.pool_state import REJECTED, PoolState
+from stepwell.pool.state.lease_operations import REJECTED
+from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.snapshots import marks_of
 

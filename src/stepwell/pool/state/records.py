@@ -102,6 +102,12 @@ class Trajectory:
         """The steps with a reward of their own, shipped ones included."""
         return (step for step in self.steps.values() if step.reward is not None and step.quarantine is None)
 
+    def set_reward(self, value: float, source: str) -> None:
+        """A judgement that a reward worker still owes comes too late from now on."""
+        self.reward, self.reward_source = value, source
+        self.reward_revision += 1
+        self.reward_lease = None
+
     @property
     def is_relabelled(self) -> bool:
         """Did a person give its reward? Then only a person may change it."""

@@ -1,0 +1,159 @@
+"""The calls of consumers to a shard: groups are leased, acknowledged and returned."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from uuid import uuid4
+
+from stepwell.errors import FetchTimeout
+from stepwell.pool.api.leasing import (
+    BatchRequest,
+    ExactFill,
+    GroupOffer,
+    LeasedGroups,
+    ReadyGroups,
+    ReadySummary,
+    Settlement,
+)
+from stepwell.pool.rules.heartbeats import LeaseHeartbeats
+from stepwell.pool.shard.lease_watch import LeaseWatch
+from stepwell.pool.shard.transactions import ShardCalls, ShardTransactions
+
+log = logging.getLogger("stepwell.pool")
+
+UNIFORM = "nothing can be learned from them; do the agents send a fixed seed, or temperature 0?"
+
+
+class ConsumerCalls(ShardCalls):
+    def __init__(self, transactions: ShardTransactions) -> None:
+        super().__init__(transactions)
+        self._heartbeats = LeaseHeartbeats(self.pool.state, transactions.heartbeat_timeout)
+        self._lease_watch = LeaseWatch(self._heartbeats, transactions.heartbeat_timeout, self._end_silent)
+        transactions.before_commit.append(self._watch_leases)
+        self._next_uniform = 1
+        """So many uniform groups are mentioned next in the log."""
+
+    async def fetch_batch(
+        self, request: BatchRequest, timeout: float = 60.0, lease: float | None = None, lease_uid: str = ""
+    ) -> LeasedGroups:
+        """The requested groups, as soon as they are ready. FetchTimeout says what is missing.
+
+        With a lease, they come back unless they are acknowledged in so many seconds. Without, they count as trained.
+        """
+        take, uid = partial(self.pool.leasing.take, request), lease_uid or uuid4().hex
+        leased = await self._transactions.wait_until(lambda: self._try_lease(take, uid, lease), timeout)
+        await self._transactions.commit()
+        if leased is None:
+            raise FetchTimeout(f"waited {timeout:g} s for {self.pool.waiting_for(request)}")
+        return leased
+
+    async def take(self, request: BatchRequest, lease: float, lease_uid: str) -> LeasedGroups | None:
+        """The requested groups if they are ready now."""
+        return await self._lease_out(partial(self.pool.leasing.take, request), lease_uid, lease)
+
+    async def ack(self, lease_uid: str) -> Settlement:
+        async with self._transactions.transaction():
+            return self.pool.leasing.ack(lease_uid)
+
+    async def renew(self, lease_uids: Sequence[str]) -> list[Settlement | None]:
+        """A heartbeat: the holder of these leases is alive. For each: None if it still holds it, else how it ended."""
+        async with self._transactions.transaction():
+            return self._heartbeats.renew(lease_uids)
+
+    async def nack(self, lease_uid: str) -> Settlement:
+        return await self._transactions.change(lambda: self.pool.leasing.nack(lease_uid))
+
+    async def peek(self, request: BatchRequest) -> ReadySummary:
+        async with self._transactions.transaction():
+            self.pool.leasing.check(request)
+            ages, nothing_after = self.pool.ready_ages(request), self.pool.nothing_after(request)
+            return ReadySummary(self._transactions.changes, ages, nothing_after)
+
+    async def watch_ready(self, request: BatchRequest, seen: ReadySummary | None, timeout: float) -> ReadySummary:
+        """What could be handed out, as soon as it differs from `seen`, or after `timeout`. Nothing is taken, so a
+        consumer that dies while it waits takes nothing."""
+        ready = await self.peek(request)
+        if seen is not None and ready[1:] == seen[1:]:
+            await self._transactions.wait_until(lambda: self._ready_differs(request, seen), timeout)
+            ready = await self.peek(request)
+        return ready
+
+    async def waiting_for(self, request: BatchRequest) -> str:
+        self._transactions.check_open()
+        return self.pool.waiting_for(request)
+
+    async def offers(self, request: ExactFill) -> list[GroupOffer]:
+        """Groups that can be part of the batch."""
+        async with self._transactions.transaction():
+            return self.pool.leasing.offers(request, self._transactions.name)
+
+    async def take_offers(
+        self, request: ExactFill, offers: Sequence[GroupOffer], lease_uid: str
+    ) -> LeasedGroups | None:
+        """None if one of the offered groups is gone."""
+        return await self._lease_out(partial(self.pool.leasing.take_offers, request, offers), lease_uid, request.lease)
+
+    async def fill(self, request: ExactFill, lease_uid: str) -> LeasedGroups | None:
+        """The batch from this shard alone; None if there is none now."""
+        return await self._lease_out(partial(self.pool.leasing.fill, request), lease_uid, request.lease)
+
+    async def put_back(self, lease_uid: str) -> Settlement:
+        """Return groups that no consumer has seen: this counts as no attempt."""
+        return await self._transactions.change(lambda: self.pool.leasing.nack(lease_uid, attempted=False))
+
+    async def ready_groups(self, channel: str) -> ReadyGroups:
+        async with self._transactions.transaction():
+            return self.pool.ready_groups(channel)
+
+    async def clear(self, channel: str) -> int:
+        """Drop all groups that are not leased. Returns their number."""
+        async with self._transactions.transaction():
+            return self.pool.clear(channel)
+
+    def _ready_differs(self, request: BatchRequest, seen: ReadySummary) -> bool | None:
+        """None if the same could be handed out."""
+        self._transactions.begin()
+        now = (self.pool.ready_ages(request), self.pool.nothing_after(request))
+        return None if now == seen[1:] else True
+
+    async def _lease_out(
+        self, take: Callable[[str, float], LeasedGroups | None], lease_uid: str, lease: float | None
+    ) -> LeasedGroups | None:
+        """What `take` finds, under a lease of that name and so many seconds. Without a lease it counts as trained."""
+        leased = self._try_lease(take, lease_uid, lease)
+        await self._transactions.commit()
+        return leased
+
+    def _try_lease(
+        self, take: Callable[[str, float], LeasedGroups | None], lease_uid: str, lease: float | None
+    ) -> LeasedGroups | None:
+        """As `_lease_out`, before the commit."""
+        self._transactions.begin()
+        leased = take(lease_uid, self._transactions.pool_time() + (lease or 0.0))
+        if leased is not None and lease is None:
+            self.pool.leasing.ack(lease_uid)
+        self._say_uniform()
+        if leased is None or lease is None:
+            return leased
+        return replace(leased, leases=((self._transactions.name, lease_uid),))
+
+    def _say_uniform(self) -> None:
+        """At the first, second, fourth, eighth group, and so on."""
+        count = self.pool.state.uniform_groups
+        if count >= self._next_uniform:
+            self._next_uniform = 2 * count
+            name = self._transactions.name
+            log.warning("shard %s: in %d groups all rollouts are the same; %s", name, count, UNIFORM)
+
+    def _watch_leases(self) -> None:
+        if self.pool.state.leases:
+            self._lease_watch.start()
+
+    async def _end_silent(self, lease_uids: Sequence[str]) -> bool:
+        """Return the data of these leases. False if no lease is left."""
+        if lease_uids:
+            name, count = self._transactions.name, len(lease_uids)
+            log.warning("shard %s: %d leases return, because their holders are silent", name, count)
+            await self._transactions.change(partial(self.pool.leasing.end_silent, lease_uids))
+        return bool(self.pool.state.leases)

@@ -1,0 +1,153 @@
+"""The calls of producers to a shard: trajectories begin and end, steps and rewards arrive."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import assert_never
+
+from stepwell.errors import PoolUnavailable, StepwellError
+from stepwell.pool.api.pacing import Pacing
+from stepwell.pool.api.producing import (
+    TRAIN,
+    AbortCall,
+    CompleteCall,
+    EndResult,
+    FlushNeeded,
+    KnowsCall,
+    ProducerAnswer,
+    ProducerCall,
+    Registration,
+    RewardGiven,
+    SubmitVerdict,
+)
+from stepwell.pool.shard.gateway_roster import GatewayRoster
+from stepwell.pool.shard.late_rewards import LateReward
+from stepwell.pool.shard.transactions import ShardCalls, ShardTransactions
+from stepwell.steps.columns import Columns
+
+log = logging.getLogger("stepwell.pool")
+
+
+class ProducerCalls(ShardCalls):
+    def __init__(self, transactions: ShardTransactions) -> None:
+        super().__init__(transactions)
+        self._gateways = GatewayRoster(self.pool.state.gateways, transactions.monotonic)
+
+    async def answer(self, calls: Sequence[ProducerCall]) -> list[ProducerAnswer | Exception]:
+        """One answer for each call, or the exception by which it is refused."""
+        shortage = self._transactions.disk_shortage()
+        async with self._transactions.transaction():
+            answers = [self._answer(call, shortage) for call in calls]
+        if any(isinstance(call, CompleteCall) for call in calls):
+            await self._transactions.notify()
+        return answers
+
+    async def flush_requests(self, gateway: str, timeout: float) -> list[str]:
+        """The trajectories of which this gateway must send all steps that it holds. Waits until there are some."""
+        return await self._gateways.requests(gateway, timeout)
+
+    async def flushed(self, gateway: str, trajectory_uids: Sequence[str]) -> None:
+        """The gateway holds no step of these trajectories."""
+        for trajectory in filter(None, map(self.pool.state.trajectories.get, trajectory_uids)):
+            self.pool.state.set_gateways(trajectory, self._gateways.holders(trajectory, but=gateway))
+        self._gateways.notify()
+
+    async def leave(self, gateway: str) -> None:
+        """The gateway ends, and holds nothing."""
+        self._gateways.leave(gateway)
+        self.pool.state.set_living_gateways(self._gateways.living())
+
+    async def complete_flushed(self, call: CompleteCall, timeout: float) -> EndResult:
+        """Complete a trajectory as soon as no other living gateway holds steps of it."""
+        deadline = time.monotonic() + timeout
+        while holders := self._holders(call):
+            if time.monotonic() > deadline:
+                raise PoolUnavailable(
+                    f"{len(holders)} gateways have not sent their steps of trajectory {call.trajectory_uid} within "
+                    f"{timeout:g} s; try again"
+                )
+            for gateway in holders:
+                self._gateways.ask(gateway, call.trajectory_uid)
+            await self._gateways.wait(self._transactions.recheck_interval)
+        (answer,) = await self.answer([call])
+        if isinstance(answer, FlushNeeded):  # a gateway has come since
+            return await self.complete_flushed(call, max(0.0, deadline - time.monotonic()))
+        if isinstance(answer, Exception):
+            raise answer
+        return EndResult(str(answer))
+
+    async def submit_steps(
+        self, steps: Columns, channel: str | None = None, group_size: int | None = None
+    ) -> list[SubmitVerdict]:
+        self._transactions.check_room()
+        submit = self.pool.ingest.submit
+        return await self._transactions.change(lambda: submit(steps, channel=channel, group_size=group_size))
+
+    async def submit_groups(self, steps: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
+        self._transactions.check_room()
+        return await self._transactions.change(lambda: self.pool.ingest.submit_groups(steps, registrations))
+
+    async def give_reward(self, reward: RewardGiven) -> bool:
+        """True if the reward is kept: for training or, if its trajectory was already shipped, in the archive."""
+        async with self._transactions.transaction():
+            kept = self.pool.ingest.reward(reward)
+            if not kept and not self.pool.curator.holds_reward_of(reward.trajectory_uid):
+                kept = self._keep_late(reward)
+        await self._transactions.notify()
+        return kept
+
+    async def pacing(self, channel: str = TRAIN) -> Pacing:
+        async with self._transactions.transaction():
+            return self.pool.pacing(channel)
+
+    def _answer(self, call: ProducerCall, shortage: str | None) -> ProducerAnswer | Exception:
+        try:
+            match call:
+                case KnowsCall(trajectory_uid, prompt_uid, gateway):
+                    self._attach(trajectory_uid, gateway)
+                    return self.pool.ingest.knows(trajectory_uid, prompt_uid)
+                case Registration() if shortage is not None:
+                    return PoolUnavailable(shortage)
+                case Registration():
+                    self.pool.ingest.register(call)
+                    self._attach(call.trajectory_uid, call.gateway)
+                    return None
+                case CompleteCall() if self._holders(call):
+                    return FlushNeeded()
+                case CompleteCall(trajectory_uid, prompt_uid, reward, failure):
+                    return self.pool.ingest.complete(trajectory_uid, prompt_uid, reward, failure)
+                case AbortCall(trajectory_uid, prompt_uid):
+                    return self.pool.ingest.abort(trajectory_uid, prompt_uid)
+                case _:
+                    assert_never(call)
+        except StepwellError as refusal:
+            return refusal
+        except Exception as failure:
+            log.exception("shard %s failed to answer %s", self._transactions.name, call)
+            return failure
+
+    def _attach(self, trajectory_uid: str, gateway: str) -> None:
+        """The gateway serves the trajectory."""
+        trajectory = self.pool.state.trajectories.get(trajectory_uid)
+        if gateway:
+            self._gateways.note(gateway)
+            self.pool.state.set_living_gateways(self._gateways.living())
+            if trajectory is not None and trajectory.gateways is not None:
+                self.pool.state.set_gateways(trajectory, trajectory.gateways | {gateway})
+
+    def _holders(self, call: CompleteCall) -> set[str]:
+        """The other gateways that may hold steps of a trajectory that is to be completed."""
+        trajectory = self.pool.state.trajectories.get(call.trajectory_uid)
+        if not call.gateway or trajectory is None or trajectory.completed or not trajectory.is_at_home:
+            return set()
+        return self._gateways.holders(trajectory, but=call.gateway)
+
+    def _keep_late(self, reward: RewardGiven) -> bool:
+        """Write the reward to the archive; False if there is none."""
+        archive = self._transactions.archive
+        if archive is None:
+            return False
+        revision = self.pool.state.count_late_reward(reward.trajectory_uid)
+        archive.add_late_reward(LateReward(**asdict(reward), revision=revision, at=self._transactions.clock()))
+        return True

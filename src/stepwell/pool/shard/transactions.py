@@ -1,0 +1,150 @@
+"""How a call changes the pool of a shard: the clock before it, the journal after it, and the calls that wait for it.
+
+- What a call changes is in the journal before it answers.
+- If a commit fails, the state in memory is ahead of the journal: no call is answered any more, and the process ends.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.rules.pool import Pool
+from stepwell.pool.shard.archive import ParquetArchive
+from stepwell.pool.shard.disk_floor import DiskFloor
+from stepwell.pool.shard.group_commit import GroupCommit
+from stepwell.pool.shard.journal import ShardJournal
+from stepwell.pool.shard.recovery import restore_pool
+
+log = logging.getLogger("stepwell.pool")
+
+T = TypeVar("T")
+
+
+class ShardTransactions:
+    def __init__(
+        self,
+        plan: PoolPlan,
+        name: str,
+        *,
+        journal: ShardJournal | None,
+        archive: ParquetArchive | None,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+        recheck_interval: float,
+        heartbeat_timeout: float,
+        refusal: str | None,
+        on_journal_failure: Callable[[], None],
+    ) -> None:
+        """The arguments are those of ShardService."""
+        self.name = name
+        self.archive = archive
+        self.clock = clock
+        self.monotonic = monotonic
+        self.recheck_interval = recheck_interval
+        self.heartbeat_timeout = heartbeat_timeout
+        self.pool = Pool(plan.limits, journal)
+        self.changes = 0
+        """Counts the changes after which something may have become ready."""
+        self.before_commit: list[Callable[[], None]] = []
+        """Called whenever the pool may have changed."""
+        if journal is not None:
+            log.info("shard %s restored %s", name, restore_pool(self.pool, journal))
+        stopped_at = None if journal is None else journal.pool_time()
+        self._pool_time_offset = (clock() if stopped_at is None else stopped_at) - monotonic()
+        self._journal = journal
+        self._refusal = refusal
+        self._on_journal_failure = on_journal_failure
+        self._commits = GroupCommit(self._write_journal, self._end)
+        self._floor: DiskFloor | None = None
+        if journal is not None:
+            store = journal.store
+            self._floor = DiskFloor(plan.min_free_bytes, store.free_bytes, shard=name, place=store.name)
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """One call: the clock advances before it, the journal commits after it, also if the call is refused."""
+        self.begin()
+        try:
+            yield
+        finally:
+            await self.commit()
+
+    async def change(self, operation: Callable[[], T]) -> T:
+        """One call after which something may have become ready."""
+        async with self.transaction():
+            result = operation()
+        await self.notify()
+        return result
+
+    def begin(self) -> None:
+        self.check_open()
+        self.pool.advance(self.clock(), self.pool_time())
+
+    async def commit(self) -> None:
+        """Return when all changes so far are in the journal."""
+        for prepare in self.before_commit:
+            prepare()
+        if self._journal is not None:
+            await self._commits.committed()
+
+    async def notify(self) -> None:
+        """Wake all calls that wait for a change."""
+        self.changes += 1
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def wait_until(self, attempt: Callable[[], T | None], timeout: float) -> T | None:
+        """The result of `attempt` as soon as it is not None; None after `timeout`."""
+        deadline = time.monotonic() + timeout
+        async with self._changed:
+            while (result := attempt()) is None and (left := deadline - time.monotonic()) > 0:
+                try:
+                    async with asyncio.timeout(min(left, self.recheck_interval)):
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
+            return result
+
+    def pool_time(self) -> float:
+        return self._pool_time_offset + self.monotonic()
+
+    def check_open(self) -> None:
+        if self._refusal is not None:
+            raise PoolUnavailable(self._refusal)
+
+    def check_room(self) -> None:
+        shortage = self.disk_shortage()
+        if shortage is not None:
+            raise PoolUnavailable(shortage)
+
+    def disk_shortage(self) -> str | None:
+        return None if self._floor is None else self._floor.shortage()
+
+    def _write_journal(self) -> None:
+        if self._journal is not None:
+            if self.archive is None:
+                self._journal.forget_retired()
+            self._journal.commit(self.pool.state.snapshot(), self.pool_time())
+            if self.archive is not None:
+                self.archive.poll()
+
+    def _end(self, failure: Exception) -> None:
+        """Answer nothing from memory any more. The process that follows continues from the journal."""
+        self._refusal = f"shard {self.name} restarts from its journal: {failure}"
+        log.critical("shard %s ends: its journal failed", self.name, exc_info=failure)
+        self._on_journal_failure()
+
+
+class ShardCalls:
+    """The base of the calls to a shard."""
+
+    def __init__(self, transactions: ShardTransactions) -> None:
+        self.pool = transactions.pool
+        """The rules and the state. Other code in the same process may read them."""
+        self._transactions = transactions

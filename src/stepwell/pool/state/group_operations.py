@@ -1,0 +1,185 @@
+"""Operations on groups, trajectories and steps."""
+
+from collections.abc import Collection, Iterable
+
+from stepwell.pool.api.watching import TrajectoryState
+from stepwell.pool.state.channel_index import Channel
+from stepwell.pool.state.records import Group, Trajectory
+from stepwell.pool.state.state_base import StateBase
+from stepwell.pool.state.stored_step import PackedSteps, StoredStep
+from stepwell.steps.returns import GivenReward
+from stepwell.steps.soundness import fault_kind
+from stepwell.steps.step import JsonObject
+from stepwell.steps.step_filter import StepFilter
+
+
+class GroupOperations(StateBase):
+    # -- groups and trajectories ---------------------------------------------------------------------------------------
+
+    def open_group(self, prompt_uid: str, channel: Channel, size: int, source: str = "") -> Group:
+        self._counters.opened += 1
+        seq = self._counters.opened
+        wait = self.limits.group_deadline
+        deadline = None if wait is None else self.pool_time + wait
+        group = Group(seq, seq, prompt_uid, channel.name, size, self.now, deadline, source=source)
+        self._channels[channel.name].add(group)
+        self._journal.save_group(group)
+        return group
+
+    def add_trajectory(
+        self, group: Group, uid: str, metadata: JsonObject, outcome: GivenReward | None = None
+    ) -> Trajectory:
+        self._counters.registered += 1
+        trajectory = Trajectory(uid, group, metadata, self._counters.registered, gateways=frozenset())
+        if outcome is not None:
+            trajectory.reward, trajectory.reward_source = outcome.value, outcome.source
+            trajectory.reward_revision = outcome.revision
+        self._join(group, trajectory)
+        return trajectory
+
+    def move_trajectory(self, trajectory: Trajectory, group: Group) -> None:
+        """To another group. It has no steps yet."""
+        self._take_out(trajectory)
+        self._join(group, trajectory)
+
+    def update_metadata(self, trajectory: Trajectory, metadata: JsonObject) -> None:
+        trajectory.metadata = metadata
+        self._changed(trajectory)
+
+    def set_gateways(self, trajectory: Trajectory, gateways: Iterable[str]) -> None:
+        """Those that may hold steps of it."""
+        trajectory.gateways = frozenset(gateways)
+
+    def complete(self, trajectory: Trajectory, reward: float | None = None, source: str = "") -> None:
+        """The rollout is over. Doing it again is harmless, and may bring another reward."""
+        group, is_new = trajectory.group, not trajectory.completed
+        if reward is not None:
+            trajectory.set_reward(reward, source)
+        if is_new:
+            trajectory.completed, trajectory.completed_at = True, self.now
+            trajectory.completed_time = self.pool_time
+            self._channels[group.channel].completed += 1
+        if is_new or reward is not None:
+            self._changed(trajectory)
+        if is_new and self.limits.require_reward:  # the others of its group may wait for something else from now on
+            self.change_log.record_all(group.trajectories.values())
+        self._regrouped(group)
+        self._close_if_spent(group)
+
+    def drop_trajectory(self, trajectory: Trajectory, cause: str, note: str = "", *, frees_place: bool = True) -> None:
+        """If its place is free, another rollout can join the group. Otherwise the group becomes smaller."""
+        group = trajectory.group
+        self._channels[group.channel].ledger.drop(cause, trajectory.held_steps())
+        if not frees_place:
+            group.give_up(1)
+            self._journal.save_group(group)
+        self._take_out(trajectory)
+        self._journal.remove_trajectory(trajectory)
+        self._close(trajectory, TrajectoryState.DROPPED, cause, note)
+        if group.trajectories and not frees_place:
+            self._close_if_spent(group)
+
+    def drop_group(self, group: Group, cause: str, note: str = "") -> None:
+        self._leave(group)
+        self._channels[group.channel].ledger.drop(cause, group.held_steps())
+        self._journal.remove_group(group)
+        for trajectory in group.trajectories.values():
+            self._close(trajectory, TrajectoryState.DROPPED, cause, note)
+        group.dissolve()
+
+    def evict_oldest(self, channel: Channel, more_groups: int = 0) -> None:
+        """Drop the oldest groups until the channel is within its limits, with room for that many more."""
+        while channel.is_over(more_groups) and (oldest := channel.oldest()) is not None:
+            self.drop_group(oldest, "evicted")
+
+    def trim_group(self, group: Group, keep: Collection[Trajectory], cause: str, *, wait_until: float | None) -> None:
+        """Drop the other trajectories. With a new deadline, producers are asked for as many; else the group shrinks."""
+        index = self._channels[group.channel]
+        self._leave(group)
+        for trajectory in [found for found in group.trajectories.values() if found not in keep]:
+            index.ledger.drop(cause, trajectory.held_steps())
+            del group.trajectories[trajectory.uid]
+            group.nbytes -= trajectory.nbytes
+            self._journal.remove_trajectory(trajectory)
+            self._close(trajectory, TrajectoryState.DROPPED, cause)
+        group.deadline = wait_until
+        if wait_until is None:
+            group.give_up(group.size - len(group.trajectories))
+        self._enter(group)
+        if wait_until is not None:
+            self._regrouped(group)
+            index.refills[group.seq] = group
+        self._journal.save_group(group)
+
+    def split_off(self, trajectory: Trajectory) -> Group:
+        """A complete trajectory as a group of its own: it can be handed out before the others are complete."""
+        group = trajectory.group
+        if group.size == 1:
+            return group
+        group.give_up(1)
+        self._journal.save_group(group)
+        self._take_out(trajectory)
+        self._counters.opened += 1
+        seq = self._counters.opened
+        alone = Group(seq, group.age, group.prompt_uid, group.channel, 1, group.opened_at, source=group.source)
+        alone.nbytes = trajectory.nbytes
+        self._channels[group.channel].add(alone)
+        self._journal.save_group(alone)
+        self._join(alone, trajectory)
+        return alone
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def count_refusal(self, verdict: str) -> None:
+        self._counters.submitted += 1
+        self._counters.refused[verdict] += 1
+
+    def add_step(self, trajectory: Trajectory, packed: PackedSteps, i: int) -> StoredStep:
+        """Accept a step. A reward that comes with it does not count if a person gave the trajectory its reward."""
+        counters, group = self._counters, trajectory.group
+        counters.submitted += 1
+        counters.arrived += 1
+        step = packed.stored(i, counters.arrived)
+        if step.reward is not None and trajectory.is_relabelled:
+            step.reward, step.reward_source = None, ""
+        placement = trajectory.tokens.place(packed.tokens(i))
+        counters.forks += placement.is_fork
+        step.branch = placement.branch
+        step.nbytes = placement.added.nbytes
+        if step.logprobs is not None:
+            step.nbytes += step.logprobs.nbytes
+        if step.mask is not None:
+            step.nbytes += step.mask.nbytes
+        trajectory.steps[step.identity] = step
+        group.nbytes += step.nbytes
+        self._channels[group.channel].add_step(trajectory, step)
+        self._journal.add_step(trajectory, step, placement)
+        trajectory.reward_lease = None  # a reward worker that has it did not see all of it
+        self.change_log.record(trajectory)
+        if trajectory.completed:
+            counters.in_grace += 1
+            self._update_rewards(trajectory)
+            self._regrouped(group)
+        return step
+
+    def quarantine_step(self, trajectory: Trajectory, packed: PackedSteps, i: int) -> None:
+        """Keep the step for inspection only. Its place in the trajectory stays taken."""
+        self._counters.submitted += 1
+        self._counters.arrived += 1
+        step = packed.stored(i, self._counters.arrived)
+        self._counters.quarantined[fault_kind(step.quarantine or "")] += 1
+        self.quarantine.append(packed.copy_step(i))
+        step.prompt_length = step.response_length = 0
+        step.logprobs = step.mask = None
+        trajectory.steps[step.identity] = step
+        self.change_log.record(trajectory)
+        self._journal.add_step(trajectory, step, None)
+
+    def drop_step(self, trajectory: Trajectory, step: StoredStep, cause: str) -> None:
+        self._channels[trajectory.group.channel].ledger.drop(cause, (step,))
+        self._retire_step(trajectory, step)
+
+    def ship_step(self, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter) -> None:
+        """A consumer of single steps has acknowledged it, or its filter refuses it: then it counts as left out."""
+        self._channels[trajectory.group.channel].ledger.ship((step,), step_filter)
+        self._retire_step(trajectory, step)

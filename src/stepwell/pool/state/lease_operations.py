@@ -1,0 +1,76 @@
+"""Operations on leases: what a consumer has comes back to the queue, or is trained."""
+
+from stepwell.pool.api.leasing import Settlement
+from stepwell.pool.state.group_operations import GroupOperations
+from stepwell.pool.state.records import Group, Lease
+from stepwell.steps.step_filter import StepFilter
+
+REJECTED = "rejected"
+"""The cause of what a person rejected."""
+
+
+class LeaseOperations(GroupOperations):
+    def lease_out(self, lease: Lease) -> None:
+        """Hand out the groups and steps of a new lease."""
+        index = self._channels[lease.channel]
+        for group in lease.groups:
+            self._leave(group)
+            index.begin_lease(group)
+            group.lease = lease.uid
+            self._counters.uniform_groups += group.attempts == 0 and group.is_uniform()
+            self.change_log.record_all(group.trajectories.values())
+            self._journal.save_group(group)
+        for trajectory, step in lease.steps:
+            index.hide_step(step)
+            step.lease = lease.uid
+            self.change_log.record(trajectory)
+            self._journal.save_step(step)
+        lease.version = self.policy_version
+        index.last_taken = sum(len(group.trajectories) for group in lease.groups) or len(lease.steps)
+        self._journal.save_lease(lease)
+        self._add_lease(lease)
+
+    def extend_lease(self, lease: Lease, expires_at: float) -> None:
+        self._expiry.discard((lease.expires_at, lease.uid))
+        lease.expires_at = expires_at
+        self._expiry.add((expires_at, lease.uid))
+        self._journal.save_lease(lease)
+
+    def return_leased(self, lease: Lease, how: Settlement, *, attempted: bool = True) -> None:
+        """Not trained: it goes back to the queue. What a person rejected meanwhile is dropped."""
+        self._end_lease(lease, how)
+        index = self._channels[lease.channel]
+        for group in lease.groups:
+            group.lease = None
+            group.attempts += attempted
+            index.end_lease(group)
+            self._enter(group)
+            self._journal.save_group(group)
+            self._apply_pending_rejections(group)
+        for trajectory, step in lease.steps:
+            step.lease = None
+            if self.holds(trajectory):
+                self.change_log.record(trajectory)
+                self._journal.save_step(step)
+                index.show_step(trajectory, step)
+
+    def mark_trained(self, lease: Lease) -> None:
+        """Acknowledged: groups become history, steps are shipped."""
+        self._end_lease(lease, Settlement.DONE)
+        index = self._channels[lease.channel]
+        for group in lease.groups:
+            index.end_lease(group)
+            self._train(group, lease.step_filter, lease.version)
+        for trajectory, step in lease.steps:
+            step.lease = None
+            if self.holds(trajectory):
+                self.ship_step(trajectory, step, lease.step_filter)
+
+    def leave_out(self, group: Group, step_filter: StepFilter) -> None:
+        """A consumer wants nothing of the group: it goes as if it were acknowledged."""
+        self._leave(group)
+        self._train(group, step_filter, self.policy_version)
+
+    def _apply_pending_rejections(self, group: Group) -> None:
+        for trajectory in [found for found in group.trajectories.values() if found.rejected is not None]:
+            self.drop_trajectory(trajectory, REJECTED, trajectory.rejected or "", frees_place=False)
