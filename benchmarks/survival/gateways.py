@@ -1,11 +1,11 @@
 """Several gateways behind one address: each request of a rollout goes to a random one."""
 
-from benchmarks.survival.auditor import Auditor
-from benchmarks.survival.cluster import survival_cluster
+from benchmarks.survival.auditor import NOTHING_LOST, Auditor
+from benchmarks.survival.cluster import POOL_NODE, survival_cluster
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
 
-GATEWAYS, AGENTS = 4, 20
+GATEWAYS, AGENTS, ROLLOUTS = 4, 20, 50
 
 
 class SeveralGateways:
@@ -14,9 +14,8 @@ class SeveralGateways:
 
     async def run(self, *, quick: bool) -> RowOutcome:
         auditor = Auditor()
-        gateways, agents, rollouts = (2, 5, 4) if quick else (GATEWAYS, AGENTS, 50)
-        async with survival_cluster(gateways=gateways, shards=1 if quick else 2) as cluster:
+        gateways, nodes, agents, rollouts = (2, 1, 5, 4) if quick else (GATEWAYS, 2, AGENTS, ROLLOUTS)
+        async with survival_cluster(gateways=gateways, shards=2, nodes=[POOL_NODE] * nodes) as cluster:
             await AgentLoad(cluster.urls, auditor, pause=0.0).run(agents, rollouts)
             await auditor.drain(cluster.pool)
-        nothing = ("empty_rollouts", "truncated_rollouts", "steps_lost", "steps_twice")
-        return RowOutcome(auditor.figures(), dict.fromkeys(nothing, 0), {"answered_percent": 100.0})
+        return RowOutcome(auditor.figures(), NOTHING_LOST, {"answered_percent": 100.0})

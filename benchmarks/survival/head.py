@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from benchmarks.survival.auditor import Auditor
+from benchmarks.survival.auditor import NOTHING_LOST, Auditor
 from benchmarks.survival.cluster import SurvivalCluster, survival_cluster
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
@@ -48,8 +48,8 @@ class LostHead:
             memory = await cluster.reading("process_resident_memory_bytes")
         measured = {"resumed_s": round(resumed, 1), "gateways_ended": ended, "gateway_mb": round(memory / 1e6)}
         figures = auditor.figures() | measured
-        nothing = ("empty_rollouts", "truncated_rollouts", "steps_lost", "steps_twice", "gateways_ended")
-        return RowOutcome(figures, {"resumed_s": 30.0, **dict.fromkeys(nothing, 0)}, {"answered_percent": 100.0})
+        most = {"resumed_s": 30.0, "gateways_ended": 0, **NOTHING_LOST}
+        return RowOutcome(figures, most, {"answered_percent": 100.0})
 
     async def _lose_head(self, cluster: SurvivalCluster, away: float) -> float:
         """Seconds from the moment the head is back until a step is delivered to the pool."""

@@ -1,4 +1,7 @@
-"""A row of the table: one fault, the figures that were measured, and their goals."""
+"""A row of the table: one fault, the figures that were measured, and their goals.
+
+A new row is a class in a new file and an entry in rows.py.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,4 +30,4 @@ class SurvivalRow(Protocol):
         """What happens, in one line."""
 
     async def run(self, *, quick: bool) -> RowOutcome:
-        """`quick` is a shorter form for tests."""
+        """`quick` is a shorter form for tests. A figure that could not be measured is infinite."""

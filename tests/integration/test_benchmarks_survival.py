@@ -1,9 +1,13 @@
 """The survival benchmark's agents and auditor, at a gateway without Ray: they find nothing lost, and notice losses."""
 
-from benchmarks.survival.__main__ import ROWS, chosen_rows
-from benchmarks.survival.auditor import Auditor
+import asyncio
+import math
+
+from benchmarks.survival.__main__ import chosen_rows, run_row
+from benchmarks.survival.auditor import NOTHING_LOST, Auditor
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
+from benchmarks.survival.rows import ROWS
 from stepwell.steps.step import Step
 from tests.builders import make_step
 from tests.rig.fake_engine import FakeEngine
@@ -13,14 +17,16 @@ from tests.rig.local_pool import LocalPool
 
 async def test_what_agents_were_answered_is_what_a_trainer_gets(pool: LocalPool, engine: FakeEngine) -> None:
     auditor = Auditor(fetch_timeout=0.1)
+    training = asyncio.create_task(auditor.follow(pool))
     async with serve_gateway(pool, [engine.url]) as url:
         await AgentLoad([url], auditor, pause=0.0, most_calls=3).run(agents=3, rollouts=4)
         await auditor.drain(pool)
+    await training
     figures = auditor.figures()
     assert (figures["rollouts"], figures["answered_percent"]) == (12, 100.0)
     assert figures["calls"] == auditor.delivered.total() > 12
-    names = ("empty_rollouts", "truncated_rollouts", "steps_lost", "steps_twice")
-    assert [figures[name] for name in names] == [0, 0, 0, 0]
+    assert {name: figures[name] for name in NOTHING_LOST} == NOTHING_LOST
+    assert 0 < auditor.delivery_p99() < math.inf
 
 
 def audited(answered: int, *steps: Step) -> dict[str, float]:
@@ -44,7 +50,24 @@ def test_a_figure_beyond_its_goal_is_missed() -> None:
     assert outcome.missed == ["steps_lost", "answered_percent"]
 
 
-def test_a_row_is_chosen_by_its_name_or_several_by_its_beginning() -> None:
-    assert [row.name for row in chosen_rows("head_10s")] == ["head_10s"]
-    assert len(chosen_rows("head")) == 4
-    assert chosen_rows("") == list(ROWS)
+def test_the_99th_percentile_of_delivery_is_infinite_if_a_completed_rollout_never_arrives() -> None:
+    auditor = Auditor(ended_at={"a": 1.0, "b": 1.0}, completed={"a", "b"}, arrived_at={"a": 1.5})
+    assert auditor.delivery_p99() == math.inf
+    assert auditor.delivery_p99({"a", "never completed"}) == 0.5
+
+
+def test_rows_are_chosen_by_their_names_or_beginnings() -> None:
+    assert [row.name for row in chosen_rows(["head_10s", "stopped"])] == ["head_10s", "stopped_shard"]
+    assert len(chosen_rows(["head"])) == 4
+    assert chosen_rows([]) == list(ROWS)
+    assert chosen_rows(["no such row"]) == []
+
+
+async def test_a_row_that_fails_counts_as_missed() -> None:
+    class Broken:
+        name = fault = "broken"
+
+        async def run(self, *, quick: bool) -> RowOutcome:
+            raise RuntimeError("as meant by this test")
+
+    assert (await run_row(Broken(), quick=True)).missed == ["failed"]
