@@ -18,7 +18,6 @@ LONGEST = (
     "e2e/test_demo",
     "e2e/test_atroposlib",
     "integration/exports/test_round_trip",
-    "integration/gateway/test_fuzz",
     "integration/exports/test_benchmark",
     "unit/pool/rules/test_pool_properties",
     "unit/rewards/sandbox/test_runner",

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from stepwell.errors import BadRequest
 
 M = TypeVar("M", bound=BaseModel)
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""A number that any reader of JSON can read."""
 
 
 class AtroposBody(BaseModel):
@@ -16,20 +18,20 @@ class AtroposBody(BaseModel):
 class TrainerRegistration(AtroposBody):
     wandb_group: str
     wandb_project: str
-    batch_size: Annotated[int, Field(ge=1)]
+    batch_size: Annotated[Whole, Field(ge=1)]
     """Sequences in a batch."""
-    max_token_len: int
+    max_token_len: Whole
     checkpoint_dir: str
-    save_checkpoint_interval: int
-    starting_step: int
-    num_steps: int
+    save_checkpoint_interval: Whole
+    starting_step: Whole
+    num_steps: Whole
 
 
 class EnvRegistration(AtroposBody):
-    max_token_length: int
+    max_token_length: Whole
     desired_name: str
     weight: FiniteFloat
-    group_size: Annotated[int, Field(ge=1)]
+    group_size: Annotated[Whole, Field(ge=1)]
     min_batch_allocation: Annotated[float, Field(ge=0, le=1)] | None = None
     """The share of each batch that must come from this environment, as far as it has groups."""
 

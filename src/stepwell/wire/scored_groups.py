@@ -38,6 +38,8 @@ OF_GROUPS = ("generation_params", "group_overrides", "images")
 """Optional fields of the group as a whole."""
 NO_NUMBER = re.compile(rb"NaN|Infinity|nan|inf")
 LARGEST_VERSION = 2**63 - 1
+TOO_DEEP = "nested too deeply"
+"""orjson reads deeper nesting than it writes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -87,6 +89,7 @@ def group_from_json(sent: object) -> ScoredGroup:
     masks, _ = _numbers("masks", sent.get("masks"), "i", lengths)
     trained = masks != UNTRAINED
     extras_N, extras = _extras(sent, len(lengths))
+    require_writable([extras, *extras_N])
     _keep_unusual_masks(extras_N, masks, np.where(trained, tokens, UNTRAINED), lengths)
     return ScoredGroup(
         tokens=tokens,
@@ -112,6 +115,14 @@ def require_ids(tokens: IntArray, lengths: NDArray[np.integer[Any]]) -> None:
 def require_finite(field: str, numbers: NDArray[np.floating[Any]]) -> None:
     if not np.isfinite(numbers).all():
         raise BadRequest(f"{field}: {numbers[~np.isfinite(numbers)][0]} is not a finite number")
+
+
+def require_writable(extras: Sequence[JsonObject]) -> None:
+    """What cannot be sent out again would hold up every batch that it is part of."""
+    try:
+        orjson.dumps([extras])  # the digest of a group nests them as deep
+    except orjson.JSONEncodeError:
+        raise BadRequest(f"a further field is {TOO_DEEP}") from None
 
 
 def with_missing_logprobs(given: FloatArray, has_N: BoolArray, lengths_N: NDArray[np.integer[Any]]) -> FloatArray:
@@ -155,7 +166,10 @@ def _wrong(row: list[object], code: Literal["i", "f"]) -> str:
 
 
 def _shown(value: object) -> str:
-    text = orjson.dumps(value).decode()
+    try:
+        text = orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        return TOO_DEEP
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 

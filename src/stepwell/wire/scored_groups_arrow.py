@@ -30,6 +30,7 @@ from stepwell.wire.scored_groups import (
     read_grade,
     require_finite,
     require_ids,
+    require_writable,
     with_missing_logprobs,
 )
 
@@ -236,6 +237,7 @@ def _object(text: str | None) -> dict[str, Json]:
         raise BadRequest(f"extras: not JSON: {failure}") from None
     if not isinstance(read, dict):
         raise BadRequest("extras: must be a JSON object")
+    require_writable([read])
     return read
 
 

@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from stepwell.atropos.registry import SILENCE, Registries, Registry, RegistryFile
 from stepwell.pool.api.leasing import ReadyGroups
@@ -27,6 +28,12 @@ def trainer(**changes: Any) -> TrainerRegistration:
 def environment(name: str = "env", **changes: Any) -> EnvRegistration:
     values: dict[str, Any] = {"max_token_length": 10, "desired_name": name, "weight": 1.0, "group_size": 4}
     return EnvRegistration(**{**values, **changes})
+
+
+@pytest.mark.parametrize("field", ["batch_size", "num_steps", "starting_step", "max_token_len"])
+def test_a_number_that_no_answer_could_hold_is_refused(field: str) -> None:
+    with pytest.raises(ValidationError, match="less than 9223372036854775808"):
+        trainer(**{field: 2**64})
 
 
 def test_names_are_unique_though_environments_leave() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -24,6 +24,10 @@ PROMPTS = [next(f"p{n}" for n in range(index, 1000) if shard_of(f"p{n}", SHARDS)
 LEASE = 600.0
 TIMEOUT = 0.3
 """Seconds after which a silent holder is dead, in these tests."""
+
+
+class LeasedElsewhere(NamedTuple):
+    leases: tuple[tuple[str, str], ...]
 
 
 class DyingTransport(LocalTransport):
@@ -169,6 +173,15 @@ async def test_a_shard_that_dies_within_an_acknowledgement_gets_it_when_it_is_ba
     assert shipped(pool) == SHARDS - 1
     pool.transport.shards_away.clear()
     await until(lambda: shipped(pool) == SHARDS, "the last part")
+
+
+async def test_a_lease_at_what_is_no_shard_of_the_pool_is_none() -> None:
+    pool = made_pool()
+    foreign = LeasedElsewhere((("another_actor", "live-a-0"),))
+    for settle in (pool.ack, pool.nack):
+        with pytest.raises(LeaseExpired, match="'another_actor' is no shard of this pool"):
+            await settle(foreign)
+    assert "ack" not in pool.transport.calls
 
 
 def test_a_fetch_that_was_interrupted_takes_nothing() -> None:

@@ -1,4 +1,5 @@
 import json
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ GROUP: dict[str, Any] = {
     "scores": [1.0, 0],
     "inference_logprobs": [[1.0, -0.5, -0.25], [1.0, -0.1]],
 }
+DEEP = reduce(lambda inner, _: [inner], range(300), list[Any]())
 
 
 def through_the_pool(group: ScoredGroup, policy_version: int = 7) -> ScoredGroup:
@@ -174,6 +176,10 @@ def test_a_sequence_with_turns_of_several_temperatures_has_none() -> None:
         ({"policy_versions": [1, -1]}, r"policy_versions\[1\]: -1 is not a policy version"),
         ({"exactness": ["engine", "sure"]}, r'exactness\[1\]: "sure" is none of engine, submitted, retokenized'),
         ({"env_id": "one"}, 'env_id: "one" is not an integer'),
+        ({"env_id": DEEP}, "env_id: nested too deeply is not an integer"),
+        ({"tokens": [[1, 2, DEEP], [4, 5]]}, r"tokens\[0\]: entry 2 is nested too deeply"),
+        ({"images": DEEP}, "a further field is nested too deeply"),
+        ({"messages": [DEEP, []]}, "a further field is nested too deeply"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_its_place(change: dict[str, Any], why: str) -> None:

@@ -63,6 +63,7 @@ class HeldLeases:
     async def ack(self, leases: Sequence[PartLease]) -> None:
         """LeaseExpired if a part of a batch is no longer held: then none of its parts is acknowledged. PoolUnavailable
         if a shard did not answer: then the call can be repeated."""
+        await self._require_shards(leases)
         outcomes = await asyncio.gather(*map(self._ack_batch, _by_batch(leases)), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -75,7 +76,14 @@ class HeldLeases:
 
     async def nack(self, leases: Sequence[PartLease]) -> None:
         self.release(leases)
+        await self._require_shards(leases)
         await asyncio.gather(*(self._shards.at(shard).nack(uid) for shard, uid in leases))
+
+    async def _require_shards(self, leases: Sequence[PartLease]) -> None:
+        """A trainer that speaks HTTP names its leases itself, and could name any actor of the cluster."""
+        foreign = {shard for shard, _ in leases} - set(await self._shards.names())
+        if foreign:
+            raise LeaseExpired(f"there is no such lease: {min(foreign)[:80]!r} is no shard of this pool")
 
     async def _ack_batch(self, parts: Sequence[PartLease]) -> Settlement:
         if len(parts) == 1:

@@ -27,8 +27,8 @@ def choose_groups(
     first sources come first. Shares that sum to more than 1 are scaled down.
     """
     unit = gcd(*(offer.size for offer in offers))  # most sizes are equal: counted in units, the sets are small
-    if unit == 0 or trajectories % unit:
-        return None
+    if unit == 0 or trajectories % unit or sum(offer.size for offer in offers) < trajectories:
+        return None  # a set of sums takes as many bits as the batch is large, however few the offers are
     oldest = sorted(offers, key=lambda offer: (offer.opened_at, offer.age, offer.seq, offer.shard))
     batch = ExactBatch(oldest, unit, trajectories // unit)
     chosen = batch.choose({})

@@ -74,6 +74,10 @@ def test_there_is_no_batch_without_an_exact_sum() -> None:
     assert choose_groups([], 4, {}) is None
 
 
+def test_a_batch_that_is_far_too_large_takes_no_memory() -> None:
+    assert choose_groups(offers_of((2, "a"), (3, "b")), 2**62, {"a": 0.5}) is None
+
+
 def test_a_younger_source_gets_its_share_of_a_queue_of_older_ones() -> None:
     offers = all_of(32, 8, "old") + all_of(32, 8, "young", since=100)
     chosen = choose_groups(offers, 64, {"young": 0.25})
