@@ -23,7 +23,7 @@ from stepwell.common.access_keys import AccessKeys
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import INTERVAL, GatewayMonitor
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.curation import AuditEntry, Curation, CurationAction, CurationOutcome
+from stepwell.pool.api.curation import AuditEntry, AuditPage, Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.series import ChannelSeries, TimeSeries
 from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
@@ -140,9 +140,9 @@ class MadeUpPool:
         self.entries.insert(0, entry)
         return outcome
 
-    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> list[AuditEntry]:
+    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> AuditPage:
         await self._asked("audit")
-        return [entry for entry in self.entries if trajectory_uid in (None, entry.trajectory_uid)][:limit]
+        return AuditPage([entry for entry in self.entries if trajectory_uid in (None, entry.trajectory_uid)][:limit])
 
     async def _asked(self, what: str) -> None:
         self.calls[what] += 1

@@ -12,6 +12,7 @@ from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import PoolClient
+from stepwell.pool.client.shards import PART_TIMEOUT
 from stepwell.pool.shard.service import ShardService
 from stepwell.steps.step import Exactness, Step
 from tests.builders import EasyPool
@@ -61,7 +62,7 @@ class LocalPool(PoolClient):
         transport: type[LocalTransport] = LocalTransport,
         clock: Callable[[], float] | None = None,
         timeout: float = 30.0,
-        part_timeout: float = 1.0,
+        part_timeout: float = PART_TIMEOUT,
         heartbeat_interval: float = 2.5,
         heartbeat_timeout: float = 10.0,
         **limits: Any,

@@ -52,7 +52,7 @@ class DashboardQueries:
             "held": bool(steps),
             "metadata": steps[-1].metadata if steps else {},
             "steps": await asyncio.to_thread(step_views, steps, decoder),
-            "audit": audit,
+            "audit": audit.entries,
             "why_no_text": decoder.why_not(),
         }
 

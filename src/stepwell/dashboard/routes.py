@@ -67,13 +67,12 @@ def api_router(state: DashboardState) -> APIRouter:
 
     @router.get("/series")
     async def series_of(seconds: Annotated[float, Query(ge=5, le=MAX_SERIES_SECONDS)] = 900.0) -> Response:
-        """Time series of the last seconds."""
+        """Time series of the last seconds; `missing` names the shards that did not answer."""
         found = await state.series(seconds)
         since = time.time() - seconds
         latencies = {watched.url: watched.series(since) for watched in state.gateways.watched}
-        return json_response(
-            {"interval": found.interval, "ends": found.ends, "channels": found.channels, "gateways": latencies}
-        )
+        of_pool = {"interval": found.interval, "ends": found.ends, "channels": found.channels, "missing": found.missing}
+        return json_response({**of_pool, "gateways": latencies})
 
     @router.get("/trajectories")
     async def trajectories(search: Annotated[Search, Query()]) -> Response:
@@ -106,7 +105,8 @@ def api_router(state: DashboardState) -> APIRouter:
 
     @router.get("/audit")
     async def audit(limit: Annotated[int, Query(ge=1, le=10_000)] = 200, trajectory_uid: str | None = None) -> Response:
-        """The last curation decisions, newest first."""
-        return json_response({"entries": await state.pool.audit(limit, trajectory_uid or None)})
+        """The last curation decisions, newest first; `missing` names the shards that did not answer."""
+        page = await state.pool.audit(limit, trajectory_uid or None)
+        return json_response({"entries": page.entries, "missing": page.missing})
 
     return router

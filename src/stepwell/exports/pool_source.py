@@ -78,13 +78,21 @@ class PoolListing:
                 yield page
 
 
-async def all_changes(pool: PoolReader) -> AsyncIterator[Changes]:
-    """Everything that the pool lists, page by page."""
+async def all_changes(pool: PoolReader, backoff: Backoff = BACKOFF) -> AsyncIterator[Changes]:
+    """Everything that the pool lists, page by page. PoolUnavailable if a shard does not answer: a part is not all."""
     cursors, more = dict[str, Cursor](), True
     while more:
-        changes = await pool.changes(cursors)
+        ask = partial(_changes_of_all, pool, cursors)
+        changes = await retry_while_unavailable(ask, PoolUnavailable, backoff, attempts=ATTEMPTS)
         yield changes
         cursors, more = dict(changes.cursors), changes.more
+
+
+async def _changes_of_all(pool: PoolReader, cursors: dict[str, Cursor]) -> Changes:
+    changes = await pool.changes(cursors)
+    if changes.missing:
+        raise PoolUnavailable(f"no answer from {', '.join(changes.missing)}; nothing can be listed without them")
+    return changes
 
 
 async def list_pool(pool: PoolReader, selection: Selection) -> PoolListing:

@@ -67,12 +67,12 @@ async def test_what_was_decided_survives_the_shards_being_killed(
     batch = await client.fetch_batch(6)
     assert len(batch.columns) == 10
     assert not {under_lease, queued} & set(batch.columns.trajectory_uids)
-    trail = await client.audit()
+    trail = (await client.audit()).entries
     assert [(entry.by, entry.why, entry.outcome) for entry in trail[-2:]] == [
         ("ana", "wrong", CurationOutcome.DONE)
     ] * 2
     assert all(began <= entry.at <= time.time() for entry in trail)
-    assert [entry.outcome for entry in await client.audit(1, queued)] == [CurationOutcome.UNCHANGED]
+    assert [entry.outcome for entry in (await client.audit(1, queued)).entries] == [CurationOutcome.UNCHANGED]
 
 
 async def test_the_snippet_of_the_page_rejects_a_trajectory(client: PoolClient) -> None:
@@ -80,7 +80,9 @@ async def test_the_snippet_of_the_page_rejects_a_trajectory(client: PoolClient) 
     page = (Path(__file__).parents[3] / "docs" / "pool.md").read_text()
     snippet = page.split("## Curation")[1].split("```python")[1].split("```")[0]
     await asyncio.to_thread(exec, snippet, {"pool": DataPool(client)})
-    assert [(entry.by, entry.outcome) for entry in await client.audit(1, "t-17")] == [("ana", CurationOutcome.DONE)]
+    assert [(entry.by, entry.outcome) for entry in (await client.audit(1, "t-17")).entries] == [
+        ("ana", CurationOutcome.DONE)
+    ]
 
 
 async def test_whoever_watches_a_pool_that_is_missing_is_told_so(ray_cluster: RayCluster) -> None:

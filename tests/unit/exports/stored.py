@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
+from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
 from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
@@ -69,7 +69,7 @@ class ShownPool:
     async def curate(self, curation: Curation) -> CurationOutcome:
         raise NotImplementedError
 
-    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> list[AuditEntry]:
+    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> AuditPage:
         raise NotImplementedError
 
     async def check(self) -> None: ...

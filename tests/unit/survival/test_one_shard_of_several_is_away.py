@@ -8,7 +8,12 @@ from typing import TypeVar
 import httpx
 import pytest
 
+from stepwell.common.retry import Backoff
+from stepwell.dashboard.index.follower import PoolFollower
+from stepwell.dashboard.index.texts import ConversationTexts
+from stepwell.dashboard.index.trajectories import TrajectoryIndex
 from stepwell.errors import BadRequest, PoolUnavailable
+from stepwell.exports.pool_source import all_changes
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client.shards import shard_of
 from tests.builders import make_step
@@ -60,6 +65,13 @@ async def test_the_statistics_count_the_other_shards(pool: LocalPool) -> None:
     assert (await pool.stats()).missing == ()
 
 
+async def test_a_shard_that_takes_more_than_a_second_is_slow_and_not_missing() -> None:
+    pool = LocalPool(shards=SHARDS)
+    pool.transport.shards_stopped.add(AWAY)
+    asyncio.get_running_loop().call_later(1.1, pool.transport.shards_stopped.clear)
+    assert (await in_time(pool.stats())).missing == ()
+
+
 async def test_pacing_counts_the_last_known_numbers_of_the_shard(pool: LocalPool) -> None:
     pacing = await in_time(pool.pacing("train"))
     assert pacing.missing == (AWAY,)
@@ -89,6 +101,30 @@ async def test_a_version_that_a_shard_refuses_is_no_success(monkeypatch: pytest.
     monkeypatch.setattr(pool.transport.services["data_pool-1"], "set_policy_version", refuse)
     with pytest.raises(BadRequest, match="no such version"):
         await pool.set_policy_version(7)
+
+
+async def test_a_watcher_follows_the_other_shards_and_catches_up_when_the_shard_is_back(pool: LocalPool) -> None:
+    changes = await in_time(pool.changes({}))
+    assert (changes.missing, len(changes.snapshots)) == ((AWAY,), 2 * (SHARDS - 1))
+    assert (await in_time(pool.series(seconds=60))).missing == (AWAY,)
+    assert (await in_time(pool.audit())).missing == (AWAY,)
+    come_back(pool)
+    later = await pool.changes(changes.cursors)
+    assert (later.missing, {snapshot.shard for snapshot in later.snapshots}) == ((), {AWAY})
+
+
+async def test_the_dashboard_names_the_shard_and_shows_the_others(pool: LocalPool) -> None:
+    follower = PoolFollower(pool, TrajectoryIndex(), ConversationTexts())
+    await in_time(follower.poll())
+    assert (str(follower.error).partition(";")[0], follower.behind) == (f"no answer from {AWAY}", True)
+    come_back(pool)
+    await follower.poll()
+    assert (follower.error, follower.behind) == (None, False)
+
+
+async def test_an_export_of_everything_is_refused_without_a_shard(pool: LocalPool) -> None:
+    with pytest.raises(PoolUnavailable, match=f"no answer from {AWAY}"):
+        await anext(all_changes(pool, Backoff(first=0.01, longest=0.01)))
 
 
 async def test_a_pool_that_is_not_ready_says_so_in_time(pool: LocalPool) -> None:

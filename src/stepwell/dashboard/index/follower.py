@@ -81,7 +81,7 @@ class PoolFollower:
         self._budget = CallBudget(FOLLOW_SHARE, FOLLOW_RESERVE)
         self._polling = asyncio.Lock()
         self.error: str | None = None
-        """Why the last poll failed."""
+        """Why the last poll failed, or what it did without."""
         self.behind = True
         """Whether the pool has more changes than were read."""
 
@@ -100,7 +100,9 @@ class PoolFollower:
             self._texts.remove(self._index.apply(changes))
             for snapshot in changes.snapshots:
                 self._texts.update(snapshot)
-            self.error, self.behind = None, changes.more
+            missing = ", ".join(changes.missing)
+            self.error = f"no answer from {missing}; what they hold is shown as it was" if missing else None
+            self.behind = changes.more or bool(missing)
             return max(self._budget.pause(now), 0.0 if changes.more else INTERVAL)
 
 

@@ -101,7 +101,8 @@ class Shell {
       return undefined;
     }
     const since = this.heardAt ? ` The page shows the state of ${moment(this.heardAt)}.` : "";
-    return new Refusal(503, `The pool cannot be reached: ${status.pool_error}.${since} The page tries again.`);
+    const what = status.pool ? "Part of the pool is away" : "The pool cannot be reached";
+    return new Refusal(503, `${what}: ${status.pool_error}.${since} The page tries again.`);
   }
 }
 

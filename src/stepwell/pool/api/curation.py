@@ -1,5 +1,6 @@
 """What people decide about single trajectories, and the record of their decisions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -62,3 +63,11 @@ class AuditEntry:
     """The reward, marks or state before the decision, in words."""
     after: str = ""
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    entries: Sequence[AuditEntry]
+    """Newest first."""
+    missing: tuple[str, ...] = ()
+    """Shards that did not answer. Decisions about their trajectories are not among the entries."""

@@ -6,7 +6,7 @@ Every call to the pool raises PoolUnavailable instead of waiting without end.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
+from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
 from stepwell.pool.api.leasing import HasLeases, LeasedGroups, ReadyGroups
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
@@ -142,7 +142,10 @@ class GroupExchange(Protocol):
 
 
 class PoolReader(Protocol):
-    """The DataPool, as a watcher sees it: the dashboard, an export. Reading changes nothing."""
+    """The DataPool, as a watcher sees it: the dashboard, an export. Reading changes nothing.
+
+    Answers about the whole pool name the shards that did not answer, and do without them.
+    """
 
     async def stats(self) -> PoolStats: ...
 
@@ -157,7 +160,7 @@ class PoolReader(Protocol):
 
     async def curate(self, curation: Curation) -> CurationOutcome: ...
 
-    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> list[AuditEntry]:
+    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> AuditPage:
         """The last decisions, newest first."""
 
     async def check(self) -> None: ...

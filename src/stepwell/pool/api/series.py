@@ -83,14 +83,16 @@ class TimeSeries:
     ends: Sequence[float]
     """Wall-clock seconds at which each interval ends. The last one is still running."""
     channels: Mapping[str, ChannelSeries]
+    missing: tuple[str, ...] = ()
+    """Shards that did not answer, and are not counted."""
 
 
-def merge_chunks(chunks: Sequence[SeriesChunk]) -> TimeSeries:
+def merge_chunks(chunks: Sequence[SeriesChunk], missing: tuple[str, ...] = ()) -> TimeSeries:
     """The pool's series from its shards' chunks. It ends with the first chunk to end, because what is held is known
     only where all shards report it."""
     filled = [chunk for chunk in chunks if chunk.intervals]
     if not filled:
-        return TimeSeries(interval=FINE, ends=[], channels={})
+        return TimeSeries(interval=FINE, ends=[], channels={}, missing=missing)
     last_end = min(chunk.intervals[-1][0] for chunk in filled)
     by_end: dict[float, list[Mapping[str, Bucket]]] = {}
     for chunk in filled:
@@ -106,6 +108,7 @@ def merge_chunks(chunks: Sequence[SeriesChunk]) -> TimeSeries:
             name: channel_series([_merge([part.get(name, EMPTY) for part in by_end[end]]) for end in ends])
             for name in names
         },
+        missing=missing,
     )
 
 

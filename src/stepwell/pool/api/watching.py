@@ -97,6 +97,8 @@ class Changes:
     """These shards are read from the start: what the watcher knew of them is void."""
     more: bool = False
     """There are more changes now: ask again at once."""
+    missing: tuple[str, ...] = ()
+    """Shards that did not answer. Their cursors stand where they were."""
 
 
 @message

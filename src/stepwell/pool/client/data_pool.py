@@ -350,7 +350,7 @@ class DataPool:
         return self._run(self._client.engines())
 
     def stats(self) -> PoolStats:
-        """`missing` names the shards that did not answer within a second. They are not counted."""
+        """`missing` names the shards that did not answer within 1.5 seconds. They are not counted."""
         return self._run(self._client.stats())
 
     def curate(self, curation: Curation) -> CurationOutcome:
@@ -358,8 +358,11 @@ class DataPool:
         return self._run(self._client.curate(curation))
 
     def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> list[AuditEntry]:
-        """What people decided about trajectories, newest first."""
-        return self._run(self._client.audit(limit, trajectory_uid))
+        """What people decided about trajectories, newest first. PoolUnavailable if a shard does not answer."""
+        page = self._run(self._client.audit(limit, trajectory_uid))
+        if page.missing:
+            raise PoolUnavailable(f"no audit of {', '.join(page.missing)}, which did not answer; try again")
+        return list(page.entries)
 
     def quarantined(self) -> list[Step]:
         """The last quarantined steps, each with its reason."""

@@ -25,8 +25,9 @@ T = TypeVar("T")
 
 CALL_TIMEOUT = 30.0
 """Seconds that a call waits for a shard. A killed shard is back after about three."""
-PART_TIMEOUT = 1.0
-"""Seconds that a question to all shards waits for each of them. A shard that does not answer is named as missing."""
+PART_TIMEOUT = 1.5
+"""Seconds that a question to all shards waits for each of them. A shard that does not answer is named as missing. As
+long as the promise of an answer in two seconds allows, so that a shard that is only slow is counted."""
 PLAN_TIMEOUT = 0.4
 """Seconds until a second shard is asked for the pool's plan."""
 RETRY_PAUSE = 0.2
@@ -117,8 +118,16 @@ class ShardSet:
     async def ask_all(self, call: Callable[["ShardService"], Awaitable[T]]) -> PartialAnswer[T]:
         """The answers of the shards that answer within `part_timeout`. If none does, the first answer is waited for, as
         in a call to one shard; PoolUnavailable if there is none."""
+        return await self.ask_each(lambda _, shard: call(shard))
+
+    async def ask_each(
+        self, call: Callable[[str, "ShardService"], Awaitable[T]], *, timeout: float | None = None
+    ) -> PartialAnswer[T]:
+        """The same with a question of its own for each shard, by its name."""
         names = await self.names()
-        calls: dict[asyncio.Future[T], str] = {asyncio.ensure_future(call(self.at(name))): name for name in names}
+        calls: dict[asyncio.Future[T], str] = {
+            asyncio.ensure_future(call(name, self.at(name, timeout=timeout))): name for name in names
+        }
         done = await _first_answers(calls, self.part_timeout)
         failures = [failure for task in done if (failure := task.exception()) is not None]
         for failure in failures:

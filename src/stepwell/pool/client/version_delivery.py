@@ -28,8 +28,8 @@ class VersionDelivery:
         """By shard, until it has the newest version."""
 
     async def deliver(self, version: int) -> None:
-        """Returns when all shards have it, or, after a second, as soon as one has it. If none answers for as long as a
-        call may take, it is delivered later all the same."""
+        """Returns when all shards have it, or, after `part_timeout`, as soon as one has it. If none answers for as long
+        as a call may take, it is delivered later all the same."""
         names = await self._shards.names()
         self._version = version
         for name in names:
