@@ -59,6 +59,8 @@ class KnownTrajectories:
         self._known: OrderedDict[str, tuple[str, str]] = OrderedDict()
         """The prompt_uid and the channel of each."""
         self._calls: dict[str, CallsInFlight] = {}
+        self._asking: set[asyncio.Task[str | None]] = set()
+        """Questions to the pool. They go on when nobody waits for them, so that the shard learns who serves what."""
 
     def add(self, ref: TrajectoryRef, channel: str) -> None:
         self._known[ref.trajectory_uid] = ref.prompt_uid, channel
@@ -117,9 +119,12 @@ class KnownTrajectories:
         uid, now = ref.trajectory_uid, self._clock()
         if now < self._ask_again_at.get(uid, 0.0):
             raise PoolUnavailable("the pool did not answer a moment ago")
+        asking = asyncio.create_task(self._pool.knows(uid, ref.prompt_uid))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asked)
         try:
             async with asyncio.timeout(self._ask_timeout):
-                channel = await self._pool.knows(uid, ref.prompt_uid)
+                channel = await asyncio.shield(asking)
         except (PoolUnavailable, TimeoutError) as failure:
             self._ask_again_at[uid] = self._clock() + ASK_PAUSE
             if len(self._ask_again_at) > MAX_KNOWN:
@@ -127,6 +132,11 @@ class KnownTrajectories:
             raise PoolUnavailable(str(failure)) from None
         self._ask_again_at.pop(uid, None)
         return channel
+
+    def _asked(self, asking: asyncio.Task[str | None]) -> None:
+        self._asking.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # it is retrieved: nobody may wait for it any more
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from stepwell.pool.api.producing import Registration, TrajectoryRef
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
+from tests.rig.waiting import until
 
 CHAT = "v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
@@ -55,6 +56,18 @@ async def test_a_pool_that_does_not_answer_is_asked_again_for_a_trajectory_after
     now = ASK_PAUSE
     assert await known.channel_of(ref) == "validation"
     assert known.unchecked == 2
+
+
+async def test_a_shard_that_answers_too_late_learns_who_serves_the_trajectory() -> None:
+    pool = LocalPool()
+    following = asyncio.create_task(pool.follow_flushes(lambda _: asyncio.sleep(0), "gateway"))
+    await pool.register_trajectory(Registration("t", "p"))
+    pool.transport.shards_stopped.add("data_pool")
+    assert await KnownTrajectories(pool, ask_timeout=0.05).channel_of(TrajectoryRef("t", "p")) == UNCHECKED
+    pool.transport.shards_stopped.clear()
+    trajectory = pool.transport.services["data_pool"].pool.state.trajectories["t"]
+    await until(lambda: trajectory.gateways == {"gateway"}, "the shard to learn who serves the trajectory")
+    following.cancel()
 
 
 async def test_the_step_of_a_trajectory_that_nobody_opened_is_refused_and_counted(

@@ -65,10 +65,18 @@ async def test_a_completion_waits_until_the_other_gateways_have_sent_what_they_h
     assert len(shard.pool.state.trajectories["t"].steps) == 2
 
 
+async def pass_time(shard: ShardService, clock: Clock, seconds: float) -> None:
+    """Only the first gateway is heard meanwhile."""
+    end = clock.now + seconds
+    while clock.now < end:
+        clock.now += 1.0
+        await shard.flush_requests("a", 0.0)
+
+
 async def test_a_gateway_that_is_dead_is_not_waited_for(shard: ShardService, clock: Clock) -> None:
     await serve(shard, "a", "b")
     await send_step(shard, "s")
-    clock.now += HEARTBEAT + 1
+    await pass_time(shard, clock, HEARTBEAT + 1)
     assert await shard.answer([COMPLETION]) == [EndResult.COMPLETED]
 
 
@@ -77,8 +85,40 @@ async def test_a_gateway_that_dies_meanwhile_is_not_waited_for(shard: ShardServi
     await send_step(shard, "s")
     completing = asyncio.create_task(shard.complete_flushed(COMPLETION, 30.0))
     assert await shard.flush_requests("b", 30.0) == ["t"]
-    clock.now += HEARTBEAT + 1
+    await pass_time(shard, clock, HEARTBEAT + 1)
     assert await completing is EndResult.COMPLETED
+
+
+@pytest.mark.parametrize("is_back_first", [True, False])
+async def test_a_gateway_that_could_not_ask_the_shard_may_hold_steps_of_any_trajectory(
+    shard: ShardService, clock: Clock, is_back_first: bool
+) -> None:
+    await shard.flush_requests("b", 0.0)
+    await serve(shard, "a")
+    await pass_time(shard, clock, 3.0)
+    if is_back_first:
+        assert await shard.flush_requests("b", 0.0) == []
+    (answer,) = await shard.answer([COMPLETION])
+    assert isinstance(answer, FlushNeeded)
+    completing = asyncio.create_task(shard.complete_flushed(COMPLETION, 30.0))
+    await asyncio.sleep(0)
+    assert await shard.flush_requests("b", 30.0) == ["t"]
+    await send_step(shard, "answered unchecked")
+    await shard.flushed("b", ["t"])
+    assert await completing is EndResult.COMPLETED
+    assert len(shard.pool.state.trajectories["t"].steps) == 1
+
+
+async def test_a_shard_that_was_cut_off_takes_no_gateway_for_dead_before_it_could_come_back(
+    shard: ShardService, clock: Clock
+) -> None:
+    await serve(shard, "a", "b")
+    await send_step(shard, "s")
+    clock.now += 10 * HEARTBEAT
+    (answer,) = await shard.answer([COMPLETION])
+    assert isinstance(answer, FlushNeeded)
+    await pass_time(shard, clock, HEARTBEAT + 1)
+    assert await shard.answer([COMPLETION]) == [EndResult.COMPLETED]
 
 
 async def test_a_gateway_that_ends_in_order_is_not_waited_for(shard: ShardService) -> None:

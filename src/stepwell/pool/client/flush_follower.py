@@ -11,8 +11,8 @@ from stepwell.pool.client.shards import ShardSet
 
 log = logging.getLogger("stepwell.pool")
 
-REQUEST_WAIT = 5.0
-"""Seconds that one call waits for requests. The calls show that the gateway lives."""
+REQUEST_WAIT = 1.0
+"""Seconds that one call waits for requests. The calls show that the gateway lives, and that it reaches the shard."""
 RETRY_PAUSE = 0.5
 LEAVE_TIMEOUT = 2.0
 

@@ -3,7 +3,10 @@
 - A shard learns that a gateway serves a trajectory when the gateway first asks for it: no message per call.
 - Before a trajectory is completed, all its other gateways are asked to flush: to send what they hold of it.
 - A gateway waits for such requests at all times, which shows that it lives. One that has not been seen for HEARTBEAT
-  seconds is dead, and nobody waits for it. What it holds comes late, and is counted as late.
+  seconds is dead, and nobody waits for it. What it holds comes late, and is counted as late. Seconds in which no
+  gateway is heard do not count: then the shard itself is cut off, or was stopped.
+- A gateway that cannot reach the shard for a while answers calls without asking it. So one that was silent for GAP
+  seconds may serve any trajectory.
 - After a restart a shard no longer knows who serves a trajectory. It asks all gateways that it knew; they count as seen
   at its start.
 """
@@ -16,7 +19,9 @@ from contextlib import suppress
 from stepwell.pool.state.records import Trajectory
 
 HEARTBEAT = 15.0
-"""Seconds. Three times as long as a gateway waits for requests."""
+"""Seconds."""
+GAP = 1.5
+"""Seconds. Longer than a gateway waits for requests (1), and shorter than a call waits for the shard (2)."""
 
 
 class GatewayRoster:
@@ -24,6 +29,10 @@ class GatewayRoster:
         """`known` are the gateways from before a restart. `clock` gives seconds, and never goes back."""
         self._clock = clock
         self._seen = dict.fromkeys(known, clock())
+        self._heard_at = clock()
+        """When any gateway was last heard."""
+        self._waited_at: dict[str, float] = {}
+        """By gateway: when it last came to wait for requests."""
         self._requests: dict[str, set[str]] = {}
         """By gateway: the trajectories that it is asked to flush."""
         self._asked: dict[str, asyncio.Event] = {}
@@ -38,18 +47,31 @@ class GatewayRoster:
 
     def note(self, gateway: str) -> None:
         """It lives."""
-        self._seen[gateway] = self._clock()
+        now = self._clock()
+        if (silence := now - self._heard_at) > GAP:
+            self._seen = {known: seen + silence for known, seen in self._seen.items()}
+        self._heard_at = now
+        self._seen[gateway] = now
+
+    def ends_gap(self, gateway: str) -> bool:
+        """It comes to wait for requests. True if it did not for so long that it may serve any trajectory by now."""
+        now = self._clock()
+        return now - self._waited_at.setdefault(gateway, now) > GAP
 
     def leave(self, gateway: str) -> None:
         self._seen.pop(gateway, None)
+        self._waited_at.pop(gateway, None)
         self._requests.pop(gateway, None)
         self.notify()
 
     def holders(self, trajectory: Trajectory, but: str) -> set[str]:
         """The living gateways that may hold steps of it, except one."""
-        living = self.living()
-        served_by = living if trajectory.gateways is None else trajectory.gateways
-        return {gateway for gateway in served_by if gateway != but and gateway in living}
+        living = set(self.living())
+        if trajectory.gateways is None:
+            return living - {but}
+        now = self._clock()
+        silent = {gateway for gateway in living if now - self._waited_at.get(gateway, now) > GAP}
+        return (living & (trajectory.gateways | silent)) - {but}
 
     def ask(self, gateway: str, trajectory_uid: str) -> None:
         self._requests.setdefault(gateway, set()).add(trajectory_uid)
@@ -58,6 +80,7 @@ class GatewayRoster:
     async def requests(self, gateway: str, timeout: float) -> list[str]:
         """The trajectories that this gateway has to flush, as soon as there are some; none after `timeout`."""
         self.note(gateway)
+        self._waited_at[gateway] = self._clock()
         asked = self._asked.setdefault(gateway, asyncio.Event())
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):

@@ -45,6 +45,8 @@ class ProducerCalls(ShardCalls):
 
     async def flush_requests(self, gateway: str, timeout: float) -> list[str]:
         """The trajectories of which this gateway must send all steps that it holds. Waits until there are some."""
+        if self._gateways.ends_gap(gateway):
+            self.pool.state.forget_gateways()
         return await self._gateways.requests(gateway, timeout)
 
     async def flushed(self, gateway: str, trajectory_uids: Sequence[str]) -> None:
@@ -141,6 +143,7 @@ class ProducerCalls(ShardCalls):
         trajectory = self.pool.state.trajectories.get(call.trajectory_uid)
         if not call.gateway or trajectory is None or trajectory.completed or not trajectory.is_at_home:
             return set()
+        self._gateways.note(call.gateway)
         return self._gateways.holders(trajectory, but=call.gateway)
 
     def _keep_late(self, reward: RewardGiven) -> bool:

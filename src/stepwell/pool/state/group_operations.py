@@ -50,6 +50,12 @@ class GroupOperations(StateBase):
         """Those that may hold steps of it."""
         trajectory.gateways = frozenset(gateways)
 
+    def forget_gateways(self) -> None:
+        """Any gateway may hold steps of the open trajectories."""
+        for trajectory in self.trajectories.values():
+            if not trajectory.completed:
+                trajectory.gateways = None
+
     def complete(self, trajectory: Trajectory, reward: float | None = None, source: str = "") -> None:
         """The rollout is over. Doing it again is harmless, and may bring another reward."""
         group, is_new = trajectory.group, not trajectory.completed

@@ -46,7 +46,7 @@ class Trajectory:
     failures: int = 0
     """Number of failed attempts to score it."""
     gateways: frozenset[str] | None = None
-    """The gateways that may hold steps of it. None after a restart: then it may be any."""
+    """The gateways that may hold steps of it. None if it may be any, as after a restart."""
     rejected: str | None = None
     """Who rejected it while a trainer had it, and why. It is dropped when it returns."""
     position: int = 0

@@ -114,6 +114,8 @@ class StateMachine(RuleBasedStateMachine):
         trajectory = self.any_at_home(pick)
         if trajectory is not None:
             self.state.set_gateways(trajectory, gateways)
+        if not gateways:
+            self.state.forget_gateways()
 
     @rule(name=names)
     def claim_unit(self, name: str) -> None:
