@@ -45,6 +45,9 @@ log = logging.getLogger("stepwell")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GC_THRESHOLD = (50_000, 20, 50)
 """A call makes about a thousand small objects, nearly all without cycles; so cycles are searched for less often."""
+IDLE_CONNECTION_TIMEOUT = 75
+"""Seconds; longer than the 60 of common load balancers and HTTP clients, so that they close first: a server that does
+may do so while the next request is on its way."""
 
 
 def run_gateway(settings: GatewaySettings) -> None:
@@ -107,7 +110,15 @@ def _serve(name: str, app: GatewayAsgi | AtroposAsgi | FastAPI, keys: AccessKeys
     log.info("%s on http://%s:%d", name, host, port)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    uvicorn.run(app, host=host, port=port, log_config=None, log_level="warning", access_log=False)
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        timeout_keep_alive=IDLE_CONNECTION_TIMEOUT,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+    )
 
 
 def _join_pool(settings: PoolSection | RewardSettings) -> PoolClient:

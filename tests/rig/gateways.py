@@ -24,6 +24,7 @@ from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.gateway.routes.asgi import MountedApp
 from stepwell.pool.api.ports import RewardScorer, StepSink
+from stepwell.wiring import IDLE_CONNECTION_TIMEOUT
 from tests.rig.waiting import answers, until, wait_until
 
 
@@ -67,7 +68,9 @@ async def serve_gateway(
         limits=limits,
         **more,
     )
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, timeout_keep_alive=IDLE_CONNECTION_TIMEOUT, log_level="warning", access_log=False)
+    )
     serving = asyncio.create_task(server.serve())
     try:
         await until(lambda: server.started or serving.done(), "the gateway to start")

@@ -131,6 +131,9 @@ class AgentCalls:
     continuation: Continuation = field(init=False)
     deduplicator: RequestDeduplicator = field(default_factory=lambda: RequestDeduplicator(time.monotonic))
 
+    _surroundings: dict[tuple[str, str], CallSurroundings] = field(default_factory=dict)
+    """By channel and trained model."""
+
     def __post_init__(self) -> None:
         self.continuation = Continuation(self.engines)
 
@@ -163,11 +166,14 @@ class AgentCalls:
 
     def _around(self, channel: str) -> CallSurroundings:
         trained = self.steps.trained_model or self.engines.model
-        return replace(
-            self.around,
-            sampling=self.sampling.get(channel, AS_ASKED),
-            models=(trained, *self.other_models) if trained else (),
-        )
+        known = self._surroundings.get((channel, trained))
+        if known is None:
+            known = self._surroundings[channel, trained] = replace(
+                self.around,
+                sampling=self.sampling.get(channel, AS_ASKED),
+                models=(trained, *self.other_models) if trained else (),
+            )
+        return known
 
     def _begin(self, call: ModelCall, ref: TrajectoryRef, headers: CallHeaders) -> Step:
         side = side_call_kind(call.texts, call.request["max_tokens"], headers.kind)
@@ -322,13 +328,13 @@ async def _pass_on(answer: ChoicesStream, reply: EngineReply, exchange: Exchange
     events, write_chunk, write = EventReader(), exchange.stream.chunk, exchange.writer.write
     while not answer.done:
         data = await reply.next_bytes()
-        out = b""
+        out = []
         for payload in events.feed(data) if data else events.end():
             chunk = answer.read(payload)
             if chunk is not None:
-                out += write_chunk(chunk)
-        if out:
-            await write(out)
+                out.append(write_chunk(chunk))
+        if joined := b"".join(out):
+            await write(joined)
         if not data:
             return
 

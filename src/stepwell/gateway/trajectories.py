@@ -7,9 +7,9 @@ the pool is asked again.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from uuid import uuid4
 
 from stepwell.common.access_keys import AccessKeys
@@ -30,10 +30,25 @@ LEAVING_SECONDS = 1.0
 """How long a completion waits for calls in flight: an agent whose time is over leaves its call at the same moment."""
 
 
-@dataclass(slots=True, eq=False)
 class CallsInFlight:
-    count: int = 0
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Of one trajectory; entered by each call. Forgets itself when the last one ends."""
+
+    __slots__ = ("_all", "_count", "_trajectory_uid", "ended")
+
+    def __init__(self, trajectory_uid: str, every: dict[str, "CallsInFlight"]) -> None:
+        self.ended = asyncio.Event()
+        self._trajectory_uid = trajectory_uid
+        self._all = every
+        self._count = 0
+
+    def __enter__(self) -> None:
+        self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+        if self._count == 0:
+            del self._all[self._trajectory_uid]
+            self.ended.set()
 
 
 class KnownTrajectories:
@@ -70,18 +85,12 @@ class KnownTrajectories:
     def forget(self, trajectory_uid: str) -> None:
         self._known.pop(trajectory_uid, None)
 
-    @contextmanager
-    def call_of(self, trajectory_uid: str) -> Iterator[None]:
-        """A call of the trajectory is in flight."""
-        calls = self._calls.setdefault(trajectory_uid, CallsInFlight())
-        calls.count += 1
-        try:
-            yield
-        finally:
-            calls.count -= 1
-            if calls.count == 0:
-                del self._calls[trajectory_uid]
-                calls.ended.set()
+    def call_of(self, trajectory_uid: str) -> CallsInFlight:
+        """To be entered while a call of the trajectory is in flight."""
+        calls = self._calls.get(trajectory_uid)
+        if calls is None:
+            calls = self._calls[trajectory_uid] = CallsInFlight(trajectory_uid, self._calls)
+        return calls
 
     async def calls_end(self, trajectory_uid: str, timeout: float) -> None:
         """Wait until no call of the trajectory is in flight, or for so many seconds."""

@@ -145,11 +145,11 @@ def _multimodal(sampled: Mapping[str, Any]) -> str | None:
     messages = sampled.get("messages")
     if not isinstance(messages, list):
         return None
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
-    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
-    for part in parts:
-        if (kind := part.get("type", "text")) not in TEXT_PARTS:
-            return f"multimodal: a message has a part of type {str(kind)[:40]}"
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and (kind := part.get("type", "text")) not in TEXT_PARTS:
+                return f"multimodal: a message has a part of type {str(kind)[:40]}"
     return None
 
 

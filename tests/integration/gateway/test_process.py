@@ -1,8 +1,11 @@
 """The gateway as its own process, with real Ray: how it starts, what it says, and that it can be killed."""
 
+import http.client
 import os
+import select
 import subprocess
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,6 +129,22 @@ def test_a_gateway_starts_without_ray_and_says_what_is_missing(start_gateway: St
         why = get(f"{gateway.url}/ready").json()["missing"]["data_pool"]
     assert f"no Ray cluster listens at {address}; start one with: ray start --head" in why
     assert f"Ray is away: no Ray cluster listens at {address}" in gateway.log.read_text()
+
+
+def test_a_connection_is_not_closed_while_an_agent_works_on_its_tools_for_some_seconds(
+    start_gateway: StartGateway,
+) -> None:
+    with start_gateway(ray_address=f"127.0.0.1:{free_port()}") as gateway:
+        url = httpx.URL(gateway.url)
+        with closing(http.client.HTTPConnection(url.host, url.port, timeout=10)) as agent:
+            agent.request("GET", "/health")
+            agent.getresponse().read()
+            opened = agent.sock
+            readable, _, _ = select.select([opened], [], [], 6.0)
+            assert not readable, "the gateway closed the connection"
+            agent.request("GET", "/health")
+            assert agent.getresponse().status == 200
+            assert agent.sock is opened
 
 
 def test_a_gateway_does_not_load_ray_into_its_own_process(start_gateway: StartGateway, data_pool: DataPool) -> None:

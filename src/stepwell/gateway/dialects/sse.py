@@ -27,14 +27,16 @@ class EventReader:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads of the events that `data` completes."""
-        line = data.find(b"\n")
-        if line == -1:
+        if not self._held and data.startswith(b"data: {") and data.endswith(b"\n\n"):
+            payloads = data[6:-2].split(b"\n\ndata: ")
+            if data.count(b"\n") == 2 * len(payloads) and all(payloads):  # whole events of one line: the usual case
+                payloads[-1] = payloads[-1].strip()
+                return payloads
+        if b"\n" not in data:
             self._hold(data)
             return []
         if self._held:
             data = self._release() + data
-        elif line == len(data) - 2 and data.endswith(b"\n\n"):  # exactly one event: the usual case
-            return [data[6:-2]] if data.startswith(b"data: {") else _payloads([data[:-2]])
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         *events, rest = data.split(b"\n\n")
@@ -63,6 +65,4 @@ def _payloads(events: list[bytes]) -> list[bytes]:
 
 
 def _payload(one: bytes) -> bytes:
-    if one.startswith(b"data: {") and b"\n" not in one:
-        return one[6:]
     return b"\n".join([line[5:] for line in one.split(b"\n") if line.startswith(b"data:")]).strip()

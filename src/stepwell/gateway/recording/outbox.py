@@ -34,8 +34,9 @@ MAX_HELD = 20_000
 """Steps that are held while the pool is unavailable; beyond it the oldest is given up."""
 MAX_HELD_BYTES = 2**30
 """The same in bytes: prompts are long."""
-GATHER_SECONDS = 0.02
-"""How long a message waits for more steps, unless somebody waits for it. A message costs about a millisecond."""
+GATHER_SECONDS = 0.05
+"""How long a message waits for more steps, unless somebody waits for it. A message costs about a millisecond of CPU
+here, and as much in the link to Ray."""
 RETRY_PAUSE = 1.0
 """Seconds between two tries."""
 SETTLE_TIMEOUT = 30.0

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from secrets import token_hex
+from types import MappingProxyType
 from typing import Any
 
 from stepwell.common.tokenizers import BackgroundTokenizer
@@ -55,9 +56,10 @@ class StepBuilder:
         if not reply.engine.facts.token_ids:
             choices = await asyncio.to_thread(_retokenize, self.tokenizer, call.request, choices, texts())
         return build_steps(
-            self.answered_by(begun, call, reply),
+            begun,
             choices,
             usage,
+            told=self.told_by_engine(begun, call, reply),
             choices_per_prompt=call.choices_per_prompt,
             # only an environment, whose call names no trajectory, knows the longest prompt of its trainer
             prompt_length=self.prompt_length if begun.trajectory_uid else sys.maxsize,
@@ -92,14 +94,15 @@ class StepBuilder:
         if by_agent:
             cut = [replace(choice, finish_reason=choice.finish_reason or CUT_SHORT) for choice in cut]
         if cut:
-            begun = self.answered_by(begun, call, reply)
-            steps = build_steps(begun, cut, NO_USAGE, prompt_length=self.prompt_length)
+            told = self.told_by_engine(begun, call, reply)
+            steps = build_steps(begun, cut, NO_USAGE, told=told, prompt_length=self.prompt_length)
             self.confirmer.note(steps, reply.engine)
             self.metrics.steps_recorded(steps)
             self.outbox.record(steps)
 
-    def answered_by(self, begun: Step, call: ModelCall, reply: EngineReply) -> Step:
-        """With what the engine tells. The pool's version counts for an engine that cannot tell its own.
+    def told_by_engine(self, begun: Step, call: ModelCall, reply: EngineReply) -> dict[str, Any]:
+        """The fields of a step that the engine decides. The pool's version counts for an engine that cannot tell its
+        own.
 
         Before the first sync an engine has the weights that it was started with, version 0; after it, it would get no
         call.
@@ -113,41 +116,54 @@ class StepBuilder:
             trained_model=self.trained_model or (facts.model if facts.token_ids else ""),
             logprobs_mode=facts.logprobs_mode,
         )
-        return replace(
-            begun,
-            policy_version=begun.policy_version if is_version_unknown else reply.version_before or 0,
-            exactness=Exactness.ENGINE if facts.token_ids else Exactness.RETOKENIZED,
-            untrainable=untrainable,
-            model=model,
-            sampling=with_mode(begun.sampling, facts.logprobs_mode),
-            extras={**begun.extras, VERSION: UNKNOWN} if is_version_unknown else begun.extras,
-        )
+        return {
+            "policy_version": begun.policy_version if is_version_unknown else reply.version_before or 0,
+            "exactness": Exactness.ENGINE if facts.token_ids else Exactness.RETOKENIZED,
+            "untrainable": untrainable,
+            "model": model,
+            "sampling": with_mode(begun.sampling, facts.logprobs_mode),
+            "extras": {**begun.extras, VERSION: UNKNOWN} if is_version_unknown else begun.extras,
+        }
 
 
 def build_steps(
-    begun: Step, choices: Sequence[Sampled], usage: Usage, *, prompt_length: int, choices_per_prompt: int = 1
+    begun: Step,
+    choices: Sequence[Sampled],
+    usage: Usage,
+    *,
+    prompt_length: int,
+    choices_per_prompt: int = 1,
+    told: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Step]:
-    """One step per choice. If the token count of the engine differs, all of them are quarantined."""
+    """One step per choice. If the token count of the engine differs, all of them are quarantined.
+
+    `told` has fields that replace those of the begun step. They come in one go with the choice's, as a copy of a step
+    takes longer than all checks.
+    """
     written = sum(len(choice.response_ids) for choice in choices)
     read = sum(len(choice.prompt_ids) for choice in choices[::choices_per_prompt])
     miscount = usage_fault("prompt", read, usage.prompt_tokens) or usage_fault(
         "response", written, usage.completion_tokens
     )
-    return [_build_step(begun, choice, miscount, prompt_length) for choice in choices]
+    return [_build_step(begun, told, choice, miscount, prompt_length) for choice in choices]
 
 
-def _build_step(begun: Step, choice: Sampled, miscount: str | None, prompt_length: int) -> Step:
-    step = replace(
-        begun,
-        prompt_ids=choice.prompt_ids,
-        response_ids=choice.response_ids,
-        response_logprobs=choice.logprobs,
-        policy_version=choice.version_spans[0].version if choice.version_spans else begun.policy_version,
-        version_spans=choice.version_spans,
-        finish_reason=choice.finish_reason,
-        model=choice.model or begun.model,
-        uid=token_hex(16),
-    )
+def _build_step(
+    begun: Step, told: Mapping[str, Any], choice: Sampled, miscount: str | None, prompt_length: int
+) -> Step:
+    sampled: dict[str, Any] = {
+        "prompt_ids": choice.prompt_ids,
+        "response_ids": choice.response_ids,
+        "response_logprobs": choice.logprobs,
+        "version_spans": choice.version_spans,
+        "finish_reason": choice.finish_reason,
+        "uid": token_hex(16),
+    }
+    if choice.version_spans:
+        sampled["policy_version"] = choice.version_spans[0].version
+    if choice.model:
+        sampled["model"] = choice.model
+    step = replace(begun, **{**told, **sampled})
     fault = step_fault(step) or miscount or _answer_fault(step, prompt_length)
     # log-probabilities that do not fit their ids cannot be packed; the fault says what they were
     return step if fault is None else replace(step, response_logprobs=None, quarantine=fault)

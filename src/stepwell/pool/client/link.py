@@ -11,7 +11,6 @@ process that has joined a cluster cannot use the next one at the same address. A
 import asyncio
 import contextlib
 import logging
-import pickle
 import socket
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from stepwell.pool.client.link_messages import (
     LinkAnswer,
     LinkCall,
     LinkState,
+    PackedMessage,
     frame,
     open_stream,
     read_frame,
@@ -87,7 +87,7 @@ class RayLink:
         self._unserved.settimeout(FIRST_STATE_TIMEOUT)
         with contextlib.suppress(OSError):
             while self._state == STARTING:
-                state: LinkState = pickle.loads(read_frame_blocking(self._unserved))
+                state: LinkState = read_frame_blocking(self._unserved)
                 if state.is_refused:
                     self._end_process()
                     raise RayUnreachable(state.why)
@@ -102,7 +102,7 @@ class RayLink:
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._calls[number] = answer
         try:
-            self._writer.write(frame(number, LinkCall(actor, method, args, kwargs)))
+            self._writer.writelines(frame(number, LinkCall(actor, method, args, kwargs)))
             async with asyncio.timeout(HEADLESS_TIMEOUT if self._state.why else None):
                 return await answer
         except TimeoutError:
@@ -143,7 +143,7 @@ class RayLink:
             async with asyncio.timeout(self._silence):
                 number, packed = await read_frame(reader)
             if number == NO_CALL:
-                self._note(pickle.loads(packed))
+                self._note(packed.unpack())
             elif (answer := self._calls.get(number)) is not None and not answer.done():
                 _settle(answer, packed)
 
@@ -187,9 +187,9 @@ class RayLink:
             self.process = None
 
 
-def _settle(answer: asyncio.Future[Any], packed: bytes) -> None:
+def _settle(answer: asyncio.Future[Any], packed: PackedMessage) -> None:
     try:
-        message: LinkAnswer = pickle.loads(packed)
+        message: LinkAnswer = packed.unpack()
     except Exception as failure:  # noqa: BLE001 - one answer that cannot be read must not end the link
         message = LinkAnswer(None, ActorFailed(f"its answer cannot be read: {failure!r}"))
     if message.failure is None:

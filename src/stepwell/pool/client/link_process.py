@@ -8,12 +8,13 @@
 import asyncio
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+
+import uvloop
 
 from stepwell.errors import RayRefused, RayUnreachable, StepwellError
 from stepwell.pool.api.transport import ActorAway, ActorFailed, ActorMissing
@@ -65,7 +66,7 @@ class LinkServer:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while True:
             number, packed = await read_frame(reader)
-            answering = asyncio.create_task(self._answer(number, pickle.loads(packed)))
+            answering = asyncio.create_task(self._answer(number, packed.unpack()))
             self._answering.add(answering)
             answering.add_done_callback(self._answering.discard)
 
@@ -76,7 +77,7 @@ class LinkServer:
             answered = frame(number, LinkAnswer(None, failure))
         except Exception as failure:  # noqa: BLE001 - the parent may not have the class
             answered = frame(number, LinkAnswer(None, ActorFailed(f"{type(failure).__name__}: {failure}")))
-        self._writer.write(answered)
+        self._writer.writelines(answered)
 
     async def _tell_state(self) -> None:
         while True:
@@ -85,7 +86,7 @@ class LinkServer:
 
     def _tell(self, state: LinkState) -> None:
         self._state = state
-        self._writer.write(frame(NO_CALL, state))
+        self._writer.writelines(frame(NO_CALL, state))
 
     async def _use_ray(self) -> None:
         """Join as soon as there is a cluster. Returns when it cannot be used, or not any more."""
@@ -136,7 +137,7 @@ def main() -> None:
     address, namespace, descriptor = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    asyncio.run(serve(address, namespace, socket.socket(fileno=int(descriptor))))
+    uvloop.run(serve(address, namespace, socket.socket(fileno=int(descriptor))))
 
 
 if __name__ == "__main__":

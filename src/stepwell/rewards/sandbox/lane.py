@@ -117,7 +117,7 @@ class ChildLane:
             return
         if len(self._sent) > 1:
             self._withdraw_waiting()
-        self.is_stalled = self._prefetch.is_fast
+        self.is_stalled = self.is_stalled or self._prefetch.is_fast
 
     def _withdraw_waiting(self) -> None:
         """Returns the samples behind the running call to the queue; the child skips them."""

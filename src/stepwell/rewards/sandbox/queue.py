@@ -76,6 +76,8 @@ class Prefetch:
         return not self.is_async and self.size > 1
 
     def learn(self, seconds: float) -> None:
-        """From the duration of a call."""
+        """From the duration of a call. One call says little (its process may have waited for a CPU): the number at most
+        doubles or halves."""
         if not self.is_async:
-            self.size = max(1, min(self.size * 2, MOST_AT_ONCE, int(LOOKAHEAD / max(seconds, 1e-6))))
+            wanted = int(LOOKAHEAD / max(seconds, 1e-6))
+            self.size = max(1, self.size // 2, min(self.size * 2, MOST_AT_ONCE, wanted))
