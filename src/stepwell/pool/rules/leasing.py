@@ -263,7 +263,7 @@ class Leasing:
             attempts=[group.attempts for group in groups],
             from_history=[group.trained for group in groups],
             sources=[group.source for group in groups],
-            left_out=left_out_of(groups, lease.step_filter.accepts),
+            left_out=left_out_of(groups, rows_by_group),
         )
 
     def _shipped_steps(self, lease: Lease) -> LeasedGroups:

@@ -5,7 +5,7 @@
   its own. If all are marked, the last row does.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
@@ -54,13 +54,12 @@ def trajectory_rows(trajectory: Trajectory, is_shipped: IsShipped) -> list[Shipp
     return [ShippedRow(trajectory, step, index, done and step is last, step is shows) for index, step in indexed]
 
 
-def left_out_of(groups: Sequence[Group], is_shipped: IsShipped) -> LeftOutSteps:
+def left_out_of(groups: Sequence[Group], rows_by_group: Sequence[Sequence[ShippedRow]]) -> LeftOutSteps:
     """What is in none of the groups' rows."""
     entries = [
-        (place, trajectory, index, step)
-        for place, group in enumerate(groups)
-        for trajectory in group.trajectories.values()
-        for index, step in _not_shipped(trajectory, is_shipped)
+        (place, *left_out)
+        for place, (group, rows) in enumerate(zip(groups, rows_by_group, strict=True))
+        for left_out in _not_shipped(group.trajectories.values(), rows)
     ]
     if not entries:
         return NOTHING_LEFT_OUT
@@ -74,12 +73,19 @@ def left_out_of(groups: Sequence[Group], is_shipped: IsShipped) -> LeftOutSteps:
     )
 
 
-def _not_shipped(trajectory: Trajectory, is_shipped: IsShipped) -> list[tuple[int, StoredStep | None]]:
-    if not trajectory.steps:
-        return [(NO_STEP, None)]
-    if all(map(is_shipped, trajectory.steps.values())):
+def _not_shipped(
+    trajectories: Collection[Trajectory], rows: Sequence[ShippedRow]
+) -> list[tuple[Trajectory, int, StoredStep | None]]:
+    counts = [len(trajectory.steps) for trajectory in trajectories]
+    if sum(counts) == len(rows) and all(counts):
         return []
-    return [(index, step) for index, step in trajectory.in_order() if not is_shipped(step)]
+    shipped = {id(row.step) for row in rows}
+    return [
+        (trajectory, index, step)
+        for trajectory in trajectories
+        for index, step in (trajectory.in_order() if trajectory.steps else [(NO_STEP, None)])
+        if id(step) not in shipped
+    ]
 
 
 def step_rows(steps: Iterable[tuple[Trajectory, StoredStep]], is_shipped: IsShipped) -> list[ShippedRow]:
@@ -113,7 +119,7 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
         outcomes_S=np.array([row.trajectory.reward for row in rows], np.float64),
         reward_revisions_S=np.array([owner.reward_revision for owner in rewarded], np.int32),
         reward_sources=[owner.reward_source for owner in rewarded],
-        rewards_of=[_reward_of(row) for row in rows],
+        rewards_of=[OF_TRAJECTORY if row.shows_outcome else "" if row.step.reward is None else OF_STEP for row in rows],
         step_indexes_S=np.array([row.step_index for row in rows], np.int32),
         policy_versions_S=np.array([step.policy_version for step in steps], np.int64),
         is_last_S=np.array([row.is_last for row in rows], np.bool_),
@@ -170,12 +176,6 @@ def _returns(rows: Sequence[ShippedRow]) -> list[float | None]:
             trajectory, total = row.trajectory, row.trajectory.total_return()
         returns.append(total)
     return returns
-
-
-def _reward_of(row: ShippedRow) -> str:
-    if row.shows_outcome:
-        return OF_TRAJECTORY
-    return "" if row.step.reward is None else OF_STEP
 
 
 def _metadata(row: ShippedRow) -> JsonObject:
