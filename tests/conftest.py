@@ -8,7 +8,10 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.rig.ray_cluster import RayCluster, start_ray
 from tests.rig.tiny_model import make_tiny_model
 
-WITHOUT_SHARED_ENGINE = ("atroposlib", "batch_torch", "dashboard", "demo", "trl", "verl")
+WITHOUT_SHARED_ENGINE = (
+    *("atropos_environments", "atroposlib", "batch_torch", "dashboard", "demo", "engine_restarted", "missed_update"),
+    *("trl", "verl"),
+)
 """How the names of those e2e files begin that start an engine of their own, or need none."""
 
 
@@ -16,7 +19,10 @@ LONGEST = (
     "e2e/test_broken_tool_call",  # with it, all that share the engine
     "e2e/test_trl",
     "e2e/test_demo",
+    "e2e/test_engine_restarted_during_training",
+    "e2e/test_missed_update",
     "e2e/test_atroposlib",
+    "e2e/test_atropos_environments",
     "integration/exports/test_round_trip",
     "integration/exports/test_benchmark",
     "unit/pool/rules/test_pool_properties",
