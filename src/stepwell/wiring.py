@@ -20,10 +20,11 @@ from stepwell.common.tokenizers import BackgroundTokenizer, load_decode, load_to
 from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import FunctionSection, RescoreSettings, RewardSettings, TrySettings
-from stepwell.config.sections import PoolSection
+from stepwell.config.sections import DNS, PoolSection
 from stepwell.config.serving import ON_POLICY, AtroposSettings, DashboardSettings, GatewaySettings
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
+from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
 from stepwell.exports import commands as exporting
 from stepwell.gateway.app import create_app
@@ -56,10 +57,14 @@ def run_gateway(settings: GatewaySettings) -> None:
     link = RayLink(settings.ray_address, settings.ray_namespace)
     link.start()
     pool = partial(PoolClient, settings.data_pool_name, settings.ray_namespace, transport=link)
+    names = [address for address in settings.vllm_addresses if address.startswith(DNS)]
+    addresses = [address for address in settings.vllm_addresses if address not in names]
+    engines = EngineFleet(addresses, routing=settings.routing, api_key=settings.engine_key)
     app = create_app(
         pool=pool(),
         link=link,
-        engines=EngineFleet(settings.vllm_addresses, routing=settings.routing, api_key=settings.engine_key),
+        engines=engines,
+        discoveries=[EngineDiscovery(name, engines) for name in names],
         tokenizer=BackgroundTokenizer(settings.tokenizer_path, load_tokenizer),
         rewards=RewardClient(worker, settings.ray_namespace, link) if worker else None,
         prompt_length=settings.prompt_length,

@@ -5,6 +5,7 @@
 """
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from typing import Annotated, Any, TypeVar
@@ -15,6 +16,9 @@ from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, Setting
 from stepwell.errors import BadRequest
 
 S = TypeVar("S", bound=BaseSettings)
+
+DNS = "dns://"
+DNS_ADDRESS = re.compile(r"dns://[^/:\s]+:\d+")
 
 METAVARS: Mapping[str, str] = {
     flag: metavar
@@ -56,9 +60,19 @@ def _are_addresses(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(address.rstrip("/") for address in value)
 
 
+def _are_engine_addresses(value: tuple[str, ...]) -> tuple[str, ...]:
+    for address in value:
+        if address.startswith(DNS) and not DNS_ADDRESS.fullmatch(address):
+            raise ValueError(f"{address!r} names no host and port; write dns://host:port")
+    names = tuple(address for address in value if address.startswith(DNS))
+    return (*_are_addresses(tuple(address for address in value if address not in names)), *names)
+
+
 Listed = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)]
 """Values separated by commas."""
 Addresses = Annotated[Listed, AfterValidator(_are_addresses)]
+EngineAddresses = Annotated[Listed, AfterValidator(_are_engine_addresses)]
+"""Addresses, and names that DNS lists engines under."""
 
 
 class Section(BaseSettings):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
-from stepwell.config.sections import Addresses, Listed, ServerSection
+from stepwell.config.sections import Addresses, EngineAddresses, Listed, ServerSection
 
 ON_POLICY, AS_ASKED = "on_policy", "as_asked"
 
@@ -28,8 +28,9 @@ class GatewaySettings(ServerSection):
 
     data_pool_name: str
     """Name of the DataPool's Ray actor."""
-    vllm_addresses: Addresses
-    """Addresses of the vLLM servers, separated by commas; --routing chooses between them."""
+    vllm_addresses: EngineAddresses
+    """Addresses of the vLLM servers, separated by commas; --routing chooses between them. dns://host:port stands for
+    all addresses that DNS lists for the host, at any time."""
     tokenizer_path: str
     """Folder or name of the Hugging Face tokenizer. It decodes text for rewards; recording does not use it."""
     prompt_length: int = Field(ge=1)

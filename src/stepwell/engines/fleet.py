@@ -152,9 +152,23 @@ class EngineFleet:
         if not engine.probed:
             await engine.check()
 
+    async def join(self, address: str) -> None:
+        """As `add`, in all gateways of the pool and in the weight sync."""
+        address = engine_address(address)
+        if self._directory is not None:
+            await self._directory.change_engines(add=(address,))
+        await self.add(address)
+
+    async def leave(self, address: str) -> None:
+        """As `remove`, in all gateways of the pool and in the weight sync. BadRequest if there is no such engine."""
+        leaving = self.find(address)
+        if self._directory is not None:  # first: otherwise the pool's list brings it back
+            await self._directory.change_engines(remove=(leaving.address,))
+        self._drop(leaving)
+
     async def remove(self, address: str) -> None:
         """It gets no new calls; those in flight continue to their end."""
-        self.drop(self.find(address))
+        self._drop(self.find(address))
 
     def find(self, address: str) -> EngineReplica:
         address = engine_address(address)
@@ -163,8 +177,8 @@ class EngineFleet:
                 return engine
         raise BadRequest(f"there is no engine {address}")
 
-    def drop(self, engine: EngineReplica) -> None:
-        """As `remove`; one that has left already is all right."""
+    def _drop(self, engine: EngineReplica) -> None:
+        """One that has left already is all right."""
         if engine in self._selector.engines:
             self._selector.remove(engine)
 

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Response
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.async_calls import running
 from stepwell.common.tokenizers import BackgroundTokenizer
+from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls
 from stepwell.gateway.dialects import DIALECTS
@@ -64,6 +65,7 @@ def create_app(
     *,
     pool: StepSink,
     engines: EngineFleet,
+    discoveries: Sequence[EngineDiscovery] = (),
     tokenizer: BackgroundTokenizer,
     rewards: RewardScorer | None,
     prompt_length: int,
@@ -135,7 +137,7 @@ def create_app(
         try:
             async with (
                 engines,
-                running(engines.watch(), engines.follow(), *works),
+                running(engines.watch(), engines.follow(), *(one.run() for one in discoveries), *works),
                 atropos.running() if atropos else nullcontext(),
             ):
                 yield
@@ -157,7 +159,7 @@ def create_app(
         redirect_slashes=False,
     )
     error_responses.install(app)
-    app.include_router(operator_router(pool, engines, readiness, metrics))
+    app.include_router(operator_router(engines, readiness, metrics))
     app.add_middleware(FastRoutes, lifecycle)
     app.include_router(opening_router(lifecycle, pool))
     app.include_router(

@@ -11,7 +11,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from stepwell.common.tokenizers import BackgroundTokenizer
-from stepwell.engines.engine import engine_address
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
 from stepwell.errors import StepwellError
@@ -76,9 +75,7 @@ async def _why_not(part: StepSink | RewardScorer) -> str | None:
     return None
 
 
-def operator_router(
-    pool: StepSink, engines: EngineFleet, readiness: ReadinessCheck, metrics: GatewayMetrics
-) -> APIRouter:
+def operator_router(engines: EngineFleet, readiness: ReadinessCheck, metrics: GatewayMetrics) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
@@ -107,16 +104,13 @@ def operator_router(
     @router.post("/engines")
     async def add_engine(wanted: gateway_api.EngineAddress) -> gateway_api.EngineList:
         """Use one engine more, from now on, in all gateways of the pool and in the weight sync."""
-        await pool.change_engines(add=(engine_address(wanted.address),))
-        await engines.add(wanted.address)
+        await engines.join(wanted.address)
         return _listed(engines)
 
     @router.delete("/engines")
     async def remove_engine(address: Annotated[gateway_api.Address, Query()]) -> gateway_api.EngineList:
         """Send no more calls to an engine, from any gateway of the pool; those in flight there go on to their end."""
-        leaving = engines.find(address)
-        await pool.change_engines(remove=(leaving.address,))  # first: otherwise the pool's list brings it back
-        engines.drop(leaving)
+        await engines.leave(address)
         return _listed(engines)
 
     @router.get("/v1/models")
