@@ -195,15 +195,17 @@ def test_every_setting_is_of_a_command_that_is_started() -> None:
     assert {re.match(r"STEPWELL_([A-Z]+)_", name)[1] for name in kube_settings()} == {"POOL", "GATEWAY", "DASHBOARD"}  # type: ignore[index]
 
 
-def test_replicas_are_named_as_many_times_as_there_are() -> None:
-    env = kube_settings()
-    engines, gateways = manifest("StatefulSet", "vllm")["spec"], manifest("StatefulSet", "gateway")["spec"]
-    assert env["STEPWELL_GATEWAY_VLLM_ADDRESSES"] == _names("vllm", engines, 8001)
-    assert env["STEPWELL_DASHBOARD_GATEWAYS"] == _names("gateway", gateways, 8100)
+def test_gateways_are_named_as_many_times_as_there_are() -> None:
+    spec = manifest("StatefulSet", "gateway")["spec"]
+    names = [f"http://gateway-{n}.{spec['serviceName']}:8100" for n in range(spec["replicas"])]
+    assert kube_settings()["STEPWELL_DASHBOARD_GATEWAYS"] == ",".join(names)
 
 
-def _names(name: str, spec: Manifest, port: int) -> str:
-    return ",".join(f"http://{name}-{n}.{spec['serviceName']}:{port}" for n in range(spec["replicas"]))
+def test_engines_are_found_by_the_name_of_a_headless_service() -> None:
+    service = manifest("Service", manifest("StatefulSet", "vllm")["spec"]["serviceName"])
+    assert service["spec"]["clusterIP"] == "None"  # so DNS lists its pods
+    (port,) = (port["port"] for port in service["spec"]["ports"])
+    assert kube_settings()["STEPWELL_GATEWAY_VLLM_ADDRESSES"] == f"dns://{service['metadata']['name']}:{port}"
 
 
 def test_services_and_budgets_select_pods_that_there_are() -> None:
