@@ -1,4 +1,4 @@
-"""Out of a real pool, into another, and out again: bit for bit, however often."""
+"""Out of a pool, into another, and out again: bit for bit, however often."""
 
 import os
 from pathlib import Path
@@ -13,21 +13,18 @@ from stepwell.pool.client.batch import Batch
 from tests.builders import make_group, make_step
 from tests.integration.exports.commands import export, import_into, new_pool
 from tests.integration.exports.rollouts import fill
+from tests.rig.local_pool import LocalPool
 
+KINDS = (".parquet", ".jsonl", "")
 STEPS = 3_000
+"""A shard in this process takes them in seconds; a Ray actor takes a minute."""
 
 
-async def test_what_was_exported_and_imported_is_exported_bit_for_bit(namespace: str, tmp_path: Path) -> None:
-    first = new_pool("first", namespace)
-    await fill(first, STEPS)
-    held = sum(channel.held.steps for channel in (await first.stats()).channels.values())
-    for name in ("a.parquet", "a.jsonl", "a"):
-        (said,) = await export(first, tmp_path / name)
-        assert f"{held:,} rows" in said
-    assert held >= 0.9 * STEPS
-
-    for kind in (".parquet", ".jsonl", ""):
-        pool = new_pool(f"second{kind}", namespace)
+async def test_what_was_exported_and_imported_is_exported_bit_for_bit(tmp_path: Path) -> None:
+    first = LocalPool(shards=2)
+    held = await exported(first, STEPS, tmp_path)
+    for kind in KINDS:
+        pool = LocalPool(shards=2)
         assert (await import_into(pool, tmp_path / f"a{kind}"))[1] == f"steps: {held:,} accepted"
         await export(pool, tmp_path / f"b{kind}.parquet")
         assert (tmp_path / f"b{kind}.parquet").read_bytes() == (tmp_path / "a.parquet").read_bytes()
@@ -37,8 +34,27 @@ async def test_what_was_exported_and_imported_is_exported_bit_for_bit(namespace:
     assert (tmp_path / "c.parquet").read_bytes() == (tmp_path / "a.parquet").read_bytes()
 
 
-async def test_a_trainer_gets_the_same_groups_from_both(namespace: str, tmp_path: Path) -> None:
-    first, second = new_pool("first", namespace, shards=1), new_pool("second", namespace, shards=1)
+async def test_the_same_over_ray(namespace: str, tmp_path: Path) -> None:
+    held = await exported(new_pool("first", namespace, shards=1), 200, tmp_path)
+    second = new_pool("second", namespace, shards=1)
+    assert (await import_into(second, tmp_path / "a.parquet"))[1] == f"steps: {held:,} accepted"
+    await export(second, tmp_path / "b.parquet")
+    assert (tmp_path / "b.parquet").read_bytes() == (tmp_path / "a.parquet").read_bytes()
+
+
+async def exported(pool: PoolClient, steps: int, folder: Path) -> int:
+    """Fill the pool and export it in all forms. Returns how many steps it holds."""
+    await fill(pool, steps)
+    held = sum(channel.held.steps for channel in (await pool.stats()).channels.values())
+    for kind in KINDS:
+        (said,) = await export(pool, folder / f"a{kind}")
+        assert f"{held:,} rows" in said
+    assert held >= 0.9 * steps
+    return held
+
+
+async def test_a_trainer_gets_the_same_groups_from_both(tmp_path: Path) -> None:
+    first, second = LocalPool(), LocalPool()
     await fill(first, 400, seed=1)
     await export(first, tmp_path / "a.parquet", state="ready")
     await import_into(second, tmp_path / "a.parquet")
@@ -65,8 +81,8 @@ def told(batch: Batch) -> list[list[tuple[str, int, bytes, float | None, str, in
     ]
 
 
-async def test_a_second_import_changes_nothing(namespace: str, tmp_path: Path) -> None:
-    pool = new_pool("data_pool", namespace)
+async def test_a_second_import_changes_nothing(tmp_path: Path) -> None:
+    pool = LocalPool(shards=2)
     for prompt in ("p", "q"):
         await pool.submit_groups(*make_group(prompt, 2))
         await pool.curate(mark(prompt, CurationAction.MARK))
@@ -88,8 +104,8 @@ def mark(prompt: str, action: CurationAction) -> Curation:
     return Curation(action=action, trajectory_uid=f"{prompt}-0", prompt_uid=prompt, by="ann", mark="good")
 
 
-async def test_what_people_decided_goes_with_it(namespace: str, tmp_path: Path) -> None:
-    first, second = new_pool("first", namespace, shards=1), new_pool("second", namespace, shards=1)
+async def test_what_people_decided_goes_with_it(tmp_path: Path) -> None:
+    first, second = LocalPool(), LocalPool()
     await first.submit_groups(*make_group("p", 3))
     decisions = [
         Curation(action=CurationAction.REJECT, trajectory_uid="p-0", prompt_uid="p", by="ann"),
@@ -111,8 +127,8 @@ async def test_what_people_decided_goes_with_it(namespace: str, tmp_path: Path) 
     assert {one.state for one in found.values()} == {"ready"}
 
 
-async def test_an_export_goes_on_while_a_trainer_takes(namespace: str, tmp_path: Path) -> None:
-    pool = new_pool("data_pool", namespace, shards=1)
+async def test_an_export_goes_on_while_a_trainer_takes(tmp_path: Path) -> None:
+    pool = LocalPool()
     for n in range(4):
         await pool.submit_groups(*make_group(f"p{n}", 2))
     batch = await pool.fetch_batch(1, lease=60)
@@ -123,8 +139,8 @@ async def test_an_export_goes_on_while_a_trainer_takes(namespace: str, tmp_path:
     await pool.ack(batch)
 
 
-async def test_filters_hold_in_a_pool_as_in_a_file(namespace: str, tmp_path: Path) -> None:
-    pool = new_pool("data_pool", namespace)
+async def test_filters_hold_in_a_pool_as_in_a_file(tmp_path: Path) -> None:
+    pool = LocalPool(shards=2)
     await fill(pool, 300, seed=2, completed=1.0)  # a file does not have the reward of an open trajectory
     await export(pool, tmp_path / "all.parquet")
     bounds = {"reward_min": 0.0, "version_max": 7, "channel": "train", "source": "maths"}
@@ -134,8 +150,8 @@ async def test_filters_hold_in_a_pool_as_in_a_file(namespace: str, tmp_path: Pat
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
-async def test_a_limit_is_kept_and_nothing_found_is_said(namespace: str, tmp_path: Path) -> None:
-    pool = new_pool("data_pool", namespace, shards=1)
+async def test_a_limit_is_kept_and_nothing_found_is_said(tmp_path: Path) -> None:
+    pool = LocalPool()
     await pool.submit_groups(*make_group("p", 3))
     await export(pool, tmp_path / "a.jsonl", limit=2)
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 2
@@ -144,8 +160,8 @@ async def test_a_limit_is_kept_and_nothing_found_is_said(namespace: str, tmp_pat
     assert os.listdir(tmp_path) == ["a.jsonl"]
 
 
-async def test_an_open_trajectory_stays_open(namespace: str, tmp_path: Path) -> None:
-    first, second = new_pool("first", namespace, shards=1), new_pool("second", namespace, shards=1)
+async def test_an_open_trajectory_stays_open(tmp_path: Path) -> None:
+    first, second = LocalPool(), LocalPool()
     await first.submit_steps([make_step("t", "p", uid="u")], channel="train")
     await export(first, tmp_path / "a.parquet")
     await import_into(second, tmp_path / "a.parquet", channel="replay")
