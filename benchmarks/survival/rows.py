@@ -2,6 +2,7 @@
 
 from benchmarks.survival.gateways import SeveralGateways
 from benchmarks.survival.head import LostHead
+from benchmarks.survival.hostile import HostileRequests
 from benchmarks.survival.row import SurvivalRow
 from benchmarks.survival.stopped_shard import StoppedShard
 
@@ -12,4 +13,5 @@ ROWS: tuple[SurvivalRow, ...] = (
     LostHead(90, redis=False),
     LostHead(90, redis=True),
     StoppedShard(),
+    HostileRequests(),
 )
