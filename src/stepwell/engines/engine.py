@@ -288,7 +288,8 @@ def encode_request(request: Mapping[str, Any], facts: EngineFacts) -> bytes:
     if request.get("model") == DEFAULT_MODEL:
         request = {**request, "model": facts.model}
     try:
-        return orjson.dumps(request)
+        # a copy, because what orjson returns keeps eight times the memory of its texts, for as long as the call takes
+        return bytes(memoryview(orjson.dumps(request)))
     except orjson.JSONEncodeError as failure:  # orjson reads deeper nesting than it writes
         raise BadRequest(f"the request body cannot be passed on: {failure}") from None
 

@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 from typing import cast
 
 import aiohttp
@@ -58,6 +59,17 @@ def test_a_request_asks_for_no_more_tokens_than_the_window_has() -> None:
     assert json.loads(encode_request({"max_tokens": 7}, facts)) == {"max_tokens": 7}
     with pytest.raises(BadRequest, match="cannot be passed on"):
         encode_request({"max_tokens": 1, "seed": 2**80}, facts)
+
+
+def test_a_request_in_flight_takes_no_more_memory_than_its_bytes() -> None:
+    request = {"max_tokens": 9, "prompt": "hello " * 10_000}
+    tracemalloc.start()
+    try:
+        encoded = encode_request(request, EngineFacts())
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(encoded) < held < 1.1 * len(encoded)
 
 
 def test_a_plain_server_gets_the_extra_sampling_parameters_that_it_accepts() -> None:
