@@ -1,10 +1,11 @@
 """What the DataPool costs compared with bare Ray: steps of 2,048 + 256 tokens into it and out of it, on this machine.
 
 Ingest: the same messages of 32 steps, eight in flight, go to a bare actor that only keeps them, to a shard, to a shard
-with a journal (`--sync full`, then `normal`), and to four shards in turn. A step is a trajectory, a group has eight of
-them. All are emptied after each round, outside the measured time. Fetch: 64 groups, 512 steps, under a lease, compared
-with `ray.put` + `ray.get` of that batch. Compared figures are measured in turns, and a ratio is the median over rounds,
-so that other load on the machine affects all alike.
+with a journal (`--sync full`, then `normal`), to one with a journal in a PostgreSQL on this machine, if it is installed
+(again `full`, then `normal`), and to four shards in turn. A step is a trajectory, a group has eight of them. All are
+emptied after each round, outside the measured time. Fetch: 64 groups, 512 steps, under a lease, compared with `ray.put`
++ `ray.get` of that batch. Compared figures are measured in turns, and a ratio is the median over rounds, so that other
+load on the machine affects all alike.
 
     python -m benchmarks.pool
 """
@@ -14,7 +15,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -31,6 +32,7 @@ from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
 from stepwell.pool.shard.actor import MAX_CONCURRENT_CALLS, ShardActor
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step, logprobs_array
+from tests.rig.postgres import has_postgres, postgres_server
 
 PROMPT, RESPONSE = 2_048, 256
 STEP_MB = 4 * (PROMPT + RESPONSE) / 1e6
@@ -101,15 +103,20 @@ def fetch(shard: Any, steps: int) -> Any:
 @contextmanager
 def all_sides() -> Iterator[dict[str, Side]]:
     """By the name their figures have."""
-    with tempfile.TemporaryDirectory() as journal:
-        bare = start(BareActor)
-        yield {
-            "bare": Side([bare], lambda actor, steps: actor.clear.remote()),
+    with ExitStack() as stack:
+        files = stack.enter_context(tempfile.TemporaryDirectory())
+        sides = {
+            "bare": Side([start(BareActor)], lambda actor, steps: actor.clear.remote()),
             "shard": Side([start_shard("shard")], fetch),
-            "journal": Side([start_shard("journal", journal)], fetch),
-            "journal_normal": Side([start_shard("journal_normal", journal, JournalSync.NORMAL)], fetch),
-            "shards": Side([start_shard(f"shard-{n}") for n in range(SHARDS)], fetch),
+            "journal": Side([start_shard("journal", files)], fetch),
+            "journal_normal": Side([start_shard("journal_normal", files, JournalSync.NORMAL)], fetch),
         }
+        if has_postgres():
+            database = stack.enter_context(postgres_server()).url
+            sides["postgres"] = Side([start_shard("postgres", database)], fetch)
+            sides["postgres_normal"] = Side([start_shard("postgres_normal", database, JournalSync.NORMAL)], fetch)
+        sides["shards"] = Side([start_shard(f"shard-{n}") for n in range(SHARDS)], fetch)
+        yield sides
 
 
 def make_message() -> Columns:
@@ -156,9 +163,7 @@ def measure_ingest() -> dict[str, float]:
         figures[f"{name}_steps_s"] = round(statistics.median(rates[name]))
         figures[f"{name}_mb_s"] = round(statistics.median(rates[name]) * STEP_MB, 1)
     return figures | {
-        "shard_of_bare": ratio(rates["shard"], rates["bare"]),
-        "journal_of_bare": ratio(rates["journal"], rates["bare"]),
-        "journal_normal_of_bare": ratio(rates["journal_normal"], rates["bare"]),
+        **{f"{name}_of_bare": ratio(rates[name], rates["bare"]) for name in names if name not in ("bare", "shards")},
         "four_shards_of_one": ratio(rates["shards"], rates["shard"]),
     }
 

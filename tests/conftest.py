@@ -59,6 +59,18 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A database for journals. Tests take different shards of it."""
+    from tests.rig.postgres import QUICK, has_postgres, postgres_server  # brings the gateway, which few tests need
+
+    pytest.importorskip("psycopg")
+    if not has_postgres():
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    with postgres_server(*QUICK) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[RayCluster]:
     with start_ray() as cluster:
         yield cluster

@@ -8,6 +8,7 @@ import gc
 import logging
 import multiprocessing
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -157,7 +158,7 @@ def _pool_plan(settings: PoolSettings) -> PoolPlan:
         name=settings.name,
         shards=settings.shards,
         limits=settings.limits(),
-        journal=settings.journal and str(Path(settings.journal).resolve()),
+        journal=settings.resolved_journal(),
         sync=JournalSync(settings.sync),
         min_free_bytes=settings.min_free_bytes,
         archive=settings.archive,
@@ -172,7 +173,8 @@ def _create_pool(settings: PoolSettings) -> None:
     plan = _pool_plan(settings)
     in_force = start_pool(plan, settings.ray_namespace, new_journals=settings.new_journals)
     if in_force != plan:
-        log.warning("DataPool %r runs already with other settings, which are kept: %s", plan.name, in_force)
+        shown = replace(in_force, journal=in_force.journal_name)
+        log.warning("DataPool %r runs already with other settings, which are kept: %s", plan.name, shown)
     log.info("DataPool %r is up in Ray namespace %r", settings.name, settings.ray_namespace)
 
 

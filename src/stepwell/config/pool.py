@@ -1,5 +1,6 @@
 """The settings of `stepwell pool`."""
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -23,7 +24,7 @@ class PoolSettings(RaySection):
     shards: int = Field(default=1, ge=1, le=256)
     """Number of actors that form the pool."""
     journal: str | None = None
-    """Folder of the journals; with it, a killed pool restarts with all data that it had acknowledged."""
+    """Folder of the journals, or postgresql:// URL; with it, a killed pool restarts with all acknowledged data."""
     sync: Literal["full", "normal"] = "full"
     """What acknowledged data survives: full, a loss of power; normal, a kill of the process."""
     new_journals: bool = False
@@ -76,6 +77,12 @@ class PoolSettings(RaySection):
             on_deadline=OnDeadline(self.on_deadline),
             on_reward_failure=OnRewardFailure(self.on_reward_failure),
         )
+
+    def resolved_journal(self) -> str | None:
+        """A folder as an absolute path: shards have another working directory."""
+        if self.journal is None or "://" in self.journal:
+            return self.journal
+        return str(Path(self.journal).resolve())
 
     @field_validator("resource")
     @classmethod

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import ray
@@ -61,6 +62,24 @@ async def test_a_shard_whose_volume_is_missing_waits_for_it_and_steps_are_held(t
     assert not volume.exists()
     (tmp_path / "detached").rename(volume)
     assert await delivered(client, "kept") is SubmitVerdict.ACCEPTED
+
+
+async def test_a_shard_whose_journal_is_gone_from_the_database_waits_for_it(namespace: str, postgres_url: str) -> None:
+    import psycopg
+
+    plan = PoolPlan(name=uuid4().hex, journal=postgres_url)
+    client = started(plan, namespace)
+    assert (await client.shards.plan()).nodes == (), "it may run anywhere"
+    await client.register_trajectory(Registration("t", "p"))
+    with psycopg.connect(postgres_url, autocommit=True) as database:
+        database.execute(f'ALTER SCHEMA "stepwell_{plan.name}" RENAME TO "gone_{plan.name}"')
+        os.kill(pid_of(plan.name, namespace), signal.SIGKILL)
+        assert "is --journal the right database?" in await refusal(client, "is missing or empty")
+        database.execute(f'ALTER SCHEMA "gone_{plan.name}" RENAME TO "stepwell_{plan.name}"')
+    assert await delivered(client, "kept") is SubmitVerdict.ACCEPTED
+    ray.kill(actor(plan.name, namespace))
+    start_pool(plan, namespace)
+    assert await delivered(PoolClient(plan.name, namespace), "kept") is SubmitVerdict.DUPLICATE
 
 
 async def test_a_pool_that_was_created_again_without_its_journals_gets_no_steps_of_the_old_one(

@@ -12,7 +12,7 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.shard.sqlite_journal import SqliteJournal, read_identity
+from stepwell.pool.shard.sqlite_journal import SqliteJournal, read_header
 from stepwell.steps.columns import pack, unpack
 from tests.builders import make_step
 
@@ -73,4 +73,5 @@ async def test_its_lease_and_deadline_have_the_time_that_was_left(service: Shard
 
 def test_it_gets_the_identity_of_the_shard_that_opens_it(service: ShardService, path: Path) -> None:
     assert service.pool.state.trajectories.keys() == {"leased", "ready", "done", "open"}
-    assert read_identity(path) == (IDENTITY, 1)
+    header = read_header(path)
+    assert (header.identity, header.epoch) == (IDENTITY, 1)

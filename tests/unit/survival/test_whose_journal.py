@@ -8,21 +8,26 @@ import pytest
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.journal import JournalFailed
+from stepwell.pool.shard.journal_backends import find_journals
+from stepwell.pool.shard.journal_header import JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity
-from stepwell.pool.shard.placement import FoundJournal, find_journals, place_shards
-from stepwell.pool.shard.sqlite_journal import SqliteJournal, read_identity
+from stepwell.pool.shard.placement import place_shards
+from tests.unit.pool.shard.journals import Place, header_of, open_journal
 
 OURS = JournalIdentity(pool="data_pool", pool_uid="a1", shards=4, index=1)
 
 
-def open_journal(path: Path, identity: JournalIdentity | None = OURS, *, must_exist: bool = False) -> SqliteJournal:
-    return SqliteJournal(path, identity, closed_kept=100, must_exist=must_exist)
+def test_a_journal_that_must_exist_is_not_created(place: Place) -> None:
+    with pytest.raises(JournalRefused, match="is missing or empty.*--new-journals"):
+        open_journal(place, OURS, must_exist=True)
+    with pytest.raises(KeyError):
+        header_of(place)
 
 
-def test_a_journal_that_must_exist_is_not_created(tmp_path: Path) -> None:
+def test_the_folder_of_a_journal_that_must_exist_is_not_created(tmp_path: Path) -> None:
     path = tmp_path / "volume" / "data_pool-1.sqlite"
-    with pytest.raises(JournalRefused, match="is missing or empty.*mount its volume.*--new-journals"):
-        open_journal(path, must_exist=True)
+    with pytest.raises(JournalRefused, match="mount its volume"):
+        open_journal(path, OURS, must_exist=True)
     assert not path.parent.exists()
 
 
@@ -30,7 +35,7 @@ def test_an_empty_file_is_no_journal(tmp_path: Path) -> None:
     path = tmp_path / "data_pool-1.sqlite"
     path.touch()
     with pytest.raises(JournalRefused, match="is missing or empty"):
-        open_journal(path, must_exist=True)
+        open_journal(path, OURS, must_exist=True)
 
 
 @pytest.mark.parametrize(
@@ -44,52 +49,50 @@ def test_an_empty_file_is_no_journal(tmp_path: Path) -> None:
     ],
 )
 def test_the_journal_of_another_pool_or_shard_is_refused_unchanged(
-    tmp_path: Path, other: JournalIdentity, why: str
+    place: Place, other: JournalIdentity, why: str
 ) -> None:
-    path = tmp_path / "pool.sqlite"
-    open_journal(path).close()
-    before = path.read_bytes()
+    open_journal(place, OURS).close()
+    before = place.read_bytes() if isinstance(place, Path) else b""
     with pytest.raises(JournalRefused, match=why):
-        open_journal(path, other)
-    assert path.read_bytes() == before
-    open_journal(path, must_exist=True).close()
+        open_journal(place, other)
+    assert not before or (isinstance(place, Path) and place.read_bytes() == before)
+    assert header_of(place) == JournalHeader(8, 1, OURS)
+    open_journal(place, OURS, must_exist=True).close()
 
 
-def test_a_journal_of_before_there_were_identities_is_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "pool.sqlite"
-    open_journal(path, None).close()
-    open_journal(path, must_exist=True).close()
-    assert read_identity(path) == (OURS, 2)
+def test_a_journal_of_before_there_were_identities_is_taken_over(place: Place) -> None:
+    open_journal(place, None).close()
+    open_journal(place, OURS, must_exist=True).close()
+    assert header_of(place) == JournalHeader(8, 2, OURS)
 
 
-def test_a_shard_that_knows_no_uid_takes_that_of_the_journal(tmp_path: Path) -> None:
-    path = tmp_path / "pool.sqlite"
-    open_journal(path).close()
-    journal = open_journal(path, replace(OURS, pool_uid=""))
-    assert journal.file.identity == OURS
+def test_a_shard_that_knows_no_uid_takes_that_of_the_journal(place: Place) -> None:
+    open_journal(place, OURS).close()
+    open_journal(place, replace(OURS, pool_uid="")).close()
+    assert header_of(place).identity == OURS
+
+
+def test_what_is_rescued_from_damage_keeps_its_identity(place: Place) -> None:
+    journal = open_journal(place, OURS)
+    journal.store.rewrite([])
     journal.close()
+    assert header_of(place).identity == OURS
+    open_journal(place, OURS, must_exist=True).close()
 
 
-def test_what_is_rescued_from_damage_keeps_its_identity(tmp_path: Path) -> None:
-    path = tmp_path / "pool.sqlite"
-    journal = open_journal(path)
-    journal.store.replace()
-    journal.close()
-    assert read_identity(path) == (OURS, 2)
-
-
-def test_a_journal_is_open_in_one_process(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path / "pool.sqlite")
+def test_a_file_is_open_in_one_process(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "pool.sqlite", OURS)
     with pytest.raises(JournalRefused, match="is open in another process"):
-        open_journal(tmp_path / "pool.sqlite")
+        open_journal(tmp_path / "pool.sqlite", OURS)
     journal.close()
-    open_journal(tmp_path / "pool.sqlite").close()
+    open_journal(tmp_path / "pool.sqlite", OURS).close()
 
 
-def test_where_the_lock_fails_the_shard_that_was_replaced_cannot_commit(tmp_path: Path) -> None:
-    first = open_journal(tmp_path / "pool.sqlite")
-    (tmp_path / "pool.sqlite.lock").unlink()
-    second = open_journal(tmp_path / "pool.sqlite")
+def test_without_a_lock_the_shard_that_was_replaced_cannot_commit(place: Place) -> None:
+    first = open_journal(place, OURS)
+    if isinstance(place, Path):
+        place.with_name(place.name + ".lock").unlink()
+    second = open_journal(place, OURS)
     first.note_archived("first")
     with pytest.raises(JournalFailed, match="was opened by another process"):
         first.commit_rows()
@@ -104,12 +107,12 @@ def plan(shards: int) -> PoolPlan:
     return PoolPlan(shards=shards, journal="/journals")
 
 
-def journals(count: int, uid: str | None = "a1", epoch: int = 1) -> dict[str, FoundJournal]:
+def journals(count: int, uid: str | None = "a1", epoch: int = 1) -> dict[str, JournalHeader]:
     names = PoolPlan(shards=count).shard_names()
     if uid is None:
-        return {name: FoundJournal(None, epoch) for name in names}
+        return {name: JournalHeader(8, epoch) for name in names}
     whole = JournalIdentity(pool="data_pool", pool_uid=uid, shards=count, index=0)
-    return {name: FoundJournal(replace(whole, index=i), epoch) for i, name in enumerate(names)}
+    return {name: JournalHeader(8, epoch, replace(whole, index=i)) for i, name in enumerate(names)}
 
 
 def test_a_pool_without_journals_is_new_and_stays_where_it_is_created() -> None:
@@ -157,9 +160,9 @@ def test_journals_of_two_pools_are_refused() -> None:
 
 def test_journals_are_found_by_the_name_of_their_pool(tmp_path: Path) -> None:
     for name in ("data_pool", "data_pool-1", "data_pool_2", "data_pool-x"):
-        open_journal(tmp_path / f"{name}.sqlite").close()
+        open_journal(tmp_path / f"{name}.sqlite", OURS).close()
     (tmp_path / "data_pool-2.sqlite").touch()
     assert find_journals(str(tmp_path), "data_pool") == {
-        "data_pool": FoundJournal(OURS, 1),
-        "data_pool-1": FoundJournal(OURS, 1),
+        "data_pool": JournalHeader(8, 1, OURS),
+        "data_pool-1": JournalHeader(8, 1, OURS),
     }

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stepwell.common.message_format import message
+from stepwell.common.urls import hide_password
 
 
 class Overflow(StrEnum):
@@ -94,7 +95,7 @@ class PoolPlan:
     shards: int = 1
     limits: Limits = field(default_factory=Limits)
     journal: str | None = None
-    """Folder of the shards' journals; None keeps the pool in memory only."""
+    """Folder of the shards' journals, or URL of their database; None keeps the pool in memory only."""
     sync: JournalSync = JournalSync.FULL
     """When a change is acknowledged."""
     min_free_bytes: int = 256 * 2**20
@@ -107,6 +108,11 @@ class PoolPlan:
     """Made when the pool is created, and written in its journals."""
     nodes: tuple[str, ...] = field(default=(), compare=False)
     """With journals and without a resource, the address of the node on which each shard runs."""
+
+    @property
+    def journal_name(self) -> str | None:
+        """As it may be shown."""
+        return self.journal and hide_password(self.journal)
 
     def shard_names(self) -> tuple[str, ...]:
         """The first shard has the pool's own name, so that a client that knows it finds the others."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -24,10 +23,12 @@ from stepwell.errors import JournalRefused, PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.cluster_watch import wait_until_head_forgets
+from stepwell.pool.shard.journal import ShardJournal
+from stepwell.pool.shard.journal_backends import find_journals, journal_backend
+from stepwell.pool.shard.journal_header import JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity
-from stepwell.pool.shard.placement import find_journals, place_shards
+from stepwell.pool.shard.placement import place_shards
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.shard.sqlite_journal import SqliteJournal
 
 log = logging.getLogger("stepwell.pool")
 
@@ -52,32 +53,44 @@ class ShardActor(ShardService):
     def __init__(self, plan: PoolPlan, name: str, *, must_exist: bool = False) -> None:
         """`must_exist`: the shard has a journal, and does not begin without it. That holds after a restart anyway."""
         gc.set_threshold(*GC_THRESHOLD)
-        journal = archive = refusal = None
-        if plan.journal is not None:
-            index = plan.shard_names().index(name)
-            open_journal = partial(
-                SqliteJournal,
-                Path(plan.journal) / f"{name}.sqlite",
-                JournalIdentity(pool=plan.name, pool_uid=plan.uid, shards=plan.shards, index=index),
-                closed_kept=plan.limits.closed_kept,
-                must_exist=must_exist or _is_restarted(),
-                sync=plan.sync,
-            )
-            try:
-                journal = open_journal()
-                if plan.archive is not None:
-                    archive = ParquetArchive(plan.archive, name, journal, max_bytes=plan.limits.max_bytes)
-            except Exception as failure:
-                if not _is_restarted():
-                    raise
-                if journal is not None:  # the archive failed
-                    journal.close()
-                    journal = None
-                log.error("shard %s waits for its journal: %s", name, failure)
-                refusal = f"shard {name} waits for its journal: {failure}"
-                Thread(target=_end_when_opened, args=(open_journal,), name="await-journal", daemon=True).start()
-        super().__init__(plan, name, journal=journal, archive=archive, refusal=refusal, on_journal_failure=_end_process)
+        open_journal = None if plan.journal is None else partial(_open_journal, plan, name, must_exist)
+        try:
+            self._start(plan, name, open_journal)
+        except Exception as failure:
+            if not _is_restarted() or open_journal is None:
+                raise
+            refusal = f"shard {name} waits for its journal: {failure}"
+            log.error("%s", refusal)
+            super().__init__(plan, name, refusal=refusal)
+            Thread(target=_end_when_opened, args=(open_journal,), name="await-journal", daemon=True).start()
         Thread(target=_end_if_forgotten, args=(name,), name="cluster-watch", daemon=True).start()
+
+    def _start(self, plan: PoolPlan, name: str, open_journal: Callable[[], ShardJournal] | None) -> None:
+        if open_journal is None:
+            super().__init__(plan, name)
+            return
+        journal = open_journal()
+        try:
+            archive = None
+            if plan.archive is not None:
+                archive = ParquetArchive(plan.archive, name, journal, max_bytes=plan.limits.max_bytes)
+            super().__init__(plan, name, journal=journal, archive=archive, on_journal_failure=_end_process)
+        except Exception:
+            journal.store.close()
+            raise
+
+
+def _open_journal(plan: PoolPlan, name: str, must_exist: bool) -> ShardJournal:
+    journal = str(plan.journal)
+    index = plan.shard_names().index(name)
+    return journal_backend(journal).open(
+        journal,
+        name,
+        JournalIdentity(pool=plan.name, pool_uid=plan.uid, shards=plan.shards, index=index),
+        closed_kept=plan.limits.closed_kept,
+        must_exist=must_exist or _is_restarted(),
+        sync=plan.sync,
+    )
 
 
 def _end_if_forgotten(name: str) -> None:
@@ -91,7 +104,7 @@ def _is_restarted() -> bool:
     return bool(ray.is_initialized() and ray.get_runtime_context().was_current_actor_reconstructed)
 
 
-def _end_when_opened(open_journal: Callable[[], SqliteJournal]) -> None:
+def _end_when_opened(open_journal: Callable[[], ShardJournal]) -> None:
     while True:
         time.sleep(RETRY_PAUSE)
         try:
@@ -130,7 +143,8 @@ def start_pool(
         return _plans(shards, deadline - time.monotonic())[0]
     except GetTimeoutError:
         text = f"DataPool {plan.name!r} did not start within {timeout:g} s"
-        if plan.resource is None and plan.journal is not None and plan.name in running:
+        is_pinned = plan.journal is not None and plan.resource is None and journal_backend(plan.journal).is_local
+        if is_pinned and plan.name in running:
             raise PoolUnavailable(
                 f"{text}: its actors are there and wait. If the node with its journals is away, start Ray there again"
             ) from None
@@ -152,7 +166,16 @@ def start_pool(
 
 
 def _place(plan: PoolPlan, deadline: float, new_journals: bool) -> tuple[PoolPlan, bool]:
-    """Look for journals on all nodes that may have them."""
+    """Look for journals wherever they may be."""
+    journal = str(plan.journal)
+    is_local = journal_backend(journal).is_local
+    found, home = _find_on_nodes(plan, deadline) if is_local else ({"": find_journals(journal, plan.name)}, "")
+    placed, must_exist = place_shards(plan, found, home, new_journals=new_journals)
+    return (placed if is_local and plan.resource is None else replace(placed, nodes=())), must_exist
+
+
+def _find_on_nodes(plan: PoolPlan, deadline: float) -> tuple[dict[str, dict[str, JournalHeader]], str]:
+    """The journals by the address of their node, and the address where new ones are created: this one if possible."""
     here = ray.get_runtime_context().get_node_id()
     nodes = _nodes(plan)
     while not nodes and time.monotonic() < deadline:
@@ -172,8 +195,7 @@ def _place(plan: PoolPlan, deadline: float, new_journals: bool) -> tuple[PoolPla
     left = max(RETRY_PAUSE, deadline - time.monotonic())
     found |= dict(zip(asked, ray.get(list(asked.values()), timeout=left), strict=True))
     at_home = [address for address, node in nodes.items() if node == here]
-    placed, must_exist = place_shards(plan, found, (at_home or sorted(nodes))[0], new_journals=new_journals)
-    return (placed if plan.resource is None else replace(placed, nodes=())), must_exist
+    return found, (at_home or sorted(nodes))[0]
 
 
 def _nodes(plan: PoolPlan) -> dict[str, str]:

@@ -3,7 +3,7 @@
 - Changes are collected and written by `commit`, in one transaction. A call is answered after the commit of its changes,
   so what was acknowledged survives a kill -9; the rest may be sent again.
 - A row exists as long as the object that it mirrors. The size of the store follows the size of the state.
-- Nothing but `commit` and `commit_rows` writes, so only they fail when the disk does.
+- Nothing but `commit`, `commit_rows` and `rewrite` writes, so only they fail when the disk does.
 - The statements are SQL that SQLite and PostgreSQL both understand, with `?` for a value.
 """
 
@@ -58,7 +58,8 @@ PUT_META = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value
 
 
 class JournalFailed(Exception):
-    """A commit failed, for example because the disk is full. The state in memory is ahead of the journal."""
+    """A commit failed, for example because the disk is full: the state in memory is ahead of the journal. Or the store
+    went away while it was read."""
 
 
 class JournalDamaged(Exception):
@@ -80,13 +81,14 @@ class JournalStore(Protocol):
         """All or nothing. JournalFailed if that is not certain: then nothing more may be written."""
 
     def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """JournalDamaged if they cannot be read, or not all of them."""
+        """JournalDamaged if they cannot be read, or not all of them; JournalFailed if that may be different later."""
 
     def free_bytes(self) -> float:
         """How much more can be written; infinite if that is not known."""
 
-    def replace(self) -> str:
-        """Set what is damaged aside and begin with an empty store. Returns the new name of the old one."""
+    def rewrite(self, statements: Iterable[Statement]) -> str:
+        """Set what is damaged aside and write these rows to a new store, all or nothing. Returns the name of the old
+        one."""
 
     def close(self) -> None: ...
 
@@ -131,13 +133,21 @@ class ShardJournal(StateJournal):
         """Commit changes that leave the snapshot as it is."""
         if any(self._pending):
             self.store.commit(self._statements())
-            for pending in self._pending:
-                pending.clear()
+            self._clear_pending()
+
+    def rewrite(self, snapshot: Mapping[str, Any], pool_time: float | None) -> str:
+        """Replace all rows by the changes since the last commit. Returns the name under which the old ones are kept."""
+        self._put_meta("snapshot", _dump(snapshot))
+        if pool_time is not None:
+            self._put_meta("pool_time", _dump(pool_time))
+        aside = self.store.rewrite(self._statements())
+        self._clear_pending()
+        return aside
 
     def pool_time(self) -> float | None:
         """At which the pool stopped; None if it is new. Older versions counted wall-clock time and did not write it."""
         for (value,) in self.store.rows("SELECT value FROM meta WHERE key = 'pool_time'"):
-            return float(orjson.loads(value))
+            return float(load_json(value))
         return self.store.written_at
 
     def close(self) -> None:
@@ -194,7 +204,7 @@ class ShardJournal(StateJournal):
     def late_rewards(self) -> list[tuple[int, LateReward]]:
         """Committed ones that are not archived yet, each with its row number."""
         rows = self.store.rows("SELECT n, info FROM late_rewards ORDER BY n")
-        return [(n, LateReward(**orjson.loads(info))) for n, info in rows]
+        return [(n, LateReward(**load_json(info))) for n, info in rows]
 
     def forget_late_rewards(self, last: int) -> None:
         """All up to that row number."""
@@ -220,6 +230,10 @@ class ShardJournal(StateJournal):
 
     def add_audit(self, entry: AuditEntry) -> None:
         self._execute("INSERT INTO audit (info) VALUES (?)", _dump(entry))
+
+    def _clear_pending(self) -> None:
+        for pending in self._pending:
+            pending.clear()
 
     def _execute(self, sql: str, *values: Any) -> None:
         self._other.append((sql, (values,)))
@@ -288,3 +302,11 @@ def _dump(value: object) -> bytes:
         return orjson.dumps(value)
     except TypeError:  # an integer beyond 64 bits, say
         return json.dumps(value).encode()
+
+
+def load_json(value: bytes) -> Any:
+    """What `_dump` wrote. ValueError if it is something else."""
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:  # half of a surrogate pair, say
+        return json.loads(value)

@@ -40,8 +40,9 @@ def other_count(found: int, wanted: int) -> str:
     )
 
 
-def missing(name: str) -> str:
+def missing(name: str, restore: str) -> str:
+    """`restore` says how the journal comes back."""
     return (
-        f"journal {name} is missing or empty, and the shard had one: mount its volume, or put a backup there; steps "
-        "wait in the gateways meanwhile. To give up what it held, end the pool and create it again with --new-journals"
+        f"journal {name} is missing or empty, and the shard had one: {restore}; steps wait in the gateways meanwhile. "
+        "To give up what it held, end the pool and create it again with --new-journals"
     )

@@ -1,38 +1,23 @@
-"""Where the shards of a pool with journals run: on the nodes that have the journals.
+"""Where the shards of a pool with journals run: on the nodes that have the journals, or anywhere if no node has them.
 
-- A pool is new if no node has a journal of it. Otherwise each of its shards must have its journal.
-- Without a resource, a shard stays on its node: if the node is lost, the shard waits for it, and does not start
-  elsewhere without its data. With a resource, the nodes that offer it are said to have the journals.
+- A pool is new if there is no journal of it. Otherwise each of its shards must have its journal.
+- With files and without a resource, a shard stays on its node: if the node is lost, the shard waits for it, and does
+  not start elsewhere without its data. With a resource, the nodes that offer it are said to have the journals.
+- With a database, a shard can run and restart on any node, or on any that offers the resource.
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from uuid import uuid4
 
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.shard.journal_identity import JournalIdentity, other_count
-from stepwell.pool.shard.sqlite_journal import read_identity
-
-
-@dataclass(frozen=True, slots=True)
-class FoundJournal:
-    identity: JournalIdentity | None
-    """None if an older version wrote it."""
-    epoch: int
-
-
-def find_journals(folder: str, pool: str) -> dict[str, FoundJournal]:
-    """The pool's journals on this machine, by shard."""
-    named = re.compile(rf"{re.escape(pool)}(-\d+)?\.sqlite")
-    files = [file for file in Path(folder).glob("*.sqlite") if named.fullmatch(file.name) and file.stat().st_size]
-    return {file.stem: FoundJournal(*read_identity(file)) for file in sorted(files)}
+from stepwell.pool.shard.journal_header import JournalHeader
+from stepwell.pool.shard.journal_identity import other_count
 
 
 def place_shards(
-    plan: PoolPlan, found: Mapping[str, Mapping[str, FoundJournal]], home: str, *, new_journals: bool = False
+    plan: PoolPlan, found: Mapping[str, Mapping[str, JournalHeader]], home: str, *, new_journals: bool = False
 ) -> tuple[PoolPlan, bool]:
     """The plan with the pool's uid and the node of each shard, and whether every shard has its journal already.
 
@@ -48,15 +33,15 @@ def place_shards(
     if len(uids) > 1:
         where = "; ".join(f"{node}: {', '.join(journals)}" for node, journals in found.items() if journals)
         raise JournalRefused(
-            f"the journals of pool {plan.name!r} in {plan.journal} are those of {len(uids)} pools ({where}); leave "
-            "those of one, or use another --journal"
+            f"the journals of pool {plan.name!r} in {plan.journal_name} are those of {len(uids)} pools ({where}); "
+            "leave those of one, or use another --journal"
         )
     nodes = tuple(_newest(shard, found, home) for shard in plan.shard_names())
     return replace(plan, uid=uids.pop() if uids else uuid4().hex, nodes=nodes), not new_journals
 
 
 def _check_complete(
-    plan: PoolPlan, known: set[str], found: Mapping[str, Mapping[str, FoundJournal]], new_journals: bool
+    plan: PoolPlan, known: set[str], found: Mapping[str, Mapping[str, JournalHeader]], new_journals: bool
 ) -> None:
     counts = {
         journal.identity.shards for journals in found.values() for journal in journals.values() if journal.identity
@@ -64,17 +49,17 @@ def _check_complete(
     extra = known - set(plan.shard_names())
     for count in counts | ({len(known)} if extra else set()):
         if count != plan.shards:
-            raise JournalRefused(f"the journal in {plan.journal} {other_count(count, plan.shards)}")
+            raise JournalRefused(f"the journal in {plan.journal_name} {other_count(count, plan.shards)}")
     missing = [shard for shard in plan.shard_names() if shard not in known]
     if missing and not new_journals:
         raise JournalRefused(
-            f"in {plan.journal} there are journals of {len(known)} of {plan.shards} shards; missing: "
+            f"in {plan.journal_name} there are journals of {len(known)} of {plan.shards} shards; missing: "
             f"{', '.join(missing)}. Mount their volume, or put a backup there. If the pool had {len(known)} shards, "
             f"use --shards {len(known)}. To create them empty and give up what they held, use --new-journals"
         )
 
 
-def _newest(shard: str, found: Mapping[str, Mapping[str, FoundJournal]], home: str) -> str:
+def _newest(shard: str, found: Mapping[str, Mapping[str, JournalHeader]], home: str) -> str:
     """The node with the shard's journal; of several copies, the one that was opened last, at home if they are equal."""
     copies = [(journals[shard].epoch, node == home, node) for node, journals in found.items() if shard in journals]
     return max(copies)[2] if copies else home

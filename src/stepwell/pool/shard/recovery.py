@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 
 from stepwell.pool.api.curation import AuditEntry, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import Settlement
@@ -24,6 +23,7 @@ from stepwell.pool.shard.journal import (
     JournalDamaged,
     ShardJournal,
     checksum,
+    load_json,
 )
 from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.state.records import Group, Lease, Trajectory
@@ -73,7 +73,8 @@ def restore_pool(pool: Pool, journal: ShardJournal) -> RecoveryReport:
     pool.state.load(records, leases, closed=closed, ended=ended, audit=audit, damaged=reader.damaged)
     if reader.damaged:
         late_rewards = list(reader.late_rewards())
-        _write_again(pool, journal, groups.values(), leases.values(), placements, late_rewards, audit)
+        pool_time = reader.pool_time()
+        _write_again(pool, journal, groups.values(), leases.values(), placements, late_rewards, audit, pool_time)
     return RecoveryReport(
         groups=len(groups),
         trajectories=len(trajectories),
@@ -102,11 +103,9 @@ def _write_again(
     placements: Mapping[int, Placement],
     late_rewards: Iterable[LateReward],
     audit: Iterable[AuditEntry],
+    pool_time: float | None,
 ) -> None:
-    """Write everything that could be read to a new file."""
-    name = journal.store.name
-    aside = journal.store.replace()
-    log.error("journal %s is damaged; what could be read is kept, the old one is %s", name, aside)
+    """Write everything that could be read to a new journal."""
     for group in groups:
         journal.save_group(group)
         for trajectory in group.trajectories.values():
@@ -123,7 +122,8 @@ def _write_again(
         journal.add_late_reward(late)
     for entry in audit:
         journal.add_audit(entry)
-    journal.commit(pool.state.snapshot())
+    aside = journal.rewrite(pool.state.snapshot(), pool_time)
+    log.error("journal %s is damaged; what could be read is kept, the old one is %s", journal.store.name, aside)
 
 
 class JournalReader:
@@ -133,6 +133,7 @@ class JournalReader:
         self.damaged = False
         """True if something could not be read."""
         self._store = journal.store
+        self._pool_time = journal.pool_time
         self._step_counts: dict[int, int] = {}
         """Steps of each trajectory when it was last saved. For a complete trajectory, these are nearly always all."""
 
@@ -140,6 +141,12 @@ class JournalReader:
         for (value,) in self._rows("SELECT value FROM meta WHERE key = 'snapshot'"):
             return self._parsed(value)
         return None
+
+    def pool_time(self) -> float | None:
+        try:
+            return self._pool_time()
+        except (JournalDamaged, ValueError):
+            return self._store.written_at
 
     def groups(self) -> Iterator[Group]:
         for seq, info in self._rows("SELECT seq, info FROM groups ORDER BY seq"):
@@ -212,8 +219,8 @@ class JournalReader:
     def _parsed(self, value: bytes) -> Any:
         """None if the value is not JSON. These rows have no checksum."""
         try:
-            return orjson.loads(value)
-        except orjson.JSONDecodeError as failure:
+            return load_json(value)
+        except ValueError as failure:
             self.damaged = True
             log.error("a row of the journal cannot be read: %s", failure)
             return None
@@ -231,7 +238,7 @@ def _read_step(trajectory: Trajectory, row: tuple[Any, ...]) -> bool:
     number, _, base, shared, info, reward, source, revision, lease, shipped, added, logprobs, mask, check = row
     if checksum(info, added, logprobs, mask) != check:
         return False
-    fields = STEP_DEFAULTS | dict(zip(STEP_FIELDS, orjson.loads(info), strict=False))
+    fields = STEP_DEFAULTS | dict(zip(STEP_FIELDS, load_json(info), strict=False))
     fields["version_spans"] = tuple(VersionSpan(*span) for span in fields["version_spans"])
     step = StoredStep(
         **{name: fields[name] for name in OWN_NAMES} | {"exactness": Exactness(fields["exactness"])},

@@ -6,32 +6,22 @@
 """
 
 import fcntl
-import logging
 import math
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import orjson
 
 from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_damaged
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
-from stepwell.pool.shard.journal import (
-    PUT_META,
-    SCHEMA_VERSION,
-    JournalDamaged,
-    JournalFailed,
-    ShardJournal,
-    Statement,
-)
+from stepwell.pool.shard.journal import PUT_META, JournalDamaged, JournalFailed, ShardJournal, Statement
+from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity, missing
-
-log = logging.getLogger("stepwell.pool")
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -64,14 +54,14 @@ class SqliteStore:
         """JournalRefused if the file is that of another pool or shard, or is not there though it must exist."""
         self.path = path
         self._sync = sync is JournalSync.FULL
-        self.identity = identity
+        self._wanted = identity
+        self.header = JournalHeader()
+        """As this process wrote it."""
         self.name = str(path)
         self.torn_frames = 0
         self.written_at = _written_at(path)
-        self._epoch = 0
-        """Raised by every opening."""
         if must_exist and not (path.exists() and path.stat().st_size):
-            raise JournalRefused(missing(str(path)))
+            raise JournalRefused(missing(str(path), "mount its volume, or put a backup there"))
         self._lock = self._take_lock()
         try:
             self.db = self._open()
@@ -82,7 +72,7 @@ class SqliteStore:
     def commit(self, statements: Iterable[Statement]) -> None:
         try:
             self.db.execute("BEGIN IMMEDIATE")
-            if _read_number(self.db, "epoch") != self._epoch:
+            if int(self.db.execute(READ_EPOCH).fetchone()[0]) != self.header.epoch:
                 raise JournalFailed(f"journal {self.path} was opened by another process")
             for sql, rows in statements:
                 self.db.executemany(sql, rows)
@@ -96,6 +86,8 @@ class SqliteStore:
     def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
         try:
             yield from self.db.execute(query)
+        except sqlite3.OperationalError as failure:
+            raise JournalFailed(f"journal {self.path} cannot be read: {failure}") from failure
         except sqlite3.DatabaseError as failure:
             raise JournalDamaged(str(failure)) from failure
 
@@ -106,10 +98,23 @@ class SqliteStore:
             return math.inf
         return disk.f_bavail * disk.f_frsize
 
-    def replace(self) -> str:
-        self.db.close()
-        aside = set_aside_damaged(self.path)
-        self.db = self._open_file()
+    def rewrite(self, statements: Iterable[Statement]) -> str:
+        fresh = self.path.with_name(self.path.name + ".new")
+        for leftover in self.path.parent.glob(f"{fresh.name}*"):
+            leftover.unlink()
+        try:
+            with closing(open_wal(fresh, sync=self._sync)) as db:
+                db.executescript(TABLES)
+                db.execute("BEGIN")
+                for sql, rows in ((PUT_META, self.header.rows()), *statements):
+                    db.executemany(sql, rows)
+                db.execute("COMMIT")
+            self.db.close()
+            aside = set_aside_damaged(self.path)
+            fresh.rename(self.path)
+            self.db = self._open_file()
+        except (sqlite3.Error, OSError) as failure:
+            raise JournalFailed(f"journal {self.path} cannot be written: {failure}") from failure
         return str(aside)
 
     def close(self) -> None:
@@ -122,11 +127,11 @@ class SqliteStore:
         except sqlite3.OperationalError as failure:
             raise JournalRefused(f"journal {self.path} cannot be opened: {failure}") from None
         except sqlite3.DatabaseError as failure:
-            aside = set_aside_damaged(self.path)
-            log.error(
-                "journal %s is damaged, nothing can be read: %s; it is set aside as %s", self.path, failure, aside
-            )
-            return self._open_file()
+            raise JournalRefused(
+                f"journal {self.path} is damaged, and nothing in it can be read ({failure}): put a backup there; steps "
+                "wait in the gateways meanwhile. To give up what it held, end the pool, move the file away, and create "
+                "the pool again with --new-journals"
+            ) from None
 
     def _take_lock(self) -> BinaryIO:
         """Of a file beside the journal. The kernel releases it when the process ends."""
@@ -152,12 +157,10 @@ class SqliteStore:
             recovered_frames = int(db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])
             self.torn_frames = max(0, wal_frames - recovered_frames)
             db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-            if _has_meta(db):
-                self._check_schema(db)
-                self._check_identity(db)
+            _read_header(db).reopened(self.name, self._wanted)  # refused before anything is changed
             db.executescript(TABLES)
             _upgrade(db)
-            self._write_meta(db)
+            self._write_header(db)
             if self._sync:
                 _sync_folder(self.path.parent)
         except BaseException:
@@ -165,32 +168,12 @@ class SqliteStore:
             raise
         return db
 
-    def _check_schema(self, db: sqlite3.Connection) -> None:
-        found = _read_number(db, "schema_version")
-        if found > SCHEMA_VERSION:
-            raise JournalRefused(
-                f"journal {self.path} has schema version {found}, and this Stepwell reads up to {SCHEMA_VERSION}; "
-                "use the newer Stepwell that wrote it, or another --journal"
-            )
-
-    def _check_identity(self, db: sqlite3.Connection) -> None:
-        found = _read_identity(db)
-        if self.identity is None or found is None:
-            return
-        why_not = self.identity.why_not(found)
-        if why_not is not None:
-            raise JournalRefused(f"journal {self.path} {why_not}")
-        self.identity = found
-
-    def _write_meta(self, db: sqlite3.Connection) -> None:
+    def _write_header(self, db: sqlite3.Connection) -> None:
         """From here on, an earlier process cannot commit."""
         db.execute("BEGIN IMMEDIATE")
-        self._epoch = max(self._epoch, _read_number(db, "epoch")) + 1
-        values: dict[str, object] = {"schema_version": SCHEMA_VERSION, "epoch": self._epoch}
-        if self.identity is not None:
-            self.identity = self.identity.complete()
-            values["identity"] = asdict(self.identity)
-        db.executemany(PUT_META, ((key, orjson.dumps(value)) for key, value in values.items()))
+        newest = max(_read_header(db), self.header, key=attrgetter("epoch"))
+        self.header = newest.reopened(self.name, self._wanted)
+        db.executemany(PUT_META, self.header.rows())
         db.execute("COMMIT")
 
 
@@ -219,22 +202,26 @@ def _written_at(path: Path) -> float | None:
     return max((file.stat().st_mtime for file in files), default=None)
 
 
-def read_identity(path: Path) -> tuple[JournalIdentity | None, int]:
-    """Of a file that may be in use: whose journal it is, if it says so, and its epoch."""
+def find_sqlite_journals(folder: str, pool: str) -> dict[str, JournalHeader]:
+    """The pool's journals on this machine, by shard. They may be in use."""
+    named = re.compile(rf"{re.escape(pool)}(-\d+)?\.sqlite")
+    files = [file for file in Path(folder).glob("*.sqlite") if named.fullmatch(file.name) and file.stat().st_size]
+    return {file.stem: read_header(file) for file in sorted(files)}
+
+
+def read_header(path: Path) -> JournalHeader:
+    """Of a file that may be in use."""
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
-            return (_read_identity(db), _read_number(db, "epoch")) if _has_meta(db) else (None, 0)
+            return _read_header(db)
     except sqlite3.Error:
-        return None, 0  # what is damaged is seen when it is opened
+        return JournalHeader()  # what is damaged is seen when it is opened
 
 
-def _has_meta(db: sqlite3.Connection) -> bool:
-    return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is not None
-
-
-def _read_identity(db: sqlite3.Connection) -> JournalIdentity | None:
-    row = db.execute("SELECT value FROM meta WHERE key = 'identity'").fetchone()
-    return JournalIdentity(**orjson.loads(row[0])) if row else None
+def _read_header(db: sqlite3.Connection) -> JournalHeader:
+    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is None:
+        return JournalHeader()
+    return JournalHeader.parse(dict(db.execute(READ_HEADER)))
 
 
 def _sync_folder(folder: Path) -> None:
@@ -244,12 +231,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _read_number(db: sqlite3.Connection, key: str) -> int:
-    """0 if there is none."""
-    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-    return int(row[0]) if row else 0
 
 
 def _upgrade(db: sqlite3.Connection) -> None:

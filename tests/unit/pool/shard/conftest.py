@@ -1,4 +1,4 @@
-"""Journals that a test opened are closed after it."""
+"""Journals of tests. Those that a test opened are closed after it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,47 +1,93 @@
 """Pools with a journal, opened, killed and opened again."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, overload
 
 import orjson
 
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
+from stepwell.pool.shard.journal import ShardJournal
+from stepwell.pool.shard.journal_backends import find_journals
+from stepwell.pool.shard.journal_header import JournalHeader
+from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.shard.recovery import RecoveryReport, restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.steps.step import Exactness
 from tests.builders import EasyPool, make_step
 
-opened: list[SqliteJournal] = []
+
+@dataclass(frozen=True, slots=True)
+class PostgresPlace:
+    url: str
+    shard: str
 
 
-def open_pool(path: Path, limits: Limits | None = None) -> tuple[EasyPool, SqliteJournal, RecoveryReport]:
+Place: TypeAlias = Path | PostgresPlace
+"""Where a journal is: a file, or a schema in a database."""
+
+opened: list[ShardJournal] = []
+
+
+@overload
+def open_pool(place: Path, limits: Limits | None = None) -> tuple[EasyPool, SqliteJournal, RecoveryReport]: ...
+
+
+@overload
+def open_pool(place: Place, limits: Limits | None = None) -> tuple[EasyPool, ShardJournal, RecoveryReport]: ...
+
+
+def open_pool(place: Place, limits: Limits | None = None) -> tuple[EasyPool, ShardJournal, RecoveryReport]:
     limits = limits or Limits()
-    journal = SqliteJournal(path, closed_kept=limits.closed_kept)
+    journal = open_journal(place, closed_kept=limits.closed_kept)
     opened.append(journal)
     pool = EasyPool(limits, journal)
     return pool, journal, restore_pool(pool, journal)
 
 
-def save(pool: EasyPool, journal: SqliteJournal) -> None:
+def open_journal(
+    place: Place, identity: JournalIdentity | None = None, *, closed_kept: int = 100, must_exist: bool = False
+) -> ShardJournal:
+    if isinstance(place, Path):
+        return SqliteJournal(place, identity, closed_kept=closed_kept, must_exist=must_exist)
+    from stepwell.pool.shard.postgres_journal import PostgresStore
+
+    store = PostgresStore(place.url, place.shard, identity, must_exist=must_exist)
+    return ShardJournal(store, closed_kept=closed_kept)
+
+
+def header_of(place: Place) -> JournalHeader:
+    """As another process finds it."""
+    if isinstance(place, Path):
+        return find_journals(str(place.parent), place.stem)[place.stem]
+    return find_journals(place.url, place.shard)[place.shard]
+
+
+def save(pool: EasyPool, journal: ShardJournal) -> None:
     journal.commit(pool.state.snapshot())
 
 
-def kill(journal: SqliteJournal) -> None:
+def spoil(journal: ShardJournal, statement: str, *values: object) -> None:
+    """Change rows behind the back of the shard, and kill it."""
+    journal.store.commit([(statement, [values])])
+    kill(journal)
+
+
+def kill(journal: ShardJournal) -> None:
     """The process is gone: nothing is closed in order, what was not committed is lost."""
     journal.store.close()
 
 
-def rows(journal: SqliteJournal) -> dict[str, int]:
+def rows(journal: ShardJournal) -> dict[str, int]:
     tables = ("groups", "trajectories", "steps", "leases")
-    return {table: journal.db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
+    return {table: next(journal.store.rows(f"SELECT count(*) FROM {table}"))[0] for table in tables}
 
 
-def meta(journal: SqliteJournal, key: str) -> Any:
-    (value,) = journal.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+def meta(journal: ShardJournal, key: str) -> Any:
+    ((value,),) = journal.store.rows(f"SELECT value FROM meta WHERE key = '{key}'")
     return orjson.loads(value)
 
 

@@ -1,0 +1,50 @@
+"""What a journal says about itself: its schema version, whose it is, and how often it was opened."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import orjson
+
+from stepwell.errors import JournalRefused
+from stepwell.pool.shard.journal import SCHEMA_VERSION
+from stepwell.pool.shard.journal_identity import JournalIdentity
+
+HEADER_KEYS = ("schema_version", "epoch", "identity")
+READ_HEADER = f"SELECT key, value FROM meta WHERE key IN ({', '.join(map(repr, HEADER_KEYS))})"
+READ_EPOCH = "SELECT value FROM meta WHERE key = 'epoch'"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalHeader:
+    schema_version: int = 0
+    epoch: int = 0
+    """Raised by every opening. A process with an older one cannot commit."""
+    identity: JournalIdentity | None = None
+    """None if an older version wrote it."""
+
+    @classmethod
+    def parse(cls, values: Mapping[str, bytes | str]) -> "JournalHeader":
+        """Of the rows of READ_HEADER; those that are missing take their defaults."""
+        found = {key: orjson.loads(value) for key, value in values.items()}
+        if found.get("identity") is not None:
+            found["identity"] = JournalIdentity(**found["identity"])
+        return cls(**found)
+
+    def reopened(self, name: str, identity: JournalIdentity | None) -> "JournalHeader":
+        """What the process that opens the journal writes. JournalRefused if it is not its journal."""
+        if self.schema_version > SCHEMA_VERSION:
+            raise JournalRefused(
+                f"journal {name} has schema version {self.schema_version}, and this Stepwell reads up to "
+                f"{SCHEMA_VERSION}; use the newer Stepwell that wrote it, or another --journal"
+            )
+        if identity is not None and self.identity is not None:
+            why_not = identity.why_not(self.identity)
+            if why_not is not None:
+                raise JournalRefused(f"journal {name} {why_not}")
+        kept = self.identity or (identity and identity.complete())
+        return JournalHeader(SCHEMA_VERSION, self.epoch + 1, kept)
+
+    def rows(self) -> list[tuple[str, bytes]]:
+        """For PUT_META."""
+        values = (self.schema_version, self.epoch, self.identity and asdict(self.identity))
+        return [(key, orjson.dumps(value)) for key, value in zip(HEADER_KEYS, values, strict=True) if value is not None]

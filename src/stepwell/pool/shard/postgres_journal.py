@@ -1,0 +1,230 @@
+"""The journal of a shard in a PostgreSQL database: a schema of its own, reached from any node.
+
+- A commit is one transaction. With `sync=full` it returns when the server has it on disk, and also its synchronous
+  replicas, if the server has such.
+- One process writes: it raised the epoch when it opened the journal, and a commit under an older epoch fails. A commit
+  locks the epoch, so a process that opens the journal waits for it.
+- After a lost connection it is not known what was committed. Nothing is tried again here: the shard's process ends, and
+  the next one reads what the database has.
+- The connection string may name several hosts: the one that takes writes is used.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.numeric import Int8BinaryDumper
+
+from stepwell.common.urls import hide_password
+from stepwell.errors import JournalRefused
+from stepwell.pool.api.plan import JournalSync
+from stepwell.pool.shard.journal import PUT_META, JournalFailed, Statement
+from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader
+from stepwell.pool.shard.journal_identity import JournalIdentity, missing
+
+PREFIX = "stepwell_"
+"""The schema of a shard has this and the name of the shard."""
+MAX_NAME = 63
+"""Bytes of an identifier. PostgreSQL cuts longer ones."""
+ROWS_AT_ONCE = 200
+"""Rows that are read with one message: a step can have megabytes."""
+TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value BYTEA);
+CREATE TABLE groups (seq BIGINT PRIMARY KEY, info BYTEA);
+CREATE TABLE trajectories (number BIGINT PRIMARY KEY, group_seq BIGINT, info BYTEA);
+CREATE TABLE steps (
+    number BIGINT PRIMARY KEY, trajectory BIGINT, base BIGINT, shared BIGINT, info BYTEA, reward DOUBLE PRECISION,
+    reward_source TEXT, reward_revision BIGINT, lease TEXT, shipped BOOLEAN, added BYTEA, logprobs BYTEA, mask BYTEA,
+    checksum BIGINT
+);
+ALTER TABLE steps ALTER added SET STORAGE EXTERNAL, ALTER logprobs SET STORAGE EXTERNAL;
+CREATE TABLE leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at DOUBLE PRECISION, gate BYTEA);
+CREATE TABLE ended (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, uid TEXT, how TEXT);
+CREATE TABLE closed (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, uid TEXT, revision BIGINT DEFAULT 0);
+CREATE TABLE late_rewards (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA);
+CREATE TABLE audit (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA);
+CREATE TABLE archived (file TEXT PRIMARY KEY);
+"""
+"""Tokens are not compressed: that would take longer than writing them."""
+CONNECTION: dict[str, Any] = {
+    "target_session_attrs": "read-write",
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+"""Unless the connection string says otherwise. A server that vanished is noticed within 15 s."""
+RESTORE = "is --journal the right database? Restore a backup of it otherwise"
+
+
+class PostgresStore:
+    torn_frames = 0
+    written_at: float | None = None
+
+    def __init__(
+        self,
+        url: str,
+        shard: str,
+        identity: JournalIdentity | None = None,
+        *,
+        must_exist: bool = False,
+        sync: JournalSync = JournalSync.FULL,
+    ) -> None:
+        """JournalRefused if it is the journal of another pool or shard, or is not there though it must exist."""
+        self.schema = PREFIX + shard
+        self.name = f"{hide_password(url)} schema {self.schema}"
+        if len(self.schema.encode()) > MAX_NAME:
+            raise JournalRefused(f"journal {self.name}: the name is too long for PostgreSQL; use a shorter --name")
+        self._wanted = identity
+        self._warnings: list[str] = []
+        """What the server said since the last commit began."""
+        self.header = JournalHeader()
+        """As this process wrote it."""
+        with _refusing(self.name):
+            self.db = _connect(url, f"stepwell shard {shard}")
+            try:
+                self.db.add_notice_handler(self._note)
+                self.db.adapters.register_dumper(int, Int8BinaryDumper)  # of one type, whatever the value is
+                self._set("search_path", sql.Identifier(self.schema).as_string())
+                self._set("synchronous_commit", "on" if sync is JournalSync.FULL else "off")
+                self._open(must_exist)
+            except BaseException:
+                self.db.close()
+                raise
+
+    def commit(self, statements: Iterable[Statement]) -> None:
+        with self._committing(), self.db.pipeline(), self.db.transaction(), self.db.cursor() as cursor:
+            self._check_epoch(cursor)
+            _execute_all(cursor, statements)
+
+    def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
+        try:
+            with self.db.transaction(), self.db.cursor(name="rows") as cursor:
+                cursor.itersize = ROWS_AT_ONCE
+                for row in cursor.execute(_query(query), binary=True):
+                    yield tuple(map(_as_read, row))
+        except psycopg.Error as failure:  # also for damage that the server finds: it is mended there
+            raise JournalFailed(f"journal {self.name} cannot be read: {failure}") from failure
+
+    def free_bytes(self) -> float:
+        return math.inf
+
+    def rewrite(self, statements: Iterable[Statement]) -> str:
+        with self._committing(), self.db.transaction(), self.db.cursor() as cursor:
+            self._check_epoch(cursor)
+            aside = self._name_aside(cursor)
+            names = (sql.Identifier(self.schema), sql.Identifier(aside))
+            cursor.execute(sql.SQL("ALTER SCHEMA {} RENAME TO {}").format(*names))
+            self._create_tables(cursor)
+            _execute_all(cursor, [(PUT_META, self.header.rows()), *statements])
+        return f"schema {aside}"
+
+    def close(self) -> None:
+        self.db.close()
+
+    def _set(self, setting: str, value: str) -> None:
+        self.db.execute("SELECT set_config(%s, %s, false)", (setting, value))
+
+    def _open(self, must_exist: bool) -> None:
+        """From here on, an earlier process cannot commit."""
+        with self.db.transaction():
+            self.db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (self.schema,))
+            found = _read_header(self.db, self.schema)
+            if found is None and must_exist:
+                raise JournalRefused(missing(self.name, RESTORE))
+            header = (found or self.header).reopened(self.name, self._wanted)
+            cursor = self.db.cursor()
+            if found is None:
+                self._create_tables(cursor)
+            _execute_all(cursor, [(PUT_META, header.rows())])
+        self.header = header
+
+    def _check_epoch(self, cursor: psycopg.Cursor[Any]) -> None:
+        epoch = cursor.execute(f"{READ_EPOCH} FOR SHARE").fetchone()
+        if epoch is None or int(epoch[0]) != self.header.epoch:
+            raise JournalFailed(f"journal {self.name} was opened by another process")
+
+    def _create_tables(self, cursor: psycopg.Cursor[Any]) -> None:
+        cursor.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self.schema)))
+        for statement in TABLES.split(";\n"):
+            cursor.execute(statement)
+
+    def _name_aside(self, cursor: psycopg.Cursor[Any]) -> str:
+        """That no schema has yet."""
+        taken = {name for (name,) in cursor.execute("SELECT nspname FROM pg_namespace")}
+        candidates = (f"damaged{n}_{self.schema}"[:MAX_NAME] for n in count())
+        return next(name for name in candidates if name not in taken)
+
+    @contextmanager
+    def _committing(self) -> Iterator[None]:
+        self._warnings.clear()
+        try:
+            yield
+        except psycopg.Error as failure:
+            raise JournalFailed(f"journal {self.name} cannot be written: {failure}") from failure
+        if self._warnings:  # for example, that a wait for replicas was cancelled
+            raise JournalFailed(f"journal {self.name} may not be safe: {'; '.join(self._warnings)}")
+
+    def _note(self, notice: psycopg.errors.Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            self._warnings.append(notice.message_primary or "")
+
+
+def find_postgres_journals(url: str, pool: str) -> dict[str, JournalHeader]:
+    """The pool's journals, by shard. They may be in use."""
+    named = re.compile(rf"{re.escape(pool)}(-\d+)?")
+    with _refusing(hide_password(url)), _connect(url, "stepwell pool") as db:
+        schemas = db.execute("SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)", (PREFIX,)).fetchall()
+        shards = sorted(name.removeprefix(PREFIX) for (name,) in schemas)
+        headers = {shard: _read_header(db, PREFIX + shard) for shard in shards if named.fullmatch(shard)}
+    return {shard: header for shard, header in headers.items() if header is not None}
+
+
+def _connect(url: str, application: str) -> psycopg.Connection[tuple[Any, ...]]:
+    given = CONNECTION | {"application_name": application} | conninfo_to_dict(url)
+    return psycopg.connect(make_conninfo(**given), autocommit=True, prepare_threshold=0)
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as failure:
+        raise JournalRefused(f"journal {name} cannot be opened: {str(failure).strip()}") from None
+
+
+def _read_header(db: psycopg.Connection[tuple[Any, ...]], schema: str) -> JournalHeader | None:
+    """None if there is no such journal."""
+    meta = sql.Identifier(schema, "meta")
+    there = db.execute("SELECT to_regclass(%s)", (meta.as_string(db),)).fetchone()
+    if there is None or there[0] is None:
+        return None
+    query = READ_HEADER.replace("FROM meta", f"FROM {meta.as_string(db)}")
+    return JournalHeader.parse(dict(db.execute(query).fetchall()))
+
+
+def _execute_all(cursor: psycopg.Cursor[Any], statements: Iterable[Statement]) -> None:
+    for statement, rows in statements:
+        cursor.executemany(_query(statement), (tuple(map(_as_written, row)) for row in rows))
+
+
+def _as_written(value: Any) -> Any:
+    """PostgreSQL has no text with a zero byte, and agents choose names."""
+    if isinstance(value, str):
+        return value.encode("unicode_escape").decode("ascii")
+    return value.cast("B") if isinstance(value, memoryview) else value
+
+
+def _as_read(value: Any) -> Any:
+    return value.encode("ascii").decode("unicode_escape") if isinstance(value, str) else value
+
+
+def _query(statement: str) -> str:
+    return statement.replace("?", "%s")

@@ -1,0 +1,158 @@
+"""Journals of other versions: older ones are read, newer ones are refused."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from stepwell.errors import JournalRefused
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.producing import Registration
+from stepwell.pool.shard.journal import TRAJECTORY_FIELDS, checksum
+from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from tests.builders import make_step
+from tests.unit.pool.shard.journals import kill, meta, open_pool, save
+
+
+def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
+    _, journal, _ = open_pool(path)
+    journal.db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
+    journal.close()
+    before = path.read_bytes()
+    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 8"):
+        open_pool(path)
+    assert path.read_bytes() == before
+
+
+def test_a_journal_from_before_there_were_untrainable_steps_is_read(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.rollout("leased", "p")
+    pool.rollout("held", "q")
+    leased = pool.lease(1, seconds=100)
+    assert leased is not None
+    save(pool, journal)
+    make_it_old(journal)
+    kill(journal)
+    pool, journal, restored = open_pool(path)
+    assert (restored.steps, restored.damaged) == (2, False)
+    assert pool.leasing.ack(leased[0]) == "done"
+    pool.leases = 1
+    assert [group[0].trajectory_uid for group in pool.take(1) or []] == ["held"]
+    assert pool.stats().channels["train"].shipped.steps == 2
+
+
+def make_it_old(journal: SqliteJournal) -> None:
+    """Turn it into what schema version 1 wrote."""
+    for number, info, *blobs in journal.db.execute("SELECT number, info, added, logprobs, mask FROM steps").fetchall():
+        old = orjson.dumps(orjson.loads(info)[:-1])
+        journal.db.execute(
+            "UPDATE steps SET info = ?, checksum = ? WHERE number = ?", (old, checksum(old, *blobs), number)
+        )
+    forget_sources(journal)
+    snapshot = meta(journal, "snapshot")
+    snapshot["ledgers"] = {name: ledger[:-1] for name, ledger in snapshot["ledgers"].items()}
+    for new in ("scored", "late_judgements", "failed_judgements"):
+        del snapshot["counters"][new]
+    journal.db.execute("UPDATE meta SET value = ? WHERE key = 'snapshot'", (orjson.dumps(snapshot),))
+    journal.db.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+    journal.db.execute("ALTER TABLE leases DROP COLUMN gate")
+    journal.db.execute("ALTER TABLE closed DROP COLUMN revision")
+    journal.db.execute("DROP TABLE late_rewards")
+    journal.commit_rows()
+
+
+def forget_sources(journal: SqliteJournal) -> None:
+    """Turn it into what schema version 3 wrote."""
+    forget_curation(journal)
+    shorten(journal, "groups", "seq")
+    shorten(journal, "trajectories", "number")
+    journal.db.execute("UPDATE meta SET value = '3' WHERE key = 'schema_version'")
+    journal.commit_rows()
+
+
+def forget_curation(journal: SqliteJournal) -> None:
+    """Turn it into what schema version 4 wrote."""
+    shorten(journal, "groups", "seq")
+    shorten(journal, "trajectories", "number")
+    journal.db.execute("DROP TABLE audit")
+    journal.db.execute("UPDATE meta SET value = '4' WHERE key = 'schema_version'")
+    journal.commit_rows()
+
+
+def shorten(journal: SqliteJournal, table: str, key: str) -> None:
+    """Take away the field that was added last."""
+    for number, info in journal.db.execute(f"SELECT {key}, info FROM {table}").fetchall():
+        shorter = orjson.dumps(orjson.loads(info)[:-1])
+        journal.db.execute(f"UPDATE {table} SET info = ? WHERE {key} = ?", (shorter, number))
+
+
+def forget_columns(journal: SqliteJournal, count: int, version: int) -> None:
+    """Turn it into what an older schema version wrote, without the last columns of steps."""
+    for number, info, added, logprobs, mask in journal.db.execute(
+        "SELECT number, info, added, logprobs, mask FROM steps"
+    ).fetchall():
+        shorter = orjson.dumps(orjson.loads(info)[:-count])
+        row = (shorter, checksum(shorter, added, logprobs, mask), number)
+        journal.db.execute("UPDATE steps SET info = ?, checksum = ? WHERE number = ?", row)
+    journal.db.execute(f"UPDATE meta SET value = '{version}' WHERE key = 'schema_version'")
+    journal.commit_rows()
+
+
+@pytest.mark.parametrize(("count", "version", "kept"), [(2, 5, ""), (1, 6, "lora-7")])
+def test_a_journal_from_before_steps_named_their_model_or_temperature_is_read(
+    path: Path, count: int, version: int, kept: str
+) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.register(Registration("t", "p"))
+    pool.submit([make_step(model="lora-7", temperature=0.5, extras={"kept": True})])
+    pool.complete("t", "p")
+    save(pool, journal)
+    forget_columns(journal, count, version)
+    kill(journal)
+    pool, journal, restored = open_pool(path)
+    assert not restored.damaged
+    assert meta(journal, "schema_version") == 8
+    taken = pool.take(1)
+    assert taken is not None
+    ((step,),) = taken
+    assert (step.model, step.temperature, step.extras) == (kept, None, {"kept": True})
+
+
+def test_a_journal_from_before_there_were_sources_is_read(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.send_group("a", 2, "maths")
+    pool.rollout("t", "b")
+    save(pool, journal)
+    forget_sources(journal)
+    kill(journal)
+    pool, journal, restored = open_pool(path)
+    assert (restored.steps, restored.damaged) == (3, False)
+    assert pool.ready_groups("train").groups == {"": {2: 1, 1: 1}}
+    assert meta(journal, "schema_version") == 8
+
+
+def test_a_journal_from_before_there_was_curation_is_read(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.send_group("a", 2, "maths")
+    save(pool, journal)
+    forget_curation(journal)
+    kill(journal)
+    pool, journal, restored = open_pool(path)
+    assert (restored.steps, restored.damaged) == (2, False)
+    assert pool.curator.audit(10) == []
+    assert pool.ready_groups("train").groups == {"maths": {2: 1}}
+
+
+def test_a_journal_of_a_version_that_held_trajectories_back_is_read(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.rollout("t", "p")
+    save(pool, journal)
+    rows = journal.db.execute("SELECT number, info FROM trajectories").fetchall()
+    for number, info in rows:
+        fields = dict(zip(TRAJECTORY_FIELDS, orjson.loads(info), strict=True)) | {"reward_left_out": True}
+        row = (orjson.dumps(list(fields.values())), number)
+        journal.db.execute("UPDATE trajectories SET info = ? WHERE number = ?", row)
+    journal.commit_rows()
+    kill(journal)
+    pool, _, _ = open_pool(path, Limits(require_reward=True))
+    assert pool.take(1) is not None
