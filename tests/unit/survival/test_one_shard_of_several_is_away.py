@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -18,7 +18,7 @@ from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client.shards import shard_of
 from tests.builders import make_step
 from tests.rig.atropos.server import ENVIRONMENT, TRAINER, serve_atropos
-from tests.rig.local_pool import LocalPool
+from tests.rig.local_pool import LocalPool, LocalTransport
 from tests.rig.waiting import until
 
 T = TypeVar("T")
@@ -111,6 +111,31 @@ async def test_a_watcher_follows_the_other_shards_and_catches_up_when_the_shard_
     come_back(pool)
     later = await pool.changes(changes.cursors)
     assert (later.missing, {snapshot.shard for snapshot in later.snapshots}) == ((), {AWAY})
+
+
+async def test_a_trainer_gets_the_groups_of_the_other_shards_without_delay(pool: LocalPool) -> None:
+    began = time.monotonic()
+    for _ in range(2):
+        batch = await pool.fetch_batch(1, lease=60.0)
+        assert pool.transport.services[AWAY].pool.state.trajectories.keys().isdisjoint(batch.columns.trajectory_uids)
+    assert time.monotonic() - began < 1.0
+
+
+async def test_a_shard_that_stops_while_it_is_taken_from_is_given_up_in_time() -> None:
+    class StopsAtTake(LocalTransport):
+        async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            if method == "take" and not self.shards_stopped:
+                self.shards_stopped.add(shard)
+            return await super().call(shard, method, args, kwargs)
+
+    pool = LocalPool(shards=2, transport=StopsAtTake)
+    for prompt in [next(prompt for prompt in "abcdefgh" if shard_of(prompt, 2) == index) for index in range(2)]:
+        await pool.register_trajectory(Registration(f"t-{prompt}", prompt))
+        await pool.submit_steps([make_step(f"t-{prompt}", prompt, is_last=True)])
+    batch = await pool.fetch_batch(1, timeout=20.0, lease=60.0)
+    (shard,) = {shard for shard, _ in batch.leases}
+    assert pool.transport.shards_stopped == {"data_pool", "data_pool-1"} - {shard}
+    come_back(pool)
 
 
 async def test_the_dashboard_names_the_shard_and_shows_the_others(pool: LocalPool) -> None:

@@ -3,14 +3,17 @@
 - A fetch that waits takes nothing. It takes its parts by calls of its own once there are enough, so a consumer that
   dies while it waits gets no batch.
 - Waiting costs a call for each change of what is ready, and one for each shard every few seconds.
-- A part that cannot be taken is looked for elsewhere. The other parts are kept by heartbeats meanwhile.
+- A shard that does not answer holds up no other, unless the order is strict: after a moment, groups are taken without
+  it. A part that cannot be taken is looked for elsewhere. The other parts are kept by heartbeats meanwhile.
 """
 
 import asyncio
 import heapq
 import time
+from collections.abc import Awaitable
 from dataclasses import replace
 from itertools import count
+from typing import TypeVar
 
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.api.leasing import (
@@ -25,8 +28,12 @@ from stepwell.pool.api.leasing import (
 from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.shards import ShardSet
 
+T = TypeVar("T")
+
 LOOK_TIMEOUT = 2.0
 """Seconds. A shard that restarts is not waited for."""
+LOOK_PATIENCE = 0.25
+"""Seconds after which a fetch goes on without the shards that have not answered yet."""
 MAX_WAIT = 5.0
 """Seconds that one call waits for a change. A call that nobody listens to any more ends after that."""
 HISTORY_WAIT = 1.0
@@ -99,8 +106,21 @@ class _Fetch:
         await asyncio.gather(*self._watches.values(), return_exceptions=True)
 
     async def _look(self, names: tuple[str, ...]) -> None:
-        """What these shards could hand out now."""
-        await asyncio.gather(*(self._watch(name, None, 0.0) for name in names))
+        """What these shards could hand out now. A shard that does not say so soon is waited for later."""
+        looks = []
+        for name in names:
+            self._summaries.pop(name, None)
+            looks.append(self._start_watch(name, 0.0))
+        done, _ = await asyncio.wait(looks, timeout=LOOK_PATIENCE)
+        for look in done:
+            look.result()
+
+    def _start_watch(self, name: str, wait: float) -> asyncio.Task[None]:
+        if name in self._watches:
+            self._watches[name].cancel()
+        watch = asyncio.create_task(self._watch(name, self._summaries.get(name), wait))
+        self._watches[name] = watch
+        return watch
 
     async def _watch(self, name: str, seen: ReadySummary | None, wait: float) -> None:
         """What the shard could hand out, as soon as it is not what was `seen`."""
@@ -116,10 +136,11 @@ class _Fetch:
         """Until what can be handed out has changed in one of the shards."""
         for name in self._names:
             if name not in self._watches or self._watches[name].done():
-                longest = HISTORY_WAIT if self._tries_each_change else MAX_WAIT
-                watch = self._watch(name, self._summaries.get(name), min(longest, timeout))
-                self._watches[name] = asyncio.create_task(watch)
-        await asyncio.wait(self._watches.values(), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                self._start_watch(name, min(HISTORY_WAIT if self._tries_each_change else MAX_WAIT, timeout))
+        watches = self._watches.values()
+        done, _ = await asyncio.wait(watches, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for watch in done:
+            watch.result()
 
     @property
     def _tries_each_change(self) -> bool:
@@ -144,7 +165,8 @@ class _Fetch:
         shard = self._shards.at(name, await_restart=False)
         with self._held.holding(lease):
             try:
-                part = await shard.take(replace(self._request, count=count), self._lease, lease[1])
+                take = shard.take(replace(self._request, count=count), self._lease, lease[1])
+                part = await self._while_it_answers(name, take)
             except PoolUnavailable:
                 self._held.put_back([lease])
                 self._summaries.pop(name, None)
@@ -154,6 +176,16 @@ class _Fetch:
         else:
             self._parts.append(part)
             self._missing -= count
+
+    async def _while_it_answers(self, name: str, call: Awaitable[T]) -> T:
+        """A large part may take long. A shard that does not even say its plan meanwhile is given up."""
+        calling = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait([calling], timeout=LOOK_TIMEOUT))[0]:
+                await self._shards.at(name, timeout=LOOK_TIMEOUT, await_restart=False).plan()
+            return calling.result()
+        finally:
+            calling.cancel()
 
     async def _give_up(self, timeout: float) -> None:
         answer = await self._shards.ask_all(lambda shard: shard.waiting_for(self._request))
