@@ -63,23 +63,23 @@ class Auditor:
 
     def note_delivered(self, steps: Iterable[Step], at: float = 0.0) -> None:
         for step in steps:
-            self.delivered[step.trajectory_uid] += 1
-            self.uids[step.uid] += 1
-            self.arrived_at.setdefault(step.trajectory_uid, at)
+            self._note_step(step.trajectory_uid, step.uid, at)
 
     async def follow(self, pool: PoolClient) -> None:
-        """Train until `drain`, to measure how long delivery takes. A task of its own beside the agents."""
+        """Train until `drain`, to measure how long delivery takes. A task of its own beside the agents. The next batch
+        does not wait for an acknowledgement, as in our trainers."""
         async with asyncio.TaskGroup() as training:
             for _ in range(TRAINERS):
-                training.create_task(self._train(pool))
+                training.create_task(self._train(pool, training))
 
     async def drain(self, pool: PoolClient) -> None:
         """Take everything that is ready, once all agents have ended."""
         self.stopped.set()
         seen_at = time.monotonic()
         while True:
-            if await self._take(pool):
+            if (batch := await self._fetch(pool)) is not None:
                 seen_at = time.monotonic()
+                await self._acknowledge(pool, batch, seen_at)
             elif not self._has_missing() or time.monotonic() - seen_at > self.patience:
                 return
 
@@ -104,41 +104,44 @@ class Auditor:
             "leases_lost": self.leases_lost,
         }
 
+    def _note_step(self, trajectory_uid: str, uid: str, at: float) -> None:
+        self.delivered[trajectory_uid] += 1
+        self.uids[uid] += 1
+        self.arrived_at.setdefault(trajectory_uid, at)
+
     def _missing_of(self, uid: str) -> int:
         return max(0, self.answered[uid] - self.delivered[uid])
 
     def _has_missing(self) -> bool:
         return any(map(self._missing_of, self.completed))
 
-    async def _train(self, pool: PoolClient) -> None:
+    async def _train(self, pool: PoolClient, training: asyncio.TaskGroup) -> None:
         while not self.stopped.is_set():
-            await self._take(pool)
+            if (batch := await self._fetch(pool)) is not None:
+                training.create_task(self._acknowledge(pool, batch, time.monotonic()))
 
-    async def _take(self, pool: PoolClient) -> bool:
-        """Whether there was a group."""
+    async def _fetch(self, pool: PoolClient) -> Batch | None:
         try:
-            batch = await pool.fetch_batch(
+            return await pool.fetch_batch(
                 1, timeout=self.fetch_timeout, lease=60.0, min_exactness="retokenized", untrainable=True
             )
         except FetchTimeout:
-            return False
+            return None
         except PoolUnavailable:
             await asyncio.sleep(RETRY_PAUSE)
-            return False
-        arrived = time.monotonic()
-        if await self._acknowledge(pool, batch):
-            self.note_delivered(batch.steps(), arrived)
-        return True
+            return None
 
-    async def _acknowledge(self, pool: PoolClient, batch: Batch) -> bool:
-        """False if the lease is lost. Tried again while a shard is away, as a trainer does."""
+    async def _acknowledge(self, pool: PoolClient, batch: Batch, arrived: float) -> None:
+        """Tried again while a shard is away. If the lease is lost, the batch comes again, and is not counted."""
         while True:
             try:
                 await pool.ack(batch)
             except PoolUnavailable:
                 await asyncio.sleep(RETRY_PAUSE)
+                continue
             except LeaseExpired:
                 self.leases_lost += 1
-                return False
-            else:
-                return True
+                return
+            for trajectory_uid, uid in zip(batch.columns.trajectory_uids, batch.columns.uids, strict=True):
+                self._note_step(trajectory_uid, uid, arrived)
+            return

@@ -25,7 +25,7 @@ from tests.rig.threads import in_thread
 POOL = "data_pool"
 READY_TIMEOUT = 60.0
 POOL_NODE: Mapping[str, Any] = {"resources": {"pool": 1}}
-"""A node on which shards may run."""
+"""A node on which any number of shards may run."""
 LOG_LINES = 15
 """Of each log that is shown if a row fails."""
 
@@ -109,11 +109,11 @@ async def survival_cluster(
     """`nodes` are the nodes besides the head's, by the parameters of RayNodes.add_node; shards live on those that offer
     the resource "pool". `ray` is a cluster that the row has started itself; nodes are added to it.
 
-    `pool` are flags of `stepwell pool`, `gateway_flags` those of `stepwell gateway`.
+    `pool` are flags of `stepwell pool`, `gateway_flags` those of `stepwell gateway`; None leaves one out.
     """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="survival-")))
-        stack.enter_context(_logs_of_failure(folder))
+        stack.enter_context(logs_of_failure(folder))
         engine = stack.enter_context(in_thread(FakeEngine()))
         if ray is None:
             address = stack.enter_context(redis_server()) if redis else None
@@ -143,7 +143,8 @@ async def survival_cluster(
 @contextmanager
 def kept_pool(ray: RayNodes, log: Path, flags: Mapping[str, object]) -> Iterator[None]:
     line = [sys.executable, "-m", "stepwell", "pool", "--keep", "--ray-address", ray.address]
-    for name, value in flags.items():
+    given = {name: value for name, value in flags.items() if value is not None}
+    for name, value in given.items():
         line += [f"--{name.replace('_', '-')}", str(value)]
     with log.open("ab") as output:
         process = subprocess.Popen(line, stdout=output, stderr=output)
@@ -155,7 +156,7 @@ def kept_pool(ray: RayNodes, log: Path, flags: Mapping[str, object]) -> Iterator
 
 
 @contextmanager
-def _logs_of_failure(folder: Path) -> Iterator[None]:
+def logs_of_failure(folder: Path) -> Iterator[None]:
     """The logs are gone with the folder."""
     try:
         yield

@@ -5,7 +5,9 @@ from benchmarks.survival.cluster import POOL_NODE, survival_cluster
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
 
-GATEWAYS, AGENTS, ROLLOUTS = 4, 20, 50
+GATEWAYS, SHARDS = 4, 2
+AGENTS, ROLLOUTS = 20, 50
+"""Each agent makes so many rollouts."""
 
 
 class SeveralGateways:
@@ -14,8 +16,8 @@ class SeveralGateways:
 
     async def run(self, *, quick: bool) -> RowOutcome:
         auditor = Auditor()
-        gateways, nodes, agents, rollouts = (2, 1, 5, 4) if quick else (GATEWAYS, 2, AGENTS, ROLLOUTS)
-        async with survival_cluster(gateways=gateways, shards=2, nodes=[POOL_NODE] * nodes) as cluster:
+        gateways, shards, agents, rollouts = (2, 1, 10, 6) if quick else (GATEWAYS, SHARDS, AGENTS, ROLLOUTS)
+        async with survival_cluster(gateways=gateways, shards=shards, nodes=[POOL_NODE] * shards) as cluster:
             await AgentLoad(cluster.urls, auditor, pause=0.0).run(agents, rollouts)
             await auditor.drain(cluster.pool)
         return RowOutcome(auditor.figures(), NOTHING_LOST, {"answered_percent": 100.0})

@@ -1,15 +1,19 @@
 """All rows of the table, in its order."""
 
+from benchmarks.survival.forks import ForkingTrajectory
 from benchmarks.survival.gateways import SeveralGateways
 from benchmarks.survival.head import LostHead
 from benchmarks.survival.hostile import HostileRequests
+from benchmarks.survival.link_down import LinkDown
 from benchmarks.survival.lost_node import NodeLostWithDatabase, NodeLostWithFiles
 from benchmarks.survival.postgres_failover import PostgresFailover
 from benchmarks.survival.row import SurvivalRow
 from benchmarks.survival.stopped_shard import StoppedShard
+from benchmarks.survival.waiting_fetch import WaitingFetch
 
 ROWS: tuple[SurvivalRow, ...] = (
     SeveralGateways(),
+    ForkingTrajectory(),
     LostHead(10, redis=False),
     LostHead(10, redis=True),
     LostHead(90, redis=False),
@@ -17,6 +21,10 @@ ROWS: tuple[SurvivalRow, ...] = (
     NodeLostWithFiles(),
     NodeLostWithDatabase(),
     PostgresFailover(),
+    LinkDown(5),
+    LinkDown(45),
+    LinkDown(120),
     StoppedShard(),
     HostileRequests(),
+    WaitingFetch(),
 )

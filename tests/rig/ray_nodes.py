@@ -17,7 +17,7 @@ from typing import Any
 from tests.rig.gateways import free_port
 from tests.rig.waiting import wait_until
 
-from tests.rig import ray_cluster  # isort: skip # noqa: F401 - sets Ray's environment before Ray is imported
+from tests.rig import ray_cluster  # isort: skip # sets Ray's environment before Ray is imported
 
 STORE = 80 * 2**20
 """Ray's smallest object store is 75 MiB."""
@@ -25,42 +25,51 @@ LOOPBACK = "127.0.0.1"
 
 
 class RayNodes:
-    """Use it through `ray_nodes`. Every node listens on loopback only."""
+    """Use it through `ray_nodes`."""
 
-    def __init__(self, redis: str | None = None) -> None:
-        """`redis` is the address of a Redis that keeps the head's state; without it, a new head knows nothing."""
-        self.address = f"{LOOPBACK}:{free_port()}"
+    def __init__(self, redis: str | None = None, host: str = LOOPBACK) -> None:
+        """`redis` is the address of a Redis that keeps the head's state; without it, a new head knows nothing. Every
+        node listens on `host`."""
+        self.address = f"{host}:{free_port()}"
+        self._host = host
         self._redis = redis
-        self._settings = {
+        self.settings: dict[str, str] = {
+            **ray_cluster.SETTINGS,
             "RAY_external_storage_namespace": f"test-{secrets.token_hex(4)}",
             "RAY_gcs_rpc_server_reconnect_timeout_s": "600" if redis else "60",
         }
+        """Ray's, for the processes of every node."""
         self._head: Any = None
         self._nodes: dict[Any, dict[str, Any]] = {}
         """With what they were started."""
 
     def start_head(self, **params: Any) -> None:
         """At the same address as before. The head offers no CPUs unless told."""
-        given = {"num_cpus": 0, "gcs_server_port": int(self.address.split(":")[1]), **params}
+        port = int(self.address.split(":")[1])
+        given = {"num_cpus": 0, "node_ip_address": self._host, "gcs_server_port": port, **params}
         if self._redis is not None:
             given |= {"external_addresses": [self._redis] * 2, "num_redis_shards": 1}
-        with _environment(self._settings):
-            self._head = _start_node(given, is_head=True)
+        with _environment(self.settings):
+            self._head = start_node(given, is_head=True)
 
     def kill_head(self) -> None:
         """SIGKILL to all its processes."""
-        _kill(self._head)
+        kill_node_processes(self._head)
 
     def add_node(self, **params: Any) -> Any:
         """Another node, with a raylet of its own."""
-        with _environment(self._settings):
-            node = _start_node({"gcs_address": self.address, "num_cpus": 1, **params}, is_head=False)
+        with _environment(self.settings):
+            node = start_node(self.node_params(**params), is_head=False)
         self._nodes[node] = params
         return node
 
+    def node_params(self, **params: Any) -> dict[str, Any]:
+        """With what a node is started that joins this cluster, on this host unless told."""
+        return {"gcs_address": self.address, "num_cpus": 1, "node_ip_address": self._host, **params}
+
     def kill_node(self, node: Any) -> None:
         del self._nodes[node]
-        _kill(node)
+        kill_node_processes(node)
 
     def replace_nodes(self) -> None:
         """Start all nodes but the head's again, as a supervisor does for nodes whose head has lost its state."""
@@ -71,7 +80,7 @@ class RayNodes:
     def close(self) -> None:
         for node in (*self._nodes, self._head):
             if node is not None:
-                _kill(node)
+                kill_node_processes(node)
 
     def run(self, *command: str, **flags: object) -> str:
         """A `stepwell` command on this cluster; returns its output."""
@@ -84,9 +93,9 @@ class RayNodes:
 
 
 @contextmanager
-def ray_nodes(redis: str | None = None) -> Iterator[RayNodes]:
+def ray_nodes(redis: str | None = None, host: str = LOOPBACK) -> Iterator[RayNodes]:
     """A cluster with a head. Further nodes are added by the test."""
-    nodes = RayNodes(redis)
+    nodes = RayNodes(redis, host)
     try:
         nodes.start_head()
         yield nodes
@@ -115,7 +124,7 @@ def has_redis() -> bool:
     return shutil.which("redis-server") is not None
 
 
-def _start_node(params: Mapping[str, Any], *, is_head: bool) -> Any:
+def start_node(params: Mapping[str, Any], *, is_head: bool) -> Any:
     """As ray.cluster_utils does, but without writing the address where other programs on this machine look for it."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
@@ -123,7 +132,6 @@ def _start_node(params: Mapping[str, Any], *, is_head: bool) -> Any:
     common = {
         "num_gpus": 0,
         "object_store_memory": STORE,
-        "node_ip_address": LOOPBACK,
         "min_worker_port": 0,
         "max_worker_port": 0,
         "include_dashboard": False,
@@ -133,7 +141,7 @@ def _start_node(params: Mapping[str, Any], *, is_head: bool) -> Any:
     return Node(RayParams(**{**common, **params}), head=is_head, shutdown_at_exit=False, spawn_reaper=True)
 
 
-def _kill(node: Any) -> None:
+def kill_node_processes(node: Any) -> None:
     node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
