@@ -65,10 +65,11 @@ class LocalPool(PoolClient):
         part_timeout: float = PART_TIMEOUT,
         heartbeat_interval: float = 2.5,
         heartbeat_timeout: float = 10.0,
+        uid: str = "",
         **limits: Any,
     ) -> None:
         self._now = 0.0
-        self.plan = PoolPlan(shards=shards, limits=Limits(**limits))
+        self.plan = PoolPlan(shards=shards, limits=Limits(**limits), uid=uid)
         time = clock or (lambda: self._now)
         services = {
             name: ShardService(

@@ -51,6 +51,9 @@ class RecordingPool:
     async def stop_serving(self) -> None:
         pass
 
+    async def pool_uid(self) -> str:
+        return ""
+
     async def shard_finder(self) -> Callable[[str], str]:
         return lambda prompt_uid: ""
 

@@ -88,6 +88,8 @@ class Columns:
     """All other columns, by their packed name: arrays and lists."""
     bases: Bases | None = None
     """The prefix tree, where it is known."""
+    sent_at: float | None = None
+    """The sender's clock when the steps left, in wall-clock seconds: their ages are told by one clock."""
     _expanded: IntArray | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -147,12 +149,13 @@ class Columns:
         """Sent by the columns' names, as in common/message_format.py."""
         values: dict[str, Any] = {name: getattr(self, name) for name in PER_STEP}
         values |= {"tokens": self.added, "logprobs": self.logprobs, "mask": self.mask, "bases": self.bases}
+        values["sent_at"] = self.sent_at
         return restore_columns, (FORMAT, values | dict(self.carried))
 
 
 STATE = tuple(attribute.name for attribute in fields(Columns) if attribute.name != "_expanded")
 FLAT = ("added", "logprobs", "mask")
-PER_STEP = tuple(name for name in STATE if name not in (*FLAT, "carried", "bases"))
+PER_STEP = tuple(name for name in STATE if name not in (*FLAT, "carried", "bases", "sent_at"))
 NAMES = tuple(column.name for column in SCALAR_COLUMNS)
 SCALARS = attrgetter(*NAMES)
 UNPACKED = ("prompt_ids", "response_ids", "response_logprobs", "response_mask", *NAMES)
@@ -177,6 +180,7 @@ def make_columns(count: int, values: Mapping[str, Any]) -> Columns:
         response_lengths_S=values["response_lengths_S"],
         carried={name: scalars.pop(name) for name in CARRIED_NAMES},
         bases=values.get("bases"),
+        sent_at=values.get("sent_at"),
         **scalars,
     )
 
@@ -267,6 +271,7 @@ def cut(columns: Columns, sizes: Sequence[int]) -> list[Columns]:
             mask=columns.mask[of_responses],
             carried={name: column[here] for name, column in columns.carried.items()},
             bases=None if bases is None else _moved(Bases(bases.base_S[here], bases.shared_S[here]), -start),
+            sent_at=columns.sent_at,
             **values,
         )
 
@@ -284,7 +289,12 @@ def stack(parts: Sequence[Columns]) -> Columns:
     if any(part.bases is None for part in parts):  # a tree without some of the steps would be misread
         parts = [part.expanded() for part in parts]
     carried = {name: _joined([part.carried[name] for part in parts]) for name in parts[0].carried}
-    return Columns(**{name: whole(name) for name in (*FLAT, *PER_STEP)}, carried=carried, bases=_stacked_bases(parts))
+    return Columns(
+        **{name: whole(name) for name in (*FLAT, *PER_STEP)},
+        carried=carried,
+        bases=_stacked_bases(parts),
+        sent_at=parts[0].sent_at,
+    )
 
 
 # -- as bytes, for a file ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell.gateway.recording.spool import SpoolFile
+from stepwell.gateway.recording.spool_file import SpoolFile
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.batch import batch_from_arrow

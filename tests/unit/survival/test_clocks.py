@@ -1,7 +1,7 @@
 """D9: leases and deadlines count the seconds that a shard runs, whatever the wall clock does while it is up or down."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +108,32 @@ async def test_the_grace_after_a_completion_is_not_ended_by_a_jump(shard: Shard)
     shard.clocks.wall += HOUR
     late = make_step("t", "t", uid="in flight", started_at=began)
     assert await shard.service.submit_steps(pack([late])) == [SubmitVerdict.ACCEPTED]
+    shard.kill()
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
+@pytest.mark.parametrize(
+    ("age", "verdict"), [(20.0, SubmitVerdict.ACCEPTED), (2.0, SubmitVerdict.LATE)], ids=["in flight", "begun later"]
+)
+async def test_a_late_step_is_judged_by_its_age_whatever_the_clock_of_its_gateway_says(
+    shard: Shard, ahead: float, age: float, verdict: SubmitVerdict
+) -> None:
+    await shard.begin("t")
+    await shard.service.answer([CompleteCall("t", "t", 1.0)])
+    shard.clocks.run(10.0)
+    sent_at = shard.clocks.wall + ahead
+    late = pack([make_step("t", "t", uid="late", started_at=sent_at - age)])
+    assert await shard.service.submit_steps(replace(late, sent_at=sent_at)) == [verdict]
+    shard.kill()
+
+
+async def test_a_step_of_a_gateway_whose_clock_was_set_back_meanwhile_is_taken_in_its_grace(shard: Shard) -> None:
+    await shard.begin("t")
+    began = shard.clocks.wall
+    await shard.service.answer([CompleteCall("t", "t", 1.0)])
+    shard.clocks.run(10.0)
+    late = pack([make_step("t", "t", uid="late", started_at=began)])
+    assert await shard.service.submit_steps(replace(late, sent_at=began - HOUR)) == [SubmitVerdict.ACCEPTED]
     shard.kill()
 
 

@@ -7,7 +7,14 @@ import pytest
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.producing import CompleteCall, EndResult, FlushNeeded, KnowsCall, Registration
+from stepwell.pool.api.producing import (
+    CompleteCall,
+    EndResult,
+    FlushNeeded,
+    KnowsCall,
+    Registration,
+    RewardGiven,
+)
 from stepwell.pool.shard.gateway_roster import HEARTBEAT
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
@@ -153,3 +160,44 @@ async def test_after_a_restart_all_gateways_are_asked(tmp_path: Path, clock: Clo
     await shard.flushed("b", ["t"])
     assert await shard.answer([COMPLETION]) == [EndResult.COMPLETED]
     journal.close()
+
+
+async def test_after_a_restart_a_gateway_is_asked_that_had_only_listened(tmp_path: Path, clock: Clock) -> None:
+    def started() -> tuple[ShardService, SqliteJournal]:
+        journal = SqliteJournal(tmp_path / "journal.db", closed_kept=10)
+        return ShardService(PoolPlan(), "data_pool", journal=journal, monotonic=clock, recheck_interval=0.01), journal
+
+    shard, journal = started()
+    assert await shard.flush_requests("b", 0.0) == []
+    await serve(shard, "a")
+    journal.close()
+    shard, journal = started()
+    (answer,) = await shard.answer([COMPLETION])
+    assert isinstance(answer, FlushNeeded)
+    journal.close()
+
+
+async def test_the_reward_of_a_step_waits_until_the_gateway_that_holds_the_step_has_sent_it(
+    shard: ShardService,
+) -> None:
+    await serve(shard, "a", "b")
+    reward = RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, step_index=0, gateway="a")
+    rewarding = asyncio.create_task(shard.give_reward(reward))
+    assert await shard.flush_requests("b", 30.0) == ["t"]
+    await send_step(shard, "s")
+    await shard.flushed("b", ["t"])
+    assert await rewarding
+    (step,) = shard.pool.state.trajectories["t"].steps.values()
+    assert step.reward == 0.5
+
+
+async def test_the_reward_of_a_trajectory_waits_for_no_gateway(shard: ShardService) -> None:
+    await serve(shard, "a", "b")
+    assert await shard.give_reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, gateway="a"))
+
+
+async def test_a_shard_without_its_journal_refuses_what_gateways_tell_it() -> None:
+    shard = ShardService(PoolPlan(), "data_pool", refusal="it waits for its journal")
+    for call in (shard.flush_requests("a", 0.0), shard.flushed("a", ["t"]), shard.leave("a")):
+        with pytest.raises(PoolUnavailable, match="waits for its journal"):
+            await call

@@ -9,10 +9,12 @@ from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import CompleteCall, EndResult, Registration, SubmitVerdict
+from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.steps.columns import pack
 from tests.builders import make_step
+from tests.rig.local_pool import LocalTransport
 
 TOKENS = range(20_000)
 
@@ -102,6 +104,9 @@ async def test_a_nearly_full_disk_takes_no_new_data_and_serves_what_is_there(
     with pytest.raises(PoolUnavailable, match="takes no new data"):
         await submit(service, 1)
     assert (await service.stats()).short_of_disk == 1
+    client = PoolClient("data_pool", transport=LocalTransport({"data_pool": service}))
+    with pytest.raises(PoolUnavailable, match="data_pool: no new data is taken, .* Free some space"):
+        await client.check()
     assert await service.answer([CompleteCall("t0", "p0", 1.0)]) == [EndResult.COMPLETED]
     leased = await service.fetch_batch(BatchRequest(count=1, channel="train"), 1.0, 60.0, "lease")
     assert leased.columns.trajectory_uids == ["t0"]

@@ -121,10 +121,15 @@ class Outbox:
         self._on_disk: Counter[str] = Counter()
         """Steps that are in the spool alone, by trajectory."""
         self._is_recalling = False
+        self._leftovers: Sequence[Step] = ()
+        """Steps of an earlier process, until it is known that they are for this pool. Some may be on disk only."""
+        self._left_on_disk: Counter[str] = Counter()
         if spool is not None:
-            self._queue.add(spool.take_leftovers())
-            self._on_disk += spool.found_on_disk
+            self._leftovers, self._left_on_disk = spool.take_leftovers(), spool.found_on_disk
+            self._queue.add(self._leftovers)
+            self._on_disk += self._left_on_disk
             self._arrived.set()
+        self._is_claimed = spool is None
 
     @property
     def waiting(self) -> int:
@@ -203,13 +208,13 @@ class Outbox:
         if self._spool is not None:
             loop = asyncio.get_running_loop()
             self._spool.on_given_up = lambda uids: loop.call_soon_threadsafe(self._given_up_on_disk, uids)
-            self._recall()
         async with asyncio.TaskGroup() as sending:
             while True:
                 await self._arrived.wait()
                 self._arrived.clear()
                 try:
                     shard_of = await self._pool.shard_finder()
+                    await self._claim_spool()
                 except Exception as failure:  # noqa: BLE001 - whatever it is, the steps wait for the pool
                     log.warning("%d steps are waiting for the pool: %s", self.waiting, failure)
                     await asyncio.sleep(self._retry_pause)
@@ -234,6 +239,22 @@ class Outbox:
             sender.failed = 0
             if message and not await self._send(lane, sender, message):
                 await asyncio.sleep(self._retry_pause)
+
+    async def _claim_spool(self) -> None:
+        """Once, as soon as the pool answers: steps for another pool, which would refuse them, are not sent."""
+        if self._spool is None or self._is_claimed:
+            return
+        is_own = self._spool.claim(await self._pool.pool_uid())
+        self._is_claimed = True
+        if not is_own:
+            apart = self._queue.discard(self._leftovers)
+            left = Counter(step.trajectory_uid for step in self._leftovers) + self._left_on_disk
+            self.lost["other_pool"] += left.total()
+            self._on_disk -= left - Counter(step.trajectory_uid for step in apart)
+            for uid in left:
+                self._wake(uid)
+        self._leftovers = ()
+        self._recall()
 
     def _hurry(self) -> None:
         self._is_hurried = self._queue.has_unsorted

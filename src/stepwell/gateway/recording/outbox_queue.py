@@ -119,6 +119,15 @@ class OutboxQueue:
         else:
             del self._by_trajectory[step.trajectory_uid]
 
+    def discard(self, steps: Iterable[Step]) -> list[Step]:
+        """No longer hold those of these steps that are in no lane yet. Returns them."""
+        discarded = [step for step in steps if step in self._numbers]
+        gone = set(discarded)
+        self._unsorted = deque(step for step in self._unsorted if step not in gone)
+        for step in discarded:
+            self.settle(step)
+        return discarded
+
     def trim(self) -> list[Step]:
         """Give up the oldest steps until the bounds are kept. Returns them."""
         dropped: list[Step] = []

@@ -4,19 +4,15 @@
 - A step is on disk until it is removed. The steps that an earlier process left are sent again.
 - A step that is released is on disk only, until it is recalled. So more steps can wait than fit into memory. Beyond
   `max_bytes`, released steps are given up.
-- While a spool is open, no other process can open its file. The lock ends with the process.
-- A damaged file is set aside; the rows that can be read are copied to a new file.
+- What the disk did not take is written as soon as it can be.
 
 A kill -9 of the gateway costs the steps of the last milliseconds, which the thread has not written. A loss of power may
 cost more, because the disk is not synced at every change. A step may be sent again after a kill; the pool takes it
-once. If the disk fails, the copies are lost, not the steps in memory.
+once. While the disk fails, new steps are in memory only.
 """
 
-import contextlib
 import logging
 import queue
-import sqlite3
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,12 +20,9 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
-from uuid import uuid4
-from zlib import crc32
 
-from stepwell.common.sqlite_file import open_wal, set_aside_damaged
-from stepwell.errors import StepwellError
-from stepwell.steps.columns import from_bytes, to_bytes
+from stepwell.gateway.recording.spool_file import MAX_FOUND, SpoolFile
+from stepwell.steps.columns import to_bytes
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.gateway")
@@ -38,17 +31,10 @@ GATHER_SECONDS = 0.005
 """How long changes are gathered. A step that comes and goes within this time is never written."""
 MAX_ROW = 64
 """Steps in one row. A row is deleted when its last step is removed."""
-TABLE = "CREATE TABLE IF NOT EXISTS messages (n INTEGER PRIMARY KEY, packed BLOB, checksum INTEGER)"
-LOG_SIZE = 64 * 2**20
-"""Bytes that SQLite's write-ahead log may keep on disk while it is empty."""
 MAX_BYTES = 16 * 2**30
 """Bytes of packed steps on disk."""
-MAX_FOUND = 256 * 2**20
-"""Bytes that are read at the start, of what an earlier process left."""
-LOCK_TIMEOUT = 1.0
-"""Seconds to wait until an earlier process closes the file."""
-LOG_INTERVAL = 1.0
-"""Seconds between two log lines about a disk that fails."""
+RETRY_PAUSE = 1.0
+"""Seconds until steps that the disk did not take are written again."""
 
 
 class Change(Enum):
@@ -62,6 +48,11 @@ class SpoolChange(NamedTuple):
     what: Change
 
 
+class PoolClaim(NamedTuple):
+    uid: str
+    sets_apart: bool
+
+
 class SpoolRecall(NamedTuple):
     nbytes: int
     deliver: Callable[[list[Step]], object]
@@ -72,25 +63,29 @@ class Spool:
         """StepwellError if another process has the file open, or if it cannot be used. Of what an earlier process left,
         `most_found` bytes are read at once."""
         self.unwritten = 0
-        """Steps that could not be written."""
+        """Steps that could not be written at once."""
         self.on_given_up: Callable[[list[str]], object] = lambda _: None
         """Called in the spool's thread with the trajectory of each released step that is not on disk."""
         self._max_bytes = max_bytes
         self._file = SpoolFile(path, most_found)
-        self._changes: queue.SimpleQueue[SpoolChange | SpoolRecall | None] = queue.SimpleQueue()
+        self._changes: queue.SimpleQueue[SpoolChange | PoolClaim | SpoolRecall | None] = queue.SimpleQueue()
         self._rows: dict[Step, int] = {}
         """The row of each step."""
         self._left: dict[int, int] = {}
         """How many steps of a row are not removed."""
         self._spent: list[int] = []
         """Rows to delete."""
+        self._unwritten: dict[Step, None] = {}
+        """Steps that the disk has not taken yet."""
+        self._counted: set[Step] = set()
+        """Those of them that are counted."""
         self._released = {row: dict(steps) for row, steps in self._file.unread.items()}
         """By row, oldest first: the trajectories of the steps that are on disk only, by the steps' uids."""
         for row, steps in self._file.found.items():
             self._keep(row, steps)
         for row, uids in self._file.unread.items():
             self._left[row] = len(uids)
-        self._last_row = max(self._left, default=0)
+        self._last_row = self._last_leftover = max(self._left, default=0)
         self._thread = threading.Thread(target=self._write_changes, name="stepwell-spool", daemon=True)
         self._thread.start()
 
@@ -109,6 +104,14 @@ class Spool:
         leftovers = [step for steps in self._file.found.values() for step in steps]
         self._file.found.clear()
         return leftovers
+
+    def claim(self, pool_uid: str) -> bool:
+        """The steps from now on are for this pool. False if those that an earlier process left are for another one:
+        then they are set apart, and are no longer here."""
+        is_own = self._file.pool_uid in ("", pool_uid)
+        if pool_uid != self._file.pool_uid:
+            self._changes.put(PoolClaim(pool_uid, not is_own))
+        return is_own
 
     def add(self, steps: Sequence[Step]) -> None:
         self._changes.put(SpoolChange(steps, Change.ADD))
@@ -134,11 +137,14 @@ class Spool:
     def _write_changes(self) -> None:
         is_open = True
         while is_open:
-            changes = [self._changes.get()]
+            changes = self._await_changes()
             time.sleep(GATHER_SECONDS)
             while not self._changes.empty():
                 changes.append(self._changes.get())
             is_open = None not in changes
+            for change in changes:
+                if isinstance(change, PoolClaim):
+                    self._claim(change)
             made = [change for change in changes if isinstance(change, SpoolChange)]
             fresh = self._sort(made)
             if self._spent and self._file.delete(self._spent):
@@ -149,9 +155,25 @@ class Spool:
                 if isinstance(change, SpoolRecall):
                     change.deliver(self._read_released(change.nbytes))
 
+    def _await_changes(self) -> list[SpoolChange | PoolClaim | SpoolRecall | None]:
+        """None of them after a while if there is something to write again."""
+        try:
+            return [self._changes.get(timeout=RETRY_PAUSE if self._unwritten or self._spent else None)]
+        except queue.Empty:
+            return []
+
+    def _claim(self, claim: PoolClaim) -> None:
+        if claim.sets_apart and not self._file.set_apart(self._last_leftover):
+            return  # what is written from now on is apart too when a gateway starts with this file again
+        if claim.sets_apart:
+            self._rows = {step: row for step, row in self._rows.items() if row > self._last_leftover}
+            self._left = {row: left for row, left in self._left.items() if row > self._last_leftover}
+            self._released = {row: kept for row, kept in self._released.items() if row > self._last_leftover}
+        self._file.claim(claim.uid)
+
     def _sort(self, changes: Sequence[SpoolChange]) -> list[Step]:
         """Returns the steps to write. Rows without steps are added to `_spent`."""
-        fresh: dict[Step, None] = {}
+        fresh, self._unwritten = self._unwritten, {}
         for steps, what in changes:
             if what is Change.ADD:
                 fresh.update(dict.fromkeys(steps))
@@ -167,6 +189,7 @@ class Spool:
         given_up = []
         for step in steps:
             row = self._rows.pop(step, None)
+            self._unwritten.pop(step, None)
             if row is not None and self._file.nbytes <= self._max_bytes:
                 self._released.setdefault(row, {})[step.uid] = step.trajectory_uid
                 continue
@@ -191,12 +214,27 @@ class Spool:
 
     def _insert(self, fresh: Sequence[Step]) -> None:
         for start in range(0, len(fresh), MAX_ROW):
-            steps = fresh[start : start + MAX_ROW]
-            self._last_row += 1
-            if self._file.insert(self._last_row, steps):
-                self._keep(self._last_row, steps)
-            else:
-                self.unwritten += len(steps)
+            self._insert_row(fresh[start : start + MAX_ROW])
+        self._counted = set(self._unwritten)
+
+    def _insert_row(self, steps: Sequence[Step]) -> None:
+        """A step that cannot be packed keeps no other from the disk."""
+        try:
+            packed = to_bytes(steps)
+        except (TypeError, ValueError) as failure:
+            if len(steps) == 1:
+                self.unwritten += 1
+                log.error("a step of trajectory %s cannot be in a spool: %s", steps[0].trajectory_uid, failure)
+                return
+            for step in steps:
+                self._insert_row([step])
+            return
+        self._last_row += 1
+        if self._file.insert(self._last_row, packed):
+            self._keep(self._last_row, steps)
+        else:
+            self.unwritten += sum(step not in self._counted for step in steps)
+            self._unwritten.update(dict.fromkeys(steps))
 
     def _keep(self, row: int, steps: Sequence[Step]) -> None:
         self._rows.update(dict.fromkeys(steps, row))
@@ -207,148 +245,3 @@ class Spool:
         if not self._left[row]:
             del self._left[row]
             self._spent.append(row)
-
-
-class SpoolFile:
-    """The spool's SQLite file: rows of packed steps."""
-
-    def __init__(self, path: Path, most_found: int = MAX_FOUND) -> None:
-        """StepwellError if another process has the file open, or if it cannot be used."""
-        self.path = path
-        self.nbytes = 0
-        """Of all rows."""
-        self.found: dict[int, list[Step]] = {}
-        """The oldest steps that were in the file when it was opened, by row."""
-        self.unread: dict[int, dict[str, str]] = {}
-        """The other rows: the trajectory of each step, by the step's uid."""
-        self._most_found = most_found
-        self._sizes: dict[int, int] = {}
-        self._logged_at = -LOG_INTERVAL
-        try:
-            self._open()
-        except (OSError, sqlite3.OperationalError) as failure:
-            raise StepwellError(_refusal(path, failure)) from None
-        self.gateway = self._gateway_name()
-        """The name of the gateway that has this spool, also of those before: what they left is its to send."""
-
-    def insert(self, row: int, steps: Sequence[Step]) -> bool:
-        """Returns whether it was written."""
-        try:
-            packed = to_bytes(steps)
-        except (TypeError, ValueError) as failure:
-            return self._failed(failure)
-        if not self._change("INSERT INTO messages VALUES (?, ?, ?)", [(row, packed, crc32(packed))]):
-            return False
-        self._note_row(row, len(packed))
-        return True
-
-    def delete(self, rows: Sequence[int]) -> bool:
-        if not self._change("DELETE FROM messages WHERE n = ?", [(row,) for row in rows]):
-            return False
-        for row in rows:
-            self.nbytes -= self._sizes.pop(row, 0)
-        return True
-
-    def read_row(self, row: int) -> tuple[list[Step], int]:
-        """The steps of a row and its bytes; none if it cannot be read."""
-        try:
-            (packed,) = self._db.execute("SELECT packed FROM messages WHERE n = ?", (row,)).fetchone()
-            return from_bytes(packed), len(packed)
-        except (TypeError, ValueError, sqlite3.Error) as failure:
-            self._failed(failure)
-            return [], 0
-
-    def close(self) -> None:
-        self._db.close()
-
-    def _gateway_name(self) -> str:
-        name = uuid4().hex
-        try:
-            self._db.execute("CREATE TABLE IF NOT EXISTS gateway (name TEXT)")
-            kept = self._db.execute("SELECT name FROM gateway").fetchone()
-            if kept is None:
-                self._db.execute("INSERT INTO gateway VALUES (?)", (name,))
-        except sqlite3.Error as failure:
-            self._failed(failure)
-            return name
-        return name if kept is None else str(kept[0])
-
-    def _change(self, statement: str, values: Sequence[tuple[int | bytes, ...]]) -> bool:
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany(statement, values)
-            self._db.execute("COMMIT")
-        except sqlite3.Error as failure:
-            with contextlib.suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
-            return self._failed(failure)
-        return True
-
-    def _failed(self, failure: Exception) -> bool:
-        if time.monotonic() - self._logged_at >= LOG_INTERVAL:
-            self._logged_at = time.monotonic()
-            log.error("spool %s cannot be written, new steps are only in memory: %s", self.path, failure)
-        return False
-
-    def _open(self) -> None:
-        try:
-            self._db = self._open_file()
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError as damage:
-            if self.unread:  # all that can be read is copied
-                self.found, self.unread, self.nbytes, self._most_found = {}, {}, 0, sys.maxsize
-                with contextlib.suppress(sqlite3.DatabaseError):
-                    self._open_file()
-            self._replace_damaged(damage)
-
-    def _open_file(self) -> sqlite3.Connection:
-        db = open_wal(self.path, exclusive=True, lock_timeout=LOCK_TIMEOUT)
-        try:
-            db.execute(f"PRAGMA journal_size_limit = {LOG_SIZE}")
-            db.executescript(f"BEGIN IMMEDIATE; {TABLE}; COMMIT")
-            self._read(db)
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    def _read(self, db: sqlite3.Connection) -> None:
-        """Read every row that can be read. Raises DatabaseError afterwards if some rows cannot."""
-        unreadable = 0
-        for row, packed, checksum in db.execute("SELECT n, packed, checksum FROM messages ORDER BY n"):
-            try:
-                if crc32(packed) != checksum:
-                    raise ValueError
-                steps = from_bytes(packed)
-            except (TypeError, ValueError):
-                unreadable += 1
-                continue
-            self._note_row(row, len(packed))
-            if self.nbytes <= self._most_found:
-                self.found[row] = steps
-            else:
-                self.unread[row] = {step.uid: step.trajectory_uid for step in steps}
-        if unreadable:
-            raise sqlite3.DatabaseError(f"{unreadable} rows are not what was written, or are of another version")
-
-    def _note_row(self, row: int, nbytes: int) -> None:
-        self._sizes[row] = nbytes
-        self.nbytes += nbytes
-
-    def _replace_damaged(self, damage: sqlite3.DatabaseError) -> None:
-        """Set the file aside and write the rows that were read to a new one."""
-        aside = set_aside_damaged(self.path)
-        steps = sum(len(found) for found in self.found.values())
-        log.error(
-            "spool %s is damaged: %s; %d steps could be read, it is set aside as %s", self.path, damage, steps, aside
-        )
-        self._db = self._open_file()
-        for row, found in self.found.items():
-            self.insert(row, found)
-
-
-def _refusal(path: Path, failure: OSError | sqlite3.OperationalError) -> str:
-    if getattr(failure, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-        return f"spool {path} is in use by another gateway; give each gateway a file of its own"
-    return f"spool {path} cannot be used: {failure}"

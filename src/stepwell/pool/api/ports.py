@@ -45,6 +45,9 @@ class StepSink(EngineDirectory, Protocol):
 
     async def register_trajectory(self, registration: Registration) -> None: ...
 
+    async def pool_uid(self) -> str:
+        """Another pool of the same name has another one. Empty for a pool without journals."""
+
     async def shard_finder(self) -> Callable[[str], str]:
         """Which shard has the groups of a prompt_uid, so that what is sent to one need not wait for another."""
 

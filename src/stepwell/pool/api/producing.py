@@ -85,6 +85,12 @@ class RewardGiven:
     step_index: int | None = None
     notes: str = ""
     """The reason, in words."""
+    gateway: str = ""
+    """The gateway that sends it. The step may be at another one, which is asked for it."""
+
+
+FLUSH_WAIT = 25.0
+"""Seconds that a completion, or the reward of a step, waits for the steps that other gateways hold."""
 
 
 class FlushNeeded(Exception):

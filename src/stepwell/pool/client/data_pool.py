@@ -8,6 +8,7 @@ trainers by `DataPool` (blocking).
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +29,7 @@ from stepwell.pool.api.leasing import (
 )
 from stepwell.pool.api.pacing import Pacing, merge_pacing
 from stepwell.pool.api.producing import (
+    FLUSH_WAIT,
     TRAIN,
     AbortCall,
     CompleteCall,
@@ -64,8 +66,6 @@ SERVING_WAIT = 30.0
 """Seconds that one call waits for a new policy version, or another list of engines."""
 SERVING_RETRY_PAUSE = 1.0
 CHECK_TIMEOUT = 1.0
-FLUSH_WAIT = 25.0
-"""Seconds that a completion waits for the steps that other gateways hold."""
 DELIVERY_LEASE = 60.0
 """Seconds. The lease of a batch that is acknowledged on arrival."""
 
@@ -124,6 +124,9 @@ class PoolClient(ScoringClient, WatchClient):
     async def register_trajectory(self, registration: Registration) -> None:
         await self._send(replace(registration, gateway=self._flushes.gateway))
 
+    async def pool_uid(self) -> str:
+        return (await self.shards.plan()).uid
+
     async def shard_finder(self) -> Callable[[str], str]:
         names = await self.shards.names()
         return lambda prompt_uid: names[shard_of(prompt_uid, len(names))]
@@ -132,7 +135,8 @@ class PoolClient(ScoringClient, WatchClient):
         self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
     ) -> list[SubmitVerdict]:
         async def submit(shard: str, own: list[Step]) -> list[SubmitVerdict]:
-            return await self.shards.at(shard).submit_steps(pack(own), channel, group_size)
+            columns = replace(pack(own), sent_at=time.time())
+            return await self.shards.at(shard).submit_steps(columns, channel, group_size)
 
         return await self.shards.call_owners((step.prompt_uid for step in steps), steps, submit)
 
@@ -155,7 +159,9 @@ class PoolClient(ScoringClient, WatchClient):
         return [next(answers[owners[uid]]) for uid in columns.prompt_uids]
 
     async def give_reward(self, reward: RewardGiven) -> bool:
-        return await self.shards.at(await self.shards.owner(reward.prompt_uid)).give_reward(reward)
+        timeout = self.shards.timeout + (FLUSH_WAIT if reward.step_index is not None else 0.0)
+        shard = self.shards.at(await self.shards.owner(reward.prompt_uid), timeout=timeout)
+        return await shard.give_reward(replace(reward, gateway=self._flushes.gateway))
 
     async def complete_trajectory(
         self, trajectory_uid: str, prompt_uid: str, reward: float | None, failure: str = ""
@@ -244,7 +250,13 @@ class PoolClient(ScoringClient, WatchClient):
 
     async def check(self) -> None:
         await self.shards.plan(timeout=CHECK_TIMEOUT)
-        await self.shards.call_all(lambda shard: shard.serving(), timeout=CHECK_TIMEOUT)
+        stats = await self.shards.call_all(lambda shard: shard.stats(), timeout=CHECK_TIMEOUT)
+        short = [name for name, part in zip(await self.shards.names(), stats, strict=True) if part.short_of_disk]
+        if short:
+            raise PoolUnavailable(
+                f"{', '.join(short)}: no new data is taken, because the disk of the journal is nearly full. Free some "
+                "space there, or let trainers take what the pool holds; steps wait in the gateways meanwhile"
+            )
 
     async def follow(self) -> None:
         """Keep `serving` up to date, until cancelled. A change arrives as soon as the pool has it."""

@@ -154,7 +154,7 @@ class Ingest:
             return SubmitVerdict.LATE
         limits = self._state.limits
         if trajectory.completed and trajectory.is_closed_to(
-            packed.started_at[i], self._state.pool_time, limits.completion_grace
+            packed.started_at[i], packed.ages[i], self._state.pool_time, limits.completion_grace
         ):
             return SubmitVerdict.LATE
         if not trajectory.can_follow(packed.indexes[i]):

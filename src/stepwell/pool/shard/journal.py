@@ -10,6 +10,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from operator import attrgetter, itemgetter
 from typing import Any, Protocol, TypeAlias
 from zlib import crc32
@@ -199,7 +200,8 @@ class ShardJournal(StateJournal):
         self._execute("DELETE FROM archived WHERE file = ?", file)
 
     def add_late_reward(self, late: LateReward) -> None:
-        self._execute("INSERT INTO late_rewards (info) VALUES (?)", _dump(late))
+        fields = {name: value for name, value in asdict(late).items() if name != "gateway"}
+        self._execute("INSERT INTO late_rewards (info) VALUES (?)", _dump(fields))
 
     def late_rewards(self) -> list[tuple[int, LateReward]]:
         """Committed ones that are not archived yet, each with its row number."""

@@ -9,6 +9,7 @@ from typing import assert_never
 from stepwell.errors import PoolUnavailable, StepwellError
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import (
+    FLUSH_WAIT,
     TRAIN,
     AbortCall,
     CompleteCall,
@@ -45,33 +46,31 @@ class ProducerCalls(ShardCalls):
 
     async def flush_requests(self, gateway: str, timeout: float) -> list[str]:
         """The trajectories of which this gateway must send all steps that it holds. Waits until there are some."""
+        self._transactions.check_open()
         if self._gateways.ends_gap(gateway):
             self.pool.state.forget_gateways()
-        return await self._gateways.requests(gateway, timeout)
+        self._note_gateway(gateway)
+        requested = await self._gateways.requests(gateway, timeout)
+        self._transactions.check_open()
+        return requested
 
     async def flushed(self, gateway: str, trajectory_uids: Sequence[str]) -> None:
         """The gateway holds no step of these trajectories."""
+        self._transactions.check_open()
         for trajectory in filter(None, map(self.pool.state.trajectories.get, trajectory_uids)):
             self.pool.state.set_gateways(trajectory, self._gateways.holders(trajectory, but=gateway))
         self._gateways.notify()
 
     async def leave(self, gateway: str) -> None:
         """The gateway ends, and holds nothing."""
+        self._transactions.check_open()
         self._gateways.leave(gateway)
         self.pool.state.set_living_gateways(self._gateways.living())
 
     async def complete_flushed(self, call: CompleteCall, timeout: float) -> EndResult:
         """Complete a trajectory as soon as no other living gateway holds steps of it."""
         deadline = time.monotonic() + timeout
-        while holders := self._holders(call):
-            if time.monotonic() > deadline:
-                raise PoolUnavailable(
-                    f"{len(holders)} gateways have not sent their steps of trajectory {call.trajectory_uid} within "
-                    f"{timeout:g} s; try again"
-                )
-            for gateway in holders:
-                self._gateways.ask(gateway, call.trajectory_uid)
-            await self._gateways.wait(self._transactions.recheck_interval)
+        await self._await_flushes(call.trajectory_uid, call.gateway, timeout)
         (answer,) = await self.answer([call])
         if isinstance(answer, FlushNeeded):  # a gateway has come since
             return await self.complete_flushed(call, max(0.0, deadline - time.monotonic()))
@@ -91,7 +90,13 @@ class ProducerCalls(ShardCalls):
         return await self._transactions.change(lambda: self.pool.ingest.submit_groups(steps, registrations))
 
     async def give_reward(self, reward: RewardGiven) -> bool:
-        """True if the reward is kept: for training or, if its trajectory was already shipped, in the archive."""
+        """True if the reward is kept: for training or, if its trajectory was already shipped, in the archive.
+
+        The reward of a step waits until the other gateways of the trajectory have sent what they hold of it.
+        """
+        self._transactions.check_open()
+        if reward.step_index is not None:
+            await self._await_flushes(reward.trajectory_uid, reward.gateway, FLUSH_WAIT)
         async with self._transactions.transaction():
             kept = self.pool.ingest.reward(reward)
             if not kept and not self.pool.curator.holds_reward_of(reward.trajectory_uid):
@@ -115,7 +120,7 @@ class ProducerCalls(ShardCalls):
                     self.pool.ingest.register(call)
                     self._attach(call.trajectory_uid, call.gateway)
                     return None
-                case CompleteCall() if self._holders(call):
+                case CompleteCall() if self._holders(call.trajectory_uid, call.gateway):
                     return FlushNeeded()
                 case CompleteCall(trajectory_uid, prompt_uid, reward, failure):
                     return self.pool.ingest.complete(trajectory_uid, prompt_uid, reward, failure)
@@ -133,18 +138,36 @@ class ProducerCalls(ShardCalls):
         """The gateway serves the trajectory."""
         trajectory = self.pool.state.trajectories.get(trajectory_uid)
         if gateway:
-            self._gateways.note(gateway)
-            self.pool.state.set_living_gateways(self._gateways.living())
+            self._note_gateway(gateway)
             if trajectory is not None and trajectory.gateways is not None:
                 self.pool.state.set_gateways(trajectory, trajectory.gateways | {gateway})
 
-    def _holders(self, call: CompleteCall) -> set[str]:
-        """The other gateways that may hold steps of a trajectory that is to be completed."""
-        trajectory = self.pool.state.trajectories.get(call.trajectory_uid)
-        if not call.gateway or trajectory is None or trajectory.completed or not trajectory.is_at_home:
+    def _note_gateway(self, gateway: str) -> None:
+        """It lives. After a restart of the shard it is asked too."""
+        self._gateways.note(gateway)
+        self.pool.state.set_living_gateways(self._gateways.living())
+
+    def _holders(self, trajectory_uid: str, but: str) -> set[str]:
+        """The other gateways that may hold steps of a trajectory. Without the name of one, they are not known."""
+        trajectory = self.pool.state.trajectories.get(trajectory_uid)
+        if not but or trajectory is None or trajectory.completed or not trajectory.is_at_home:
             return set()
-        self._gateways.note(call.gateway)
-        return self._gateways.holders(trajectory, but=call.gateway)
+        self._gateways.note(but)
+        return self._gateways.holders(trajectory, but=but)
+
+    async def _await_flushes(self, trajectory_uid: str, gateway: str, timeout: float) -> None:
+        """Until no other living gateway holds steps of the trajectory."""
+        deadline = time.monotonic() + timeout
+        while holders := self._holders(trajectory_uid, gateway):
+            if time.monotonic() > deadline:
+                raise PoolUnavailable(
+                    f"{len(holders)} gateways have not sent their steps of trajectory {trajectory_uid} within "
+                    f"{timeout:g} s; try again"
+                )
+            for holder in holders:
+                self._gateways.ask(holder, trajectory_uid)
+            await self._gateways.wait(self._transactions.recheck_interval)
+            self._transactions.check_open()
 
     def _keep_late(self, reward: RewardGiven) -> bool:
         """Write the reward to the archive; False if there is none."""

@@ -12,8 +12,8 @@ from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import INDEX_BY_POOL, JsonObject
 from stepwell.steps.step_filter import StepFilter
 
-CLOCK_SLACK = 1.0
-"""Seconds by which the clocks of two machines may differ."""
+SLACK = 1.0
+"""Seconds that a message may be on its way, or by which the clocks of two machines may differ."""
 STEP_ORDER = attrgetter("step_index", "started_at", "number")
 
 
@@ -86,11 +86,13 @@ class Trajectory:
             return (first.step_index == INDEX_BY_POOL) == (step_index == INDEX_BY_POOL)
         return True
 
-    def is_closed_to(self, started_at: float, pool_time: float, grace: float) -> bool:
-        """Does a step come too late that arrives now, of a call that began then? A call that was in flight at the
-        completion has some grace. The clocks of a gateway and a shard may differ a little."""
-        is_over = pool_time > self.completed_time + grace or started_at > self.completed_at + CLOCK_SLACK
-        return self.completed and is_over
+    def is_closed_to(self, started_at: float, age: float | None, pool_time: float, grace: float) -> bool:
+        """Does a step come too late that arrives now, of a call that began so many seconds ago? A call that was in
+        flight at the completion has some grace. A sender of an older release tells no age: then its clock counts. A
+        negative age says that the sender's clock was set back, and nothing of the call."""
+        seconds = pool_time - self.completed_time
+        is_begun_later = started_at > self.completed_at + SLACK if age is None else 0.0 <= age < seconds - SLACK
+        return self.completed and (seconds > grace or is_begun_later)
 
     def held_steps(self) -> list[StoredStep]:
         return [step for step in self.steps.values() if step.is_held()]

@@ -70,6 +70,9 @@ class PackedSteps:
         self.indexes: list[int] = columns.step_indexes_S.tolist()
         self.identities = [uid or f"#{index}" for uid, index in zip(columns.uids, self.indexes, strict=True)]
         self.started_at: list[float] = columns.started_at_S.tolist()
+        sent_at = columns.sent_at
+        self.ages = [None if sent_at is None else sent_at - started_at for started_at in self.started_at]
+        """Seconds from the beginning of each call until its step was sent; None if the sender does not tell."""
         self.is_last = columns.is_last_S.tolist()
         carried = (unpack_values(column, columns.carried[column.packed]) for column in CARRIED)
         self._before_arrays = list(

@@ -154,7 +154,7 @@ class PoolMachine(RuleBasedStateMachine):
         held = self.pool.state.trajectories.get(uid)
         if held is None or not held.completed or not held.is_at_home:
             return False
-        return not held.is_closed_to(started_at, self.pool.state.now, self.limits.completion_grace)
+        return not held.is_closed_to(started_at, None, self.pool.state.now, self.limits.completion_grace)
 
     @precondition(lambda self: self.accepted)
     @rule(pick=pick)
