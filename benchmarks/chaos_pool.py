@@ -33,8 +33,8 @@ from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import Batch
-from stepwell.pool.client.ray_transport import RayTransport
 from stepwell.pool.shard.actor import start_pool
+from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.steps.step import IntArray, Step, logprobs_array, mask_array
 from tests.rig.waiting import until
 

@@ -71,7 +71,10 @@ class LocalPool(PoolClient):
         self._now = 0.0
         self.plan = PoolPlan(shards=shards, limits=Limits(**limits), uid=uid)
         time = clock or (lambda: self._now)
-        services = {
+        services: dict[str, ShardService] = {}
+        self.transport: Any = transport(services)
+        """A LocalTransport, or the given subclass of it."""
+        services |= {
             name: ShardService(
                 self.plan,
                 name,
@@ -79,11 +82,10 @@ class LocalPool(PoolClient):
                 monotonic=time,
                 recheck_interval=0.01,
                 heartbeat_timeout=heartbeat_timeout,
+                ask_decision=lambda shard, uid: self.transport.call(shard, "nack", (uid,), {}),
             )
             for name in self.plan.shard_names()
         }
-        self.transport: Any = transport(services)
-        """A LocalTransport, or the given subclass of it."""
         super().__init__(
             self.plan.name,
             transport=self.transport,

@@ -14,8 +14,8 @@ from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.held_leases import HeldLeases
-from stepwell.pool.client.ray_transport import RayTransport
 from stepwell.pool.client.shards import ShardSet
+from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.steps.step import Step
 from tests.builders import EVERYTHING, make_group
 from tests.integration.pool.conftest import pid_of, started

@@ -14,8 +14,8 @@ from stepwell.errors import BadRequest, Conflict, NotReady, RewardFailed
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.client.ray_transport import RayTransport
 from stepwell.pool.shard.actor import start_pool
+from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.rewards.client import RewardClient
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards

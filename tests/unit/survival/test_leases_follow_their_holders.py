@@ -175,13 +175,73 @@ async def test_a_shard_that_dies_within_an_acknowledgement_gets_it_when_it_is_ba
     await until(lambda: shipped(pool) == SHARDS, "the last part")
 
 
-async def test_a_lease_at_what_is_no_shard_of_the_pool_is_none() -> None:
+@pytest.mark.parametrize("lease", [("another_actor", "live-a-0"), ("data_pool", "live-a@another_actor-0")])
+async def test_a_lease_at_what_is_no_shard_of_the_pool_is_none(lease: tuple[str, str]) -> None:
     pool = made_pool()
-    foreign = LeasedElsewhere((("another_actor", "live-a-0"),))
+    foreign = LeasedElsewhere((lease,))
     for settle in (pool.ack, pool.nack):
         with pytest.raises(LeaseExpired, match="'another_actor' is no shard of this pool"):
             await settle(foreign)
     assert "ack" not in pool.transport.calls
+
+
+class KilledTransport(LocalTransport):
+    """That of a trainer that is killed within its acknowledgement: so many calls of it arrive."""
+
+    def __init__(self, services: Mapping[str, ShardService], calls: int) -> None:
+        super().__init__(services)
+        self.left = calls
+        self.is_killed = asyncio.Event()
+
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if method in ("renew", "ack", "nack"):
+            self.left -= 1
+            if self.left < 0:
+                self.is_killed.set()
+                await asyncio.Event().wait()
+        return await super().call(shard, method, args, kwargs)
+
+
+@pytest.mark.parametrize("calls", range(2 * SHARDS + 1))
+async def test_a_trainer_killed_anywhere_in_an_acknowledgement_leaves_all_parts_acknowledged_or_none(
+    calls: int,
+) -> None:
+    pool = made_pool()
+    await fill(pool)
+    transport = KilledTransport(pool.transport.services, calls)
+    trainer = PoolClient(pool.plan.name, transport=transport, heartbeat_interval=3600.0)
+    batch = await trainer.fetch_batch(SHARDS, lease=LEASE)
+    acknowledging = asyncio.create_task(trainer.ack(batch))
+    await transport.is_killed.wait()
+    acknowledging.cancel()
+    await until(lambda: leases(pool) == 0, "the leases to end")
+    is_decided = calls > SHARDS
+    assert shipped(pool) == (SHARDS if is_decided else 0)
+    again = PoolClient(pool.plan.name, transport=pool.transport)
+    if is_decided:
+        await again.ack(batch)
+    else:
+        with pytest.raises(LeaseExpired):
+            await again.ack(batch)
+    assert shipped(pool) == (SHARDS if is_decided else 0)
+
+
+async def test_a_part_waits_for_a_coordinator_that_is_away() -> None:
+    pool = made_pool()
+    await fill(pool)
+    transport = KilledTransport(pool.transport.services, SHARDS + 1)
+    trainer = PoolClient(pool.plan.name, transport=transport, heartbeat_interval=3600.0)
+    batch = await trainer.fetch_batch(SHARDS, lease=LEASE)
+    acknowledging = asyncio.create_task(trainer.ack(batch))
+    await transport.is_killed.wait()
+    acknowledging.cancel()
+    pool.transport.shards_away.add(batch.leases[0][0])
+    await until(lambda: leases(pool) == SHARDS - 1, "the coordinator's own part")
+    asked = pool.transport.calls.count("nack")
+    await until(lambda: pool.transport.calls.count("nack") > asked + SHARDS, "the others to ask in vain")
+    assert leases(pool) == SHARDS - 1
+    pool.transport.shards_away.clear()
+    await until(lambda: shipped(pool) == SHARDS, "the decision")
 
 
 def test_a_fetch_that_was_interrupted_takes_nothing() -> None:

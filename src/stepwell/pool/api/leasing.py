@@ -155,8 +155,23 @@ LIVE = "live-"
 """So begins the name of a lease whose holder sends heartbeats. A shard ends it some seconds after the last one."""
 
 
-def new_batch_uid(*, heartbeats: bool) -> str:
-    return f"{LIVE if heartbeats else ''}{uuid4().hex}"
+COORDINATOR = "@"
+"""In the name of a batch, before the shard that decides whether it is acknowledged."""
+DECISION = ":decision"
+"""So ends the name under which the coordinator keeps its decision, as it keeps how leases ended."""
+
+
+def new_batch_uid(*, heartbeats: bool, coordinator: str = "") -> str:
+    """The parts of a batch from several shards are acknowledged together: one of these shards is its coordinator."""
+    uid = f"{LIVE if heartbeats else ''}{uuid4().hex}"
+    return f"{uid}{COORDINATOR}{coordinator}" if coordinator else uid
+
+
+def decision_of(lease_uid: str) -> tuple[str, str] | None:
+    """The coordinator of the batch of a lease, and the name of its decision; None for a batch of one shard."""
+    batch_uid = batch_of_lease(lease_uid)
+    _, mark, coordinator = batch_uid.partition(COORDINATOR)
+    return (coordinator, batch_uid + DECISION) if mark else None
 
 
 def part_lease_uid(batch_uid: str, number: int) -> str:

@@ -51,11 +51,11 @@ from stepwell.pool.client.fetching import fetch_oldest
 from stepwell.pool.client.flush_follower import FlushFollower
 from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL, HeldLeases
 from stepwell.pool.client.ray_cluster import join_ray
-from stepwell.pool.client.ray_transport import RayTransport
 from stepwell.pool.client.scoring import ScoringClient
 from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, ShardSet, shard_of
 from stepwell.pool.client.version_delivery import VersionDelivery
 from stepwell.pool.client.watching import WatchClient
+from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.steps.columns import Columns, cut, pack, stack
 from stepwell.steps.step import Step
 from stepwell.steps.step_filter import make_step_filter

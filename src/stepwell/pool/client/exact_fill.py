@@ -43,7 +43,8 @@ async def fill_exactly(
         chosen = choose_groups(await _offers(shards, request), request.trajectories, request.shares)
         if chosen is None:
             return None
-        leased = await _take(shards, held, request, chosen, new_batch_uid(heartbeats=heartbeats))
+        batch_uid = new_batch_uid(heartbeats=heartbeats, coordinator=min(chosen).shard)
+        leased = await _take(shards, held, request, chosen, batch_uid)
         if leased is not None:
             return leased
     return None

@@ -67,7 +67,8 @@ class _Fetch:
         self._names = names
         self._request = request
         self._lease = lease
-        self._uid = new_batch_uid(heartbeats=True)
+        self._uid = ""
+        """The name of the batch; its coordinator is the first shard of which a part is taken."""
         self._numbers = count()
         self._parts: list[LeasedGroups] = []
         self._missing = request.count
@@ -161,6 +162,7 @@ class _Fetch:
 
     async def _take(self, name: str, count: int) -> None:
         """Each part has its own lease. A part stays missing if another consumer took it first or its shard is away."""
+        self._uid = self._uid or new_batch_uid(heartbeats=True, coordinator=name if len(self._names) > 1 else "")
         lease = (name, part_lease_uid(self._uid, next(self._numbers)))
         shard = self._shards.at(name, await_restart=False)
         with self._held.holding(lease):

@@ -2,8 +2,9 @@
 
 - One message to each shard every few seconds names all leases that the client holds there. A lease that is no longer
   named returns by itself, so a part that was taken in vain needs no more than to be released.
-- The parts of a batch are acknowledged together: first every shard confirms that it still has its part. After that, a
-  part whose shard is away is acknowledged when the shard is back.
+- The parts of a batch are acknowledged together. First every shard confirms that it still has its part. Then the
+  batch's coordinator, one of these shards, writes the decision down. From then on the batch is acknowledged, whoever
+  dies: a shard that was not told yet asks the coordinator.
 - All calls may be repeated.
 """
 
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from stepwell.errors import LeaseExpired, PoolUnavailable
-from stepwell.pool.api.leasing import LIVE, Settlement, batch_of_lease
+from stepwell.pool.api.leasing import LIVE, Settlement, batch_of_lease, decision_of
 from stepwell.pool.client.shards import RETRY_PAUSE, ShardSet
 
 log = logging.getLogger("stepwell.pool")
@@ -81,7 +82,8 @@ class HeldLeases:
 
     async def _require_shards(self, leases: Sequence[PartLease]) -> None:
         """A trainer that speaks HTTP names its leases itself, and could name any actor of the cluster."""
-        foreign = {shard for shard, _ in leases} - set(await self._shards.names())
+        coordinators = {decision[0] for _, uid in leases if (decision := decision_of(uid)) is not None}
+        foreign = ({shard for shard, _ in leases} | coordinators) - set(await self._shards.names())
         if foreign:
             raise LeaseExpired(f"there is no such lease: {min(foreign)[:80]!r} is no shard of this pool")
 
@@ -90,9 +92,15 @@ class HeldLeases:
             settlement = await self._shards.at(parts[0][0]).ack(parts[0][1])
             self.release(parts)
             return settlement
-        states = await asyncio.gather(*(self._shards.at(shard).renew([uid]) for shard, uid in parts))
-        if [Settlement.EXPIRED] in states:
-            still_held = [part for part, state in zip(parts, states, strict=True) if state == [None]]
+        coordinator, decision = decision_of(parts[0][1]) or ("", "")
+        names = [decision] if decision else []
+        answers = await asyncio.gather(*(self._shards.at(shard).renew([uid, *names]) for shard, uid in parts))
+        states = [answer[0] for answer in answers]
+        is_expired = Settlement.EXPIRED in states
+        if decision and not is_expired:
+            is_expired = await self._shards.at(coordinator).ack(decision) is Settlement.EXPIRED
+        if is_expired:
+            still_held = [part for part, state in zip(parts, states, strict=True) if state is None]
             self.release(parts)
             await self.nack(still_held)
             return Settlement.EXPIRED
@@ -100,7 +108,7 @@ class HeldLeases:
         return Settlement.DONE
 
     async def _ack(self, shard: str, uid: str) -> None:
-        """All shards have confirmed: a shard that went away since then is tried until it is back."""
+        """It is decided: a shard that is away is tried until it is back."""
         try:
             await self._shards.at(shard).ack(uid)
             self.release([(shard, uid)])

@@ -30,8 +30,8 @@ from stepwell.pool.client.link_messages import (
     read_frame,
 )
 from stepwell.pool.client.ray_cluster import join_ray, why_no_cluster
-from stepwell.pool.client.ray_transport import RayTransport
 from stepwell.pool.shard.cluster_watch import listens, wait_until_head_forgets
+from stepwell.pool.shard.ray_transport import RayTransport
 
 JOIN_PAUSE = 0.5
 """Seconds between two looks whether there is a cluster."""

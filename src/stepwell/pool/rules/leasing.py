@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from stepwell.errors import BadRequest, Conflict
-from stepwell.pool.api.leasing import BatchRequest, ExactFill, GroupOffer, LeasedGroups, Settlement, Unit
+from stepwell.pool.api.leasing import DECISION, BatchRequest, ExactFill, GroupOffer, LeasedGroups, Settlement, Unit
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.staleness import oldest_version, staleness_rule
 from stepwell.pool.rules.exact_batch import choose_groups
@@ -24,11 +24,15 @@ from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step_filter import StepFilter
 
 STALE = "stale"
+DOUBT = 5.0
+"""Seconds until the coordinator of an expired lease is asked again."""
 
 
 class Leasing:
     def __init__(self, state: PoolState) -> None:
         self._state = state
+        self.doubtful: dict[str, None] = {}
+        """Leases that have expired, and whose coordinators must be asked whether they are acknowledged."""
         self._staleness = staleness_rule(state.limits.max_staleness, state.limits.on_stale)
 
     def take(self, request: BatchRequest, lease_uid: str, expires_at: float) -> LeasedGroups | None:
@@ -122,18 +126,19 @@ class Leasing:
         return None if chosen is None else self.take_offers(request, chosen, lease_uid, expires_at)
 
     def ack(self, lease_uid: str) -> Settlement:
-        """The data is trained: it leaves the pool."""
+        """The data is trained: it leaves the pool. The name of a decision: so are all parts of that batch."""
         lease = self._state.leases.get(lease_uid)
         if lease is None:
-            return self._state.ended_leases.get(lease_uid, Settlement.UNKNOWN)
+            return self._ended(lease_uid, Settlement.DONE)
         self._state.mark_trained(lease)
         return Settlement.DONE
 
     def nack(self, lease_uid: str, *, attempted: bool = True) -> Settlement:
-        """The data is not trained: it goes back to the head of its queue. It may count as an attempt or not."""
+        """The data is not trained: it goes back to the head of its queue. It may count as an attempt or not. The name
+        of a decision: no part of that batch is acknowledged, unless all are."""
         lease = self._state.leases.get(lease_uid)
         if lease is None:
-            return self._state.ended_leases.get(lease_uid, Settlement.UNKNOWN)
+            return self._ended(lease_uid, Settlement.EXPIRED)
         self._return(lease, Settlement.DONE, attempted=attempted)
         return Settlement.DONE
 
@@ -144,9 +149,30 @@ class Leasing:
                 self._return(self._state.leases[uid], Settlement.EXPIRED, attempted=True)
 
     def expire(self) -> None:
-        """Return the data of expired leases."""
+        """Return the data of expired leases. Those that are prepared end as their coordinators say."""
         while (lease := self._state.expired_lease()) is not None:
-            self._return(lease, Settlement.EXPIRED, attempted=True)
+            if lease.is_prepared:
+                self.doubtful[lease.uid] = None
+                self._state.extend_lease(lease, self._state.pool_time + DOUBT)
+            else:
+                self._return(lease, Settlement.EXPIRED, attempted=True)
+
+    def prepare(self, lease_uids: Iterable[str]) -> None:
+        """Their holder is about to acknowledge them with other parts of their batches."""
+        for lease in filter(None, map(self._state.leases.get, lease_uids)):
+            self._state.prepare_lease(lease)
+
+    def take_doubtful(self, silent: Iterable[str]) -> list[str]:
+        """Of expired leases and of these, whose holders are silent: those that end as their coordinators say."""
+        found = {**self.doubtful, **dict.fromkeys(silent)}
+        self.doubtful.clear()
+        return [uid for uid in found if uid in self._state.leases and self._state.leases[uid].is_prepared]
+
+    def _ended(self, lease_uid: str, decision: Settlement) -> Settlement:
+        """How a lease ended. Over a batch, the first call decides."""
+        if lease_uid.endswith(DECISION) and lease_uid not in self._state.ended_leases:
+            self._state.decide(lease_uid, decision)
+        return self._state.ended_leases.get(lease_uid, Settlement.UNKNOWN)
 
     def _of_trained_models(self, step_filter: StepFilter) -> StepFilter:
         return replace(step_filter, models=self._state.limits.trained_models)

@@ -20,6 +20,7 @@ from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stepwell.errors import JournalRefused, PoolUnavailable
+from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.cluster_watch import wait_until_head_forgets
@@ -28,6 +29,7 @@ from stepwell.pool.shard.journal_backends import find_journals, journal_backend
 from stepwell.pool.shard.journal_header import JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.placement import place_shards
+from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.pool.shard.service import ShardService
 
 log = logging.getLogger("stepwell.pool")
@@ -50,12 +52,13 @@ class ShardActor(ShardService):
     use the journal, it says so to every caller and waits for it: a constructor that fails would end the actor for good.
     """
 
-    def __init__(self, plan: PoolPlan, name: str, *, must_exist: bool = False) -> None:
-        """`must_exist`: the shard has a journal, and does not begin without it. That holds after a restart anyway."""
+    def __init__(self, plan: PoolPlan, name: str, *, must_exist: bool = False, namespace: str = "default") -> None:
+        """`must_exist`: the shard has a journal, and does not begin without it. That holds after a restart anyway.
+        `namespace` is where the other shards are."""
         gc.set_threshold(*GC_THRESHOLD)
         open_journal = None if plan.journal is None else partial(_open_journal, plan, name, must_exist)
         try:
-            self._start(plan, name, open_journal)
+            self._start(plan, name, namespace, open_journal)
         except Exception as failure:
             if not _is_restarted() or open_journal is None:
                 raise
@@ -65,19 +68,35 @@ class ShardActor(ShardService):
             Thread(target=_end_when_opened, args=(open_journal,), name="await-journal", daemon=True).start()
         Thread(target=_end_if_forgotten, args=(name,), name="cluster-watch", daemon=True).start()
 
-    def _start(self, plan: PoolPlan, name: str, open_journal: Callable[[], ShardJournal] | None) -> None:
+    def _start(
+        self, plan: PoolPlan, name: str, namespace: str, open_journal: Callable[[], ShardJournal] | None
+    ) -> None:
+        ask = partial(_ask_decision, RayTransport(namespace))
         if open_journal is None:
-            super().__init__(plan, name)
+            super().__init__(plan, name, ask_decision=ask)
             return
         journal = open_journal()
         try:
             archive = None
             if plan.archive is not None:
                 archive = ParquetArchive(plan.archive, name, journal, max_bytes=plan.limits.max_bytes)
-            super().__init__(plan, name, journal=journal, archive=archive, on_journal_failure=_end_process)
+            super().__init__(
+                plan,
+                name,
+                journal=journal,
+                archive=archive,
+                on_journal_failure=_end_process,
+                ask_decision=ask,
+            )
         except Exception:
             journal.store.close()
             raise
+
+
+async def _ask_decision(peers: RayTransport, shard: str, decision_uid: str) -> Settlement:
+    """Of another shard. If it has not decided, it decides against the batch."""
+    settlement: Settlement = await peers.call(shard, "nack", (decision_uid,), {})
+    return settlement
 
 
 def _open_journal(plan: PoolPlan, name: str, must_exist: bool) -> ShardJournal:
@@ -219,7 +238,7 @@ def _actor(plan: PoolPlan, name: str, namespace: str, must_exist: bool) -> Any:
         num_cpus=0,
         resources={place: RESOURCE_SHARE} if place else None,
     )
-    return options.remote(plan, name, must_exist=must_exist)
+    return options.remote(plan, name, must_exist=must_exist, namespace=namespace)
 
 
 def _plans(shards: Sequence[Any], timeout: float) -> list[PoolPlan]:

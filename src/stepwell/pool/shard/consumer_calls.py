@@ -1,5 +1,6 @@
 """The calls of consumers to a shard: groups are leased, acknowledged and returned."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,6 +9,7 @@ from uuid import uuid4
 
 from stepwell.errors import FetchTimeout
 from stepwell.pool.api.leasing import (
+    DECISION,
     BatchRequest,
     ExactFill,
     GroupOffer,
@@ -15,6 +17,7 @@ from stepwell.pool.api.leasing import (
     ReadyGroups,
     ReadySummary,
     Settlement,
+    decision_of,
 )
 from stepwell.pool.rules.heartbeats import LeaseHeartbeats
 from stepwell.pool.shard.lease_watch import LeaseWatch
@@ -22,6 +25,8 @@ from stepwell.pool.shard.transactions import ShardCalls, ShardTransactions
 
 log = logging.getLogger("stepwell.pool")
 
+DECISION_TIMEOUT = 2.0
+"""Seconds that the coordinator of a batch may take to answer."""
 UNIFORM = "nothing can be learned from them; do the agents send a fixed seed, or temperature 0?"
 
 
@@ -57,8 +62,13 @@ class ConsumerCalls(ShardCalls):
             return self.pool.leasing.ack(lease_uid)
 
     async def renew(self, lease_uids: Sequence[str]) -> list[Settlement | None]:
-        """A heartbeat: the holder of these leases is alive. For each: None if it still holds it, else how it ended."""
+        """A heartbeat: the holder of these leases is alive. For each: None if it still holds it, else how it ended.
+
+        If the name of a decision is among them, the holder is about to acknowledge the others.
+        """
         async with self._transactions.transaction():
+            if any(uid.endswith(DECISION) for uid in lease_uids):
+                self.pool.leasing.prepare(lease_uids)
             return self._heartbeats.renew(lease_uids)
 
     async def nack(self, lease_uid: str) -> Settlement:
@@ -151,9 +161,37 @@ class ConsumerCalls(ShardCalls):
             self._lease_watch.start()
 
     async def _end_silent(self, lease_uids: Sequence[str]) -> bool:
-        """Return the data of these leases. False if no lease is left."""
-        if lease_uids:
-            name, count = self._transactions.name, len(lease_uids)
-            log.warning("shard %s: %d leases return, because their holders are silent", name, count)
-            await self._transactions.change(partial(self.pool.leasing.end_silent, lease_uids))
+        """Return the data of these leases, unless they are acknowledged. False if no lease is left."""
+        doubtful = self.pool.leasing.take_doubtful(lease_uids)
+        decisions = {uid: await self._decision(uid) for uid in doubtful}
+        trained = [uid for uid, how in decisions.items() if how is Settlement.DONE]
+        undecided = [uid for uid, how in decisions.items() if how is None]
+        silent = [uid for uid in {*lease_uids, *doubtful} if uid not in trained and uid not in undecided]
+        if trained or silent:
+            name = self._transactions.name
+            log.warning(
+                "shard %s: the holders of %d leases are silent: %d return, %d are acknowledged",
+                *(name, len(trained) + len(silent), len(silent), len(trained)),
+            )
+            await self._transactions.change(partial(self._settle_silent, silent, trained))
         return bool(self.pool.state.leases)
+
+    def _settle_silent(self, silent: Sequence[str], trained: Sequence[str]) -> None:
+        for uid in trained:
+            self.pool.leasing.ack(uid)
+        self.pool.leasing.end_silent(silent)
+
+    async def _decision(self, lease_uid: str) -> Settlement | None:
+        """What the coordinator of its batch says; None if it cannot be asked now. If it has not decided yet, the batch
+        is not acknowledged any more."""
+        coordinator, uid = decision_of(lease_uid) or ("", "")
+        if coordinator == self._transactions.name:
+            return await self.nack(uid)
+        if self._transactions.ask_decision is None:
+            return Settlement.EXPIRED
+        try:
+            async with asyncio.timeout(DECISION_TIMEOUT):
+                return await self._transactions.ask_decision(coordinator, uid)
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the lease waits for the decision
+            log.warning("lease %s waits for the decision of shard %s: %r", lease_uid, coordinator, failure)
+            return None

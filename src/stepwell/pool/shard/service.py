@@ -8,12 +8,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from uuid import uuid4
 
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationAction, CurationOutcome
+from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome
 from stepwell.pool.api.series import SeriesChunk
@@ -49,6 +50,7 @@ class ShardService(ProducerCalls, ConsumerCalls):
         heartbeat_timeout: float = HEARTBEAT_TIMEOUT,
         refusal: str | None = None,
         on_journal_failure: Callable[[], None] = lambda: None,
+        ask_decision: Callable[[str, str], Awaitable[Settlement]] | None = None,
     ) -> None:
         """The pool is restored from the journal. `clock` gives wall-clock seconds. Leases and deadlines count
         `monotonic` ones, and go on where they stood when the shard ended.
@@ -58,6 +60,8 @@ class ShardService(ProducerCalls, ConsumerCalls):
 
         A waiting call looks again after `recheck_interval` seconds, because leases and deadlines end by themselves. A
         lease whose holder sent no heartbeat for `heartbeat_timeout` seconds returns.
+
+        `ask_decision` asks another shard by its name for its decision over a batch of several shards.
         """
         transactions = ShardTransactions(
             plan,
@@ -70,6 +74,7 @@ class ShardService(ProducerCalls, ConsumerCalls):
             heartbeat_timeout=heartbeat_timeout,
             refusal=refusal,
             on_journal_failure=on_journal_failure,
+            ask_decision=ask_decision,
         )
         super().__init__(transactions)
         transactions.before_commit.append(self._note_unscored)

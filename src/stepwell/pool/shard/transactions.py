@@ -7,11 +7,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.archive import ParquetArchive
@@ -39,9 +40,11 @@ class ShardTransactions:
         heartbeat_timeout: float,
         refusal: str | None,
         on_journal_failure: Callable[[], None],
+        ask_decision: Callable[[str, str], Awaitable[Settlement]] | None,
     ) -> None:
         """The arguments are those of ShardService."""
         self.name = name
+        self.ask_decision = ask_decision
         self.archive = archive
         self.clock = clock
         self.monotonic = monotonic

@@ -37,5 +37,8 @@ class StateJournal:
     def end_lease(self, lease: Lease, how: Settlement) -> None:
         """The lease is over. How it ended is kept for a while: a consumer that lost the answer asks again."""
 
+    def add_ended(self, lease_uid: str, how: Settlement) -> None:
+        """How a lease ended, or a decision over the leases of a batch."""
+
     def add_audit(self, entry: AuditEntry) -> None:
         """A person's decision. Entries are kept forever."""

@@ -36,6 +36,14 @@ class LeaseOperations(GroupOperations):
         self._expiry.add((expires_at, lease.uid))
         self._journal.save_lease(lease)
 
+    def prepare_lease(self, lease: Lease) -> None:
+        lease.is_prepared = True
+
+    def decide(self, decision_uid: str, how: Settlement) -> None:
+        """As the coordinator of a batch, for all its parts."""
+        self._journal.add_ended(decision_uid, how)
+        self._remember_ended(decision_uid, how)
+
     def return_leased(self, lease: Lease, how: Settlement, *, attempted: bool = True) -> None:
         """Not trained: it goes back to the queue. What a person rejected meanwhile is dropped."""
         self._end_lease(lease, how)

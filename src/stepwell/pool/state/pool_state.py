@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from stepwell.pool.api.curation import AuditEntry
-from stepwell.pool.api.leasing import Settlement, Unit
+from stepwell.pool.api.leasing import Settlement, Unit, decision_of
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel
@@ -110,6 +110,7 @@ class PoolState(LeaseOperations, RewardOperations):
         for lease in leases.values():
             lease.steps.sort(key=lambda leased: leased[1].number)
             lease.version = self.policy_version
+            lease.is_prepared = decision_of(lease.uid) is not None
             self._add_lease(lease)
         if damaged:
             for index in self._channels.values():

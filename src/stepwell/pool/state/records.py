@@ -219,3 +219,6 @@ class Lease:
     steps: list[tuple[Trajectory, StoredStep]] = field(default_factory=list)
     version: int = 0
     """The pool's policy version when it was handed out."""
+    is_prepared: bool = False
+    """Its consumer is acknowledging a batch of several shards, or may have been before a restart: then the batch's
+    coordinator knows how the lease ends."""

@@ -249,7 +249,10 @@ class StateBase:
         del self.leases[lease.uid]
         self._expiry.discard((lease.expires_at, lease.uid))
         self._journal.end_lease(lease, how)
-        self.ended_leases[lease.uid] = how
+        self._remember_ended(lease.uid, how)
+
+    def _remember_ended(self, uid: str, how: Settlement) -> None:
+        self.ended_leases[uid] = how
         if len(self.ended_leases) > ENDED_KEPT:
             self.ended_leases.popitem(last=False)
 
