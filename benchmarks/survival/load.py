@@ -32,6 +32,8 @@ class AgentLoad:
     """Seconds between two calls of an agent."""
     most_calls: int = 6
     """A rollout has one call to so many."""
+    reward: float | None = 1.0
+    """Of every rollout; None leaves it to reward workers."""
     next_prompt: Callable[[], str] | None = None
     """Gives the prompt_uid of the next rollout; without it, the gateway does."""
     uids: set[str] = field(default_factory=set)
@@ -62,7 +64,7 @@ class AgentLoad:
             await asyncio.sleep(self.pause)
         if self.auditor.answered[uid]:
             self.auditor.ended_at[uid] = time.monotonic()
-            await self._insist(http, chance, f"{path}/complete_trajectory", {"reward": 1.0})
+            await self._insist(http, chance, f"{path}/complete_trajectory", {"reward": self.reward})
             self.auditor.completed.add(uid)
 
     async def _say(self, http: aiohttp.ClientSession, uid: str, url: str) -> None:

@@ -1,12 +1,16 @@
 """All rows of the table, in its order."""
 
+from benchmarks.survival.clock import ClockJump
 from benchmarks.survival.forks import ForkingTrajectory
+from benchmarks.survival.full_disk import FullArchiveDisk, FullJournalDisk, FullSpoolDisk
 from benchmarks.survival.gateways import SeveralGateways
 from benchmarks.survival.head import LostHead
 from benchmarks.survival.hostile import HostileRequests
+from benchmarks.survival.killed_clients import KilledClients
 from benchmarks.survival.link_down import LinkDown
 from benchmarks.survival.lost_node import NodeLostWithDatabase, NodeLostWithFiles
 from benchmarks.survival.postgres_failover import PostgresFailover
+from benchmarks.survival.power_loss import PowerLoss
 from benchmarks.survival.row import SurvivalRow
 from benchmarks.survival.stopped_shard import StoppedShard
 from benchmarks.survival.waiting_fetch import WaitingFetch
@@ -27,4 +31,11 @@ ROWS: tuple[SurvivalRow, ...] = (
     StoppedShard(),
     HostileRequests(),
     WaitingFetch(),
+    FullJournalDisk(),
+    FullSpoolDisk(),
+    FullArchiveDisk(),
+    PowerLoss(),
+    ClockJump(+1),
+    ClockJump(-1),
+    KilledClients(),
 )

@@ -77,6 +77,11 @@ class RayNodes:
             self.kill_node(node)
             self.add_node(**params)
 
+    def raylets(self) -> set[int]:
+        """The processes whose children are the actors of this cluster."""
+        nodes = [node for node in (self._head, *self._nodes) if node is not None]
+        return {raylet.process.pid for node in nodes for raylet in node.all_processes.get("raylet", ())}
+
     def close(self) -> None:
         for node in (*self._nodes, self._head):
             if node is not None:

@@ -90,6 +90,11 @@ class Spool:
         self._thread.start()
 
     @property
+    def pending(self) -> int:
+        """Steps in memory that the disk has not taken, and is to take as soon as it can."""
+        return len(self._counted)
+
+    @property
     def gateway(self) -> str:
         """The name by which the pool knows the gateway. It stays the same when the gateway is started again."""
         return self._file.gateway

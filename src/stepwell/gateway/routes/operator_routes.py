@@ -150,6 +150,8 @@ def register_readings(
     if spool is not None:
         text = "Steps that the spool's disk did not take."
         counter("stepwell_spool_unwritten_steps", text, (), lambda: [((), spool.unwritten)])
+        text = "Steps in memory that the spool's disk has not taken yet."
+        gauge("stepwell_spool_pending_steps", text, (), lambda: [((), spool.pending)])
 
 
 def register_pool_readings(metrics: GatewayMetrics, known: KnownTrajectories, link: RayLinkStatus | None) -> None:

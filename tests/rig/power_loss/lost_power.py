@@ -1,0 +1,50 @@
+"""A shard that loses power: it is killed, and of what it wrote only that is left which it had synced."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from stepwell.pool.api.plan import Limits
+from stepwell.pool.rules.pool import Pool
+from stepwell.pool.shard.recovery import restore_pool
+from stepwell.pool.shard.sqlite_journal import SqliteJournal
+
+
+def preload(library: Path, live: Path, synced: Path) -> dict[str, str]:
+    """The environment of a process that writes to the folder `live`."""
+    live.mkdir(exist_ok=True)
+    synced.mkdir(exist_ok=True)
+    return {"LD_PRELOAD": str(library), "SYNCED_FROM": str(live), "SYNCED_TO": str(synced)}
+
+
+def lose_power(process: int, synced: Path) -> Path:
+    """Kill a process that has the library. Returns a file that is there until the next process finds what was synced."""
+    lost = synced.with_name(f"{synced.name}.lost")
+    lost.write_text(str(process))
+    os.kill(process, signal.SIGKILL)
+    return lost
+
+
+def run_until_killed(library: Path, folder: Path, sync: str, acknowledged: int) -> set[str]:
+    """Run a shard, kill it after so many acknowledged steps. Returns their trajectories."""
+    live = folder / "live" / "data_pool.sqlite"
+    environment = os.environ | preload(library, live.parent, folder / "synced")
+    command = [sys.executable, "-m", "tests.rig.power_loss.shard_main", str(live), sync]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as shard:
+        assert shard.stdout is not None
+        numbers = [shard.stdout.readline().strip() for _ in range(acknowledged)]
+        shard.send_signal(signal.SIGKILL)
+        *others, _ = shard.stdout.read().split("\n")
+        return {f"t{number}" for number in (*numbers, *others)}
+
+
+def survivors(path: Path) -> set[str]:
+    """The trajectories in a journal."""
+    journal = SqliteJournal(path, closed_kept=100)
+    pool = Pool(Limits(), journal)
+    report = restore_pool(pool, journal)
+    journal.close()
+    assert not report.damaged
+    return set(pool.state.trajectories)
