@@ -20,7 +20,7 @@ def preload(library: Path, live: Path, synced: Path) -> dict[str, str]:
 
 
 def lose_power(process: int, synced: Path) -> Path:
-    """Kill a process that has the library. Returns a file that is there until the next process finds what was synced."""
+    """Kill a process that has the library. Returns a file that is there until the next process has what was synced."""
     lost = synced.with_name(f"{synced.name}.lost")
     lost.write_text(str(process))
     os.kill(process, signal.SIGKILL)

@@ -53,12 +53,14 @@ def made_pool(**settings: Any) -> LocalPool:
     return LocalPool(shards=SHARDS, transport=DyingTransport, clock=time.monotonic, **times, **settings)
 
 
-async def fill(pool: LocalPool, prompts: Sequence[str] = PROMPTS, rollouts: int = 1) -> None:
+async def fill(
+    pool: LocalPool, prompts: Sequence[str] = PROMPTS, rollouts: int = 1, reward: float | None = 1.0
+) -> None:
     for prompt in prompts:
         for uid in [f"t-{prompt}-{n}" for n in range(rollouts)]:
             await pool.register_trajectory(Registration(uid, prompt))
             assert await pool.submit_steps([make_step(uid, prompt, uid=uid)]) == [SubmitVerdict.ACCEPTED]
-            assert await pool.complete_trajectory(uid, prompt, 1.0) is EndResult.COMPLETED
+            assert await pool.complete_trajectory(uid, prompt, reward) is EndResult.COMPLETED
 
 
 def leases(pool: LocalPool) -> int:
@@ -183,6 +185,24 @@ async def test_a_lease_at_what_is_no_shard_of_the_pool_is_none(lease: tuple[str,
         with pytest.raises(LeaseExpired, match="'another_actor' is no shard of this pool"):
             await settle(foreign)
     assert "ack" not in pool.transport.calls
+
+
+async def test_what_a_silent_reward_worker_had_is_offered_long_before_its_lease_ends() -> None:
+    pool = made_pool(require_reward=True)
+    await fill(pool, PROMPTS[:1], reward=None)
+    dead = PoolClient(pool.plan.name, transport=KilledTransport(pool.transport.services, 0))
+    taken = await dead.take_unscored(1, lease=LEASE, timeout=1.0)
+    assert taken is not None
+    again = await pool.take_unscored(1, lease=LEASE, timeout=30.0)
+    assert again is not None
+    assert [[step.uid for step in steps] for steps in again[1]] == [[step.uid for step in steps] for steps in taken[1]]
+
+
+async def test_a_living_reward_worker_keeps_what_it_has() -> None:
+    pool = made_pool(require_reward=True)
+    await fill(pool, PROMPTS[:1], reward=None)
+    assert await pool.take_unscored(1, lease=LEASE, timeout=1.0) is not None
+    assert await pool.take_unscored(1, lease=LEASE, timeout=5 * TIMEOUT) is None
 
 
 class KilledTransport(LocalTransport):

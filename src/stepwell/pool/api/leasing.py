@@ -155,6 +155,20 @@ LIVE = "live-"
 """So begins the name of a lease whose holder sends heartbeats. A shard ends it some seconds after the last one."""
 
 
+def new_reward_lease(shard: str) -> str:
+    """The name of the lease of a reward worker begins with the shard that gives it."""
+    return f"{shard}/{LIVE}{uuid4().hex}"
+
+
+def is_reward_lease(lease_uid: str) -> bool:
+    return "/" in lease_uid
+
+
+def is_live(lease_uid: str) -> bool:
+    """Does its holder send heartbeats?"""
+    return lease_uid.rpartition("/")[2].startswith(LIVE)
+
+
 COORDINATOR = "@"
 """In the name of a batch, before the shard that decides whether it is acknowledged."""
 DECISION = ":decision"

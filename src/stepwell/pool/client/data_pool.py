@@ -49,7 +49,7 @@ from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_oldest
 from stepwell.pool.client.flush_follower import FlushFollower
-from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL, HeldLeases
+from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.client.scoring import ScoringClient
 from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, ShardSet, shard_of
@@ -87,14 +87,15 @@ class PoolClient(ScoringClient, WatchClient):
         heartbeat_interval: float = HEARTBEAT_INTERVAL,
     ) -> None:
         shards = transport or RayTransport(namespace)
-        super().__init__(ShardSet(name, shards, namespace=namespace, timeout=timeout, part_timeout=part_timeout))
+        super().__init__(
+            ShardSet(name, shards, namespace=namespace, timeout=timeout, part_timeout=part_timeout), heartbeat_interval
+        )
         self._senders: dict[str, BatchSender[ProducerCall, ProducerAnswer]] = {}
         """By shard."""
         self._flushes = FlushFollower(self.shards)
         self._serving: Serving | None = None
         self._serving_changed = asyncio.Event()
         self._versions = VersionDelivery(self.shards, self._note_serving)
-        self._held = HeldLeases(self.shards, interval=heartbeat_interval)
         self._last_pacing: dict[tuple[str, str], Pacing] = {}
         """By channel and shard."""
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from stepwell.errors import LeaseExpired, PoolUnavailable
-from stepwell.pool.api.leasing import LIVE, Settlement, batch_of_lease, decision_of
+from stepwell.pool.api.leasing import Settlement, batch_of_lease, decision_of, is_live
 from stepwell.pool.client.shards import RETRY_PAUSE, ShardSet
 
 log = logging.getLogger("stepwell.pool")
@@ -42,7 +42,7 @@ class HeldLeases:
     def holding(self, *leases: PartLease) -> Iterator[None]:
         """Around the calls that take these leases. Heartbeats are sent from here on, also after the block, unless it
         fails: then the leases are put back. A lease that is not to follow this process gets no heartbeats."""
-        self._held |= dict.fromkeys(lease for lease in leases if lease[1].startswith(LIVE))
+        self._held |= dict.fromkeys(lease for lease in leases if is_live(lease[1]))
         if self._held and (self._beating is None or self._beating.done()):
             self._beating = asyncio.create_task(self._beat())
         try:

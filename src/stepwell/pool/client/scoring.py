@@ -2,7 +2,7 @@
 
 - Shards are served in turn. A shard that is away does not keep a worker from the others.
 - Judgements do not wait for a shard that is away, because the reward leases it gave are lost with it.
-- A reward lease begins with the name of the shard that gave it.
+- Heartbeats are sent for the leases of this worker: what it has is offered to others soon after its death.
 """
 
 import asyncio
@@ -11,11 +11,12 @@ import time
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Literal
-from uuid import uuid4
 
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.leasing import new_reward_lease
 from stepwell.pool.api.scoring import Judgement
-from stepwell.pool.client.shards import RETRY_PAUSE, ShardClient
+from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL, HeldLeases
+from stepwell.pool.client.shards import RETRY_PAUSE, ShardClient, ShardSet
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import Step
 
@@ -31,6 +32,10 @@ class ScoringClient(ShardClient):
     """Implements RewardSource."""
 
     _turn = 0
+
+    def __init__(self, shards: ShardSet, heartbeat_interval: float = HEARTBEAT_INTERVAL) -> None:
+        super().__init__(shards)
+        self._held = HeldLeases(shards, interval=heartbeat_interval)
 
     async def take_unscored(self, count: int, *, lease: float, timeout: float) -> tuple[str, list[list[Step]]] | None:
         names = await self.shards.names()
@@ -89,12 +94,14 @@ class ScoringClient(ShardClient):
                 return failure
 
     async def _take(self, name: str, count: int, lease: float) -> tuple[str, list[list[Step]]] | None:
-        lease_uid = f"{name}/{uuid4().hex}"
+        lease_uid = new_reward_lease(name)
         try:
             columns = await self.shards.at(name, await_restart=False).take_unscored(count, lease, lease_uid)
         except PoolUnavailable:
             return None
         if columns is None:
             return None
+        with self._held.holding((name, lease_uid)):
+            asyncio.get_running_loop().call_later(lease, self._held.release, [(name, lease_uid)])
         steps = unpack(columns, copy=False)
         return lease_uid, [list(group) for _, group in groupby(steps, key=lambda step: step.trajectory_uid)]

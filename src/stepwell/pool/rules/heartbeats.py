@@ -6,7 +6,7 @@ ends no lease before its holder could be heard.
 
 from collections.abc import Sequence
 
-from stepwell.pool.api.leasing import LIVE, Settlement
+from stepwell.pool.api.leasing import Settlement, is_live, is_reward_lease
 from stepwell.pool.state.pool_state import PoolState
 
 EXTENSION = 60.0
@@ -29,15 +29,17 @@ class LeaseHeartbeats:
     def pass_time(self, seconds: float) -> list[str]:
         """Returns the leases whose holders are silent."""
         self._elapsed += seconds
-        live = [uid for uid in self._state.leases if uid.startswith(LIVE)]
+        live = [uid for uid in (*self._state.leases, *self._state.reward_leases) if is_live(uid)]
         self._heard = {uid: self._heard.get(uid, self._elapsed) for uid in live}
         return [uid for uid, heard in self._heard.items() if self._elapsed - heard >= self._timeout]
 
     def _renew(self, uid: str) -> Settlement | None:
         lease = self._state.leases.get(uid)
-        if lease is None:
+        if is_reward_lease(uid) and uid not in self._state.reward_leases:
+            return Settlement.DONE
+        if lease is None and not is_reward_lease(uid):
             return self._state.ended_leases.get(uid, Settlement.UNKNOWN)
         self._heard[uid] = self._elapsed
-        if lease.expires_at < self._state.pool_time + EXTENSION / 2:
+        if lease is not None and lease.expires_at < self._state.pool_time + EXTENSION / 2:
             self._state.extend_lease(lease, self._state.pool_time + EXTENSION)
         return None

@@ -7,7 +7,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stepwell.pool.api.plan import OnRewardFailure
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome, Score
@@ -42,6 +42,12 @@ class RewardsDue:
         leased = self._state.under_reward_lease(lease_uid)
         rows = [row for trajectory in leased for row in trajectory_rows(trajectory, StoredStep.is_held)]
         return ship(rows) if rows else None
+
+    def end_silent(self, lease_uids: Iterable[str]) -> None:
+        """The workers that have these leases are dead."""
+        for uid in lease_uids:
+            if self._state.has_reward_lease(uid):
+                self._state.end_scoring(uid)
 
     def settle(self, judgements: Sequence[Judgement]) -> list[bool]:
         """For each, whether it counted. It does not if its trajectory was scored, changed, dropped or offered again."""

@@ -157,7 +157,7 @@ class ConsumerCalls(ShardCalls):
             log.warning("shard %s: in %d groups all rollouts are the same; %s", name, count, UNIFORM)
 
     def _watch_leases(self) -> None:
-        if self.pool.state.leases:
+        if self._has_leases():
             self._lease_watch.start()
 
     async def _end_silent(self, lease_uids: Sequence[str]) -> bool:
@@ -174,12 +174,16 @@ class ConsumerCalls(ShardCalls):
                 *(name, len(trained) + len(silent), len(silent), len(trained)),
             )
             await self._transactions.change(partial(self._settle_silent, silent, trained))
-        return bool(self.pool.state.leases)
+        return self._has_leases()
+
+    def _has_leases(self) -> bool:
+        return bool(self.pool.state.leases or self.pool.state.reward_leases)
 
     def _settle_silent(self, silent: Sequence[str], trained: Sequence[str]) -> None:
         for uid in trained:
             self.pool.leasing.ack(uid)
         self.pool.leasing.end_silent(silent)
+        self.pool.rewards_due.end_silent(silent)
 
     async def _decision(self, lease_uid: str) -> Settlement | None:
         """What the coordinator of its batch says; None if it cannot be asked now. If it has not decided yet, the batch

@@ -63,6 +63,10 @@ class RewardOperations(StateBase):
     def lease_for_scoring(self, lease_uid: str, expires_at: float, trajectories: list[Trajectory]) -> None:
         self._rewards.lease_out(lease_uid, expires_at, trajectories)
 
+    def end_scoring(self, lease_uid: str) -> None:
+        """Its worker is dead: what it has not judged is offered again."""
+        self._rewards.end_lease(lease_uid)
+
     def settle_scoring(self, trajectory: Trajectory, outcome: JudgementOutcome) -> None:
         """A worker has judged it. It is offered to the next one unless it gets a reward, rests or is given up."""
         self._rewards.settle(trajectory)

@@ -3,7 +3,7 @@
 The queue is not journaled: after a restart every unscored trajectory is offered again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stepwell.pool.state.priority_set import PrioritySet
@@ -31,6 +31,10 @@ class RewardQueue:
         self._leases: dict[str, RewardLease] = {}
         self._expiry: PrioritySet[tuple[float, str]] = PrioritySet()
         self._resting: PrioritySet[tuple[float, str]] = PrioritySet()
+
+    @property
+    def leases(self) -> Collection[str]:
+        return self._leases.keys()
 
     def __len__(self) -> int:
         """Trajectories that a worker can take."""
@@ -104,14 +108,18 @@ class RewardQueue:
     def release(self, now: float) -> None:
         """Offer again what was not judged in time, and what has rested."""
         while (first := self._expiry.first()) is not None and first[0] <= now:
-            unanswered = self.under(first[1])
-            self._end(first[1])
-            for trajectory in unanswered:
-                self._set(trajectory, None)
+            self.end_lease(first[1])
         while (first := self._resting.first()) is not None and first[0] <= now:
             self._resting.discard(first)
             for trajectory in self._named(RESTING, [first[1]]):
                 self._set(trajectory, None)
+
+    def end_lease(self, lease_uid: str) -> None:
+        """Offer again what was not judged."""
+        unanswered = self.under(lease_uid)
+        self._end(lease_uid)
+        for trajectory in unanswered:
+            self._set(trajectory, None)
 
     def _set(self, trajectory: Trajectory, reward_lease: str | None) -> None:
         trajectory.reward_lease = reward_lease

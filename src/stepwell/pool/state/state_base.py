@@ -4,7 +4,7 @@ The helpers keep journal, change log, indexes, ledgers, time series and reward q
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from stepwell.errors import BadRequest
@@ -99,6 +99,10 @@ class StateBase:
 
     def oldest_unscored(self, count: int) -> list[Trajectory]:
         return self._rewards.oldest(count)
+
+    @property
+    def reward_leases(self) -> Collection[str]:
+        return self._rewards.leases
 
     def has_reward_lease(self, lease_uid: str) -> bool:
         return self._rewards.has_lease(lease_uid)

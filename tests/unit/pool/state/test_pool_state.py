@@ -283,6 +283,12 @@ class StateMachine(RuleBasedStateMachine):
             self.state.lease_for_scoring(uid, self.state.now + seconds, chosen)
             assert self.state.under_reward_lease(uid) == chosen
 
+    @rule(pick=pick)
+    def end_scoring(self, pick: int) -> None:
+        leases = sorted(self.state.reward_leases)
+        if leases:
+            self.state.end_scoring(leases[pick % len(leases)])
+
     @rule(pick=pick, outcome=st.sampled_from(JudgementOutcome), then=st.sampled_from(("rest", "give up", "nothing")))
     def settle_scoring(self, pick: int, outcome: JudgementOutcome, then: str) -> None:
         found = [t for t in self.at_home() if t.reward_lease and self.state.being_scored(t.reward_lease, t.uid) is t]
@@ -321,6 +327,14 @@ class StateMachine(RuleBasedStateMachine):
         leases = list(self.state.leases.values())
         if leases:
             self.state.extend_lease(leases[pick % len(leases)], self.state.pool_time + seconds)
+            self.state.prepare_lease(leases[pick % len(leases)])
+
+    @rule(pick=pick, how=st.sampled_from((Settlement.DONE, Settlement.EXPIRED)))
+    def decide(self, pick: int, how: Settlement) -> None:
+        uid = f"batch-{pick}:decision"
+        if uid not in self.state.ended_leases:
+            self.state.decide(uid, how)
+            assert self.state.ended_leases[uid] is how
 
     @rule(pick=pick, how=st.sampled_from(("ack", "nack", "expired")))
     def end_lease(self, pick: int, how: str) -> None:
