@@ -16,6 +16,6 @@ def has_compiler() -> bool:
 def build(source: Path, folder: Path) -> Path:
     """The library, for LD_PRELOAD."""
     library = folder / f"{source.stem}.so"
-    command = ["gcc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl", "-lm", "-lpthread"]
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl", "-lm", "-lpthread"]
     subprocess.run(command, check=True)
     return library

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def made_pool(uid: str) -> LocalPool:
 
 
 @asynccontextmanager
-async def sending(pool: LocalPool, spool: Spool, **options: int) -> AsyncIterator[Outbox]:
+async def sending(pool: LocalPool, spool: Spool, **options: Any) -> AsyncIterator[Outbox]:
     outbox = Outbox(pool, on_refused=lambda _: None, spool=spool, retry_pause=0.001, **options)
     task = asyncio.create_task(outbox.run())
     yield outbox

@@ -49,7 +49,12 @@ class DyingTransport(LocalTransport):
 
 
 def made_pool(**settings: Any) -> LocalPool:
-    times = {"heartbeat_timeout": TIMEOUT, "heartbeat_interval": TIMEOUT / 10, "timeout": 0.2, "part_timeout": 0.1}
+    times: dict[str, Any] = {
+        "heartbeat_timeout": TIMEOUT,
+        "heartbeat_interval": TIMEOUT / 10,
+        "timeout": 0.2,
+        "part_timeout": 0.1,
+    }
     return LocalPool(shards=SHARDS, transport=DyingTransport, clock=time.monotonic, **times, **settings)
 
 
