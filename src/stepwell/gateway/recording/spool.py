@@ -77,6 +77,7 @@ class Spool:
         """Rows to delete."""
         self._unwritten: dict[Step, None] = {}
         """Steps that the disk has not taken yet."""
+        self._retry_at = 0.0
         self._counted: set[Step] = set()
         """Those of them that are counted."""
         self._released = {row: dict(steps) for row, steps in self._file.unread.items()}
@@ -151,7 +152,7 @@ class Spool:
                 if isinstance(change, PoolClaim):
                     self._claim(change)
             made = [change for change in changes if isinstance(change, SpoolChange)]
-            fresh = self._sort(made)
+            fresh = self._sort(made, is_last=not is_open)
             if self._spent and self._file.delete(self._spent):
                 self._spent.clear()
             self._insert(fresh)
@@ -176,9 +177,11 @@ class Spool:
             self._released = {row: kept for row, kept in self._released.items() if row > self._last_leftover}
         self._file.claim(claim.uid)
 
-    def _sort(self, changes: Sequence[SpoolChange]) -> list[Step]:
+    def _sort(self, changes: Sequence[SpoolChange], *, is_last: bool) -> list[Step]:
         """Returns the steps to write. Rows without steps are added to `_spent`."""
-        fresh, self._unwritten = self._unwritten, {}
+        fresh: dict[Step, None] = {}
+        if is_last or time.monotonic() >= self._retry_at:
+            fresh, self._unwritten = self._unwritten, {}
         for steps, what in changes:
             if what is Change.ADD:
                 fresh.update(dict.fromkeys(steps))
@@ -186,6 +189,8 @@ class Spool:
                 for step in steps:
                     if step in fresh:
                         del fresh[step]
+                    elif step in self._unwritten:
+                        del self._unwritten[step]
                     elif step in self._rows:
                         self._discard(self._rows.pop(step))
         return list(fresh)
@@ -240,6 +245,7 @@ class Spool:
         else:
             self.unwritten += sum(step not in self._counted for step in steps)
             self._unwritten.update(dict.fromkeys(steps))
+            self._retry_at = time.monotonic() + RETRY_PAUSE
 
     def _keep(self, row: int, steps: Sequence[Step]) -> None:
         self._rows.update(dict.fromkeys(steps, row))
