@@ -3,6 +3,7 @@
 import asyncio
 import struct
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,10 @@ from benchmarks.survival.cluster import POOL_NODE, SurvivalCluster, survival_clu
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
 from stepwell.errors import LeaseExpired
+from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.batch import Batch
-from tests.rig.preloads import SHIFTED_CLOCK, build
+from tests.builders import make_step
+from tests.rig.preloads import SHIFTED_CLOCK, build, preloaded
 
 HOUR = 3600.0
 AGENTS = 8
@@ -42,7 +45,7 @@ class ClockJump:
         with tempfile.TemporaryDirectory(prefix="clock-") as name:
             shift = Path(name) / "shift"
             _set_clock(shift, 0.0)
-            environment = {"LD_PRELOAD": str(build(SHIFTED_CLOCK, Path(name))), "CLOCK_SHIFT": str(shift)}
+            environment = preloaded(build(SHIFTED_CLOCK, Path(name)), CLOCK_SHIFT=shift)
             node: Mapping[str, Any] = {**POOL_NODE, "env_vars": environment}
             async with survival_cluster(
                 gateways=2, shards=2, nodes=(node,), gateway_env=environment, group_deadline=DEADLINE
@@ -62,11 +65,14 @@ class ClockJump:
                 await auditor.drain(cluster.pool)
                 await training
                 stats = await cluster.pool.stats()
+                ahead = await _shard_clock(cluster) - time.time()
         dropped = sum(count.steps for channel in stats.channels.values() for count in channel.dropped.values())
         refused = stats.refused.total() - stats.refused["duplicate"]  # a step that is sent again is harmless
         measured = {"steps_dropped": dropped, "steps_refused": refused, "leases_expired": expired}
         most = {**NOTHING_LOST, **dict.fromkeys(measured, 0), "leases_lost": 0}
-        return RowOutcome(auditor.figures() | measured, most, {"answered_percent": 100.0})
+        jumped = round(ahead / self.hours)
+        least = {"answered_percent": 100.0, "clock_jumped_s": 0.99 * HOUR}
+        return RowOutcome(auditor.figures() | measured | {"clock_jumped_s": jumped}, most, least)
 
 
 async def _acknowledge(cluster: SurvivalCluster, auditor: Auditor, held: Batch) -> int:
@@ -77,6 +83,15 @@ async def _acknowledge(cluster: SurvivalCluster, auditor: Auditor, held: Batch) 
         return len(held.leases)
     auditor.note_delivered(held.steps())
     return 0
+
+
+async def _shard_clock(cluster: SurvivalCluster) -> float:
+    """The wall clock of a shard: when a group is opened there."""
+    await cluster.pool.register_trajectory(Registration("clock", "clock", "clock"))
+    await cluster.pool.submit_steps([make_step("clock", "clock", uid="clock")])
+    await cluster.pool.complete_trajectory("clock", "clock", 1.0)
+    batch = await cluster.pool.fetch_batch(1, channel="clock")
+    return float(batch.opened_at_G[0])
 
 
 def _set_clock(shift: Path, seconds: float) -> None:

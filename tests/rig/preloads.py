@@ -19,3 +19,9 @@ def build(source: Path, folder: Path) -> Path:
     command = ["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl", "-lm", "-lpthread"]
     subprocess.run(command, check=True)
     return library
+
+
+def preloaded(library: Path, **settings: Path) -> dict[str, str]:
+    """The environment of a process with the library. Without the second variable, Ray's workers would not get it."""
+    known = {name: str(value) for name, value in settings.items()}
+    return {"LD_PRELOAD": str(library), "RAY_LD_PRELOAD_ON_WORKERS": "1", **known}

@@ -10,13 +10,14 @@ from stepwell.pool.api.plan import Limits
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from tests.rig.preloads import preloaded
 
 
 def preload(library: Path, live: Path, synced: Path) -> dict[str, str]:
     """The environment of a process that writes to the folder `live`."""
     live.mkdir(exist_ok=True)
     synced.mkdir(exist_ok=True)
-    return {"LD_PRELOAD": str(library), "SYNCED_FROM": str(live), "SYNCED_TO": str(synced)}
+    return preloaded(library, SYNCED_FROM=live, SYNCED_TO=synced)
 
 
 def lose_power(process: int, synced: Path) -> Path:
