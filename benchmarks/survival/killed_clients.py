@@ -25,7 +25,7 @@ from benchmarks.survival.trainer_process import CountedSteps, read_counts
 from tests.rig.atropos.server import atropos_process, scored_group
 from tests.rig.gateways import free_port
 
-KILLS = {"trainer": 40, "door": 25, "reward_worker": 35}
+KILLS = {"trainer": 34, "door": 33, "reward_worker": 33}
 LIFE = 0.0, 1.5
 """Seconds that a process works until it is killed, at least and at most."""
 AGENTS, SHARDS, WORKERS = 6, 2, 2
