@@ -145,7 +145,7 @@ def kept_pool(ray: RayNodes, log: Path, flags: Mapping[str, object]) -> Iterator
     line = [sys.executable, "-m", "stepwell", "pool", "--keep", "--ray-address", ray.address]
     given = {name: value for name, value in flags.items() if value is not None}
     for name, value in given.items():
-        line += [f"--{name.replace('_', '-')}", str(value)]
+        line += [f"--{name.replace('_', '-')}"] if value is True else [f"--{name.replace('_', '-')}", str(value)]
     with log.open("ab") as output:
         process = subprocess.Popen(line, stdout=output, stderr=output)
     try:

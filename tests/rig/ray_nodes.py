@@ -57,8 +57,8 @@ class RayNodes:
         kill_node_processes(self._head)
 
     def add_node(self, **params: Any) -> Any:
-        """Another node, with a raylet of its own."""
-        with _environment(self.settings):
+        """Another node, with a raylet of its own. Its processes get the environment `env_vars`."""
+        with _environment({**self.settings, **params.get("env_vars", {})}):  # Ray itself overrides LD_PRELOAD
             node = start_node(self.node_params(**params), is_head=False)
         self._nodes[node] = params
         return node
