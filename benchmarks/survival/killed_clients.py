@@ -23,7 +23,7 @@ from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
 from benchmarks.survival.trainer_process import CountedSteps, read_counts
 from tests.rig.atropos.server import atropos_process, scored_group
-from tests.rig.gateways import free_port
+from tests.rig.gateways import GatewayProcess, free_port
 
 KILLS = {"trainer": 34, "door": 33, "reward_worker": 33}
 LIFE = 0.0, 1.5
@@ -50,8 +50,10 @@ class Environment:
 
     async def run(self) -> None:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http:
-            while not self.stopped.is_set():
-                self.sent += await self._is_taken(http, scored_group(FIRST_GROUP + self.sent))
+            is_taken = False
+            while not (self.stopped.is_set() and is_taken):
+                is_taken = await self._is_taken(http, scored_group(FIRST_GROUP + self.sent))
+                self.sent += is_taken
                 await asyncio.sleep(PAUSE)
 
     async def _is_taken(self, http: aiohttp.ClientSession, group: dict[str, Any]) -> bool:
@@ -85,12 +87,12 @@ class KilledClients:
                     _kill_workers(cluster, kills["reward_worker"]),
                 )
                 trainer.start()
-                with atropos_process(cluster.folder / "door.log", **_door_flags(cluster, environment)):
+                async with _door(cluster, environment):
                     load.stopped.set()
                     environment.stopped.set()
                     await asyncio.gather(*tasks)
                 counts = await trainer.finish(auditor, environment.sent)
-            lease_back = await _lease_back(cluster, load)
+            lease_back = await _lease_back(cluster)
             scored = (await cluster.pool.stats()).scoring.scored
         return _outcome(auditor, counts, environment.sent, lease_back, scored, sum(kills.values()))
 
@@ -162,15 +164,14 @@ class TrainerProcess:
             if len(found.trained) > len(counts.trained):
                 counts, changed_at = found, time.monotonic()
             trained = {step for _, step, _ in counts.trained}
-            if len(trained) >= auditor.answered.total() + 2 * groups and len(found.leases) == 0:
+            if len(trained) >= auditor.answered.total() + 2 * groups:
                 break
         return counts
 
 
-async def _lease_back(cluster: SurvivalCluster, load: AgentLoad) -> float:
+async def _lease_back(cluster: SurvivalCluster) -> float:
     """Seconds from the kill of a trainer that has a batch until all of it is back."""
-    load.stopped.clear()
-    await load.run(AGENTS, rollouts=2)
+    await AgentLoad(cluster.urls, Auditor(), reward=None).run(AGENTS, rollouts=2)
     trainer = TrainerProcess(cluster)
     trainer.start("hold")
     await trainer.works()
@@ -183,15 +184,17 @@ async def _lease_back(cluster: SurvivalCluster, load: AgentLoad) -> float:
     return await seconds_until(is_back, PATIENCE) if held else float("inf")
 
 
-def _door_flags(cluster: SurvivalCluster, environment: Environment) -> dict[str, Any]:
-    return {"port": int(environment.url.rpartition(":")[2]), "ray_address": cluster.nodes.address}
+@asynccontextmanager
+async def _door(cluster: SurvivalCluster, environment: Environment) -> AsyncIterator[GatewayProcess]:
+    port = int(environment.url.rpartition(":")[2])
+    with ExitStack() as stack:
+        door = atropos_process(cluster.folder / "door.log", port=port, ray_address=cluster.nodes.address)
+        yield await asyncio.to_thread(stack.enter_context, door)
 
 
 async def _kill_door(cluster: SurvivalCluster, environment: Environment, times: int) -> None:
     for _ in range(times):
-        with ExitStack() as stack:
-            door = atropos_process(cluster.folder / "door.log", **_door_flags(cluster, environment))
-            server = await asyncio.to_thread(stack.enter_context, door)
+        async with _door(cluster, environment) as server:
             await asyncio.sleep(random.uniform(*LIFE))
             server.kill()
 
