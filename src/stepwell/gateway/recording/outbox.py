@@ -16,17 +16,24 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from stepwell.errors import Conflict, PoolUnavailable, StepwellError, UnknownTrajectory
+from stepwell.errors import PoolUnavailable
+from stepwell.gateway.recording.outbox_lane import (
+    MAX_REASON,
+    MOST_FAILURES,
+    MOST_REFUSALS,
+    UNSENDABLE,
+    LaneSender,
+    can_be_packed,
+    refusal_of,
+    without_content,
+)
 from stepwell.gateway.recording.outbox_queue import MAX_MESSAGE, OutboxQueue
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import SubmitVerdict
-from stepwell.steps.columns import pack
 from stepwell.steps.step import Step
-from stepwell.wire.openai import NO_IDS
 
 log = logging.getLogger("stepwell.gateway")
 
@@ -42,34 +49,8 @@ RETRY_PAUSE = 1.0
 SETTLE_TIMEOUT = 30.0
 LOG_INTERVAL = 1.0
 """Seconds between two log lines about steps that were given up."""
-MAX_REASON = 500
-"""Characters of the reason of a quarantine."""
-MOST_REFUSALS = 3
-"""How often a shard may fail over a step while it takes others."""
-MOST_FAILURES = 8
-"""Single steps over which a shard fails one after the other before it counts as the one at fault."""
-UNSENDABLE = "unsendable"
-"""The kind of quarantine, and of loss, for a step that cannot be packed, or over which its shard fails."""
 TAKEN = (SubmitVerdict.ACCEPTED, SubmitVerdict.DUPLICATE, SubmitVerdict.QUARANTINED)
 """The pool has the step."""
-
-
-class LaneSender:
-    """What is known of one lane besides its steps."""
-
-    def __init__(self) -> None:
-        self.arrived = asyncio.Event()
-        """There is something to take."""
-        self.hurried = asyncio.Event()
-        """Somebody waits: send without gathering."""
-        self.taken = 0
-        """Messages that the shard has taken."""
-        self.failed = 0
-        """Single steps of the present message over which the shard failed, one after the other."""
-        self.refusals: dict[Step, tuple[int, int]] = {}
-        """Steps over which the shard failed: how often, and the number of messages that it had taken until then."""
-        self.is_resuming = False
-        """Postponed steps are about to be tried again."""
 
 
 class Outbox:
@@ -176,7 +157,7 @@ class Outbox:
                 self._awaited.pop(step, None)
         for step, verdict in zip(steps, verdicts, strict=True):
             if verdict not in TAKEN:
-                raise _refusal(step, verdict)
+                raise refusal_of(step, verdict)
 
     async def settle(self, trajectory_uid: str | None = None, timeout: float = SETTLE_TIMEOUT) -> None:
         """Wait until the pool has answered for all steps of that trajectory, or for all steps."""
@@ -302,7 +283,7 @@ class Outbox:
             log.error("the pool failed over a step of trajectory %s", step.trajectory_uid, exc_info=failure)
         sender.failed += 1
         sender.refusals[step] = refusals + (not refusals or sender.taken > taken), sender.taken
-        if sender.refusals[step][0] >= MOST_REFUSALS or not _can_be_packed(step):
+        if sender.refusals[step][0] >= MOST_REFUSALS or not can_be_packed(step):
             self._give_up(lane, sender, step, failure)
         else:
             self._postpone(lane, sender, [step])
@@ -318,7 +299,7 @@ class Outbox:
             if self._spool is not None:
                 self._spool.remove([step])
             return
-        stub = _without_content(step, f"{UNSENDABLE}: {type(failure).__name__}: {failure}"[:MAX_REASON])
+        stub = without_content(step, f"{UNSENDABLE}: {type(failure).__name__}: {failure}"[:MAX_REASON])
         self._queue.replace(step, stub)
         if self._spool is not None:
             self._spool.remove([step])
@@ -424,36 +405,3 @@ class Outbox:
         if self._dropped and now - self._logged_at >= interval:
             log.error("%d steps were given up, the oldest of those held; %d are waiting", self._dropped, self.waiting)
             self._dropped, self._logged_at = 0, now
-
-
-def _refusal(step: Step, verdict: SubmitVerdict | None) -> StepwellError:
-    if verdict is None:
-        return PoolUnavailable("this call was given up: too many steps wait for the pool")
-    if verdict is SubmitVerdict.UNKNOWN:
-        return UnknownTrajectory(f"the pool has no trajectory {step.trajectory_uid} of prompt_uid {step.prompt_uid}")
-    return Conflict(f"trajectory {step.trajectory_uid}: the pool refused this call's step as {verdict}")
-
-
-def _can_be_packed(step: Step) -> bool:
-    try:
-        pack([step])
-    except Exception:  # noqa: BLE001 - a step may hold anything
-        return False
-    return True
-
-
-def _without_content(step: Step, why: str) -> Step:
-    """A step that only keeps its place in its trajectory. Nothing of it can be at fault."""
-    return replace(
-        step,
-        prompt_ids=NO_IDS,
-        response_ids=NO_IDS,
-        response_logprobs=None,
-        response_mask=None,
-        version_spans=(),
-        metadata={},
-        sampling={},
-        extras={},
-        temperature=None,
-        quarantine=why,
-    )
