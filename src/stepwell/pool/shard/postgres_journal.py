@@ -61,6 +61,15 @@ CONNECTION: dict[str, Any] = {
     "tcp_user_timeout": 15_000,
 }
 """Unless the connection string says otherwise. A server that vanished is noticed within 15 s."""
+SESSION: dict[str, str] = {
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "lock_timeout": "20s",
+}
+"""Settings of the connection at the server. A node that vanishes within a commit must not block its successor."""
+SILENCE = 10.0
+"""Seconds after which the server ends a transaction of which it hears nothing more."""
 RESTORE = "is --journal the right database? Restore a backup of it otherwise"
 
 
@@ -76,6 +85,7 @@ class PostgresStore:
         *,
         must_exist: bool = False,
         sync: JournalSync = JournalSync.FULL,
+        silence: float = SILENCE,
     ) -> None:
         """JournalRefused if it is the journal of another pool or shard, or is not there though it must exist."""
         self.schema = PREFIX + shard
@@ -92,8 +102,13 @@ class PostgresStore:
             try:
                 self.db.add_notice_handler(self._note)
                 self.db.adapters.register_dumper(int, Int8BinaryDumper)  # of one type, whatever the value is
-                self._set("search_path", sql.Identifier(self.schema).as_string())
-                self._set("synchronous_commit", "on" if sync is JournalSync.FULL else "off")
+                settings = {
+                    "search_path": sql.Identifier(self.schema).as_string(),
+                    "synchronous_commit": "on" if sync is JournalSync.FULL else "off",
+                    "idle_in_transaction_session_timeout": f"{silence * 1000:.0f}ms",
+                }
+                for setting in (SESSION | settings).items():
+                    self.db.execute("SELECT set_config(%s, %s, false)", setting)
                 self._open(must_exist)
             except BaseException:
                 self.db.close()
@@ -128,9 +143,6 @@ class PostgresStore:
 
     def close(self) -> None:
         self.db.close()
-
-    def _set(self, setting: str, value: str) -> None:
-        self.db.execute("SELECT set_config(%s, %s, false)", (setting, value))
 
     def _open(self, must_exist: bool) -> None:
         """From here on, an earlier process cannot commit."""

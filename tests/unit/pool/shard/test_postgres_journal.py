@@ -12,6 +12,7 @@ from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync, Limits
 from stepwell.pool.shard.journal import JournalFailed, ShardJournal
 from stepwell.pool.shard.journal_backends import find_journals
+from stepwell.pool.shard.journal_header import READ_EPOCH
 from stepwell.pool.shard.postgres_journal import PostgresStore
 from stepwell.pool.shard.recovery import restore_pool
 from tests.builders import EasyPool
@@ -111,3 +112,15 @@ def test_shards_of_one_pool_share_a_database_with_others(postgres_url: str, shar
         open_store(postgres_url, name).commit([(ADD, [(name,)])])
     assert list(find_journals(postgres_url, shard)) == [shard, f"{shard}-1"]
     assert archived(open_store(postgres_url, f"{shard}-1")) == [f"{shard}-1"]
+
+
+def test_a_commit_that_is_never_finished_does_not_keep_the_next_process_waiting(postgres_url: str, shard: str) -> None:
+    """As of a node that lost its power within a commit: the server hears nothing, not even an end."""
+    vanished = PostgresStore(postgres_url, shard, silence=0.2)
+    vanished.db.execute("BEGIN")
+    vanished.db.execute(f"{READ_EPOCH} FOR SHARE")
+    vanished.db.execute("INSERT INTO archived VALUES ('unfinished')")
+    store = open_store(postgres_url, shard)
+    assert archived(store) == []
+    store.commit([(ADD, [("kept",)])])
+    vanished.close()
