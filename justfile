@@ -54,3 +54,7 @@ bench:
 # a pool whose shards are killed a hundred times under load; some four minutes
 chaos-pool:
     {{python}} -m benchmarks.chaos_pool --kills 100
+
+# faults in a real cluster, one row each; `just survival --only gateways --quick` is one of them in its short form
+survival *args:
+    {{python}} -m benchmarks.survival {{args}}
