@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
+from stepwell.common.portable_actor import portable_actor
 from stepwell.errors import Conflict, RewardFailed, StepwellError
 from stepwell.pool.api.ports import RewardSource
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
@@ -122,7 +123,7 @@ def _find(name: str, namespace: str) -> Any | None:
 def _create(
     name: str, plan: RewardPlan, port_factory: Callable[[], RewardSource], namespace: str, placement: WorkerPlacement
 ) -> Any:
-    actor = ray.remote(RewardLoopWorker).options(
+    actor: Any = ray.remote(portable_actor(RewardLoopWorker)).options(
         name=name,
         namespace=namespace,
         lifetime="detached",

@@ -12,20 +12,27 @@ import shutil
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
+from ray import cloudpickle
 
 import stepwell
 from stepwell.common.message_format import FORMAT, MESSAGES, restore
-from stepwell.errors import IncompatibleMessage
+from stepwell.common.portable_actor import portable_actor
+from stepwell.errors import IncompatibleMessage, PoolUnavailable
 from stepwell.pool import api
 from stepwell.pool.api.pacing import Pacing
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.client.shards import ShardSet
+from stepwell.pool.shard.actor import ShardActor
 from stepwell.pool.shard.service import ShardService
 from stepwell.steps.columns import Columns, pack, restore_columns, unpack
 from stepwell.steps.step import Step, VersionSpan, ids_array
@@ -143,3 +150,59 @@ def test_a_message_that_cannot_be_read_says_what_to_do() -> None:
         restore("Pacing", Pacing.__module__, FORMAT + 1, {})
     with pytest.raises(IncompatibleMessage, match="cannot read Unheard of another one"):
         restore("Unheard", "stepwell.unheard", FORMAT, {})
+
+
+class UpgradedTransport:
+    """A shard of a pool that is created again from its journals, by another release."""
+
+    connections = 1
+
+    def __init__(self) -> None:
+        self.plan = PoolPlan(journal="/journals")
+        self.calls = 0
+
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self.calls += method != "plan"
+        return self.plan if method == "plan" else None
+
+    def upgrade(self, uid: str) -> None:
+        self.plan = replace(self.plan, uid=uid)
+        self.connections += 1
+
+
+async def test_a_client_of_a_pool_without_a_uid_goes_on_with_the_upgraded_pool_and_with_no_other() -> None:
+    transport = UpgradedTransport()
+    shard = ShardSet("data_pool", transport, timeout=0.1).at("data_pool")
+    for uid in ("", "first"):
+        transport.upgrade(uid)
+        await shard.leave("gateway")
+    assert transport.calls == 2
+    transport.upgrade("second")
+    with pytest.raises(PoolUnavailable, match="created again with other journals"):
+        await shard.leave("gateway")
+
+
+LOADING = """
+import pickle, sys
+for name in sys.argv[1:]:
+    sys.modules[name] = None  # as if it did not exist
+    actor = pickle.load(sys.stdin.buffer)
+    print(actor.__name__, "submit_steps" in vars(actor), actor.__mro__[1:])
+"""
+
+
+def test_the_class_of_an_actor_is_loaded_where_none_of_our_modules_exists() -> None:
+    """Who finds an actor by name loads its class, which Ray has pickled with the modules of its release."""
+    exported: Any = ray.remote(portable_actor(ShardActor))
+    pickled = cloudpickle.dumps(exported.__ray_metadata__.modified_class)  # type: ignore[no-untyped-call]
+    command = [sys.executable, "-c", LOADING, "stepwell"]
+    loaded = subprocess.run(command, input=pickled, capture_output=True, timeout=60, check=False)
+    assert loaded.returncode == 0, loaded.stderr.decode()
+    assert loaded.stdout.decode().startswith("ShardActor True")
+
+
+async def test_a_portable_actor_has_the_calls_of_its_class() -> None:
+    actor = portable_actor(ShardService)(PoolPlan(), "data_pool")
+    assert await actor.plan() == PoolPlan()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'unheard'"):
+        await actor.stats(unheard=1)

@@ -74,8 +74,8 @@ class ShardSet:
         self._transport = transport
         self._namespace = namespace
         self._plan: PoolPlan | None = None
-        self._pool_uid: str | None = None
-        """Of the pool with which it has begun."""
+        self._pool_uid = ""
+        """Of the pool with which it has begun; empty also if that is of a release without uids."""
         self._checked: dict[str, int] = {}
         """Shards that belong to that pool, with the connection over which they were asked."""
 
@@ -152,7 +152,7 @@ class ShardSet:
         """A shard that was found anew may be one of another pool."""
         connection = self._transport.connections
         plan: PoolPlan = await self._transport.call(shard, "plan", (), {})
-        if self._pool_uid is None:
+        if not self._pool_uid:
             self._pool_uid = plan.uid
         elif plan.uid != self._pool_uid and plan.journal is not None:
             raise PoolUnavailable(

@@ -19,6 +19,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from stepwell.common.portable_actor import portable_actor
 from stepwell.errors import JournalRefused, PoolUnavailable
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import PoolPlan
@@ -228,7 +229,7 @@ def _nodes(plan: PoolPlan) -> dict[str, str]:
 
 def _actor(plan: PoolPlan, name: str, namespace: str, must_exist: bool) -> Any:
     place = plan.resource or (f"node:{plan.nodes[plan.shard_names().index(name)]}" if plan.nodes else None)
-    options = ray.remote(ShardActor).options(
+    options: Any = ray.remote(portable_actor(ShardActor)).options(
         name=name,
         namespace=namespace,
         lifetime="detached",

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import StepwellError
@@ -9,6 +10,9 @@ from stepwell.pool.api.transport import ActorAway, ActorFailed, ActorMissing
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+
+
+ALL_ARGUMENTS = (Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD))
 
 
 class RayTransport:
@@ -48,5 +52,13 @@ class RayTransport:
             handle = await asyncio.shield(finding)
         except ValueError:
             raise ActorMissing(actor) from None
+        _accept_all_arguments(handle)
         self._handles[actor] = handle
         return handle
+
+
+def _accept_all_arguments(handle: "ActorHandle[Any]") -> None:
+    """The actor checks them itself. Ray knows no arguments of an actor whose class this process cannot load, as that of
+    a pool of an older release (see common/portable_actor.py)."""
+    for parameters in vars(handle).get("_ray_method_signatures", {}).values():
+        parameters[:] = ALL_ARGUMENTS
