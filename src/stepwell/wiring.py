@@ -7,17 +7,26 @@ import asyncio
 import gc
 import logging
 import multiprocessing
+import os
+import signal
+import socket
 import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
+from stepwell import logs
 from stepwell.atropos.app import AtroposAsgi, create_atropos
 from stepwell.common.access_keys import AccessKeys
+from stepwell.common.die_with_parent import set_parent_death_signal
 from stepwell.common.tokenizers import BackgroundTokenizer, load_decode, load_tokenizer
+from stepwell.common.worker_processes import CANNOT_START, WorkerProcesses
 from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import FunctionSection, RescoreSettings, RewardSettings, TrySettings
@@ -27,6 +36,7 @@ from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
+from stepwell.errors import NotReady, StepwellError
 from stepwell.exports import commands as exporting
 from stepwell.gateway.app import create_app
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
@@ -34,7 +44,7 @@ from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.asgi import GatewayAsgi
 from stepwell.pool.api.plan import JournalSync, PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.link import RayLink
+from stepwell.pool.client.link import LinkClient, RayLink, SharedLink
 from stepwell.pool.client.pool_keeper import keep_pool
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.rewards.client import RewardClient
@@ -45,6 +55,8 @@ from stepwell.steps.parquet import ParquetReader
 log = logging.getLogger("stepwell")
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
 GC_THRESHOLD = (50_000, 20, 50)
 """A call makes about a thousand small objects, nearly all without cycles; so cycles are searched for less often."""
 IDLE_CONNECTION_TIMEOUT = 75
@@ -54,14 +66,69 @@ may do so while the next request is on its way."""
 
 def run_gateway(settings: GatewaySettings) -> None:
     """Serves until a signal ends it, also while Ray is away."""
-    keys, worker = AccessKeys(settings.control_keys), settings.reward_worker_name
+    if settings.workers > 1:
+        asyncio.run(_run_workers(settings))
+        return
     link = RayLink(settings.ray_address, settings.ray_namespace)
     link.start()
+    _serve("gateway", _gateway(settings, link), settings)
+
+
+async def _run_workers(settings: GatewaySettings) -> None:
+    """This process keeps the workers and their link to Ray running; it serves nothing itself."""
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory(prefix="stepwell-") as folder,
+        _listening(settings.host, settings.port) as shared,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+    ):
+        path = str(Path(folder) / "link")
+        listener.bind(path)
+        listener.listen()
+        link = RayLink(settings.ray_address, settings.ray_namespace, listener=listener)
+        await asyncio.to_thread(link.start)
+        link.keep_running()
+        log.info("gateway on http://%s:%d, %d workers", settings.host, settings.port, settings.workers)
+
+        def make(number: int) -> BaseProcess:
+            return spawn.Process(target=_run_worker, args=(settings, number, path, shared, os.getpid()))
+
+        try:
+            await WorkerProcesses(settings.workers, make).run()
+        finally:
+            await link.close()
+
+
+def _run_worker(settings: GatewaySettings, number: int, path: str, shared: socket.socket, parent: int) -> None:
+    """A process of its own. It ends, and first delivers its steps, when its parent ends."""
+    set_parent_death_signal(parent, signal.SIGTERM)
+    logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")
+    settings = settings.of_worker(number)
+    link = SharedLink(path)
+    try:
+        link.start()
+        app, own = _gateway(settings, link), _listening(settings.host, settings.port)
+    except StepwellError as failure:
+        log.error("worker %d: %s", number, failure)
+        sys.exit(CANNOT_START)
+    _serve(f"worker {number} of the gateway", app, settings, (shared, own))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as failure:
+        raise NotReady(f"cannot listen on {host}:{port}: {failure.strerror}") from None
+
+
+def _gateway(settings: GatewaySettings, link: LinkClient) -> GatewayAsgi:
+    keys, worker = AccessKeys(settings.control_keys), settings.reward_worker_name
     pool = partial(PoolClient, settings.data_pool_name, settings.ray_namespace, transport=link)
     names = [address for address in settings.vllm_addresses if address.startswith(DNS)]
     addresses = [address for address in settings.vllm_addresses if address not in names]
     engines = EngineFleet(addresses, routing=settings.routing, api_key=settings.engine_key)
-    app = create_app(
+    return create_app(
         pool=pool(),
         link=link,
         engines=engines,
@@ -82,13 +149,12 @@ def run_gateway(settings: GatewaySettings) -> None:
         answers_unchecked=settings.unchecked_calls == "answer",
         atropos=_atropos(pool(), keys, settings.atropos_state) if settings.atropos else None,
     )
-    _serve("gateway", app, keys, settings.host, settings.port)
 
 
 def run_atropos(settings: AtroposSettings) -> None:
     """Serves until a signal ends it."""
     keys = AccessKeys(settings.control_keys)
-    _serve("Atropos server", _atropos(_join_pool(settings), keys, settings.state), keys, settings.host, settings.port)
+    _serve("Atropos server", _atropos(_join_pool(settings), keys, settings.state), settings)
 
 
 def _atropos(pool: PoolClient, keys: AccessKeys, state: str | None) -> AtroposAsgi:
@@ -107,24 +173,31 @@ def run_dashboard(settings: DashboardSettings) -> None:
         tokenizer=BackgroundTokenizer(path, load_tokenizer) if path else None,
         gateways=GatewayMonitor(settings.gateways, settings.control_keys[0] if settings.control_keys else None),
     )
-    _serve("dashboard", app, keys, settings.host, settings.port)
+    _serve("dashboard", app, settings)
 
 
-def _serve(name: str, app: GatewayAsgi | AtroposAsgi | FastAPI, keys: AccessKeys, host: str, port: int) -> None:
-    if keys.open and host not in LOOPBACK:
-        log.warning("listening on %s without keys: access is open to everyone", host)
-    log.info("%s on http://%s:%d", name, host, port)
+def _serve(
+    name: str,
+    app: GatewayAsgi | AtroposAsgi | FastAPI,
+    settings: GatewaySettings | AtroposSettings | DashboardSettings,
+    sockets: Sequence[socket.socket] = (),
+) -> None:
+    """On its host and port, unless sockets are given that listen already."""
+    if not settings.control_keys and settings.host not in LOOPBACK:
+        log.warning("listening on %s without keys: access is open to everyone", settings.host)
+    log.info("%s on http://%s:%d", name, settings.host, settings.port)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
+        host=settings.host,
+        port=settings.port,
         timeout_keep_alive=IDLE_CONNECTION_TIMEOUT,
         log_config=None,
         log_level="warning",
         access_log=False,
     )
+    uvicorn.Server(config).run(sockets=list(sockets) or None)
 
 
 def _join_pool(settings: PoolSection | RewardSettings) -> PoolClient:

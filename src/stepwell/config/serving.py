@@ -1,8 +1,8 @@
 """The settings of the HTTP servers: `stepwell gateway`, `stepwell atropos` and `stepwell dashboard`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from stepwell.config.sections import Addresses, EngineAddresses, Listed, ServerSection
@@ -68,6 +68,22 @@ class GatewaySettings(ServerSection):
     """File that keeps the registrations and step count of the Atropos-compatible API across restarts."""
     port: int = Field(default=8100, ge=0, le=65535)
     """Port to listen on."""
+    workers: int = Field(default=1, ge=1, le=256)
+    """Processes that serve this port, with one link to Ray for all. Each also listens on a port of its own, the next
+    ones after --port, for /metrics; and each has its own spool, FILE, FILE-1 and so on."""
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> Self:
+        if self.workers > 1 and self.atropos:
+            raise ValueError("--atropos needs one process; with --workers, start `stepwell atropos` besides")
+        if self.workers > 1 and not 0 < self.port <= 65535 - self.workers:
+            raise ValueError(f"--workers {self.workers} needs a --port with as many free ports after it")
+        return self
+
+    def of_worker(self, number: int) -> Self:
+        """The settings of one of several workers. The first one has the spool of a single process."""
+        spool = self.spool and (f"{self.spool}-{number}" if number else self.spool)
+        return self.model_copy(update={"spool": spool, "port": self.port + 1 + number})
 
 
 class AtroposSettings(ServerSection):

@@ -44,6 +44,7 @@ def test_the_documented_command_line_is_understood() -> None:
         "atropos_state": None,
         "host": "0.0.0.0",
         "port": 8100,
+        "workers": 1,
     }
 
 
@@ -51,6 +52,25 @@ def test_optional_settings_have_the_documented_defaults() -> None:
     settings = read_settings(GatewaySettings, REQUIRED, "gateway")
     assert (settings.ray_address, settings.host, settings.port) == ("auto", "0.0.0.0", 8100)
     assert settings.reward_worker_name is None
+
+
+def test_each_worker_has_a_port_and_a_spool_of_its_own() -> None:
+    settings = read_settings(GatewaySettings, [*SEED_FLAGS, "--workers", "3", "--spool", "/s"], "gateway")
+    workers = [settings.of_worker(number) for number in range(3)]
+    assert [(worker.port, worker.spool) for worker in workers] == [(8101, "/s"), (8102, "/s-1"), (8103, "/s-2")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ("--atropos", "--atropos needs one process; with --workers, start `stepwell atropos` besides"),
+        ("--port 0", "--workers 2 needs a --port with as many free ports after it"),
+        ("--port 65534", "--workers 2 needs a --port with as many free ports after it"),
+    ],
+)
+def test_what_several_workers_cannot_do_is_refused(flags: str, why: str) -> None:
+    with pytest.raises(BadRequest, match=why):
+        read_settings(GatewaySettings, [*REQUIRED, "--workers", "2", *flags.split()], "gateway")
 
 
 def test_each_channel_is_told_whose_sampling_counts() -> None:

@@ -1,11 +1,12 @@
-"""The link to Ray: a child process that joins Ray in place of this process.
+"""The link to Ray: a process that joins Ray in place of this process.
 
 Ray ends a process that has joined it when the head is away for a minute, or when the node of the process dies. And a
 process that has joined a cluster cannot use the next one at the same address. A gateway must survive all of these.
 
 - A link that has ended is started again. Calls in flight raise ActorAway, and their callers repeat them.
 - A link that is silent is killed.
-- A link ends with this process, because it sees the end of its socket.
+- A link ends with the process that started it, because it sees the end of its socket.
+- Several processes can share a link: one starts it with a listening socket, the others connect to that.
 """
 
 import asyncio
@@ -13,7 +14,6 @@ import contextlib
 import logging
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -21,6 +21,7 @@ from typing import Any
 
 from stepwell.errors import RayUnreachable
 from stepwell.pool.api.transport import ActorAway, ActorFailed
+from stepwell.pool.client.link_ends import LinkEnds, OwnLinkProcess, SharedLinkProcess
 from stepwell.pool.client.link_messages import (
     NO_CALL,
     STARTING,
@@ -44,19 +45,18 @@ HEADLESS_TIMEOUT = 1.0
 FIRST_STATE_TIMEOUT = 60.0
 
 
-class RayLink:
+class LinkClient:
     """Calls actors by name. Implements ActorTransport; its calls belong to one event loop."""
 
-    def __init__(self, address: str, namespace: str, *, silence: float = SILENCE) -> None:
+    def __init__(self, ends: LinkEnds, *, silence: float = SILENCE) -> None:
         self.starts = 0
-        """How often a process was started."""
-        self.process: subprocess.Popen[bytes] | None = None
-        self._command = (sys.executable, "-m", "stepwell.pool.client.link_process", address, namespace)
+        """How often it was connected to a process."""
+        self._ends = ends
         self._silence = silence
         self._state = STARTING
         self._lost_at: float | None = time.monotonic()
         self._unserved: socket.socket | None = None
-        """The socket of a process that no task serves yet."""
+        """A connection that no task serves yet."""
         self._writer: asyncio.StreamWriter | None = None
         self._numbers = count(NO_CALL + 1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -83,19 +83,18 @@ class RayLink:
 
         RayUnreachable if Ray does not let the link in.
         """
-        self._unserved = self._start_process()
+        self._unserved = self._open()
         self._unserved.settimeout(FIRST_STATE_TIMEOUT)
         with contextlib.suppress(OSError):
             while self._state == STARTING:
                 state: LinkState = read_frame_blocking(self._unserved)
                 if state.is_refused:
-                    self._end_process()
+                    self._close()
                     raise RayUnreachable(state.why)
                 self._note(state)
 
     async def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep_running())
+        self.keep_running()
         await self._opened.wait()
         if self._writer is None or not self._state.is_joined:
             raise ActorAway(self._state.why)
@@ -110,15 +109,26 @@ class RayLink:
         finally:
             self._calls.pop(number, None)
 
+    def keep_running(self) -> None:
+        """From now on in this event loop; the first call does it too."""
+        if self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep_running())
+
     async def close(self) -> None:
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
-        self._end_process()
+        self._close()
 
     async def _keep_running(self) -> None:
         while True:
-            end, self._unserved = self._unserved or self._start_process(), None
+            try:
+                end, self._unserved = self._unserved or self._open(), None
+            except OSError as failure:
+                self._note(LinkState(is_joined=False, why=f"there is no link to Ray: {failure}"))
+                self._opened.set()
+                await asyncio.sleep(RESTART_PAUSE)
+                continue
             reader, self._writer = await open_stream(end)
             self._opened.set()
             try:
@@ -134,7 +144,7 @@ class RayLink:
             finally:
                 self._writer.close()
                 self._writer = None
-                self._end_process()
+                self._close()
                 self._fail_calls()
             await asyncio.sleep(RESTART_PAUSE)
 
@@ -164,27 +174,37 @@ class RayLink:
             if not answer.done():
                 answer.set_exception(ActorAway(self._state.why))
 
-    def _start_process(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            theirs.set_inheritable(True)
-            self.process = subprocess.Popen(
-                (*self._command, str(theirs.fileno())),
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # a Ctrl-C is for this process alone, which drains through the link
-            )
+    def _open(self) -> socket.socket:
+        end = self._ends.open()
         self.starts += 1
-        return ours
+        return end
 
-    def _end_process(self) -> None:
+    def _close(self) -> None:
         if self._unserved is not None:
             self._unserved.close()
             self._unserved = None
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
+        self._ends.close()
+
+
+class RayLink(LinkClient):
+    """With a process of its own, which other processes may share by connecting to `listener`."""
+
+    def __init__(
+        self, address: str, namespace: str, *, listener: socket.socket | None = None, silence: float = SILENCE
+    ) -> None:
+        self._own = OwnLinkProcess(address, namespace, listener)
+        super().__init__(self._own, silence=silence)
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes] | None":
+        return self._own.process
+
+
+class SharedLink(LinkClient):
+    """With the process that another one has started. `path` is that of the unix socket at which it listens."""
+
+    def __init__(self, path: str, *, silence: float = SILENCE) -> None:
+        super().__init__(SharedLinkProcess(path), silence=silence)
 
 
 def _settle(answer: asyncio.Future[Any], packed: PackedMessage) -> None:

@@ -1,12 +1,11 @@
-"""The process at the other end of a link: it joins Ray, and calls actors for its parent.
+"""The process at the other end of a link: it joins Ray, and calls actors for its parent, and for others that connect.
 
-- It ends when its parent ends. Signals to end are for the parent, which still drains through the link.
+- It ends when its parent and all others have ended. Signals to end are for them; they still drain through the link.
 - It ends when Ray's head has lost its state, because it may still reach the actors of before, but not those that
   replace them; and when the Ray node of this machine has ended. Its parent starts another one.
 """
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -19,6 +18,7 @@ import uvloop
 from stepwell.errors import RayRefused, RayUnreachable, StepwellError
 from stepwell.pool.api.transport import ActorAway, ActorFailed, ActorMissing
 from stepwell.pool.client.link_messages import (
+    BUFFER,
     NO_CALL,
     STARTING,
     STATE_INTERVAL,
@@ -42,7 +42,7 @@ LEAVE_TIMEOUT = 3.0
 
 
 class LinkServer:
-    """Answers the calls of one parent."""
+    """Answers the calls of its parent, and of other processes that connect to its listener."""
 
     def __init__(self, address: str, namespace: str) -> None:
         self._address = address
@@ -50,34 +50,56 @@ class LinkServer:
         self._state = STARTING
         self._transport = RayTransport(namespace)
         self._answering: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        """One for each process that is connected."""
+        self._all_left = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        """Kept here, because uvloop's server listens only as long as somebody holds it."""
 
-    async def run(self, end: socket.socket) -> bool:
-        """Until the parent ends, or Ray is lost. Returns whether Ray can still be left in an orderly way."""
+    async def run(self, end: socket.socket, listener: socket.socket | None = None) -> bool:
+        """Until the parent and all others have ended, or Ray is lost. Returns whether Ray can be left in order."""
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
-        reader, self._writer = await open_stream(end)
+        serving = asyncio.create_task(self._serve(*await open_stream(end)))
+        if listener is not None:
+            self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=BUFFER)
         using_ray = asyncio.create_task(self._use_ray())
-        works = [using_ray, *map(asyncio.create_task, (self._read(reader), self._tell_state()))]
+        works = [using_ray, *map(asyncio.create_task, (self._await_leave(serving), self._tell_state()))]
         done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            for work in done:
-                work.result()
+        for work in done:
+            work.result()
         return using_ray not in done
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        while True:
-            number, packed = await read_frame(reader)
-            answering = asyncio.create_task(self._answer(number, packed.unpack()))
-            self._answering.add(answering)
-            answering.add_done_callback(self._answering.discard)
+    async def _await_leave(self, parent: "asyncio.Task[None]") -> None:
+        await parent
+        while self._writers:
+            self._all_left.clear()
+            await self._all_left.wait()
 
-    async def _answer(self, number: int, call: LinkCall) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the process at the other end leaves."""
+        self._writers.add(writer)
+        writer.writelines(frame(NO_CALL, self._state))
+        try:
+            while True:
+                number, packed = await read_frame(reader)
+                answering = asyncio.create_task(self._answer(writer, number, packed.unpack()))
+                self._answering.add(answering)
+                answering.add_done_callback(self._answering.discard)
+        except (OSError, asyncio.IncompleteReadError):
+            return
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+            self._all_left.set()
+
+    async def _answer(self, writer: asyncio.StreamWriter, number: int, call: LinkCall) -> None:
         try:
             answered = frame(number, LinkAnswer(await self._transport.call(*call)))
         except (StepwellError, ActorAway, ActorMissing, ActorFailed) as failure:
             answered = frame(number, LinkAnswer(None, failure))
         except Exception as failure:  # noqa: BLE001 - the parent may not have the class
             answered = frame(number, LinkAnswer(None, ActorFailed(f"{type(failure).__name__}: {failure}")))
-        self._writer.writelines(answered)
+        writer.writelines(answered)
 
     async def _tell_state(self) -> None:
         while True:
@@ -86,7 +108,8 @@ class LinkServer:
 
     def _tell(self, state: LinkState) -> None:
         self._state = state
-        self._writer.writelines(frame(NO_CALL, state))
+        for writer in self._writers:
+            writer.writelines(frame(NO_CALL, state))
 
     async def _use_ray(self) -> None:
         """Join as soon as there is a cluster. Returns when it cannot be used, or not any more."""
@@ -126,18 +149,18 @@ def _addresses() -> tuple[tuple[str, int], tuple[str, int]]:
     return (host, int(port)), (node["NodeManagerAddress"], node["NodeManagerPort"])
 
 
-async def serve(address: str, namespace: str, end: socket.socket) -> None:
-    if await LinkServer(address, namespace).run(end) and "ray" in sys.modules:
+async def serve(address: str, namespace: str, *ends: socket.socket) -> None:
+    if await LinkServer(address, namespace).run(*ends) and "ray" in sys.modules:
         threading.Timer(LEAVE_TIMEOUT, os._exit, (1,)).start()
         sys.modules["ray"].shutdown()
     os._exit(0)  # threads may wait for a head that is away
 
 
 def main() -> None:
-    address, namespace, descriptor = sys.argv[1:]
+    address, namespace, *descriptors = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    uvloop.run(serve(address, namespace, socket.socket(fileno=int(descriptor))))
+    uvloop.run(serve(address, namespace, *(socket.socket(fileno=int(descriptor)) for descriptor in descriptors)))
 
 
 if __name__ == "__main__":
