@@ -11,7 +11,9 @@ from benchmarks.survival.link_down import LinkDown
 from benchmarks.survival.lost_node import NodeLostWithDatabase, NodeLostWithFiles
 from benchmarks.survival.postgres_failover import PostgresFailover
 from benchmarks.survival.power_loss import PowerLoss
+from benchmarks.survival.releases import MixedReleases
 from benchmarks.survival.row import SurvivalRow
+from benchmarks.survival.soak import Soak
 from benchmarks.survival.stopped_shard import StoppedShard
 from benchmarks.survival.waiting_fetch import WaitingFetch
 
@@ -29,6 +31,7 @@ ROWS: tuple[SurvivalRow, ...] = (
     LinkDown(45),
     LinkDown(120),
     StoppedShard(),
+    MixedReleases(),
     HostileRequests(),
     WaitingFetch(),
     FullJournalDisk(),
@@ -38,4 +41,5 @@ ROWS: tuple[SurvivalRow, ...] = (
     ClockJump(+1),
     ClockJump(-1),
     KilledClients(),
+    Soak(),
 )
