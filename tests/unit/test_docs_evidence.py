@@ -1,4 +1,4 @@
-"""Pages that compare Stepwell with others say what shows each statement, and that exists."""
+"""Pages that make promises, or compare Stepwell with others, say what shows each statement, and that exists."""
 
 import re
 from importlib.util import find_spec
@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.survival.rows import ROWS
 from stepwell.engines import ENGINES
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.steps.schema import STEP_COLUMNS
 from tests.unit.docs_pages import CHECKOUT, DOCS
 
 COMPARISON, CLAW_R1 = DOCS / "comparison.md", DOCS / "coming-from-claw-r1.md"
+GUARANTEES = DOCS / "operations" / "guarantees.md"
 CLAW_R1_TESTS = CHECKOUT / "tests/integration/truth/test_claw_r1_calls.py"
 TEST = re.compile(r"def (test_\w+)")
 
@@ -31,7 +33,7 @@ def rows(page: Path, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
 
 
-@pytest.mark.parametrize("page", [COMPARISON, CLAW_R1], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [COMPARISON, CLAW_R1, GUARANTEES], ids=lambda page: page.stem)
 def test_every_test_and_benchmark_that_a_page_names_exists(page: Path) -> None:
     assert named_in(page) - names_of_tests(*(CHECKOUT / "tests").rglob("test_*.py")) == set()
     benchmarks = set(re.findall(r"\bbenchmarks\.\w+", page.read_text()))
@@ -53,6 +55,18 @@ def test_every_row_names_what_shows_it_or_says_that_it_is_not_built(page: Path, 
     assert len(table) > 5
     for row in table:
         assert re.search(r"`(test_\w+|benchmarks\.\w+)`", row[-1]) or "not built yet" in " ".join(row), row
+
+
+def test_every_guarantee_names_a_test_or_a_row_of_the_survival_benchmark() -> None:
+    survival = {row.name for row in ROWS}
+    table = [
+        row for heading in re.findall(r"^## (.*)", GUARANTEES.read_text(), re.M) for row in rows(GUARANTEES, heading)
+    ]
+    assert len(table) > 30
+    for row in table:
+        named = set(re.findall(r"`([a-z]\w+)`", row[-1]))
+        assert named, row
+        assert {name for name in named if not name.startswith("test_")} <= survival, row
 
 
 def test_the_differences_from_claw_r1_are_those_that_tests_assert() -> None:
