@@ -14,6 +14,7 @@ from stepwell.dashboard.index.texts import ConversationTexts
 from stepwell.dashboard.index.trajectories import TrajectoryIndex
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.exports.pool_source import all_changes
+from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client.shards import shard_of
 from tests.builders import make_step
@@ -121,18 +122,30 @@ async def test_a_trainer_gets_the_groups_of_the_other_shards_without_delay(pool:
     assert time.monotonic() - began < 1.0
 
 
-async def test_a_shard_that_stops_while_it_is_taken_from_is_given_up_in_time() -> None:
-    class StopsAtTake(LocalTransport):
-        async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            if method == "take" and not self.shards_stopped:
-                self.shards_stopped.add(shard)
-            return await super().call(shard, method, args, kwargs)
+class StopsAtTake(LocalTransport):
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if method in ("take", "take_offers") and not self.shards_stopped:
+            self.shards_stopped.add(shard)
+        return await super().call(shard, method, args, kwargs)
 
-    pool = LocalPool(shards=2, transport=StopsAtTake)
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda pool: pool.fetch_batch(1, timeout=20.0, lease=60.0),
+        lambda pool: pool.fill_batch(1, channel="train", shares={}, lease=60.0),
+    ],
+    ids=["fetch", "fill"],
+)
+async def test_a_shard_that_stops_while_it_is_taken_from_is_given_up_in_time(
+    take: Callable[[LocalPool], Awaitable[HasLeases]],
+) -> None:
+    pool = LocalPool(shards=2, transport=StopsAtTake, part_timeout=0.1)
     for prompt in [next(prompt for prompt in "abcdefgh" if shard_of(prompt, 2) == index) for index in range(2)]:
         await pool.register_trajectory(Registration(f"t-{prompt}", prompt))
         await pool.submit_steps([make_step(f"t-{prompt}", prompt, is_last=True)])
-    batch = await pool.fetch_batch(1, timeout=20.0, lease=60.0)
+    async with asyncio.timeout(15.0):
+        batch = await take(pool)
     (shard,) = {shard for shard, _ in batch.leases}
     assert pool.transport.shards_stopped == {"data_pool", "data_pool-1"} - {shard}
     come_back(pool)

@@ -88,7 +88,12 @@ async def _take(
     parts: list[LeasedGroups] = []
     with held.holding(*leases):
         for (name, lease_uid), (_, offers) in zip(leases, by_shard, strict=True):
-            part = await shards.at(name).take_offers(request, offers, lease_uid)
+            take = shards.at(name, await_restart=False).take_offers(request, offers, lease_uid)
+            try:
+                part = await shards.while_it_answers(name, take)
+            except PoolUnavailable:  # others may have enough
+                held.put_back(leases)
+                return None
             if part is None:
                 held.put_back(leases[: len(parts)])
                 held.release(leases)

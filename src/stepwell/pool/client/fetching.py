@@ -10,10 +10,8 @@
 import asyncio
 import heapq
 import time
-from collections.abc import Awaitable
 from dataclasses import replace
 from itertools import count
-from typing import TypeVar
 
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.api.leasing import (
@@ -27,8 +25,6 @@ from stepwell.pool.api.leasing import (
 )
 from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.shards import ShardSet
-
-T = TypeVar("T")
 
 LOOK_TIMEOUT = 2.0
 """Seconds. A shard that restarts is not waited for."""
@@ -168,7 +164,7 @@ class _Fetch:
         with self._held.holding(lease):
             try:
                 take = shard.take(replace(self._request, count=count), self._lease, lease[1])
-                part = await self._while_it_answers(name, take)
+                part = await self._shards.while_it_answers(name, take)
             except PoolUnavailable:
                 self._held.put_back([lease])
                 self._summaries.pop(name, None)
@@ -178,16 +174,6 @@ class _Fetch:
         else:
             self._parts.append(part)
             self._missing -= count
-
-    async def _while_it_answers(self, name: str, call: Awaitable[T]) -> T:
-        """A large part may take long. A shard that does not even say its plan meanwhile is given up."""
-        calling = asyncio.ensure_future(call)
-        try:
-            while not (await asyncio.wait([calling], timeout=LOOK_TIMEOUT))[0]:
-                await self._shards.at(name, timeout=LOOK_TIMEOUT, await_restart=False).plan()
-            return calling.result()
-        finally:
-            calling.cancel()
 
     async def _give_up(self, timeout: float) -> None:
         answer = await self._shards.ask_all(lambda shard: shard.waiting_for(self._request))

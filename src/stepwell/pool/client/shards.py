@@ -137,6 +137,17 @@ class ShardSet:
         by_shard = {name: answers[name] for name in names if name in answers}
         return PartialAnswer(by_shard, tuple(name for name in names if name not in answers))
 
+    async def while_it_answers(self, shard: str, call: Awaitable[T]) -> T:
+        """The result of a call to the shard that may take long. PoolUnavailable if the shard does not even say its plan
+        meanwhile: it is stopped, or cannot be reached."""
+        calling = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait([calling], timeout=self.part_timeout))[0]:
+                await self.at(shard, timeout=2 * self.part_timeout, await_restart=False).plan()
+            return calling.result()
+        finally:
+            calling.cancel()
+
     async def _ask_plan(self, timeout: float | None) -> PoolPlan:
         """From the first shard. If it does not answer soon, the second one may: every shard knows the whole plan."""
 
