@@ -1,13 +1,16 @@
 """The survival benchmark's agents and auditor, at a gateway without Ray: they find nothing lost, and notice losses."""
 
 import asyncio
+import json
 import math
+from pathlib import Path
 
 from benchmarks.survival.__main__ import chosen_rows, run_row
 from benchmarks.survival.auditor import NOTHING_LOST, Auditor
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
 from benchmarks.survival.rows import ROWS
+from benchmarks.survival.soak_trainer import read_record
 from stepwell.steps.step import Step
 from tests.builders import make_step
 from tests.rig.fake_engine import FakeEngine
@@ -71,3 +74,21 @@ async def test_a_row_that_fails_counts_as_missed() -> None:
             raise RuntimeError("as meant by this test")
 
     assert (await run_row(Broken(), quick=True)).missed == ["failed"]
+
+
+def test_a_batch_that_a_killed_trainer_has_perhaps_acknowledged_counts_once(tmp_path: Path) -> None:
+    file = tmp_path / "trained.jsonl"
+    lines = [
+        {"batch": "a", "steps": [["s1", "t1", 1]]},
+        {"batch": "a", "acknowledged": True},
+        {"batch": "b", "steps": [["s2", "t2", 1], ["s3", "t3", 1]]},  # killed here
+        {"batch": "c", "steps": [["s3", "t3", 1]]},
+        {"batch": "c", "acknowledged": True},
+        {"batch": "d", "steps": [["s4", "t4", 1]]},
+        {"batch": "d", "acknowledged": False},
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)) + '\n{"batch": "e", "st')
+    record = read_record(file)
+    assert [step.uid for step in record.trained] == ["s1", "s3"]
+    assert [step.uid for step in record.perhaps] == ["s2"]
+    assert record.leases_lost == 1
