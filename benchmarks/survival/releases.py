@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from benchmarks.survival.auditor import NOTHING_LOST, Auditor
 from benchmarks.survival.cluster import POOL
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
+from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import RayLink
 from tests.rig.fake_engine import FakeEngine
@@ -83,7 +85,8 @@ class MixedReleases:
                 load.stopped.set()
             await asyncio.gather(*working)
             refused = await _drain(cluster, auditor)
-        figures = auditor.figures() | {"refused_steps": refused}
+        sent_again = refused.pop(SubmitVerdict.DUPLICATE, 0)
+        figures = auditor.figures() | {"refused_steps": refused.total(), "steps_sent_again": sent_again}
         for release, load in loads.items():
             figures[f"{release}_gateway_old_pool"] = len(load.uids & before)
             figures[f"{release}_gateway_new_pool"] = len(load.uids & auditor.completed - before)
@@ -129,13 +132,14 @@ def previous_release() -> Iterator[Path]:
         yield Path(folder)
 
 
-async def _drain(cluster: UpgradedCluster, auditor: Auditor) -> int:
-    """Returns how many steps the pool has refused since its upgrade."""
+async def _drain(cluster: UpgradedCluster, auditor: Auditor) -> Counter[str]:
+    """Returns how many steps the pool has refused since its upgrade, by cause. Duplicates are steps whose
+    acknowledgement was lost with the old shards."""
     link = RayLink(cluster.nodes.address, "default")
     await asyncio.to_thread(link.start)
     try:
         pool = PoolClient(POOL, transport=link)
         await auditor.drain(pool)
-        return (await pool.stats()).refused.total()
+        return Counter((await pool.stats()).refused)
     finally:
         await link.close()
