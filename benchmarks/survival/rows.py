@@ -12,6 +12,7 @@ from benchmarks.survival.lost_node import NodeLostWithDatabase, NodeLostWithFile
 from benchmarks.survival.postgres_failover import PostgresFailover
 from benchmarks.survival.power_loss import PowerLoss
 from benchmarks.survival.releases import MixedReleases
+from benchmarks.survival.resharding import ChangedShards
 from benchmarks.survival.row import SurvivalRow
 from benchmarks.survival.soak import Soak
 from benchmarks.survival.stopped_shard import StoppedShard
@@ -42,4 +43,5 @@ ROWS: tuple[SurvivalRow, ...] = (
     ClockJump(-1),
     KilledClients(),
     Soak(),
+    ChangedShards(),
 )

@@ -5,12 +5,13 @@ Unless a clock is given, time stands still: leases and deadlines end when a test
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.transport import ActorAway
+from stepwell.pool.api.transport import ActorAway, ActorMissing
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.shards import PART_TIMEOUT
 from stepwell.pool.shard.service import ShardService
@@ -23,7 +24,7 @@ class LocalTransport:
 
     connections = 1
 
-    def __init__(self, services: Mapping[str, ShardService]) -> None:
+    def __init__(self, services: dict[str, ShardService]) -> None:
         self.services = services
         self.away = False
         """No call reaches a shard, as if there were no pool."""
@@ -41,6 +42,8 @@ class LocalTransport:
             raise PoolUnavailable("the pool is away")
         if shard in self.shards_away:
             raise ActorAway("killed")
+        if shard not in self.services:
+            raise ActorMissing(shard)
         while shard in self.shards_stopped:
             await asyncio.sleep(0.005)
         answer = await getattr(self.services[shard], method)(*args, **kwargs)
@@ -71,21 +74,17 @@ class LocalPool(PoolClient):
         self._now = 0.0
         self.plan = PoolPlan(shards=shards, limits=Limits(**limits), uid=uid)
         time = clock or (lambda: self._now)
-        services: dict[str, ShardService] = {}
+        self._new_shard = partial(
+            ShardService,
+            clock=time,
+            monotonic=time,
+            recheck_interval=0.01,
+            heartbeat_timeout=heartbeat_timeout,
+            ask_decision=lambda shard, uid: self.transport.call(shard, "nack", (uid,), {}),
+        )
+        services = {name: self._new_shard(self.plan, name) for name in self.plan.shard_names()}
         self.transport: Any = transport(services)
         """A LocalTransport, or the given subclass of it."""
-        services |= {
-            name: ShardService(
-                self.plan,
-                name,
-                clock=time,
-                monotonic=time,
-                recheck_interval=0.01,
-                heartbeat_timeout=heartbeat_timeout,
-                ask_decision=lambda shard, uid: self.transport.call(shard, "nack", (uid,), {}),
-            )
-            for name in self.plan.shard_names()
-        }
         super().__init__(
             self.plan.name,
             transport=self.transport,
@@ -95,6 +94,12 @@ class LocalPool(PoolClient):
         )
         self.rules = EasyPool.over(services[self.plan.name].pool)
         """Of the first shard."""
+
+    def add_shards(self, plan: PoolPlan) -> None:
+        """Start the shards of a plan that do not run yet."""
+        for name in plan.shard_names():
+            if name not in self.transport.services:
+                self.transport.services[name] = self._new_shard(plan, name)
 
     @property
     def away(self) -> bool:

@@ -22,7 +22,7 @@ class PoolSettings(RaySection):
     name: str = "data_pool"
     """Name of the DataPool's Ray actor."""
     shards: int = Field(default=1, ge=1, le=256)
-    """Number of actors that form the pool."""
+    """Number of actors that form the pool. Given for a pool that runs, it changes to this number."""
     journal: str | None = None
     """Folder of the journals, or postgresql:// URL; with it, a killed pool restarts with all acknowledged data."""
     sync: Literal["full", "normal"] = "full"

@@ -39,7 +39,7 @@ async def read_status(state: DashboardState, *, fresh: bool = False) -> dict[str
 
 
 def _pool(plan: PoolPlan, stats: PoolStats) -> dict[str, object]:
-    created = {"name": plan.name, "shards": plan.shards, "journal": plan.journal_name, "archive": plan.archive}
+    created = {"name": plan.name, "journal": plan.journal_name, "archive": plan.archive}
     return {**created, **_shown(stats)}
 
 

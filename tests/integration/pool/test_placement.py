@@ -59,6 +59,13 @@ async def test_shards_live_on_the_node_that_offers_the_resource_and_come_back_wi
         assert await PoolClient(plan.name, namespace).knows("t", "p")
 
 
+def test_shards_without_journals_spread_over_all_nodes_that_offer_the_resource(namespace: str) -> None:
+    plan = PoolPlan(shards=4, resource="several")
+    with node_that_offers("several") as first, node_that_offers("several") as second:
+        start_pool(plan, namespace)
+        assert {node_of(shard, namespace) for shard in plan.shard_names()} == {first, second}
+
+
 def test_a_resource_that_no_node_offers_is_named_with_the_remedy_and_leaves_no_shard_waiting(namespace: str) -> None:
     with pytest.raises(PoolUnavailable) as info:
         start_pool(PoolPlan(shards=2, resource="nowhere"), namespace, timeout=SOON)

@@ -12,8 +12,8 @@ from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
+from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.client.shards import shard_of
 from tests.builders import make_step
 from tests.integration.pool.conftest import pid_of, started
 from tests.rig.ray_cluster import RayCluster
@@ -29,7 +29,7 @@ def plan(tmp_path: Path) -> PoolPlan:
 
 @pytest.fixture
 def client(plan: PoolPlan, namespace: str) -> PoolClient:
-    assert {shard_of(prompt, 2) for prompt in GROUPS} == {0, 1}
+    assert {Layout(1, 2).owner(prompt) for prompt in GROUPS} == {0, 1}
     return started(plan, namespace)
 
 

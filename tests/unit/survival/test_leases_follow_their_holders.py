@@ -10,16 +10,18 @@ import pytest
 
 from stepwell.errors import FetchTimeout, LeaseExpired, PoolUnavailable
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
+from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.client.shards import shard_of
 from stepwell.pool.shard.service import ShardService
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool, LocalTransport
 from tests.rig.waiting import until
 
 SHARDS = 4
-PROMPTS = [next(f"p{n}" for n in range(index, 1000) if shard_of(f"p{n}", SHARDS) == index) for index in range(SHARDS)]
+PROMPTS = [
+    next(f"p{n}" for n in range(index, 1000) if Layout(1, SHARDS).owner(f"p{n}") == index) for index in range(SHARDS)
+]
 """One for each shard."""
 LEASE = 600.0
 TIMEOUT = 0.3
@@ -33,7 +35,7 @@ class LeasedElsewhere(NamedTuple):
 class DyingTransport(LocalTransport):
     """A shard dies when it is called by that name, before it does anything."""
 
-    def __init__(self, services: Mapping[str, ShardService]) -> None:
+    def __init__(self, services: dict[str, ShardService]) -> None:
         super().__init__(services)
         self.dies_at: tuple[str, str] | None = None
         """Shard and method."""
@@ -213,7 +215,7 @@ async def test_a_living_reward_worker_keeps_what_it_has() -> None:
 class KilledTransport(LocalTransport):
     """That of a trainer that is killed within its acknowledgement: so many calls of it arrive."""
 
-    def __init__(self, services: Mapping[str, ShardService], calls: int) -> None:
+    def __init__(self, services: dict[str, ShardService], calls: int) -> None:
         super().__init__(services)
         self.left = calls
         self.is_killed = asyncio.Event()

@@ -16,7 +16,7 @@ from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.exports.pool_source import all_changes
 from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.client.shards import shard_of
+from stepwell.pool.api.shard_layout import Layout
 from tests.builders import make_step
 from tests.rig.atropos.server import ENVIRONMENT, TRAINER, serve_atropos
 from tests.rig.local_pool import LocalPool, LocalTransport
@@ -36,7 +36,7 @@ async def pool(request: pytest.FixtureRequest) -> LocalPool:
     pool = LocalPool(shards=SHARDS, part_timeout=0.2, batch_size=16, max_staleness=1)
     prompts = [f"p{n}" for n in range(40)]
     for index in range(SHARDS):
-        for prompt in [prompt for prompt in prompts if shard_of(prompt, SHARDS) == index][:2]:
+        for prompt in [prompt for prompt in prompts if Layout(1, SHARDS).owner(prompt) == index][:2]:
             await pool.register_trajectory(Registration(f"t-{prompt}", prompt))
             assert await pool.submit_steps([make_step(f"t-{prompt}", prompt)]) == [SubmitVerdict.ACCEPTED]
             assert await pool.complete_trajectory(f"t-{prompt}", prompt, 1.0) is EndResult.COMPLETED
@@ -141,7 +141,7 @@ async def test_a_shard_that_stops_while_it_is_taken_from_is_given_up_in_time(
     take: Callable[[LocalPool], Awaitable[HasLeases]],
 ) -> None:
     pool = LocalPool(shards=2, transport=StopsAtTake, part_timeout=0.1)
-    for prompt in [next(prompt for prompt in "abcdefgh" if shard_of(prompt, 2) == index) for index in range(2)]:
+    for prompt in [next(prompt for prompt in "abcdefgh" if Layout(1, 2).owner(prompt) == index) for index in range(2)]:
         await pool.register_trajectory(Registration(f"t-{prompt}", prompt))
         await pool.submit_steps([make_step(f"t-{prompt}", prompt, is_last=True)])
     async with asyncio.timeout(15.0):

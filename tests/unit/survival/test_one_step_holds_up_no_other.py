@@ -7,7 +7,7 @@ from typing import Any
 
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.client.shards import shard_of
+from stepwell.pool.api.shard_layout import Layout
 from stepwell.steps.columns import Columns
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool, LocalTransport
@@ -99,7 +99,7 @@ async def test_a_shard_that_takes_nothing_is_waited_for_and_nothing_is_given_up(
 async def test_a_shard_that_is_away_holds_up_no_other() -> None:
     pool = LocalPool(shards=2)
     names = pool.plan.shard_names()
-    away, present = (next(f"p{n}" for n in range(99) if shard_of(f"p{n}", 2) == shard) for shard in (0, 1))
+    away, present = (next(f"p{n}" for n in range(99) if Layout(1, 2).owner(f"p{n}") == shard) for shard in (0, 1))
     await pool.register_trajectory(Registration("a", away))
     await pool.register_trajectory(Registration("b", present))
     async with sending(pool) as outbox:

@@ -18,7 +18,7 @@ ARRIVALS = 80
 
 
 class CountingTransport(LocalTransport):
-    def __init__(self, services: Mapping[str, ShardService]) -> None:
+    def __init__(self, services: dict[str, ShardService]) -> None:
         super().__init__(services)
         self.calls: Counter[str] = Counter()
 

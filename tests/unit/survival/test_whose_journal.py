@@ -7,11 +7,13 @@ import pytest
 
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.shard.journal import JournalFailed
 from stepwell.pool.shard.journal_backends import find_journals
 from stepwell.pool.shard.journal_header import JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.placement import place_shards
+from stepwell.pool.shard.service import ShardService
 from tests.unit.pool.shard.journals import Place, header_of, open_journal
 
 OURS = JournalIdentity(pool="data_pool", pool_uid="a1", shards=4, index=1)
@@ -43,8 +45,6 @@ def test_an_empty_file_is_no_journal(tmp_path: Path) -> None:
     [
         (replace(OURS, pool="another"), "belongs to pool 'data_pool', not to 'another'"),
         (replace(OURS, pool_uid="b2"), "belongs to another pool of the name 'data_pool', created at another time"),
-        (replace(OURS, shards=2), "belongs to a pool of 4 shards, and this one is to have 2.*Use --shards 4"),
-        (replace(OURS, shards=8), "belongs to a pool of 4 shards, and this one is to have 8.*Use --shards 4"),
         (replace(OURS, index=3), "is that of shard 1, not of shard 3"),
     ],
 )
@@ -135,12 +135,35 @@ def test_of_two_copies_the_one_that_was_opened_last_counts() -> None:
     assert placed.nodes == ("head",)
 
 
-@pytest.mark.parametrize("uid", ["a1", None])
-def test_another_number_of_shards_is_refused(uid: str | None) -> None:
-    with pytest.raises(JournalRefused, match="a pool of 4 shards, and this one is to have 2"):
-        place_shards(plan(2), {"head": journals(4, uid)}, "head")
-    with pytest.raises(JournalRefused, match="--shards 4"):
-        place_shards(plan(8), {"head": journals(4, uid)}, "head")
+@pytest.mark.parametrize("shards", [2, 8])
+def test_a_pool_has_the_shards_that_its_journals_name(shards: int) -> None:
+    placed, must_exist = place_shards(plan(shards), {"head": journals(4)}, "head")
+    assert (placed.shards, placed.nodes, must_exist) == (4, ("head",) * 4, True)
+
+
+def test_another_number_is_refused_if_the_journals_do_not_say_how_many_there_are() -> None:
+    with pytest.raises(JournalRefused, match="a pool of 4 shards, and this one is to have 2. Use --shards 4 first"):
+        place_shards(plan(2), {"head": journals(4, None)}, "head")
+    with pytest.raises(JournalRefused, match="4 of 8 shards"):
+        place_shards(plan(8), {"head": journals(4, None)}, "head")
+
+
+def test_a_change_of_the_shards_that_was_interrupted_goes_on() -> None:
+    changing = (Layout(1, 2), Layout(2, 4))
+    found = journals(4)
+    found["data_pool"] = replace(found["data_pool"], layouts=changing)
+    placed, must_exist = place_shards(plan(2), {"head": found}, "head")
+    assert (placed.layouts, len(placed.nodes), must_exist) == (changing, 4, True)
+    del found["data_pool-3"]
+    with pytest.raises(JournalRefused, match="3 of 4 shards; missing: data_pool-3"):
+        place_shards(plan(4), {"head": found}, "head")
+
+
+def test_the_journals_of_shards_that_have_left_or_have_not_joined_are_no_part_of_the_pool() -> None:
+    found = journals(4)
+    found["data_pool"] = replace(found["data_pool"], layouts=(Layout(3, 2),))
+    placed, _ = place_shards(plan(4), {"head": found}, "head")
+    assert (placed.layouts, placed.shard_names()) == ((Layout(3, 2),), ("data_pool", "data_pool-1"))
 
 
 def test_a_missing_journal_is_refused_unless_it_is_given_up() -> None:
@@ -166,3 +189,11 @@ def test_journals_are_found_by_the_name_of_their_pool(tmp_path: Path) -> None:
         "data_pool": JournalHeader(8, 1, OURS),
         "data_pool-1": JournalHeader(8, 1, OURS),
     }
+
+
+async def test_a_journal_names_the_layouts_that_its_shard_has_followed_last(place: Place) -> None:
+    journal = open_journal(place, OURS)
+    shard = ShardService(PoolPlan(shards=4, min_free_bytes=0), "data_pool-1", journal=journal)
+    await shard.adopt_plan((await shard.plan()).resharded(6))
+    journal.close()
+    assert header_of(place).layouts == (Layout(1, 4), Layout(2, 6))

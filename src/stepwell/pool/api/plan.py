@@ -1,10 +1,12 @@
 """What a DataPool is made of: its limits, and what it does when one is reached. All limits hold per channel."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from stepwell.common.message_format import message
 from stepwell.common.urls import hide_password
+from stepwell.pool.api.shard_layout import Layout
 
 
 class Overflow(StrEnum):
@@ -109,11 +111,50 @@ class PoolPlan:
     nodes: tuple[str, ...] = field(default=(), compare=False)
     """With journals and without a resource, the address of the node on which each shard runs."""
 
+    revision: int = field(default=0, compare=False)
+    """Raised with every change of the shards. 0: the shards are of a release in which they cannot change."""
+    draining: tuple[Layout, ...] = field(default=(), compare=False)
+    """Former layouts, oldest first. Groups that were opened by them stay where they are until they leave the pool."""
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The last one is the present one."""
+        return (*self.draining, Layout(self.revision, self.shards))
+
+    def with_layouts(self, layouts: Sequence[Layout]) -> "PoolPlan":
+        *draining, present = layouts
+        return replace(self, shards=present.shards, revision=present.revision, draining=tuple(draining))
+
     @property
     def journal_name(self) -> str | None:
         """As it may be shown."""
         return self.journal and hide_password(self.journal)
 
     def shard_names(self) -> tuple[str, ...]:
-        """The first shard has the pool's own name, so that a client that knows it finds the others."""
-        return (self.name, *(f"{self.name}-{n}" for n in range(1, self.shards)))
+        """All that run, those that are being emptied last. The first has the pool's own name, so that a client that
+        knows it finds the others."""
+        count = max(layout.shards for layout in self.layouts)
+        return (self.name, *(f"{self.name}-{n}" for n in range(1, count)))
+
+    def index_of(self, shard: str) -> int:
+        """The shard may be one that is no longer part of the pool."""
+        return 0 if shard == self.name else int(shard.removeprefix(f"{self.name}-"))
+
+    def owners(self, prompt_uid: str) -> tuple[str, ...]:
+        """The shards that may have a group: first those of former layouts, last the one that may open it."""
+        *former, present = (layout.owner(prompt_uid) for layout in self.layouts)
+        indexes = (*(index for index in dict.fromkeys(former) if index != present), present)
+        return tuple(f"{self.name}-{index}" if index else self.name for index in indexes)
+
+    @property
+    def stamp(self) -> Mapping[str, int]:
+        """What a call that was routed by this plan carries: nothing for shards of a release without revisions."""
+        return {"revision": self.revision} if self.revision else {}
+
+    def resharded(self, shards: int) -> "PoolPlan":
+        """New groups go to so many shards from now on."""
+        return self.with_layouts((*self.layouts, Layout(self.revision + 1, shards)))
+
+    def drained(self) -> "PoolPlan":
+        """No shard has a group of a former layout any more."""
+        return self.with_layouts([Layout(self.revision + 1, self.shards)])

@@ -35,6 +35,8 @@ class SubmitVerdict(StrEnum):
     """Either its producer sets step_index and the trajectory's other steps have none, or the other way round."""
     FULL = "full"
     """The channel is full and refuses new data. The step may be sent again later."""
+    ELSEWHERE = "elsewhere"
+    """Another shard has the trajectory, or may open it. The client asks that one; no producer gets this verdict."""
 
 
 class EndResult(StrEnum):

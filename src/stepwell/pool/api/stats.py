@@ -111,6 +111,8 @@ class PoolStats:
     """How often a step did not continue its trajectory's earlier tokens."""
     scoring: ScoringStats
     archiving: ArchiveStats = ArchiveStats()
+    shards: int = 1
+    """Shards that run, also those that do not answer, and those that are to go."""
     missing: tuple[str, ...] = ()
     """Shards that did not answer, and are not counted."""
 
@@ -118,7 +120,8 @@ class PoolStats:
 def merge_stats(parts: Sequence[PoolStats], missing: tuple[str, ...] = ()) -> PoolStats:
     """The statistics of a pool from those of its shards."""
     merged: PoolStats = _sum(parts)
-    return replace(merged, policy_version=max(part.policy_version for part in parts), missing=missing)
+    version, shards = max(part.policy_version for part in parts), merged.shards + len(missing)
+    return replace(merged, policy_version=version, shards=shards, missing=missing)
 
 
 def _sum(parts: Sequence[Any]) -> Any:

@@ -8,14 +8,11 @@ trainers by `DataPool` (blocking).
 
 import asyncio
 import threading
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack
 
-from stepwell.common.coalescing import BatchSender
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
 from stepwell.pool.api.leasing import (
@@ -29,18 +26,8 @@ from stepwell.pool.api.leasing import (
 )
 from stepwell.pool.api.pacing import Pacing, merge_pacing
 from stepwell.pool.api.producing import (
-    FLUSH_WAIT,
     TRAIN,
-    AbortCall,
-    CompleteCall,
-    EndResult,
-    FlushNeeded,
-    KnowsCall,
-    ProducerAnswer,
-    ProducerCall,
-    Registration,
     RewardGiven,
-    SubmitVerdict,
 )
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.stats import PoolStats, merge_stats
@@ -48,15 +35,14 @@ from stepwell.pool.api.transport import ActorTransport
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_oldest
-from stepwell.pool.client.flush_follower import FlushFollower
 from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL
+from stepwell.pool.client.producer_client import ProducerClient
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.client.scoring import ScoringClient
-from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, ShardSet, shard_of
+from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, ShardSet
 from stepwell.pool.client.version_delivery import VersionDelivery
 from stepwell.pool.client.watching import WatchClient
 from stepwell.pool.shard.ray_transport import RayTransport
-from stepwell.steps.columns import Columns, cut, pack, stack
 from stepwell.steps.step import Step
 from stepwell.steps.step_filter import make_step_filter
 
@@ -70,7 +56,7 @@ DELIVERY_LEASE = 60.0
 """Seconds. The lease of a batch that is acknowledged on arrival."""
 
 
-class PoolClient(ScoringClient, WatchClient):
+class PoolClient(ScoringClient, ProducerClient, WatchClient):
     """Reaches every shard of one DataPool, by Ray unless another transport is given. Implements the ports of the pool.
 
     `timeout` is the time in seconds that a call waits for a shard, `part_timeout` that of a question to all shards.
@@ -90,9 +76,6 @@ class PoolClient(ScoringClient, WatchClient):
         super().__init__(
             ShardSet(name, shards, namespace=namespace, timeout=timeout, part_timeout=part_timeout), heartbeat_interval
         )
-        self._senders: dict[str, BatchSender[ProducerCall, ProducerAnswer]] = {}
-        """By shard."""
-        self._flushes = FlushFollower(self.shards)
         self._serving: Serving | None = None
         self._serving_changed = asyncio.Event()
         self._versions = VersionDelivery(self.shards, self._note_serving)
@@ -118,70 +101,6 @@ class PoolClient(ScoringClient, WatchClient):
     async def engines(self) -> tuple[str, ...]:
         """The addresses of all engines, as the pool knows them now."""
         return (await self.shards.at(self.shards.pool).serving()).engines or ()
-
-    async def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
-        return await self._send(KnowsCall(trajectory_uid, prompt_uid, self._flushes.gateway))
-
-    async def register_trajectory(self, registration: Registration) -> None:
-        await self._send(replace(registration, gateway=self._flushes.gateway))
-
-    async def pool_uid(self) -> str:
-        return (await self.shards.plan()).uid
-
-    async def shard_finder(self) -> Callable[[str], str]:
-        names = await self.shards.names()
-        return lambda prompt_uid: names[shard_of(prompt_uid, len(names))]
-
-    async def submit_steps(
-        self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
-    ) -> list[SubmitVerdict]:
-        async def submit(shard: str, own: list[Step]) -> list[SubmitVerdict]:
-            columns = replace(pack(own), sent_at=time.time())
-            return await self.shards.at(shard).submit_steps(columns, channel, group_size)
-
-        return await self.shards.call_owners((step.prompt_uid for step in steps), steps, submit)
-
-    async def submit_groups(self, steps: Sequence[Step], registrations: Sequence[Registration]) -> list[SubmitVerdict]:
-        return await self.submit_columns(pack(steps), registrations)
-
-    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
-        """One message to each shard. If all steps belong to one shard, nothing is copied."""
-        owners = {uid: await self.shards.owner(uid) for uid in dict.fromkeys(columns.prompt_uids)}
-        runs = [(owner, len(list(run))) for owner, run in groupby(columns.prompt_uids, key=owners.__getitem__)]
-        pieces = cut(columns, [size for _, size in runs]) if len(runs) > 1 else [columns]
-
-        async def submit(shard: str) -> list[SubmitVerdict]:
-            own = stack([piece for piece, (owner, _) in zip(pieces, runs, strict=True) if owner == shard])
-            registered = [one for one in registrations if owners.get(one.prompt_uid) == shard]
-            return await self.shards.at(shard).submit_groups(own, registered)
-
-        shards = list(dict.fromkeys(owner for owner, _ in runs))
-        answers = dict(zip(shards, map(iter, await asyncio.gather(*map(submit, shards))), strict=True))
-        return [next(answers[owners[uid]]) for uid in columns.prompt_uids]
-
-    async def give_reward(self, reward: RewardGiven) -> bool:
-        timeout = self.shards.timeout + (FLUSH_WAIT if reward.step_index is not None else 0.0)
-        shard = self.shards.at(await self.shards.owner(reward.prompt_uid), timeout=timeout)
-        return await shard.give_reward(replace(reward, gateway=self._flushes.gateway))
-
-    async def complete_trajectory(
-        self, trajectory_uid: str, prompt_uid: str, reward: float | None, failure: str = ""
-    ) -> EndResult:
-        call = CompleteCall(trajectory_uid, prompt_uid, reward, failure, self._flushes.gateway)
-        try:
-            return await self._send(call)
-        except FlushNeeded:
-            shard = self.shards.at(await self.shards.owner(prompt_uid), timeout=FLUSH_WAIT + self.shards.timeout)
-            return await shard.complete_flushed(call, FLUSH_WAIT)
-
-    async def follow_flushes(self, flush: Callable[[str], Awaitable[None]], gateway: str = "") -> None:
-        await self._flushes.run(flush, gateway)
-
-    async def stop_serving(self) -> None:
-        await self._flushes.leave()
-
-    async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
-        return await self._send(AbortCall(trajectory_uid, prompt_uid))
 
     async def pacing(self, channel: str) -> Pacing:
         """A shard that does not answer counts with its last numbers, so that not too many rollouts are started."""
@@ -251,8 +170,9 @@ class PoolClient(ScoringClient, WatchClient):
 
     async def check(self) -> None:
         await self.shards.plan(timeout=CHECK_TIMEOUT)
-        stats = await self.shards.call_all(lambda shard: shard.stats(), timeout=CHECK_TIMEOUT)
-        short = [name for name, part in zip(await self.shards.names(), stats, strict=True) if part.short_of_disk]
+        names = await self.shards.names()
+        stats = await asyncio.gather(*(self.shards.at(name, timeout=CHECK_TIMEOUT).stats() for name in names))
+        short = [name for name, part in zip(names, stats, strict=True) if part.short_of_disk]
         if short:
             raise PoolUnavailable(
                 f"{', '.join(short)}: no new data is taken, because the disk of the journal is nearly full. Free some "
@@ -277,24 +197,6 @@ class PoolClient(ScoringClient, WatchClient):
         self._serving = serving
         self._serving_changed.set()
         self._serving_changed = asyncio.Event()
-
-    @overload
-    async def _send(self, call: KnowsCall) -> str | None: ...
-    @overload
-    async def _send(self, call: Registration) -> None: ...
-    @overload
-    async def _send(self, call: CompleteCall | AbortCall) -> EndResult: ...
-
-    async def _send(self, call: ProducerCall) -> ProducerAnswer:
-        """Send a call to the group's shard, in a message that it shares with other calls."""
-        shard = await self.shards.owner(call.prompt_uid)
-        if shard not in self._senders:
-            self._senders[shard] = BatchSender(self.shards.at(shard).answer)
-        try:
-            async with asyncio.timeout(self.shards.timeout):
-                return await self._senders[shard].submit(call)
-        except TimeoutError:
-            raise PoolUnavailable(f"DataPool {shard!r}: no answer within {self.shards.timeout:g} s") from None
 
 
 class DataPool:

@@ -92,6 +92,9 @@ class _Fetch:
                 await self._look(tuple(counts))
             else:
                 await self._await_change(max(0.01, deadline - time.monotonic()))
+            self._names = await self._shards.names()
+            for gone in self._summaries.keys() - set(self._names):
+                del self._summaries[gone]
         return merge_leased_groups(self._parts)
 
     def put_back(self) -> None:

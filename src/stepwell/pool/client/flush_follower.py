@@ -7,7 +7,7 @@ from contextlib import suppress
 from uuid import uuid4
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.client.shards import ShardSet
+from stepwell.pool.client.shards import PLAN_AGE, ShardSet
 
 log = logging.getLogger("stepwell.pool")
 
@@ -20,7 +20,7 @@ Flush = Callable[[str], Awaitable[None]]
 
 
 class FlushFollower:
-    """Follows the requests of every shard."""
+    """Follows the requests of every shard, also of those that join the pool later."""
 
     def __init__(self, shards: ShardSet) -> None:
         self.gateway = ""
@@ -32,9 +32,15 @@ class FlushFollower:
     async def run(self, flush: Flush, gateway: str = "") -> None:
         """Until cancelled."""
         self.gateway = gateway or uuid4().hex
+        followed: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as following:
-            for shard in await self._names():
-                following.create_task(self._follow(shard, flush, following))
+            while True:
+                names = await self._names()
+                for shard in [shard for shard in followed if shard not in names]:
+                    followed.pop(shard).cancel()
+                for shard in [shard for shard in names if shard not in followed]:
+                    followed[shard] = following.create_task(self._follow(shard, flush, following))
+                await self._shards.next_plan(PLAN_AGE)
 
     async def leave(self) -> None:
         """The gateway ends, and holds nothing. A shard that does not hear it takes it for dead some time later."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Literal
 
 from stepwell.errors import PoolUnavailable
@@ -44,14 +44,20 @@ class ScoringClient(ShardClient):
         return taken or await self._take_first(names[self._turn :] + names[: self._turn], count, lease, timeout)
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
-        async def give(name: str, own: list[Judgement]) -> list[bool]:
+        async def give(name: str, own: list[int]) -> list[tuple[int, bool]]:
+            shard = self.shards.at(name, await_restart=False)
             try:
-                return await self.shards.at(name, await_restart=False).give_judgements(own)
+                counted = await shard.give_judgements([judgements[index] for index in own])
             except PoolUnavailable as failure:
                 log.warning("%d judgements are lost and will be made again: %s", len(own), failure)
-                return [False] * len(own)
+                counted = [False] * len(own)
+            return list(zip(own, counted, strict=True))
 
-        return await self.shards.call_owners((found.prompt_uid for found in judgements), judgements, give)
+        by_shard: dict[str, list[int]] = {}
+        for index, judgement in enumerate(judgements):
+            by_shard.setdefault(judgement.lease_uid.rpartition("/")[0], []).append(index)
+        answers = await asyncio.gather(*(give(name, own) for name, own in by_shard.items()))
+        return [counted for _, counted in sorted(chain.from_iterable(answers))]
 
     async def _take_first(
         self, names: Sequence[str], count: int, lease: float, timeout: float

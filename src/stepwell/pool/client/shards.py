@@ -1,26 +1,26 @@
 """The shards of one DataPool, as a client reaches them.
 
-- A call is routed by prompt_uid alone.
+- The plan says which shards there are. It may change: a client looks now and then, and is told when it calls a shard
+  that knows a newer one.
 - Calls are typed: `shards.at(name)` is a ShardService. The only untyped call is the one inside a transport.
 - A call to a shard that restarts is repeated until its timeout. PoolUnavailable says why it failed.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
-from zlib import crc32
 
-from stepwell.errors import PoolUnavailable
+from stepwell.errors import PoolUnavailable, StepwellError
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
 
 if TYPE_CHECKING:
     from stepwell.pool.shard.service import ShardService
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 CALL_TIMEOUT = 30.0
@@ -30,12 +30,9 @@ PART_TIMEOUT = 1.5
 long as the promise of an answer in two seconds allows, so that a shard that is only slow is counted."""
 PLAN_TIMEOUT = 0.4
 """Seconds until a second shard is asked for the pool's plan."""
+PLAN_AGE = 5.0
+"""Seconds after which a client looks for a newer plan. A shard that is no longer needed runs for longer."""
 RETRY_PAUSE = 0.2
-
-
-def shard_of(prompt_uid: str, shards: int) -> int:
-    """The index of the shard that holds a group. It is the same in every process, unlike Python's own hash."""
-    return crc32(prompt_uid.encode()) % shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,36 +70,46 @@ class ShardSet:
         self.part_timeout = part_timeout
         self._transport = transport
         self._namespace = namespace
+        self.on_new_plan: list[Callable[[PoolPlan], None]] = []
+        """Called with every plan that this client begins to follow."""
         self._plan: PoolPlan | None = None
+        self._plan_changed = asyncio.Event()
+        """Replaced with every plan."""
+        self._looked_at = 0.0
+        self._looking: asyncio.Task[None] | None = None
         self._pool_uid = ""
         """Of the pool with which it has begun; empty also if that is of a release without uids."""
         self._checked: dict[str, int] = {}
         """Shards that belong to that pool, with the connection over which they were asked."""
 
     async def plan(self, *, timeout: float | None = None) -> PoolPlan:
+        """The newest that is known. It may be looked for in the background, so a client that calls it follows."""
         if self._plan is None:
-            self._plan = await self._ask_plan(timeout)
+            self._follow(await self._ask_plan(timeout))
+        elif time.monotonic() > self._looked_at + PLAN_AGE and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._look())
+        assert self._plan is not None
         return self._plan
+
+    async def agree_with(self, shard: str) -> None:
+        """This client and the shard know different plans: both follow the newer one."""
+        plan, found = await self.plan(), await self.at(shard).plan()
+        if found.revision < plan.revision:
+            found = await self.at(shard).adopt_plan(plan)
+        self._follow(found)
+
+    async def next_plan(self, timeout: float) -> None:
+        """Until the plan changes, or for so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._plan_changed.wait()
 
     async def names(self) -> tuple[str, ...]:
         return (await self.plan()).shard_names()
 
     async def owner(self, prompt_uid: str) -> str:
-        """The name of the shard that holds a group."""
-        names = await self.names()
-        return names[shard_of(prompt_uid, len(names))]
-
-    async def call_owners(
-        self, prompt_uids: Iterable[str], items: Sequence[S], call: Callable[[str, list[S]], Awaitable[Sequence[T]]]
-    ) -> list[T]:
-        """Call each shard with the items that belong to its groups. One answer per item, in the order of the items."""
-        indexes: dict[str, list[int]] = {}
-        for index, prompt_uid in enumerate(prompt_uids):
-            indexes.setdefault(await self.owner(prompt_uid), []).append(index)
-        calls = (call(shard, [items[index] for index in own]) for shard, own in indexes.items())
-        answers = chain.from_iterable(await asyncio.gather(*calls))
-        by_index = dict(zip(chain.from_iterable(indexes.values()), answers, strict=True))
-        return [by_index[index] for index in range(len(items))]
+        """The name of the shard that opens the groups of a prompt."""
+        return (await self.plan()).owners(prompt_uid)[-1]
 
     def at(self, shard: str, *, timeout: float | None = None, await_restart: bool = True) -> "ShardService":
         """The calls of one shard. A shard that restarts is waited for, unless `await_restart` is False."""
@@ -147,6 +154,20 @@ class ShardSet:
             return calling.result()
         finally:
             calling.cancel()
+
+    async def _look(self) -> None:
+        self._looked_at = time.monotonic()
+        with suppress(StepwellError):
+            self._follow(await self._ask_plan(None))
+
+    def _follow(self, plan: PoolPlan) -> None:
+        """A plan that is not newer changes nothing."""
+        if self._plan is None or plan.revision > self._plan.revision:
+            self._plan, self._looked_at = plan, time.monotonic()
+            self._plan_changed.set()
+            self._plan_changed = asyncio.Event()
+            for follow in self.on_new_plan:
+                follow(plan)
 
     async def _ask_plan(self, timeout: float | None) -> PoolPlan:
         """From the first shard. If it does not answer soon, the second one may: every shard knows the whole plan."""

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.client.shards import ShardSet
 
@@ -23,7 +24,11 @@ class VersionDelivery:
         """`note_serving` is called with what the first shard answers."""
         self._shards = shards
         self._note_serving = note_serving
-        self._version = 0
+        self._version: int | None = None
+        """The last that was to be delivered."""
+        self._told: set[str] = set()
+        """Shards to which a version was sent, or is on its way."""
+        shards.on_new_plan.append(self._tell_new_shards)
         self._sending: dict[str, asyncio.Task[None]] = {}
         """By shard, until it has the newest version."""
 
@@ -33,8 +38,7 @@ class VersionDelivery:
         names = await self._shards.names()
         self._version = version
         for name in names:
-            if name not in self._sending:
-                self._sending[name] = asyncio.create_task(self._send(name))
+            self._start(name)
         sending = [self._sending[name] for name in names]
         done, late = await asyncio.wait(sending, timeout=self._shards.part_timeout)
         if not done:
@@ -45,10 +49,21 @@ class VersionDelivery:
             missing = ", ".join(name for name in names if self._sending.get(name) in late)
             log.warning("policy version %d will be delivered to %s when it is back", version, missing)
 
+    def _tell_new_shards(self, plan: PoolPlan) -> None:
+        """A shard that has joined the pool since the last version."""
+        for name in plan.shard_names():
+            if self._version is not None and name not in self._told:
+                self._start(name)
+
+    def _start(self, name: str) -> None:
+        self._told.add(name)
+        if name not in self._sending:
+            self._sending[name] = asyncio.create_task(self._send(name))
+
     async def _send(self, name: str) -> None:
         sent: int | None = None
         try:
-            while sent != self._version:
+            while self._version is not None and sent != self._version:
                 version = self._version
                 try:
                     serving = await self._shards.at(name).set_policy_version(version)

@@ -3,13 +3,16 @@
 A shard that does not answer is named, and the answer comes without it: a watcher asks again.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.series import TimeSeries, merge_chunks
 from stepwell.pool.api.watching import Changes, ChangesPage, Cursor, TrajectorySnapshot
+from stepwell.pool.client.group_routing import ask_owner
 from stepwell.pool.client.shards import ShardClient
 from stepwell.steps.columns import Columns, cut, pack, stack
 
@@ -28,7 +31,10 @@ class WatchClient(ShardClient):
         return merge_chunks(answer.parts, answer.missing)
 
     async def changes(self, cursors: Mapping[str, Cursor], limit: int = 2_000) -> Changes:
-        shard_limit = max(1, limit // len(await self.shards.names()))
+        """A shard that has left the pool is reset, and has nothing more."""
+        names = await self.shards.names()
+        known = {name: cursor for name, cursor in cursors.items() if name in names}
+        shard_limit = max(1, limit // len(names))
 
         async def ask(name: str, shard: "ShardService") -> ChangesPage:
             return await shard.changes(cursors.get(name, Cursor()), shard_limit)
@@ -39,21 +45,33 @@ class WatchClient(ShardClient):
             snapshots=[
                 TrajectorySnapshot._make((*fields, name)) for name, page in pages.items() for fields in page.snapshots
             ],
-            cursors={**cursors, **{name: page.cursor for name, page in pages.items()}},
-            reset_shards=[name for name, page in pages.items() if page.reset],
+            cursors=known | {name: page.cursor for name, page in pages.items()},
+            reset_shards=[*(name for name, page in pages.items() if page.reset), *(cursors.keys() - known.keys())],
             more=any(page.more for page in pages.values()),
             missing=answer.missing,
         )
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
-        async def read(name: str, own: list[tuple[str, str]]) -> list[Columns]:
-            return cut(*await self.shards.at(name, timeout=WATCH_TIMEOUT).read(own))
+        plan = await self.shards.plan()
+        by_shard: dict[str, list[tuple[str, str]]] = {}
+        for uid in dict.fromkeys(uids):
+            for name in plan.owners(uid[1]):
+                by_shard.setdefault(name, []).append(uid)
+        parts: dict[tuple[str, str], Columns] = {}
 
-        parts = await self.shards.call_owners((prompt_uid for _, prompt_uid in uids), uids, read)
-        return stack(parts) if parts else pack([])
+        async def read(name: str, own: list[tuple[str, str]]) -> None:
+            read_parts = cut(*await self.shards.at(name, timeout=WATCH_TIMEOUT).read(own))
+            parts.update({uid: part for uid, part in zip(own, read_parts, strict=True) if len(part.prompt_uids)})
+
+        await asyncio.gather(*(read(name, own) for name, own in by_shard.items()))
+        found = [parts[uid] for uid in uids if uid in parts]
+        return stack(found) if found else pack([])
 
     async def curate(self, curation: Curation) -> CurationOutcome:
-        return await self.shards.at(await self.shards.owner(curation.prompt_uid)).curate(curation)
+        async def curate(shard: str, plan: PoolPlan) -> CurationOutcome:
+            return await self.shards.at(shard).curate(curation, **plan.stamp)
+
+        return await ask_owner(self.shards, curation.prompt_uid, curate)
 
     async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> AuditPage:
         answer = await self.shards.ask_each(lambda _, shard: shard.audit(limit, trajectory_uid), timeout=WATCH_TIMEOUT)

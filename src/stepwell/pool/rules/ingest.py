@@ -7,6 +7,7 @@ from dataclasses import replace
 from stepwell.errors import BadRequest, Conflict, PoolFull, UnknownTrajectory
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import ENDED_BY, TRAIN, EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.rules.ownership import Ownership
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import PackedSteps
@@ -14,8 +15,9 @@ from stepwell.steps.columns import Columns
 
 
 class Ingest:
-    def __init__(self, state: PoolState) -> None:
+    def __init__(self, state: PoolState, ownership: Ownership) -> None:
         self._state = state
+        self._ownership = ownership
 
     def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
         """The channel of an open trajectory, whose agent may call the model; None if it is not open."""
@@ -23,6 +25,11 @@ class Ingest:
         if trajectory is None or trajectory.completed or not trajectory.is_at_home:
             return None
         return trajectory.group.channel if trajectory.group.prompt_uid == prompt_uid else None
+
+    def is_elsewhere(self, registration: Registration) -> bool:
+        """Must another shard be asked for it?"""
+        channel = registration.channel or TRAIN
+        return self._ownership.is_elsewhere(registration.trajectory_uid, registration.prompt_uid, channel)
 
     def register(self, registration: Registration) -> None:
         """Open a trajectory, or add to its metadata. It may change its channel until its first step."""
@@ -60,6 +67,8 @@ class Ingest:
             if any(uid in self._state.trajectories or uid in self._state.closed for uid in registration.other_uids):
                 repeated.add(registration.trajectory_uid)
                 continue
+            if self.is_elsewhere(registration):
+                continue  # so are its steps
             try:
                 self.register(registration)
             except PoolFull:
@@ -125,6 +134,8 @@ class Ingest:
         state = self._state
         uid, prompt_uid = packed.columns.trajectory_uids[i], packed.columns.prompt_uids[i]
         trajectory = state.trajectories.get(uid)
+        if trajectory is None and self._ownership.is_elsewhere(uid, prompt_uid, channel):
+            return SubmitVerdict.ELSEWHERE
         if trajectory is None and channel is not None and uid not in state.closed:
             try:
                 trajectory = self._open(Registration(uid, prompt_uid, channel, group_size))

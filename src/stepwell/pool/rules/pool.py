@@ -15,6 +15,7 @@ from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.rules.curation import Curator
 from stepwell.pool.rules.ingest import Ingest
 from stepwell.pool.rules.leasing import Leasing
+from stepwell.pool.rules.ownership import Ownership
 from stepwell.pool.rules.rewards_due import RewardsDue
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.pool_state import PoolState
@@ -29,7 +30,8 @@ class Pool:
 
     def __init__(self, limits: Limits, journal: StateJournal | None = None) -> None:
         self.state = PoolState(limits, journal or StateJournal())
-        self.ingest = Ingest(self.state)
+        self.ownership = Ownership(self.state)
+        self.ingest = Ingest(self.state, self.ownership)
         self.leasing = Leasing(self.state)
         self.rewards_due = RewardsDue(self.state)
         self.curator = Curator(self.state)

@@ -4,6 +4,7 @@
 - A start that fails ends the actors that it made, and no others.
 """
 
+import asyncio
 import gc
 import logging
 import os
@@ -23,6 +24,7 @@ from stepwell.common.portable_actor import portable_actor
 from stepwell.errors import JournalRefused, PoolUnavailable
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.transport import ActorAway, ActorMissing
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.cluster_watch import wait_until_head_forgets
 from stepwell.pool.shard.journal import ShardJournal
@@ -31,6 +33,7 @@ from stepwell.pool.shard.journal_header import JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.placement import place_shards
 from stepwell.pool.shard.ray_transport import RayTransport
+from stepwell.pool.shard.resharding import LOOK_INTERVAL, DrainWatch, reshard
 from stepwell.pool.shard.service import ShardService
 
 log = logging.getLogger("stepwell.pool")
@@ -68,6 +71,8 @@ class ShardActor(ShardService):
             super().__init__(plan, name, refusal=refusal)
             Thread(target=_end_when_opened, args=(open_journal,), name="await-journal", daemon=True).start()
         Thread(target=_end_if_forgotten, args=(name,), name="cluster-watch", daemon=True).start()
+        if name == plan.name:
+            Thread(target=_watch_drains, args=(name, namespace), name="drain-watch", daemon=True).start()
 
     def _start(
         self, plan: PoolPlan, name: str, namespace: str, open_journal: Callable[[], ShardJournal] | None
@@ -102,11 +107,10 @@ async def _ask_decision(peers: RayTransport, shard: str, decision_uid: str) -> S
 
 def _open_journal(plan: PoolPlan, name: str, must_exist: bool) -> ShardJournal:
     journal = str(plan.journal)
-    index = plan.shard_names().index(name)
     return journal_backend(journal).open(
         journal,
         name,
-        JournalIdentity(pool=plan.name, pool_uid=plan.uid, shards=plan.shards, index=index),
+        JournalIdentity(pool=plan.name, pool_uid=plan.uid, shards=plan.shards, index=plan.index_of(name)),
         closed_kept=plan.limits.closed_kept,
         must_exist=must_exist or _is_restarted(),
         sync=plan.sync,
@@ -118,6 +122,25 @@ def _end_if_forgotten(name: str) -> None:
     wait_until_head_forgets()
     log.error("shard %s ends: Ray's head has lost its state", name)
     _end_process()
+
+
+def _watch_drains(pool: str, namespace: str) -> None:
+    asyncio.run(_end_changes(pool, namespace))
+
+
+async def _end_changes(pool: str, namespace: str) -> None:
+    """The first shard ends a change of the shards, whichever process has begun it."""
+
+    async def end(shards: Sequence[str]) -> None:
+        await asyncio.to_thread(_kill, [ray.get_actor(shard, namespace) for shard in shards])
+
+    watch = DrainWatch(RayTransport(namespace), pool, end)
+    while True:
+        await asyncio.sleep(LOOK_INTERVAL)
+        try:
+            await watch.look()
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the next look goes on
+            log.debug("the change of the shards cannot go on now: %s", failure)
 
 
 def _is_restarted() -> bool:
@@ -185,6 +208,38 @@ def start_pool(
         raise PoolUnavailable(f"DataPool {plan.name!r} could not start: {last_line}") from None
 
 
+def reshard_pool(pool: str, shards: int, namespace: str, *, timeout: float = START_TIMEOUT) -> PoolPlan:
+    """Change the number of shards of a pool that runs. Returns the plan that it follows from now on.
+
+    New groups go to the new shards at once. Shards that are too many end later, when they are empty.
+    """
+    transport = RayTransport(namespace)
+
+    async def start(plan: PoolPlan) -> None:
+        running = {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == namespace}
+        made = [_actor(plan, name, namespace, False) for name in plan.shard_names() if name not in running]
+        try:
+            await asyncio.to_thread(_plans, made, timeout)
+        except BaseException:
+            _kill(made)
+            raise
+
+    async def change() -> PoolPlan:
+        plan: PoolPlan = await transport.call(pool, "plan", (), {})
+        if not plan.revision:
+            raise PoolUnavailable(
+                f"DataPool {pool!r} runs with an older release, in which the number of shards cannot change: create it "
+                "again with this release first"
+            )
+        return plan if plan.shards == shards else await reshard(transport, plan, shards, start)
+
+    try:
+        return asyncio.run(change())
+    except (ActorAway, ActorMissing, GetTimeoutError, RayActorError) as failure:
+        last_line = (str(failure).strip().splitlines() or [type(failure).__name__])[-1].strip()
+        raise PoolUnavailable(f"the shards of DataPool {pool!r} could not be changed: {last_line}") from None
+
+
 def _place(plan: PoolPlan, deadline: float, new_journals: bool) -> tuple[PoolPlan, bool]:
     """Look for journals wherever they may be."""
     journal = str(plan.journal)
@@ -228,6 +283,7 @@ def _nodes(plan: PoolPlan) -> dict[str, str]:
 
 
 def _actor(plan: PoolPlan, name: str, namespace: str, must_exist: bool) -> Any:
+    is_local = plan.journal is not None and journal_backend(plan.journal).is_local
     place = plan.resource or (f"node:{plan.nodes[plan.shard_names().index(name)]}" if plan.nodes else None)
     options: Any = ray.remote(portable_actor(ShardActor)).options(
         name=name,
@@ -238,6 +294,7 @@ def _actor(plan: PoolPlan, name: str, namespace: str, must_exist: bool) -> Any:
         max_concurrency=MAX_CONCURRENT_CALLS,
         num_cpus=0,
         resources={place: RESOURCE_SHARE} if place else None,
+        scheduling_strategy="DEFAULT" if is_local else "SPREAD",
     )
     return options.remote(plan, name, must_exist=must_exist, namespace=namespace)
 

@@ -100,6 +100,11 @@ class ParquetArchive:
             dropped_groups=self._dropped,
         )
 
+    @property
+    def has_work(self) -> bool:
+        """Does anything wait that is not in the archive yet?"""
+        return bool(self._groups or self._late_rewards or self._has_noted or self._work)
+
     def poll(self) -> None:
         """Take note of what the thread has done, and give it the next work if some is due. Returns at once."""
         self._collect()

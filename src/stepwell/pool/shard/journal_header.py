@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass
 import orjson
 
 from stepwell.errors import JournalRefused
+from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.shard.journal import SCHEMA_VERSION
 from stepwell.pool.shard.journal_identity import JournalIdentity
 
 HEADER_KEYS = ("schema_version", "epoch", "identity")
-READ_HEADER = f"SELECT key, value FROM meta WHERE key IN ({', '.join(map(repr, HEADER_KEYS))})"
+SNAPSHOT_KEY = "snapshot"
+READ_HEADER = f"SELECT key, value FROM meta WHERE key IN ({', '.join(map(repr, (*HEADER_KEYS, SNAPSHOT_KEY)))})"
 READ_EPOCH = "SELECT value FROM meta WHERE key = 'epoch'"
 
 
@@ -21,11 +23,15 @@ class JournalHeader:
     """Raised by every opening. A process with an older one cannot commit."""
     identity: JournalIdentity | None = None
     """None if an older version wrote it."""
+    layouts: tuple[Layout, ...] = ()
+    """By which the pool has shards, as far as this shard knows; none if it has not written them yet."""
 
     @classmethod
     def parse(cls, values: Mapping[str, bytes | str]) -> "JournalHeader":
         """Of the rows of READ_HEADER; those that are missing take their defaults."""
-        found = {key: orjson.loads(value) for key, value in values.items()}
+        found = {key: orjson.loads(value) for key, value in values.items() if key != SNAPSHOT_KEY}
+        if SNAPSHOT_KEY in values:
+            found["layouts"] = _layouts(values[SNAPSHOT_KEY])
         if found.get("identity") is not None:
             found["identity"] = JournalIdentity(**found["identity"])
         return cls(**found)
@@ -48,3 +54,10 @@ class JournalHeader:
         """For PUT_META."""
         values = (self.schema_version, self.epoch, self.identity and asdict(self.identity))
         return [(key, orjson.dumps(value)) for key, value in zip(HEADER_KEYS, values, strict=True) if value is not None]
+
+
+def _layouts(snapshot: bytes | str) -> tuple[Layout, ...]:
+    try:
+        return tuple(Layout(*layout) for layout in orjson.loads(snapshot).get("layouts", ()))
+    except orjson.JSONDecodeError:
+        return ()  # damage is noticed when the journal is read

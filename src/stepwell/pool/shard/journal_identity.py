@@ -11,6 +11,7 @@ class JournalIdentity:
     pool_uid: str
     """Made when the pool was created. Empty: that of the journal that is found, or a new one."""
     shards: int
+    """How many the pool had when the journal was created."""
     index: int
 
     def complete(self) -> "JournalIdentity":
@@ -25,19 +26,9 @@ class JournalIdentity:
                 f"belongs to another pool of the name {self.pool!r}, created at another time: put the right journal "
                 "there, or use another --journal or --name"
             )
-        if found.shards != self.shards:
-            return other_count(found.shards, self.shards)
         if found.index != self.index:
             return f"is that of shard {found.index}, not of shard {self.index}: its file was renamed; name it as before"
         return None
-
-
-def other_count(found: int, wanted: int) -> str:
-    return (
-        f"belongs to a pool of {found} shards, and this one is to have {wanted}; the number decides which shard has a "
-        f"group, so it cannot change. Use --shards {found}. For another number, let trainers empty this pool or export "
-        "it, and create a new one with another --name or --journal"
-    )
 
 
 def missing(name: str, restore: str) -> str:

@@ -1,6 +1,7 @@
 """Where the shards of a pool with journals run: on the nodes that have the journals, or anywhere if no node has them.
 
-- A pool is new if there is no journal of it. Otherwise each of its shards must have its journal.
+- A pool is new if there is no journal of it. Otherwise it has the shards that the journal of its first shard names, and
+  each of them must have its journal. Other journals are of shards that have left the pool, and have no groups.
 - With files and without a resource, a shard stays on its node: if the node is lost, the shard waits for it, and does
   not start elsewhere without its data. With a resource, the nodes that offer it are said to have the journals.
 - With a database, a shard can run and restart on any node, or on any that offers the resource.
@@ -12,14 +13,14 @@ from uuid import uuid4
 
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.shard_layout import FIRST_REVISION, Layout
 from stepwell.pool.shard.journal_header import JournalHeader
-from stepwell.pool.shard.journal_identity import other_count
 
 
 def place_shards(
     plan: PoolPlan, found: Mapping[str, Mapping[str, JournalHeader]], home: str, *, new_journals: bool = False
 ) -> tuple[PoolPlan, bool]:
-    """The plan with the pool's uid and the node of each shard, and whether every shard has its journal already.
+    """The plan with the pool's uid, the shards that it has and their nodes, and whether all have a journal already.
 
     `found` has the journals by node. New journals are created on the node `home`, those that are missing too if
     `new_journals` says so.
@@ -27,7 +28,8 @@ def place_shards(
     known = {shard for journals in found.values() for shard in journals}
     if not known:
         return replace(plan, uid=uuid4().hex, nodes=(home,) * plan.shards), False
-    _check_complete(plan, known, found, new_journals)
+    plan = _with_found_layouts(plan, found)
+    _check_complete(plan, known, new_journals)
     identities = [journal.identity for journals in found.values() for journal in journals.values() if journal.identity]
     uids = {identity.pool_uid for identity in identities}
     if len(uids) > 1:
@@ -40,22 +42,32 @@ def place_shards(
     return replace(plan, uid=uids.pop() if uids else uuid4().hex, nodes=nodes), not new_journals
 
 
-def _check_complete(
-    plan: PoolPlan, known: set[str], found: Mapping[str, Mapping[str, JournalHeader]], new_journals: bool
-) -> None:
-    counts = {
-        journal.identity.shards for journals in found.values() for journal in journals.values() if journal.identity
-    }
-    extra = known - set(plan.shard_names())
-    for count in counts | ({len(known)} if extra else set()):
-        if count != plan.shards:
-            raise JournalRefused(f"the journal in {plan.journal_name} {other_count(count, plan.shards)}")
-    missing = [shard for shard in plan.shard_names() if shard not in known]
+def _with_found_layouts(plan: PoolPlan, found: Mapping[str, Mapping[str, JournalHeader]]) -> PoolPlan:
+    """A pool keeps its number of shards until it is changed while the pool runs."""
+    copies = [journals[plan.name] for journals in found.values() if plan.name in journals]
+    others = [journal for journals in found.values() for journal in journals.values()]
+    journal = max(copies, key=lambda copy: copy.epoch) if copies else others[0]
+    if journal.layouts:
+        return plan.with_layouts(journal.layouts)
+    if journal.identity is not None:
+        return plan.with_layouts([Layout(FIRST_REVISION, journal.identity.shards)])
+    names = {name for journals in found.values() for name in journals}
+    if names - set(plan.shard_names()):
+        raise JournalRefused(
+            f"the journals in {plan.journal_name} are of a pool of {len(names)} shards, and this one is to have "
+            f"{plan.shards}. Use --shards {len(names)} first; the number can be changed while the pool runs"
+        )
+    return plan
+
+
+def _check_complete(plan: PoolPlan, known: set[str], new_journals: bool) -> None:
+    names = plan.shard_names()
+    missing = [shard for shard in names if shard not in known]
     if missing and not new_journals:
         raise JournalRefused(
-            f"in {plan.journal_name} there are journals of {len(known)} of {plan.shards} shards; missing: "
-            f"{', '.join(missing)}. Mount their volume, or put a backup there. If the pool had {len(known)} shards, "
-            f"use --shards {len(known)}. To create them empty and give up what they held, use --new-journals"
+            f"in {plan.journal_name} there are journals of {len(names) - len(missing)} of {len(names)} shards; "
+            f"missing: {', '.join(missing)}. Mount their volume, or put a backup there. To create them empty and give "
+            "up what they held, use --new-journals"
         )
 
 

@@ -22,6 +22,7 @@ from stepwell.pool.api.producing import (
     RewardGiven,
     SubmitVerdict,
 )
+from stepwell.pool.api.shard_layout import GroupElsewhere
 from stepwell.pool.shard.gateway_roster import GatewayRoster
 from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.shard.transactions import ShardCalls, ShardTransactions
@@ -35,8 +36,14 @@ class ProducerCalls(ShardCalls):
         super().__init__(transactions)
         self._gateways = GatewayRoster(self.pool.state.gateways, transactions.monotonic)
 
-    async def answer(self, calls: Sequence[ProducerCall]) -> list[ProducerAnswer | Exception]:
-        """One answer for each call, or the exception by which it is refused."""
+    async def answer(
+        self, calls: Sequence[ProducerCall], revision: int | None = None
+    ) -> list[ProducerAnswer | Exception]:
+        """One answer for each call, or the exception by which it is refused.
+
+        Here and below, `revision` is that of the plan by which the caller has chosen this shard.
+        """
+        self._transactions.check_routed(revision)
         shortage = self._transactions.disk_shortage()
         async with self._transactions.transaction():
             answers = [self._answer(call, shortage) for call in calls]
@@ -67,34 +74,43 @@ class ProducerCalls(ShardCalls):
         self._gateways.leave(gateway)
         self.pool.state.set_living_gateways(self._gateways.living())
 
-    async def complete_flushed(self, call: CompleteCall, timeout: float) -> EndResult:
+    async def complete_flushed(self, call: CompleteCall, timeout: float, revision: int | None = None) -> EndResult:
         """Complete a trajectory as soon as no other living gateway holds steps of it."""
+        self._transactions.check_routed(revision)
         deadline = time.monotonic() + timeout
         await self._await_flushes(call.trajectory_uid, call.gateway, timeout)
-        (answer,) = await self.answer([call])
+        (answer,) = await self.answer([call], self._transactions.plan.revision)
         if isinstance(answer, FlushNeeded):  # a gateway has come since
-            return await self.complete_flushed(call, max(0.0, deadline - time.monotonic()))
+            return await self.complete_flushed(call, max(0.0, deadline - time.monotonic()), revision)
         if isinstance(answer, Exception):
             raise answer
         return EndResult(str(answer))
 
     async def submit_steps(
-        self, steps: Columns, channel: str | None = None, group_size: int | None = None
+        self,
+        steps: Columns,
+        channel: str | None = None,
+        group_size: int | None = None,
+        revision: int | None = None,
     ) -> list[SubmitVerdict]:
+        self._transactions.check_routed(revision)
         self._transactions.check_room()
         submit = self.pool.ingest.submit
         return await self._transactions.change(lambda: submit(steps, channel=channel, group_size=group_size))
 
-    async def submit_groups(self, steps: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
+    async def submit_groups(
+        self, steps: Columns, registrations: Sequence[Registration], revision: int | None = None
+    ) -> list[SubmitVerdict]:
+        self._transactions.check_routed(revision)
         self._transactions.check_room()
         return await self._transactions.change(lambda: self.pool.ingest.submit_groups(steps, registrations))
 
-    async def give_reward(self, reward: RewardGiven) -> bool:
+    async def give_reward(self, reward: RewardGiven, revision: int | None = None) -> bool:
         """True if the reward is kept: for training or, if its trajectory was already shipped, in the archive.
 
         The reward of a step waits until the other gateways of the trajectory have sent what they hold of it.
         """
-        self._transactions.check_open()
+        self._check_is_here(reward.trajectory_uid, reward.prompt_uid, revision)
         if reward.step_index is not None:
             await self._await_flushes(reward.trajectory_uid, reward.gateway, FLUSH_WAIT)
         async with self._transactions.transaction():
@@ -110,6 +126,8 @@ class ProducerCalls(ShardCalls):
 
     def _answer(self, call: ProducerCall, shortage: str | None) -> ProducerAnswer | Exception:
         try:
+            if self._is_elsewhere(call):
+                return GroupElsewhere(call.prompt_uid)
             match call:
                 case KnowsCall(trajectory_uid, prompt_uid, gateway):
                     self._attach(trajectory_uid, gateway)
@@ -133,6 +151,16 @@ class ProducerCalls(ShardCalls):
         except Exception as failure:
             log.exception("shard %s failed to answer %s", self._transactions.name, call)
             return failure
+
+    def _is_elsewhere(self, call: ProducerCall) -> bool:
+        if isinstance(call, Registration):
+            return self.pool.ingest.is_elsewhere(call)
+        return self.pool.ownership.is_elsewhere(call.trajectory_uid, call.prompt_uid)
+
+    def _check_is_here(self, trajectory_uid: str, prompt_uid: str, revision: int | None) -> None:
+        self._transactions.check_routed(revision)
+        if self.pool.ownership.is_elsewhere(trajectory_uid, prompt_uid):
+            raise GroupElsewhere(prompt_uid)
 
     def _attach(self, trajectory_uid: str, gateway: str) -> None:
         """The gateway serves the trajectory."""

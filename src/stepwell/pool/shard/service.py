@@ -14,7 +14,7 @@ from dataclasses import replace
 from uuid import uuid4
 
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationAction, CurationOutcome
-from stepwell.pool.api.leasing import Settlement
+from stepwell.pool.api.leasing import Settlement, decision_of
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome
 from stepwell.pool.api.series import SeriesChunk
@@ -78,7 +78,6 @@ class ShardService(ProducerCalls, ConsumerCalls):
         )
         super().__init__(transactions)
         transactions.before_commit.append(self._note_unscored)
-        self._plan = plan
         self._archive = archive
         self._epoch = uuid4().hex
         self._serving_changed = asyncio.Condition()
@@ -86,7 +85,26 @@ class ShardService(ProducerCalls, ConsumerCalls):
 
     async def plan(self) -> PoolPlan:
         self._transactions.check_open()
-        return self._plan
+        return self._transactions.plan
+
+    async def adopt_plan(self, plan: PoolPlan) -> PoolPlan:
+        """Follow a newer plan. Returns the plan that the shard follows."""
+        async with self._transactions.transaction():
+            self._transactions.adopt(plan)
+        return self._transactions.plan
+
+    async def undrained(self) -> int:
+        """What keeps a change of the shards from its end: groups that belong to other shards by now, leases on which a
+        shard that is to go decides, and, if this one is to go, what is on its way to the archive."""
+        plan = self._transactions.plan
+        leaves = self.pool.state.shard >= plan.shards
+        async with self._transactions.transaction():
+            if leaves:
+                self.pool.state.retire_history()
+        archives = leaves and self._archive is not None and self._archive.has_work
+        decisions = filter(None, map(decision_of, self.pool.state.leases))
+        undecided = sum(coordinator in plan.shard_names()[plan.shards :] for coordinator, _ in decisions)
+        return self.pool.ownership.misplaced() + undecided + archives
 
     # -- reward workers ------------------------------------------------------------------------------------------------
 
@@ -123,7 +141,8 @@ class ShardService(ProducerCalls, ConsumerCalls):
 
     # -- watchers and people -------------------------------------------------------------------------------------------
 
-    async def curate(self, curation: Curation) -> CurationOutcome:
+    async def curate(self, curation: Curation, revision: int | None = None) -> CurationOutcome:
+        self._check_is_here(curation.trajectory_uid, curation.prompt_uid, revision)
         async with self._transactions.transaction():
             repeated = self.pool.curator.repeats(curation)
             outcome = self.pool.curator.curate(curation)

@@ -9,11 +9,13 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.shard_layout import FIRST_REVISION, LayoutDiffers
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.disk_floor import DiskFloor
@@ -45,6 +47,8 @@ class ShardTransactions:
         """The arguments are those of ShardService."""
         self.name = name
         self.ask_decision = ask_decision
+        self.plan = plan if plan.revision else replace(plan, revision=FIRST_REVISION)
+        """With the present layout of the shards."""
         self.archive = archive
         self.clock = clock
         self.monotonic = monotonic
@@ -57,6 +61,7 @@ class ShardTransactions:
         """Called whenever the pool may have changed."""
         if journal is not None:
             log.info("shard %s restored %s", name, restore_pool(self.pool, journal))
+        self._restore_layouts()
         stopped_at = None if journal is None else journal.pool_time()
         self._pool_time_offset = (clock() if stopped_at is None else stopped_at) - monotonic()
         self._journal = journal
@@ -117,6 +122,23 @@ class ShardTransactions:
     def pool_time(self) -> float:
         return self._pool_time_offset + self.monotonic()
 
+    def adopt(self, plan: PoolPlan) -> None:
+        """Take over the layout of a newer plan; an older one changes nothing."""
+        if plan.revision > self.plan.revision:
+            self.plan = replace(self.plan.with_layouts(plan.layouts), nodes=plan.nodes)
+            self._note_layouts()
+
+    def check_routed(self, revision: int | None) -> None:
+        """LayoutDiffers if a call was routed by another layout than this shard knows."""
+        self.check_open()
+        if revision is None and self.plan.revision > FIRST_REVISION:
+            raise PoolUnavailable(
+                "the number of shards has changed, and the release of this process cannot follow: bring it to the "
+                "release of the pool; its steps wait meanwhile"
+            )
+        if revision not in (None, self.plan.revision):
+            raise LayoutDiffers(f"shard {self.name} follows revision {self.plan.revision} of the plan, not {revision}")
+
     def check_open(self) -> None:
         if self._refusal is not None:
             raise PoolUnavailable(self._refusal)
@@ -128,6 +150,15 @@ class ShardTransactions:
 
     def disk_shortage(self) -> str | None:
         return None if self._floor is None else self._floor.shortage()
+
+    def _restore_layouts(self) -> None:
+        """The journal has a newer layout than the plan if that changed after the shard was created."""
+        if self.pool.state.layouts[-1].revision > self.plan.revision:
+            self.plan = self.plan.with_layouts(self.pool.state.layouts)
+        self._note_layouts()
+
+    def _note_layouts(self) -> None:
+        self.pool.state.set_layouts(self.plan.layouts, self.plan.index_of(self.name))
 
     def _write_journal(self) -> None:
         if self._journal is not None:

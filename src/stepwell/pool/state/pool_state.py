@@ -14,6 +14,7 @@ from typing import Any
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement, Unit, decision_of
 from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.counters import Counters, load_ledger
@@ -45,6 +46,19 @@ class PoolState(LeaseOperations, RewardOperations):
 
     def set_living_gateways(self, gateways: tuple[str, ...]) -> None:
         self.gateways = gateways
+
+    def set_layouts(self, layouts: Sequence[Layout], shard: int) -> None:
+        """Former ones, and last the present one; and which of the shards this is."""
+        self.layouts, self.shard = tuple(layouts), shard
+
+    def retire_history(self) -> None:
+        """Trained groups are kept for no later batch. They may move to the archive."""
+        for index in self._channels.values():
+            while index.history:
+                group = index.history.popleft()
+                for uid in group.trajectories:
+                    self.history.pop(uid, None)
+                self._journal.retire_group(group)
 
     def open_channel(self, name: str) -> Channel:
         """The channel of that name, a new one if there is none."""
@@ -80,6 +94,7 @@ class PoolState(LeaseOperations, RewardOperations):
         engines = snapshot.get("engines")
         self.serving = Serving(snapshot["policy_version"], None if engines is None else tuple(engines))
         self.gateways = tuple(snapshot.get("gateways", ()))
+        self.layouts = tuple(Layout(*layout) for layout in snapshot.get("layouts", ())) or self.layouts
         self._counters = Counters(**snapshot["counters"])
         for name, unit in snapshot["units"].items():
             self._index(name).claim(unit and Unit(unit))

@@ -12,6 +12,7 @@ from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.shard_layout import FIRST_REVISION, Layout
 from stepwell.pool.api.stats import PoolStats, ScoringStats
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.state.change_log import ChangeLog
@@ -44,6 +45,10 @@ class StateBase:
         self.serving = Serving()
         self.gateways: tuple[str, ...] = ()
         """Those that were alive when the pool last looked."""
+        self.shard = 0
+        """The index of this shard."""
+        self.layouts: tuple[Layout, ...] = (Layout(FIRST_REVISION, 1),)
+        """By which shards have groups: former layouts, and last the present one."""
         self.trajectories: dict[str, Trajectory] = {}
         """Open, complete or under lease."""
         self.history: dict[str, Trajectory] = {}
@@ -138,7 +143,9 @@ class StateBase:
 
     def snapshot(self) -> dict[str, Any]:
         """The numbers, in plain values; `recall` takes them back."""
-        return {"gateways": self.gateways, **dump_numbers(self.serving, self._counters, self._channels)}
+        layouts = [(layout.revision, layout.shards) for layout in self.layouts]
+        numbers = dump_numbers(self.serving, self._counters, self._channels)
+        return {"gateways": self.gateways, "layouts": layouts, **numbers}
 
     # -- how operations end --------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ async def test_rollouts_that_begin_and_end_at_once_are_answered_each_for_itself(
 class SlowTransport(LocalTransport):
     """Producer calls wait until they may be answered."""
 
-    def __init__(self, services: Mapping[str, ShardService]) -> None:
+    def __init__(self, services: dict[str, ShardService]) -> None:
         super().__init__(services)
         self.may_answer = asyncio.Event()
         self.calls: list[tuple[str, int]] = []
@@ -98,7 +98,7 @@ async def test_a_new_policy_version_reaches_a_follower_at_once(client: LocalPool
 class HeldServing(LocalTransport):
     """Answers to `serving` are on their way until they are let through."""
 
-    def __init__(self, services: Mapping[str, ShardService]) -> None:
+    def __init__(self, services: dict[str, ShardService]) -> None:
         super().__init__(services)
         self.held: list[asyncio.Event] = []
 

@@ -8,7 +8,7 @@ import pytest
 
 from stepwell.errors import FetchTimeout, LeaseExpired
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.client.shards import shard_of
+from stepwell.pool.api.shard_layout import Layout
 from stepwell.steps.step import Exactness
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool
@@ -39,7 +39,7 @@ async def test_steps_of_many_prompts_are_spread_over_the_shards_and_counted_toge
     assert verdicts == [SubmitVerdict.ACCEPTED] * 20 + [SubmitVerdict.DUPLICATE]
     for index, name in enumerate(client.plan.shard_names()):
         stats = await client.transport.services[name].stats()
-        assert stats.channels["train"].groups == sum(shard_of(p, SHARDS) == index for p in prompts) > 0
+        assert stats.channels["train"].groups == sum(Layout(1, SHARDS).owner(p) == index for p in prompts) > 0
     assert (await client.stats()).channels["train"].ready_groups == 20
     assert sorted((await client.fetch_batch(20)).columns.prompt_uids) == sorted(prompts)
 
@@ -83,7 +83,7 @@ async def test_a_shard_that_is_away_is_passed_over_except_in_strict_order(client
     prompts = [f"p{n}" for n in range(12)]
     await rollouts(client, *prompts)
     client.transport.shards_away.add("data_pool-1")
-    there = [prompt for prompt in prompts if shard_of(prompt, SHARDS) != 1]
+    there = [prompt for prompt in prompts if Layout(1, SHARDS).owner(prompt) != 1]
     with pytest.raises(FetchTimeout):
         await asyncio.gather(client.fetch_batch(1, order="strict", timeout=0.05), _come_back(client, 0.3))
     client.transport.shards_away.add("data_pool-1")

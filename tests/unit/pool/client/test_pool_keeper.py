@@ -3,6 +3,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.transport import ActorAway, ActorMissing
 from stepwell.pool.client.pool_keeper import keep_pool
 
@@ -17,12 +18,13 @@ class Shards:
         self.away: set[str] = set()
         self.looks = 0
 
-    async def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> None:
+    async def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> PoolPlan:
         self.looks += 1
         if actor in self.away:
             raise ActorAway("killed")
         if actor not in self.names:
             raise ActorMissing(actor)
+        return PoolPlan(name="p", shards=2)
 
 
 async def keep_for(shards: Shards, looks: int) -> int:
@@ -34,7 +36,7 @@ async def keep_for(shards: Shards, looks: int) -> int:
         created += 1
         shards.names |= {"p", "p-1"}
 
-    keeping = asyncio.create_task(keep_pool(shards, ("p", "p-1"), create, interval=0.0))
+    keeping = asyncio.create_task(keep_pool(shards, "p", create, interval=0.0))
     while shards.looks < looks:
         await asyncio.sleep(0)
     keeping.cancel()
@@ -53,5 +55,6 @@ async def test_a_pool_of_which_one_shard_is_missing_is_created_again() -> None:
 
 async def test_a_pool_that_is_there_or_restarts_is_left_alone() -> None:
     shards = Shards("p", "p-1")
-    shards.away = {"p"}
-    assert await keep_for(shards, 10) == 0
+    for away in ("p", "p-1"):
+        shards.away, shards.looks = {away}, 0
+        assert await keep_for(shards, 10) == 0

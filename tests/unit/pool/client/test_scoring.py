@@ -7,7 +7,7 @@ import pytest
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.scoring import Attempt, Judgement, JudgementOutcome, Score
-from stepwell.pool.client.shards import shard_of
+from stepwell.pool.api.shard_layout import Layout
 from stepwell.steps.step import Step
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool
@@ -67,8 +67,8 @@ async def test_a_shard_that_is_away_stops_neither_the_others_nor_the_judgements_
     first, second = client.plan.shard_names()
     assert {one.lease_uid.split("/")[0] for one in made} == {first, second}, "shards are served in turn"
     client.transport.shards_away.add(second)
-    assert await client.give_judgements(made) == [shard_of(one.prompt_uid, 2) == 0 for one in made]
-    left = {uid for uid in uids if shard_of(f"p-{uid}", 2) == 0} - {one.trajectory_uid for one in made}
+    assert await client.give_judgements(made) == [Layout(1, 2).owner(one.prompt_uid) == 0 for one in made]
+    left = {uid for uid in uids if Layout(1, 2).owner(f"p-{uid}") == 0} - {one.trajectory_uid for one in made}
     while left:
         found = await client.take_unscored(1, lease=60.0, timeout=10.0)
         assert found is not None

@@ -5,8 +5,8 @@ import pytest
 from stepwell.errors import FetchTimeout
 from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.watching import Cursor, TrajectorySnapshot
-from stepwell.pool.client.shards import shard_of
 from stepwell.steps.columns import unpack
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool
@@ -18,7 +18,7 @@ START = 1_790_000_000.0
 
 @pytest.fixture
 def client() -> LocalPool:
-    assert {shard_of(prompt, 2) for prompt in GROUPS} == {0, 1}
+    assert {Layout(1, 2).owner(prompt) for prompt in GROUPS} == {0, 1}
     client = LocalPool(shards=2, group_size=2, history_size=20)
     client.advance_to(START)
     return client

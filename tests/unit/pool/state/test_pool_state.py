@@ -17,6 +17,7 @@ from stepwell.pool.api.curation import AuditEntry, CurationAction, CurationOutco
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.scoring import JudgementOutcome
+from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.shard.journal import GROUP_FIELDS, OWN_NAMES, TRAJECTORY_FIELDS
 from stepwell.pool.shard.recovery import JournalReader
@@ -116,6 +117,11 @@ class StateMachine(RuleBasedStateMachine):
             self.state.set_gateways(trajectory, gateways)
         if not gateways:
             self.state.forget_gateways()
+
+    @rule(counts=st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    def set_layouts(self, counts: list[int]) -> None:
+        layouts = [Layout(revision, shards) for revision, shards in enumerate(counts, start=1)]
+        self.state.set_layouts(layouts, shard=0)
 
     @rule(name=names)
     def claim_unit(self, name: str) -> None:
@@ -368,6 +374,11 @@ class StateMachine(RuleBasedStateMachine):
         found = list(self.state.history.values())
         if found:
             self.state.forget_history(found[pick % len(found)], "rejected by ana")
+
+    @rule()
+    def retire_history(self) -> None:
+        self.state.retire_history()
+        assert not self.state.history
 
     @rule()
     def record_audit(self) -> None:

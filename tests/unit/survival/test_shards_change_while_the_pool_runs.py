@@ -1,0 +1,358 @@
+"""Issue 16, 4: the number of shards changes under load. Nothing is lost, nothing comes twice, groups stay whole."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell.errors import Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
+from stepwell.pool.api.leasing import BatchRequest
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.producing import EndResult, KnowsCall, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.shard_layout import Layout
+from stepwell.pool.client import PoolClient
+from stepwell.pool.shard.archive import ParquetArchive
+from stepwell.pool.shard.resharding import LEAVE_DELAY, DrainWatch, reshard
+from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.steps.columns import pack
+from tests.builders import make_group, make_step
+from tests.rig.local_pool import LocalPool, LocalTransport
+
+PROMPTS = [f"p{n}" for n in range(40)]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class UnevenTransport(LocalTransport):
+    """Messages and answers take different times, so that calls are routed by plans of before."""
+
+    chance = random.Random()
+
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        await self._wait()
+        answer = await super().call(shard, method, args, kwargs)
+        await self._wait()
+        return answer
+
+    async def _wait(self) -> None:
+        for _ in range(self.chance.randint(0, 8)):
+            await asyncio.sleep(0)
+
+
+async def change(pool: LocalPool, shards: int) -> PoolPlan:
+    async def start(plan: PoolPlan) -> None:
+        pool.add_shards(plan)
+
+    plan = await pool.transport.call("data_pool", "plan", (), {})
+    return await reshard(pool.transport, plan, shards, start)
+
+
+def another_client(pool: LocalPool) -> PoolClient:
+    """A process that learns of the change by itself."""
+    return PoolClient("data_pool", transport=pool.transport)
+
+
+def drain_watch(pool: LocalPool, clock: Clock) -> DrainWatch:
+    async def end(shards: Sequence[str]) -> None:
+        for shard in shards:
+            del pool.transport.services[shard]
+
+    return DrainWatch(pool.transport, "data_pool", end, grace=60.0, clock=clock)
+
+
+async def roll_out(client: PoolClient, uid: str, prompt: str, group_size: int = 1) -> None:
+    await client.register_trajectory(Registration(uid, prompt, group_size=group_size))
+    assert await client.submit_steps([make_step(uid, prompt, uid=f"{uid}-0")]) == [SubmitVerdict.ACCEPTED]
+    assert await client.complete_trajectory(uid, prompt, 1.0) is EndResult.COMPLETED
+
+
+async def fetch_all(client: PoolClient) -> list[list[str]]:
+    """The trajectories of each group that is ready."""
+    found: list[list[str]] = []
+    while True:
+        try:
+            batch = await client.fetch_batch(1, timeout=0.05, lease=60.0)
+        except FetchTimeout:
+            return found
+        await client.ack(batch)
+        found += [[trajectory[0].trajectory_uid for trajectory in group] for group in batch.groups()]
+
+
+def groups_by_shard(pool: LocalPool) -> dict[str, int]:
+    services = pool.transport.services
+    return {name: sum(map(len, service.pool.state.channels.values())) for name, service in services.items()}
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 5), (4, 8), (8, 3), (3, 1)])
+async def test_a_group_that_was_begun_before_a_change_is_completed_whole(before: int, after: int) -> None:
+    pool = LocalPool(shards=before)
+    stale = another_client(pool)
+    for prompt in PROMPTS:
+        await roll_out(stale, f"{prompt}-a", prompt, group_size=2)
+    await change(pool, after)
+    for prompt in PROMPTS:
+        await roll_out(stale, f"{prompt}-b", prompt, group_size=2)
+    assert sorted(map(sorted, await fetch_all(pool))) == sorted([f"{p}-a", f"{p}-b"] for p in PROMPTS)
+
+
+async def test_new_groups_go_to_the_new_shards_and_none_to_those_that_leave() -> None:
+    pool = LocalPool(shards=2)
+    await change(pool, 4)
+    for prompt in PROMPTS:
+        await roll_out(pool, prompt, prompt)
+    assert groups_by_shard(pool) == Counter(
+        f"data_pool-{n}" if (n := Layout(2, 4).owner(p)) else "data_pool" for p in PROMPTS
+    )
+    await change(pool, 1)
+    held = groups_by_shard(pool)
+    for prompt in PROMPTS:
+        await roll_out(pool, f"{prompt}-later", f"{prompt}-later")
+    assert groups_by_shard(pool) == held | {"data_pool": held["data_pool"] + len(PROMPTS)}
+
+
+async def test_a_further_shard_takes_its_share_from_all_others_and_moves_nothing_between_them() -> None:
+    moved = {(Layout(2, 4).owner(p), Layout(3, 5).owner(p)) for p in map(str, range(5000))}
+    assert moved == {(n, n) for n in range(4)} | {(n, 4) for n in range(4)}
+    counts = Counter(Layout(2, 8).owner(f"prompt-{n}") for n in range(8000))
+    assert max(counts.values()) < 1.3 * min(counts.values())
+
+
+async def test_trajectories_of_before_are_found_by_clients_that_do_not_know_of_the_change() -> None:
+    pool = LocalPool(shards=4)
+    stale = another_client(pool)
+    for prompt in PROMPTS:
+        await stale.register_trajectory(Registration(prompt, prompt))
+    await change(pool, 8)
+    await change(pool, 3)
+    for prompt in PROMPTS:
+        assert await stale.knows(prompt, prompt) == "train"
+        assert await stale.give_reward(RewardGiven(trajectory_uid=prompt, prompt_uid=prompt, value=2.0))
+    steps = [make_step(prompt, prompt, uid=prompt) for prompt in PROMPTS]
+    assert set(await stale.submit_steps(steps)) == {SubmitVerdict.ACCEPTED}
+    assert set(await stale.submit_steps(steps)) == {SubmitVerdict.DUPLICATE}
+    assert len((await stale.read([(prompt, prompt) for prompt in PROMPTS])).prompt_uids) == len(PROMPTS)
+    assert await stale.submit_steps([make_step("nobody", "p0")]) == [SubmitVerdict.UNKNOWN]
+
+
+async def test_a_group_that_is_sent_again_after_a_change_is_a_duplicate() -> None:
+    pool = LocalPool(shards=3)
+    groups = [make_group(prompt, 2) for prompt in PROMPTS]
+    steps = [step for sent, _ in groups for step in sent]
+    registrations = [one for _, registered in groups for one in registered]
+    assert set(await pool.submit_groups(steps, registrations)) == {SubmitVerdict.ACCEPTED}
+    await change(pool, 5)
+    assert set(await pool.submit_groups(steps, registrations)) == {SubmitVerdict.DUPLICATE}
+    assert len(await fetch_all(pool)) == len(PROMPTS)
+    assert set(await pool.submit_groups(steps, registrations)) <= {SubmitVerdict.DUPLICATE, SubmitVerdict.LATE}
+
+
+async def test_a_shard_that_missed_the_change_learns_it_from_a_client_before_it_opens_a_group() -> None:
+    pool = LocalPool(shards=2)
+    stale, fresh = another_client(pool), another_client(pool)
+    await stale.shards.plan()
+    pool.transport.shards_away = {"data_pool-1"}
+    await change(pool, 6)
+    pool.transport.shards_away = set()
+    moved = next(p for p in PROMPTS if Layout(1, 2).owner(p) == 1 and Layout(2, 6).owner(p) > 1)
+    await fresh.register_trajectory(Registration("a", moved, group_size=2))
+    await stale.register_trajectory(Registration("b", moved, group_size=2))
+    assert groups_by_shard(pool)["data_pool-1"] == 0
+    assert sum(groups_by_shard(pool).values()) == 1
+
+
+async def test_a_process_of_a_release_without_revisions_keeps_its_steps() -> None:
+    pool = LocalPool(shards=2)
+    await pool.register_trajectory(Registration("t", "p0"))
+    await change(pool, 3)
+    service = pool.transport.services[await pool.shards.owner("p0")]
+    for call in (service.answer([KnowsCall("t", "p0")]), service.submit_steps(pack([make_step("t", "p0")]))):
+        with pytest.raises(PoolUnavailable, match="bring it to the release of the pool"):
+            await call
+
+
+async def test_a_shard_leaves_when_it_is_empty_and_the_clients_have_noticed() -> None:
+    pool, clock = LocalPool(shards=4), Clock()
+    watch = drain_watch(pool, clock)
+    for prompt in PROMPTS:
+        await roll_out(pool, prompt, prompt)
+    await change(pool, 2)
+    clock.now += 1000.0
+    await watch.look()
+    batch = await pool.fetch_batch(len(PROMPTS), lease=60.0)
+    await watch.look()
+    clock.now += 1000.0
+    await watch.look()
+    assert len(pool.transport.services) == 4, "a lease may return its groups"
+    await pool.ack(batch)
+    await watch.look()
+    clock.now += 59.0
+    await watch.look()
+    assert (await pool.transport.services["data_pool"].plan()).draining, "an acknowledgement may be repeated"
+    clock.now += 1.0
+    await watch.look()
+    assert not (await pool.transport.services["data_pool"].plan()).draining
+    clock.now += LEAVE_DELAY
+    await watch.look()
+    assert set(pool.transport.services) == {"data_pool", "data_pool-1"}
+    client = another_client(pool)
+    await roll_out(client, "later", "later")
+    assert await fetch_all(client) == [["later"]]
+    await change(pool, 4)
+    for n in range(20):
+        await roll_out(pool, f"again-{n}", f"again-{n}")
+    assert len(await fetch_all(pool)) == 20
+
+
+async def test_a_pool_of_a_similar_name_is_no_shard_that_has_left() -> None:
+    pool, clock = LocalPool(shards=1), Clock()
+    await change(pool, 2)
+    pool.transport.services["data_pool-2"] = ShardService(PoolPlan(name="data_pool-2"), "data_pool-2")
+    watch = drain_watch(pool, clock)
+    for _ in range(4):
+        await watch.look()
+        clock.now += 100.0
+    assert set(pool.transport.services) == {"data_pool", "data_pool-1", "data_pool-2"}
+
+
+async def test_a_late_reward_finds_a_trajectory_that_was_trained_before_the_change() -> None:
+    pool, clock = LocalPool(shards=2), Clock()
+    for prompt in PROMPTS:
+        await roll_out(pool, prompt, prompt)
+    assert len(await fetch_all(pool)) == len(PROMPTS)
+    await change(pool, 5)
+    for _ in range(2):
+        await drain_watch(pool, clock).look()
+        clock.now += 60.0
+    for client in (pool, another_client(pool)):
+        for prompt in PROMPTS:
+            reward = RewardGiven(trajectory_uid=prompt, prompt_uid=prompt, value=2.0)
+            assert not await client.give_reward(reward), "it is known, and there is no archive"
+        with pytest.raises(UnknownTrajectory):
+            await client.give_reward(RewardGiven(trajectory_uid="nobody", prompt_uid="p", value=2.0))
+
+
+async def test_a_shard_that_leaves_first_archives_all_that_it_has(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / "data_pool-1.sqlite", closed_kept=100)
+    archive = ParquetArchive(str(tmp_path / "archive"), "data_pool-1", journal)
+    plan = PoolPlan(shards=2, limits=Limits(history_size=5), min_free_bytes=0, revision=1)
+    shard = ShardService(plan, "data_pool-1", journal=journal, archive=archive)
+    prompt = next(p for p in PROMPTS if Layout(1, 2).owner(p) == 1)
+    await shard.submit_groups(pack(make_group(prompt, 1)[0]), make_group(prompt, 1)[1], 1)
+    await shard.fetch_batch(BatchRequest(count=1, channel="train"), lease=None)
+    await shard.adopt_plan(plan.resharded(1))
+    assert await shard.undrained() == 1
+    archive.flush()
+    assert await shard.undrained() == 0
+    assert len(list((tmp_path / "archive").glob("*.parquet"))) == 1
+    journal.close()
+
+
+async def test_shards_that_were_started_for_a_change_that_was_interrupted_are_used_by_the_next() -> None:
+    pool, clock = LocalPool(shards=2), Clock()
+    plan = await pool.shards.plan()
+    pool.add_shards(plan.resharded(4))
+    watch = drain_watch(pool, clock)
+    clock.now += 1000.0
+    await watch.look()
+    assert len(pool.transport.services) == 4
+    await change(pool, 4)
+    for prompt in PROMPTS:
+        await roll_out(pool, prompt, prompt)
+    assert len(await fetch_all(pool)) == len(PROMPTS)
+
+
+async def test_of_two_commands_at_the_same_time_one_is_refused() -> None:
+    pool = LocalPool(shards=2)
+
+    async def change_first(plan: PoolPlan) -> None:
+        pool.add_shards(plan)
+        if plan.shards == 3:
+            await change(pool, 5)
+
+    with pytest.raises(Conflict, match="changed by another command"):
+        await reshard(pool.transport, await pool.shards.plan(), 3, change_first)
+    assert (await another_client(pool).shards.plan()).shards == 5
+
+
+async def test_a_new_shard_has_the_policy_version() -> None:
+    pool = LocalPool(shards=1)
+    trainer = another_client(pool)
+    await trainer.set_policy_version(7)
+    await change(pool, 3)
+    assert {service.pool.policy_version for service in pool.transport.services.values()} == {7}
+    await trainer.register_trajectory(Registration("t", next(p for p in PROMPTS if Layout(2, 3).owner(p))))
+    await trainer.set_policy_version(8)
+    assert {service.pool.policy_version for service in pool.transport.services.values()} == {8}
+
+
+async def test_a_shard_that_restarts_during_a_change_goes_on_with_it(tmp_path: Path) -> None:
+    plan = PoolPlan(shards=2, min_free_bytes=0, revision=1)
+    moved = next(p for p in PROMPTS if Layout(1, 2).owner(p) == 1 and Layout(2, 6).owner(p) != 1)
+
+    def opened() -> tuple[SqliteJournal, ShardService]:
+        journal = SqliteJournal(tmp_path / "data_pool-1.sqlite", closed_kept=100)
+        return journal, ShardService(plan, "data_pool-1", journal=journal)
+
+    journal, shard = opened()
+    await shard.answer([Registration("t", moved, group_size=2)], 1)
+    await shard.adopt_plan(plan.resharded(6))
+    journal.close()
+    journal, shard = opened()
+    assert (await shard.plan()).layouts == (Layout(1, 2), Layout(2, 6))
+    assert await shard.undrained() == 1
+    assert await shard.answer([Registration("u", moved, group_size=2)], 2) == [None]
+    (refused,) = await shard.answer([Registration("v", moved, group_size=2)], 2)
+    assert isinstance(refused, PoolUnavailable)
+    journal.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_under_random_changes_every_rollout_is_trained_once_in_a_whole_group(seed: int) -> None:
+    chance = random.Random(seed)
+    pool = LocalPool(shards=chance.randint(1, 4), transport=UnevenTransport)
+    pool.transport.chance = chance
+    clients = [another_client(pool) for _ in range(3)]
+    clock = Clock()
+    watch = drain_watch(pool, clock)
+    trained: list[list[str]] = []
+    changes = 0
+
+    async def agent(name: str) -> None:
+        for n in range(10):
+            prompt = f"{name}-{n}"
+            for rollout in range(2):
+                await asyncio.sleep(0)
+                await roll_out(chance.choice(clients), f"{prompt}-{rollout}", prompt, group_size=2)
+
+    async def train() -> None:
+        while True:
+            trained.extend(await fetch_all(clients[0]))
+
+    training = asyncio.create_task(train())
+    agents = [asyncio.create_task(agent(f"agent{n}")) for n in range(8)]
+    while not all(task.done() for task in agents):
+        await change(pool, chance.randint(1, 6))
+        changes += 1
+        for _ in range(chance.randint(1, 60)):
+            await asyncio.sleep(0)
+        clock.now += 100.0
+        await watch.look()
+    await asyncio.gather(*agents)
+    async with asyncio.timeout(30.0):
+        while len(trained) < 80:
+            await asyncio.sleep(0.01)
+    training.cancel()
+    trained += await fetch_all(pool)
+    assert changes > 3
+    expected = [[f"agent{a}-{n}-0", f"agent{a}-{n}-1"] for a in range(8) for n in range(10)]
+    assert sorted(map(sorted, trained)) == sorted(expected)
