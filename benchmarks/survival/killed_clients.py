@@ -163,7 +163,7 @@ class TrainerProcess:
             found = await asyncio.to_thread(read_counts, self._cluster.folder)
             if len(found.trained) > len(counts.trained):
                 counts, changed_at = found, time.monotonic()
-            trained = {step for _, step, _ in counts.trained}
+            trained = {(trajectory, step) for trajectory, step, _ in counts.trained}
             if len(trained) >= auditor.answered.total() + 2 * groups:
                 break
         return counts
