@@ -59,6 +59,10 @@ class AccessKeys:
         is_own = any(hmac.compare_digest(key, _derived_key(control, message)) for control in self._control)
         return is_own or self._is_control(key)
 
+    def secrets(self, domain: bytes) -> tuple[bytes, ...]:
+        """A secret for another use, one for each control key; without keys, one that is no secret."""
+        return tuple(hmac.digest(control, domain, "sha256") for control in self._control or (b"",))
+
     def _is_control(self, key: bytes) -> bool:
         return any(hmac.compare_digest(key, control) for control in self._control)
 

@@ -182,6 +182,7 @@ class AgentCalls:
             response_ids=NO_IDS,
             trajectory_uid=ref.trajectory_uid,
             prompt_uid=ref.prompt_uid,
+            uid=call.uid,
             policy_version=self.pool.policy_version,
             started_at=time.time(),
             sampling=call.sampling,

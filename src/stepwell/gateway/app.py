@@ -18,6 +18,7 @@ from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
+from stepwell.gateway.dialects.step_seal import StepSeal
 from stepwell.gateway.http import error_responses, tracing
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.response_writer import SILENCE, KeepAlives
@@ -112,7 +113,7 @@ def create_app(
         steps=steps,
         metrics=metrics,
         tracing=traces,
-        around=CallSurroundings(response_length),
+        around=CallSurroundings(response_length, seal=StepSeal(keys)),
         sampling=sampling,
         other_models=other_models,
         left_out=left_out,

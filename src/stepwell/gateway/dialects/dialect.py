@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, Wants
 from stepwell.gateway.dialects.request_sampling import AS_ASKED, SamplingPolicy
+from stepwell.gateway.dialects.step_seal import OPEN_SEAL, StepSeal
 from stepwell.gateway.http.error_responses import ErrorDetails
 from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import Upstream, Usage
@@ -34,6 +35,7 @@ class CallSurroundings:
     response_length: int
     """The longest response that a trainer takes."""
     sampling: SamplingPolicy = AS_ASKED
+    seal: StepSeal = OPEN_SEAL
     models: Sequence[str] = ()
     """The models that the request may name, first the one that is trained; none means any."""
 
@@ -55,6 +57,10 @@ class ModelCall(NamedTuple):
     """Tool calls in the history whose arguments are not a JSON object."""
     context: object = None
     """The dialect's own."""
+    uid: str = ""
+    """The uid of the step of its first choice, which a dialect may seal into its answer."""
+    echoed: tuple[str, ...] = ()
+    """The uids of earlier steps that the request sends back sealed, in the order of its history."""
 
 
 class StreamWriter(Protocol):

@@ -4,6 +4,7 @@ Unknown fields are forwarded. Fields by which a client could reach beyond its ow
 """
 
 from collections.abc import Mapping, Sequence
+from secrets import token_hex
 from typing import Any
 
 import orjson
@@ -107,6 +108,7 @@ def make_call(
         wants=Wants(wants_ids, wants_logprobs, wants_usage, wants_reasoning),
         texts=texts,
         malformed_history=malformed_history,
+        uid=token_hex(16),
     )
 
 

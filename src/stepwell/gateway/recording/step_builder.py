@@ -145,7 +145,11 @@ def build_steps(
     miscount = usage_fault("prompt", read, usage.prompt_tokens) or usage_fault(
         "response", written, usage.completion_tokens
     )
-    return [_build_step(begun, told, choice, miscount, prompt_length) for choice in choices]
+    uids = (begun.uid or token_hex(16), *(token_hex(16) for _ in choices[1:]))
+    return [
+        _build_step(begun, {**told, "uid": uid}, choice, miscount, prompt_length)
+        for uid, choice in zip(uids, choices, strict=False)
+    ]
 
 
 def _build_step(
@@ -157,7 +161,6 @@ def _build_step(
         "response_logprobs": choice.logprobs,
         "version_spans": choice.version_spans,
         "finish_reason": choice.finish_reason,
-        "uid": token_hex(16),
     }
     if choice.version_spans:
         sampled["policy_version"] = choice.version_spans[0].version
