@@ -13,6 +13,8 @@ DOMAIN = b"stepwell step seal 1\0"
 UID_LENGTH = 32
 MAC_BYTES = 12
 SEALED_LENGTH = UID_LENGTH + MAC_BYTES * 4 // 3
+SEPARATOR = "-"
+"""Between a text and the seal that is attached to it."""
 
 
 class StepSeal:
@@ -30,6 +32,15 @@ class StepSeal:
         if len(sealed) < SEALED_LENGTH or not sealed.isascii():
             return None
         return uid if any(hmac.compare_digest(mac, _mac(secret, uid)) for secret in self._secrets) else None
+
+    def attach(self, text: str, uid: str) -> str:
+        """`text`, such as the engine's id of a tool call, with the sealed uid after it."""
+        return text + SEPARATOR + self.seal(uid)
+
+    def detach(self, text: str) -> tuple[str, str | None]:
+        """What `attach` was given: the text and the uid. A text without our seal stays whole, and its uid is None."""
+        uid = self.opened(text)
+        return (text, None) if uid is None else (text[: -SEALED_LENGTH - len(SEPARATOR)], uid)
 
 
 def _mac(secret: bytes, uid: str) -> str:

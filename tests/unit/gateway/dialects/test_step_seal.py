@@ -35,3 +35,12 @@ def test_a_text_of_another_origin_is_not_opened(text: str) -> None:
 
 def test_a_seal_of_a_foreign_key_is_not_opened() -> None:
     assert StepSeal(AccessKeys((NEW,))).opened(StepSeal(AccessKeys((OLD,))).seal(UID)) is None
+
+
+@pytest.mark.parametrize("text", ["", "call_1", "functions.run:0", "a-b", "grüße"])
+def test_a_text_with_a_seal_attached_gives_both_back(text: str) -> None:
+    seal, other = StepSeal(AccessKeys((NEW,))), StepSeal(AccessKeys((OLD,)))
+    sealed = seal.attach(text, UID)
+    assert seal.detach(sealed) == (text, UID)
+    assert other.detach(sealed) == (sealed, None)
+    assert seal.detach(text) == (text, None)
