@@ -86,6 +86,7 @@ def make_call(
     asked_for: Mapping[str, Any],
     texts: PromptTexts = NO_TEXTS,
     malformed_history: int = 0,
+    echoed: tuple[str, ...] = (),
 ) -> ModelCall:
     """Change a request in place to what the engine is asked: everything explicit, and `asked_for` in any case."""
     choices, stream = _read_choices(request), read_flag(request, "stream")
@@ -109,6 +110,7 @@ def make_call(
         texts=texts,
         malformed_history=malformed_history,
         uid=token_hex(16),
+        echoed=echoed,
     )
 
 
