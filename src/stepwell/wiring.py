@@ -36,6 +36,7 @@ from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
+from stepwell.engines.shared_watch import SharedWatch
 from stepwell.errors import NotReady, StepwellError
 from stepwell.exports import commands as exporting
 from stepwell.gateway.app import create_app
@@ -107,7 +108,7 @@ def _run_worker(settings: GatewaySettings, number: int, path: str, shared: socke
     link = SharedLink(path)
     try:
         link.start()
-        app, own = _gateway(settings, link), _listening(settings.host, settings.port)
+        app, own = _gateway(settings, link, Path(path).with_name("engines")), _listening(settings.host, settings.port)
     except StepwellError as failure:
         log.error("worker %d: %s", number, failure)
         sys.exit(CANNOT_START)
@@ -122,7 +123,8 @@ def _listening(host: str, port: int) -> socket.socket:
         raise NotReady(f"cannot listen on {host}:{port}: {failure.strerror}") from None
 
 
-def _gateway(settings: GatewaySettings, link: LinkClient) -> GatewayAsgi:
+def _gateway(settings: GatewaySettings, link: LinkClient, watch: Path | None = None) -> GatewayAsgi:
+    """With `watch`, a socket file, all processes that share it have one watcher of engines."""
     keys, worker = AccessKeys(settings.control_keys), settings.reward_worker_name
     pool = partial(PoolClient, settings.data_pool_name, settings.ray_namespace, transport=link)
     names = [address for address in settings.vllm_addresses if address.startswith(DNS)]
@@ -132,6 +134,7 @@ def _gateway(settings: GatewaySettings, link: LinkClient) -> GatewayAsgi:
         pool=pool(),
         link=link,
         engines=engines,
+        watch=SharedWatch(watch, engines).run if watch else None,
         discoveries=[EngineDiscovery(name, engines) for name in names],
         tokenizer=BackgroundTokenizer(settings.tokenizer_path, load_tokenizer),
         rewards=RewardClient(worker, settings.ray_namespace, link) if worker else None,

@@ -186,6 +186,10 @@ class EngineFleet:
     def replicas(self) -> Sequence[EngineReplica]:
         return self._selector.engines
 
+    async def changed(self) -> None:
+        """Returns when an engine was added, removed, or has changed its state."""
+        await self._selector.changed()
+
     async def watch(self) -> None:
         """Keeps the states of all engines up to date, also of those added later, until cancelled."""
         watches: dict[EngineReplica, asyncio.Task[None]] = {}

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any, Self
 
 from yarl import URL
 
@@ -36,6 +37,27 @@ class EngineState(StrEnum):
     UNSYNCED = "unsynced"
     """Nobody knows which weights it has: it gets no new calls until a weight sync."""
     DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSight:
+    """What a check of an engine saw, for other processes of the same machine. Times are monotonic."""
+
+    address: str
+    facts: EngineFacts
+    probed: bool
+    state: EngineState
+    why: str
+    weight_version: str | None
+    version_checked_at: float
+    checked_at: float
+    """When the check began."""
+
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> Self:
+        """From JSON."""
+        facts = fields["facts"] | {"extra_sampling": frozenset(fields["facts"]["extra_sampling"])}
+        return cls(**fields | {"facts": EngineFacts(**facts), "state": EngineState(fields["state"])})
 
 
 class EngineReplica:
@@ -73,6 +95,8 @@ class EngineReplica:
         self._asking_version = Coalescer(self._ask_version, every=VERSION_INTERVAL)
         self._mode_known = False
         """Its log-probability mode was asked for since it was probed."""
+        self._checked_at = 0.0
+        """Monotonic time at which the last check began, or at which a call found it down."""
         self._urls: dict[str, URL] = {}
 
     def url(self, path: str) -> URL:
@@ -83,6 +107,10 @@ class EngineReplica:
         return url
 
     def set_down(self, why: str) -> None:
+        self._checked_at = time.monotonic()
+        self._lose(why)
+
+    def _lose(self, why: str) -> None:
         self.probed = False
         self.weight_version = self.version = None
         self._set_state(EngineState.DOWN, why)
@@ -90,6 +118,32 @@ class EngineReplica:
     async def check(self) -> None:
         """Updates the state, and probes the engine if needed. Afterwards it is probed, or down."""
         await self._checking.fresh()
+
+    def sight(self) -> EngineSight:
+        return EngineSight(
+            address=self.address,
+            facts=self.facts,
+            probed=self.probed,
+            state=self.state,
+            why=self.why,
+            weight_version=self.weight_version,
+            version_checked_at=self.version_checked_at,
+            checked_at=self._checked_at,
+        )
+
+    def take(self, sight: EngineSight) -> None:
+        """Takes over what another process saw, unless this one has seen it later."""
+        if sight.version_checked_at > self.version_checked_at and sight.weight_version is not None:
+            self._note_version(sight.weight_version, sight.version_checked_at)
+        if sight.checked_at <= self._checked_at:
+            return
+        self._checked_at = sight.checked_at
+        if not sight.probed:
+            self._lose(sight.why)
+            return
+        self.kind = next(kind for kind in self._kinds if kind.name == sight.facts.kind)
+        self.facts, self.probed, self._mode_known = sight.facts, True, sight.facts.logprobs_mode != ""
+        self._set_state(sight.state, sight.why)
 
     async def version_after(self) -> int | None:
         """The version of what it has sampled, from a question that began after this call; None if it does not tell."""
@@ -128,6 +182,7 @@ class EngineReplica:
         self._asking_version.close()
 
     async def _check(self) -> None:
+        began = time.monotonic()
         try:
             if not self.probed:
                 self.kind, self.facts = await probe_engine(self._http, self._kinds)
@@ -138,12 +193,13 @@ class EngineReplica:
             return
         self.probed = True
         if await self._is_paused():
+            self._checked_at = began
             self._set_state(EngineState.PAUSED)
             return
         if not self._mode_known:
             await self._ask_logprobs_mode()
         await self.version_after()  # after the pause and before new calls, so none of their tokens is older
-        why = self._why_unsynced()
+        why, self._checked_at = self._why_unsynced(), began
         self._set_state(EngineState.UNSYNCED if why else EngineState.HEALTHY, why)
 
     async def _is_paused(self) -> bool:
@@ -179,8 +235,11 @@ class EngineReplica:
         asked_at = time.monotonic()
         version = await self.kind.weight_version(self._http)
         if version is not None:
-            self.weight_version, self.version_checked_at = version, asked_at
-            self.version = int(version) if version.isdecimal() else None
+            self._note_version(version, asked_at)
+
+    def _note_version(self, version: str, asked_at: float) -> None:
+        self.weight_version, self.version_checked_at = version, asked_at
+        self.version = int(version) if version.isdecimal() else None
 
     def _set_state(self, state: EngineState, why: str = "") -> None:
         if (self.state, self.why) == (state, why):

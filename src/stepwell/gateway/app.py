@@ -2,10 +2,11 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from fastapi import FastAPI, Response
 
@@ -66,6 +67,7 @@ def create_app(
     *,
     pool: StepSink,
     engines: EngineFleet,
+    watch: Callable[[], Coroutine[Any, Any, None]] | None = None,
     discoveries: Sequence[EngineDiscovery] = (),
     tokenizer: BackgroundTokenizer,
     rewards: RewardScorer | None,
@@ -85,7 +87,8 @@ def create_app(
 ) -> GatewayAsgi:
     """`sampling` is by channel; AS_ASKED for others. Agents may name `trained_model` and `other_models` only.
 
-    With `answers_unchecked`, calls are answered also while the pool cannot be asked for their trajectory.
+    `watch` keeps the states of the engines up to date in place of their own. With `answers_unchecked`, calls are
+    answered also while the pool cannot be asked for their trajectory.
     """
     metrics, traces = GatewayMetrics(), tracing.start()
     left_out = LeftOutLog(log, "; see --sampling in docs/gateway.md")
@@ -138,7 +141,7 @@ def create_app(
         try:
             async with (
                 engines,
-                running(engines.watch(), engines.follow(), *(one.run() for one in discoveries), *works),
+                running((watch or engines.watch)(), engines.follow(), *(one.run() for one in discoveries), *works),
                 atropos.running() if atropos else nullcontext(),
             ):
                 yield
