@@ -111,13 +111,13 @@ def _repair_call(call: object) -> bool:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(arguments := function.get("arguments"), str):
         return False
-    if arguments == "" or _is_object(arguments):
+    if arguments == "" or is_json_object(arguments):
         return False
     function["arguments"] = orjson.dumps({"malformed": arguments}).decode()
     return True
 
 
-def _is_object(text: str) -> bool:
+def is_json_object(text: str) -> bool:
     """As the engines' own parser sees it: NaN and Infinity are accepted, half a character (a lone surrogate) is not."""
     try:
         return isinstance(orjson.loads(text), dict)

@@ -1,0 +1,149 @@
+"""What is known of an engine's chat template, by asking the engine to render stand-in conversations.
+
+A shape of continuation is probed once, with some renderings at the same time. After that each call takes one.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from secrets import choice
+from typing import Any, Protocol, TypeVar
+
+from stepwell.gateway.bridge.delta import (
+    CALL_IDS,
+    QUESTION,
+    ChatMessage,
+    ContinuationShape,
+    ReplyAnchor,
+    cut_delta,
+    find_anchor,
+    model_reply,
+    model_tail,
+    shape_of,
+    stand_in,
+)
+from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
+from stepwell.gateway.bridge.thinking import ThinkingPlaces
+from stepwell.steps.step import IntArray
+
+MOST_PROBES = 1_000
+T = TypeVar("T")
+
+
+class Renderer(Protocol):
+    """One chat template with its fields, as an engine renders it."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for renderers that give the same ids."""
+
+    async def render(
+        self, messages: Sequence[ChatMessage], reply: ChatMessage, *, add_generation_prompt: bool = True
+    ) -> IntArray:
+        """The ids of a prompt, with stand-ins for the tools that `reply` calls. CannotBridge if there are none."""
+
+
+def random_word() -> str:
+    """No text of a client has it."""
+    return "".join(choice("bdfgjkpqvwxz") for _ in range(16))
+
+
+@dataclass(slots=True)
+class TemplateProbes:
+    sentinel: str = field(default_factory=random_word)
+    other: str = field(default_factory=lambda: "m" + random_word() + "m")
+    """It shares no letter at its ends with the sentinel."""
+    _probes: OrderedDict[Hashable, asyncio.Future[Any]] = field(default_factory=OrderedDict)
+
+    async def delta(
+        self, renderer: Renderer, reply: ChatMessage, tail: Sequence[ChatMessage], last_token: int
+    ) -> IntArray:
+        """The ids that follow `last_token`, the end of `reply`, when the messages of `tail` are added."""
+        shape = shape_of(reply, tail)
+        anchor = (await self._once((renderer.key, shape), lambda: self._anchor(renderer, shape))).until(last_token)
+        rendered = await renderer.render([QUESTION, stand_in(reply, self.sentinel), *tail], reply)
+        return cut_delta(rendered, anchor)
+
+    async def check_thinking(self, renderer: Renderer, shape: ContinuationShape, places: ThinkingPlaces) -> None:
+        """CannotBridge unless the template shows the reply's thinking, and as much of the earlier thinking with the new
+        messages as without."""
+        if not await self._once(
+            (renderer.key, shape, places), lambda: _ThinkingProbe(renderer, shape, places, self).is_kept()
+        ):
+            raise CannotBridge(BridgeOutcome.THINKING)
+
+    async def _anchor(self, renderer: Renderer, shape: ContinuationShape) -> ReplyAnchor:
+        reply = model_reply(shape)
+
+        def shown(sentinel: str, text: str) -> Awaitable[IntArray]:
+            return renderer.render([QUESTION, stand_in(reply, sentinel), *model_tail(shape, text)], reply)
+
+        found = await asyncio.gather(
+            shown(self.sentinel, self.other),
+            shown(self.other, self.other),
+            shown(self.sentinel, self.sentinel[::-1]),
+            renderer.render([QUESTION], reply, add_generation_prompt=False),
+        )
+        return find_anchor(*found, is_call=shape.calls > 0)
+
+    async def _once(self, key: Hashable, probe: Callable[[], Awaitable[T]]) -> T:
+        """What a probe finds, or why it finds nothing. Probes that fail for another reason are repeated."""
+        known = self._probes.get(key)
+        if known is None:
+            known = self._probes[key] = asyncio.ensure_future(probe())
+            if len(self._probes) > MOST_PROBES:
+                self._probes.popitem(last=False)
+        try:
+            found: T = await asyncio.shield(known)
+        except CannotBridge as why:
+            if why.outcome is BridgeOutcome.RENDER_FAILED:
+                self._probes.pop(key, None)
+            raise
+        except Exception:
+            self._probes.pop(key, None)
+            raise
+        return found
+
+
+@dataclass(slots=True)
+class _ThinkingProbe:
+    renderer: Renderer
+    shape: ContinuationShape
+    places: ThinkingPlaces
+    words: TemplateProbes
+
+    async def is_kept(self) -> bool:
+        before, after = await asyncio.gather(self._visible(with_tail=False), self._visible(with_tail=True))
+        return before == after[: len(before)] and all(after[len(before) :])
+
+    async def _visible(self, *, with_tail: bool) -> list[bool]:
+        """Of each place with thinking: does other thinking give another prompt? The reply's comes last, and only with
+        the new messages."""
+        places = [self.places.earlier_turns, self.places.this_turn, self.places.in_reply and with_tail]
+        one, other = self.words.sentinel, self.words.other
+        shown = await self._render([one, one, one], with_tail=with_tail)
+        changed = [index for index, is_there in enumerate(places) if is_there]
+        others = [[other if index == at else one for index in range(3)] for at in changed]
+        rendered = await asyncio.gather(*(self._render(thoughts, with_tail=with_tail) for thoughts in others))
+        return [ids.tolist() != shown.tolist() for ids in rendered]
+
+    async def _render(self, thoughts: Sequence[str], *, with_tail: bool) -> IntArray:
+        earlier, this, last = thoughts
+        reply, one_call = model_reply(self.shape), ContinuationShape(1, has_text=False, roles=())
+        messages: list[ChatMessage] = [QUESTION]
+        if self.places.earlier_turns:
+            said = {"role": "assistant", "content": "yes"}
+            messages += [self._thinking(said, earlier), QUESTION]
+        if self.places.this_turn:
+            answer = {"role": "tool", "tool_call_id": CALL_IDS[0], "content": "yes"}
+            messages += [self._thinking(model_reply(one_call), this), answer]
+        if with_tail:
+            said_last = self._thinking(reply, last) if self.places.in_reply else reply
+            messages += [said_last, *model_tail(self.shape, "yes")]
+        return await self.renderer.render(messages, reply)
+
+    def _thinking(self, message: ChatMessage, thought: str) -> ChatMessage:
+        if self.places.is_inline:
+            return {**message, "content": f"<think>\n{thought}\n</think>\n\n{message.get('content') or ''}"}
+        return {**message, "reasoning": thought, "reasoning_content": thought}
