@@ -212,6 +212,13 @@ class EngineKind(Protocol):
         """The message; all its parts are of the right type."""
         raise EngineUnavailable(NO_TOKENS)
 
+    def token_count(self, request: Mapping[str, Any], facts: EngineFacts) -> EngineRequest:
+        """A request for the number of tokens of a chat request's prompt. BadRequest if the engine cannot tell."""
+        raise BadRequest("this kind of engine does not count tokens")
+
+    def read_token_count(self, raw: bytes) -> int:
+        raise EngineUnavailable(NO_TOKENS)
+
     def control(self, url: str, *, key: str | None, timeout: float) -> "EngineControl":
         """BadRequest if engines of this kind cannot be controlled."""
 
@@ -283,7 +290,7 @@ async def probe_engine(http: EngineHttp, kinds: Sequence[EngineKind]) -> tuple[E
 def encode_request(request: Mapping[str, Any], facts: EngineFacts) -> bytes:
     """JSON, with the engine's own model for "default", and max_tokens no larger than its window."""
     window = facts.max_model_len
-    if window is not None and request["max_tokens"] > window:
+    if window is not None and request.get("max_tokens", 0) > window:
         request = {**request, "max_tokens": window}
     if request.get("model") == DEFAULT_MODEL:
         request = {**request, "model": facts.model}

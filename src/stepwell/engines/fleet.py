@@ -137,6 +137,12 @@ class EngineFleet:
             raise EngineUnavailable(f"{reply.engine.address} cannot tell what its tokens spell ({reply.status})")
         return reply.engine.kind.read_derendered(body, sampled)
 
+    async def count_tokens(self, request: Mapping[str, Any]) -> int | RefusedReply:
+        """The tokens of the prompt of a chat request."""
+        reply = await self._send(lambda engine: engine.kind.token_count(request, engine.facts), samples=False)
+        body = await reply.read()
+        return reply.engine.kind.read_token_count(body) if reply.status == 200 else RefusedReply(reply.status, body)
+
     @property
     def model(self) -> str:
         """The first model of an engine that reports token ids; empty if there is none."""

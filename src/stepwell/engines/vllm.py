@@ -53,6 +53,7 @@ log = logging.getLogger("stepwell.gateway")
 
 GENERATE = "/inference/v1/generate"
 DERENDER = "/v1/chat/completions/derender"
+TOKENIZE = "/tokenize"
 TESTED = ("0.32",)
 """Versions whose GENERATE is known to answer in the form that is read here."""
 OLDEST_WITH_TOKEN_IDS = (0, 11)
@@ -224,6 +225,15 @@ class VllmEngine(EngineKind):
         if sampled.stop_string and sampled.stop_string in (message.get("content") or ""):
             message["content"] = message["content"].rpartition(sampled.stop_string)[0]
         return message
+
+    def token_count(self, request: Mapping[str, Any], facts: EngineFacts) -> EngineRequest:
+        return EngineRequest(TOKENIZE, encode_request(request, facts))
+
+    def read_token_count(self, raw: bytes) -> int:
+        count = read_object(raw, "count of tokens").get("count")
+        if not isinstance(count, int):
+            raise EngineUnavailable("the engine's count of tokens is not a number")
+        return count
 
     def control(self, url: str, *, key: str | None = None, timeout: float = 60.0) -> "VllmControl":
         return VllmControl(url, key=key, timeout=timeout)

@@ -152,7 +152,7 @@ class AgentCalls:
                 channel, call = "", as_unrecorded(dialect.read(raw, self.around))
             else:
                 channel = await self.known.channel_of(ref)
-                call = dialect.read(raw, self._around(channel))
+                call = dialect.read(raw, self.surroundings(channel))
             begun = self._begin(call, ref, headers)
             exchange = Exchange(kind, channel, call, begun, writer, headers, dialect.stream(call))
             with self.known.call_of(ref.trajectory_uid):
@@ -164,7 +164,7 @@ class AgentCalls:
             self.in_flight -= 1
             self._count(kind, writer, began, exchange)
 
-    def _around(self, channel: str) -> CallSurroundings:
+    def surroundings(self, channel: str) -> CallSurroundings:
         trained = self.steps.trained_model or self.engines.model
         known = self._surroundings.get((channel, trained))
         if known is None:

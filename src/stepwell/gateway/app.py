@@ -39,6 +39,7 @@ from stepwell.gateway.routes.operator_routes import (
 )
 from stepwell.gateway.routes.trajectory_routes import opening_router, trajectory_router
 from stepwell.gateway.routes.whitebox_routes import whitebox_router
+from stepwell.gateway.token_counts import TokenCounts
 from stepwell.gateway.trajectories import ASK_TIMEOUT, KnownTrajectories, TrajectoryLifecycle
 from stepwell.pool.api.ports import RayLinkStatus, RewardScorer, StepSink
 from stepwell.steps.sampling import LeftOutLog
@@ -187,4 +188,4 @@ def create_app(
     async def openapi() -> Response:
         return Response(openapi_document(app.openapi(), dialects), media_type=error_responses.JSON)
 
-    return GatewayAsgi(app, calls, AccessCheck(keys, access_table(dialects)), dialects, atropos)
+    return GatewayAsgi(app, calls, TokenCounts(calls), AccessCheck(keys, access_table(dialects)), dialects, atropos)

@@ -112,7 +112,7 @@ def rest_of_sampling(call: ModelCall, written: int) -> JsonObject:
 def _replace_choice(choice: dict[str, Any], call: ModelCall, message: dict[str, Any], sampled: Sampled) -> None:
     """Put the complete answer in place of the engine's."""
     choice["message"] = message
-    choice["finish_reason"] = finish_reason(call, message, sampled)
+    choice |= _ending(call, message, sampled)
     choice["logprobs"] = {"content": logprob_entries(sampled, 0)}
     if call.wants.ids:
         choice["token_ids"] = sampled.response_ids.tolist()
@@ -127,7 +127,13 @@ def rest_chunk(
     piece["logprobs"] = {"content": logprob_entries(sampled, choice.shown_tokens)}
     if call.wants.ids:
         piece["token_ids"] = sampled.response_ids[choice.shown_tokens :].tolist()
-    return {**answer.head, "choices": [{**piece, "finish_reason": finish_reason(call, message, sampled)}]}
+    return {**answer.head, "choices": [piece | _ending(call, message, sampled)]}
+
+
+def _ending(call: ModelCall, message: dict[str, Any], sampled: Sampled) -> dict[str, str | None]:
+    """How a choice ended. As in vLLM, stop_reason is the stop string."""
+    ending = {"finish_reason": finish_reason(call, message, sampled)}
+    return ending if sampled.stop_string is None else {**ending, "stop_reason": sampled.stop_string}
 
 
 def finish_reason(call: ModelCall, message: dict[str, Any], sampled: Sampled) -> str | None:

@@ -25,14 +25,15 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def test_curl_opens_a_trajectory_and_the_sdk_records_a_streamed_one(
-    data_pool: DataPool, start_gateway: StartGateway
-) -> None:
+def test_curl_opens_a_trajectory_and_the_sdks_record_others(data_pool: DataPool, start_gateway: StartGateway) -> None:
     with start_gateway() as gateway:
         opened = json.loads(run("bash", "-c", example("bash", "curl").replace("http://127.0.0.1:8100", gateway.url)))
         assert opened["base_url"] == f"{gateway.url}/{opened['trajectory_uid']}/task-7"
-        said = run(sys.executable, "-c", example("python", "import").replace("http://127.0.0.1:8100", gateway.url))
-    with data_pool.batch(1, timeout=10) as batch:
-        (step,) = batch.steps()
-    assert (step.prompt_uid, step.reward) == ("task-8", 1.0)
-    assert said.strip()
+        code = example("python", "import stepwell") + example("python", "import anthropic")
+        said = run(sys.executable, "-c", code.replace("http://127.0.0.1:8100", gateway.url))
+    with data_pool.batch(2, timeout=10) as batch:
+        steps = batch.steps()
+    assert [(step.prompt_uid, step.reward) for step in steps] == [("task-8", 1.0), ("task-9", 1.0)]
+    streamed, _, blocks = said.strip().rpartition("\n")
+    assert streamed
+    assert blocks.startswith("['text'] ")

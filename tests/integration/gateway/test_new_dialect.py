@@ -10,7 +10,7 @@ import pytest
 
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.chat import ChatDialect
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
+from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall, TokenCounter
 from stepwell.gateway.dialects.openai_choices import ChoicesReply
 from stepwell.gateway.http.error_responses import ErrorDetails
 from stepwell.steps.step import Exactness, Step
@@ -54,6 +54,8 @@ class TelegramDialect:
     description = "A short text."
     unrecorded_description = "The same, unrecorded."
     request_schema: Mapping[str, Any] = {"type": "object", "properties": {"say": {"type": "string"}}}
+
+    token_counter: TokenCounter | None = None
 
     def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
         asked = json.loads(raw)

@@ -8,10 +8,11 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from tests.rig.chatml import render_chat
 from tests.rig.fake_engine.asking import Json, PauseMode, RefusedError, required
 from tests.rig.fake_engine.faults import Faults
 from tests.rig.fake_engine.plain import as_plain
-from tests.rig.vocabulary import pieces, token_name
+from tests.rig.vocabulary import encode, pieces, token_name
 
 if TYPE_CHECKING:
     from tests.rig.fake_engine.engine import FakeEngine
@@ -131,6 +132,12 @@ def _detokenize(engine: "FakeEngine", request: web.Request) -> Json:
     return {"prompt": "".join(token_name(*token) for token in zip(ids, pieces(ids), strict=True))}
 
 
+def _tokenize(engine: "FakeEngine", request: web.Request) -> Json:
+    body: Json = request[BODY]
+    ids = encode(render_chat(required(body, "messages"), body.get("tools") or []))
+    return {"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids, "token_strs": None}
+
+
 def _reset_prefix_cache(engine: "FakeEngine", request: web.Request) -> Json:
     return {"success": True}
 
@@ -154,6 +161,7 @@ def _state(engine: "FakeEngine", request: web.Request) -> Json:
 
 POSTS: dict[str, Answer] = {
     "/detokenize": _detokenize,
+    "/tokenize": _tokenize,
     "/resume": _resume,
     "/update_weight_version": _update_weight_version,
     "/collective_rpc": _collective_rpc,

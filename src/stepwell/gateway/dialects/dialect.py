@@ -84,6 +84,20 @@ class StreamWriter(Protocol):
         """An event or comment that changes nothing."""
 
 
+class TokenCounter(Protocol):
+    """A dialect's call that counts the tokens of a prompt, without an answer and without a step."""
+
+    path: str
+    """Below a base_url, like those of the dialect."""
+    summary: str
+    request_schema: Mapping[str, Any]
+
+    def read(self, raw: bytes, around: CallSurroundings) -> dict[str, Any]:
+        """A chat request without sampling parameters. BadRequest says what is wrong."""
+
+    def reply(self, tokens: int) -> bytes: ...
+
+
 class Dialect(Protocol):
     name: str
     """The label in metrics and traces."""
@@ -96,6 +110,8 @@ class Dialect(Protocol):
     """The description of the same path at the gateway's root, where nothing is recorded."""
     request_schema: Mapping[str, Any]
     """The JSON schema of a request."""
+    token_counter: TokenCounter | None
+    """None if the dialect has no such call."""
 
     def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
         """BadRequest says what is wrong."""

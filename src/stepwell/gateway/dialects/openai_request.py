@@ -12,7 +12,7 @@ import orjson
 from stepwell.engines import PRIVATE_FIELDS
 from stepwell.engines.engine import DEFAULT_MODEL
 from stepwell.errors import BadRequest, ModelNotFound
-from stepwell.gateway.dialects.dialect import NO_TEXTS, CallSurroundings, Dialect, ModelCall, PromptTexts
+from stepwell.gateway.dialects.dialect import NO_TEXTS, CallSurroundings, Dialect, ModelCall, PromptTexts, TokenCounter
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStreamWriter, Wants, write_reply
 from stepwell.gateway.dialects.request_sampling import make_explicit, recorded_sampling
 from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
@@ -48,6 +48,8 @@ COMMON_FIELDS: dict[str, Any] = {
 
 class OpenAIAnswers:
     """The half of a dialect that answers in the engine's own form."""
+
+    token_counter: TokenCounter | None = None
 
     def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:
         return write_reply(answer, call.wants)
@@ -95,7 +97,7 @@ def make_call(
     for name in NOT_FORWARDED.intersection(request):
         del request[name]
     make_explicit(request, around.response_length)
-    _choose_model(request, around.models)
+    choose_model(request, around.models)
     replaced = around.sampling.apply(request)
     request |= asked_for
     wants_usage = stream and _ask_for_usage(request)
@@ -114,7 +116,7 @@ def make_call(
     )
 
 
-def _choose_model(request: dict[str, Any], models: Sequence[str]) -> None:
+def choose_model(request: dict[str, Any], models: Sequence[str]) -> None:
     """The first of `models` unless the request names another of them."""
     if models and request.get("model") in (None, DEFAULT_MODEL):
         request["model"] = models[0]

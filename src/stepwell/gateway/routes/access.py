@@ -7,7 +7,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.common.access_keys import BEARER, AccessKeys
 from stepwell.gateway.dialects.dialect import Dialect
 
 
@@ -25,7 +25,7 @@ class Access(Enum):
 REFUSALS: Mapping[Access, str] = {
     Access.TRAJECTORY: (
         "this needs the key of the trajectory in the URL (api_key, as POST /init_trajectory gave it) or a control key; "
-        "send it as the header Authorization: Bearer KEY"
+        "send it as the header Authorization: Bearer KEY, or x-api-key: KEY"
     ),
     Access.CONTROL: "this needs a control key; send it as the header Authorization: Bearer KEY",
 }
@@ -45,7 +45,7 @@ CONTROL_CALLS = (
 
 def access_table(dialects: Iterable[Dialect]) -> dict[str, Access]:
     """The access of each route template. Everything that agents may call is below two names, and nothing else is."""
-    paths = [path for dialect in dialects for path in dialect.paths]
+    paths = [path for dialect in dialects for path in call_paths(dialect)]
     return {
         "/health": Access.OPEN,
         "/ready": Access.OPEN,
@@ -54,6 +54,11 @@ def access_table(dialects: Iterable[Dialect]) -> dict[str, Access]:
         **dict.fromkeys(CONTROL_CALLS, Access.CONTROL),
         **dict.fromkeys((f"/v1/{path}" for path in paths), Access.CONTROL),
     }
+
+
+def call_paths(dialect: Dialect) -> tuple[str, ...]:
+    """What agents may call in this dialect."""
+    return dialect.paths if dialect.token_counter is None else (*dialect.paths, dialect.token_counter.path)
 
 
 def _below(calls: Sequence[str], access: Access) -> dict[str, Access]:
@@ -65,18 +70,24 @@ class AccessCheck:
         self._keys = keys
         self._table = table
 
-    def missing(self, path: str, authorization: str | bytes | None) -> Access | None:
-        """The access that a request for `path` (decoded, as routes are matched) lacks; None if it may proceed."""
+    def missing(self, path: str, authorization: bytes | None, api_key: bytes | None = None) -> Access | None:
+        """The access that a request for `path` (decoded, as routes are matched) lacks; None if it may proceed.
+
+        A key may come in the header Authorization or, as Anthropic's clients send it, in x-api-key.
+        """
         if self._keys.open:
             return None
         access, trajectory_uid, prompt_uid = self._needed(path)
         if access is Access.OPEN:
             return None
-        if access is Access.TRAJECTORY:
-            allowed = self._keys.may_call(authorization, trajectory_uid, prompt_uid)
-        else:
-            allowed = self._keys.may_control(authorization)
-        return None if allowed else access
+        for header in (authorization, None if api_key is None else BEARER + api_key):
+            if access is Access.TRAJECTORY:
+                allowed = self._keys.may_call(header, trajectory_uid, prompt_uid)
+            else:
+                allowed = self._keys.may_control(header)
+            if allowed:
+                return None
+        return access
 
     def _needed(self, path: str) -> tuple[Access, str, str]:
         """What a path needs, and the trajectory that it names, if any."""

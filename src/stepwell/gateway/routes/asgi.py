@@ -25,7 +25,8 @@ from stepwell.gateway.http.request_body import (
     too_large_text,
 )
 from stepwell.gateway.http.response_writer import ResponseWriter
-from stepwell.gateway.routes.access import REFUSALS, AccessCheck
+from stepwell.gateway.routes.access import REFUSALS, AccessCheck, call_paths
+from stepwell.gateway.token_counts import TokenCounts
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.wire.gateway_api import UID_PATTERN
@@ -49,6 +50,7 @@ class GatewayAsgi:
         self,
         app: FastAPI,
         calls: AgentCalls,
+        counts: TokenCounts,
         access: AccessCheck,
         dialects: Sequence[Dialect],
         atropos: MountedApp | None = None,
@@ -57,10 +59,11 @@ class GatewayAsgi:
     ) -> None:
         self.app = app
         self._calls = calls
+        self._counts = counts
         self._access = access
         self._atropos = atropos
         self._largest_body = largest_body
-        self._dialects = {path: dialect for dialect in dialects for path in dialect.paths}
+        self._dialects = {path: dialect for dialect in dialects for path in call_paths(dialect)}
         paths = "|".join(map(re.escape, self._dialects))
         trajectory = rf"(?!v1/)({UID_PATTERN})/({UID_PATTERN})(?:/v1){{0,2}}"
         self._model_call = re.compile(rf"/(?:{trajectory}|v1)/({paths})")
@@ -82,21 +85,26 @@ class GatewayAsgi:
             return
         if call and dialect and scope["method"] == "POST":
             ref = TrajectoryRef(call[1], call[2]) if call[1] else NO_TRAJECTORY
-            await self._calls.serve(scope, receive, send, ref, dialect)
+            if (counter := dialect.token_counter) is not None and counter.path == call[3]:
+                await self._counts.serve(receive, send, ref, dialect, counter)
+            else:
+                await self._calls.serve(scope, receive, send, ref, dialect)
         else:
             await self.app(scope, limited(receive, self._largest_body), send)
 
     def _check(self, path: str, headers: Headers) -> None:
-        authorization, size, length = None, 0, b"0"
+        authorization, api_key, size, length = None, None, 0, b"0"
         for name, value in headers:
             size += len(name) + len(value)
             if name == b"authorization":
                 authorization = value
+            elif name == b"x-api-key":
+                api_key = value
             elif name == b"content-length":
                 length = value
         if size > LARGEST_HEADERS:
             raise TooLarge(f"the request's headers are larger than {LARGEST_HEADERS >> 10} KiB")
-        if (needed := self._access.missing(path, authorization)) is not None:
+        if (needed := self._access.missing(path, authorization, api_key)) is not None:
             raise Forbidden(REFUSALS[needed])
         if int(length) > self._largest_body:
             raise TooLarge(too_large_text(self._largest_body))

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from stepwell.gateway.dialects.dialect import Dialect
+from stepwell.gateway.dialects.dialect import Dialect, TokenCounter
 from stepwell.gateway.routes.access import TRAJECTORY_ROOT
 from stepwell.gateway.unrecorded_calls import NOT_ASKED
 
@@ -22,6 +22,9 @@ ERROR: dict[str, Any] = {
         }
     },
 }
+UIDS: list[dict[str, Any]] = [
+    {"name": name, "in": "path", "required": True, "schema": TEXT} for name in ("trajectory_uid", "prompt_uid")
+]
 CALL_HEADERS = {
     "Idempotency-Key": "Calls of one trajectory that carry the same key are one call, and one step.",
     "x-stepwell-call": "task or side: whether this call belongs to the task; without it, known side calls are found.",
@@ -30,11 +33,15 @@ CALL_HEADERS = {
 
 def openapi_document(schema: dict[str, Any], dialects: Iterable[Dialect]) -> bytes:
     """FastAPI's own document, with the agents' calls, keys and errors."""
+    dialects = tuple(dialects)
     calls = [(dialect, path) for dialect in dialects for path in dialect.paths]
+    counters = [dialect.token_counter for dialect in dialects if dialect.token_counter is not None]
     paths = {
         **schema["paths"],
         **{f"{TRAJECTORY_ROOT}/v1/{path}": {"post": _operation(dialect, path)} for dialect, path in calls},
         **{f"/v1/{path}": {"post": _unrecorded_operation(dialect, path)} for dialect, path in calls},
+        **{f"{TRAJECTORY_ROOT}/v1/{one.path}": {"post": _count_operation(one, UIDS)} for one in counters},
+        **{f"/v1/{one.path}": {"post": _count_operation(one, [])} for one in counters},
     }
     for path_item in paths.values():
         for operation in path_item.values():
@@ -50,13 +57,12 @@ def json_content(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _operation(dialect: Dialect, path: str) -> dict[str, Any]:
-    uids = [{"name": name, "in": "path", "required": True, "schema": TEXT} for name in ("trajectory_uid", "prompt_uid")]
     headers = [
         {"name": name, "in": "header", "schema": TEXT, "description": text} for name, text in CALL_HEADERS.items()
     ]
     answers: dict[str, Any] = {
         "200": {
-            "description": "OpenAI's answer; server-sent events where stream is true",
+            "description": "The answer; server-sent events where stream is true",
             "content": {**json_content({"type": "object"}), "text/event-stream": {"schema": TEXT}},
         }
     }
@@ -65,7 +71,7 @@ def _operation(dialect: Dialect, path: str) -> dict[str, Any]:
         "summary": dialect.summary,
         "description": dialect.description,
         "operationId": re.sub(r"\W", "_", name.lower()),
-        "parameters": [*uids, *headers],
+        "parameters": [*UIDS, *headers],
         "requestBody": {"required": True, "content": json_content(dialect.request_schema)},
         "responses": answers,
     }
@@ -80,4 +86,16 @@ def _unrecorded_operation(dialect: Dialect, path: str) -> dict[str, Any]:
         "operationId": re.sub(r"\W", "_", f"unrecorded_{path}"),
         "requestBody": {"required": True, "content": json_content({**schema, "properties": fields})},
         "responses": {"200": {"description": "The answer", "content": json_content({})}},
+    }
+
+
+def _count_operation(counter: TokenCounter, uids: list[dict[str, Any]]) -> dict[str, Any]:
+    where = "" if uids else "unrecorded_"
+    return {
+        "summary": counter.summary,
+        "description": "An engine renders the prompt. Nothing is generated and nothing is recorded.",
+        "operationId": re.sub(r"\W", "_", where + counter.path),
+        "parameters": uids,
+        "requestBody": {"required": True, "content": json_content(counter.request_schema)},
+        "responses": {"200": {"description": "The number of tokens", "content": json_content({"type": "object"})}},
     }

@@ -14,7 +14,7 @@ from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStream
 from stepwell.gateway.dialects.sse import LONGEST_EVENT, EventReader
 
-CHAT, COMPLETIONS = DIALECTS
+CHAT, COMPLETIONS = DIALECTS[:2]
 AROUND = CallSurroundings(response_length=64)
 VLLM = VllmEngine()
 PLAIN = OpenAIEngine()
@@ -65,6 +65,9 @@ class PassedStream:
 
     def end(self) -> bytes:
         return self._write(self._events.end())
+
+    def finish(self) -> bytes:
+        return self._writer.finish(self.answer.usage)
 
     def _write(self, payloads: Sequence[bytes]) -> bytes:
         chunks = [self.answer.read(payload) for payload in payloads]

@@ -1,0 +1,42 @@
+"""Calls that count the tokens of a prompt: an engine renders it. Nothing is generated and nothing is recorded."""
+
+import time
+from dataclasses import dataclass
+
+from stepwell.engines.replies import RefusedReply
+from stepwell.gateway.agent_calls import AgentCalls, send_error
+from stepwell.gateway.dialects.dialect import Dialect, TokenCounter
+from stepwell.gateway.http.error_responses import describe_refusal, describe_unforeseen
+from stepwell.gateway.http.request_body import Receive, Send, read_body
+from stepwell.gateway.http.response_writer import ResponseWriter
+from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
+from stepwell.pool.api.producing import TrajectoryRef
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    calls: AgentCalls
+    """The calls whose prompts are counted."""
+
+    async def serve(
+        self, receive: Receive, send: Send, ref: TrajectoryRef, dialect: Dialect, counter: TokenCounter
+    ) -> None:
+        writer = ResponseWriter(send, time.monotonic)
+        began = writer.touched_at
+        try:
+            counted = await self._count(await read_body(receive), ref, counter)
+            if isinstance(counted, RefusedReply):
+                await send_error(writer, dialect, describe_refusal(counted.status, counted.body))
+            else:
+                await writer.whole(200, counter.reply(counted))
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
+            what = f"a count of tokens of trajectory {ref.trajectory_uid}"
+            await send_error(writer, dialect, describe_unforeseen(failure, what))
+        finally:
+            kind = f"{dialect.name}_count"
+            self.calls.metrics.call_done(kind, writer.status, time.monotonic() - began, None, 0, 0)
+
+    async def _count(self, raw: bytes, ref: TrajectoryRef, counter: TokenCounter) -> int | RefusedReply:
+        calls = self.calls
+        around = calls.around if ref == NO_TRAJECTORY else calls.surroundings(await calls.known.channel_of(ref))
+        return await calls.engines.count_tokens(counter.read(raw, around))
