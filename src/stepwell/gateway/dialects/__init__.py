@@ -4,5 +4,6 @@ from stepwell.gateway.dialects.anthropic.messages_dialect import MessagesDialect
 from stepwell.gateway.dialects.chat import ChatDialect
 from stepwell.gateway.dialects.completions import CompletionsDialect
 from stepwell.gateway.dialects.dialect import Dialect
+from stepwell.gateway.dialects.responses.responses_dialect import ResponsesDialect
 
-DIALECTS: tuple[Dialect, ...] = (ChatDialect(), CompletionsDialect(), MessagesDialect())
+DIALECTS: tuple[Dialect, ...] = (ChatDialect(), CompletionsDialect(), MessagesDialect(), ResponsesDialect())

@@ -18,23 +18,20 @@ class EchoedSteps:
         self._opened: dict[str, str | None] = {}
         """By sealed text, in the order of the history. Parallel tool calls have the same."""
 
-    def note(self, text: str) -> None:
-        """Take a text that may end in a sealed uid, such as a signature."""
-        self._uid(text)
-
-    def detach(self, text: str) -> str:
-        """The same for an id that a seal may be attached to. Returns the id without it."""
-        return text if self._uid(text) is None else text[: -SEALED_LENGTH - len(SEPARATOR)]
-
-    def uids(self) -> tuple[str, ...]:
-        """Each once, in the order in which they were first noted."""
-        return tuple(dict.fromkeys(uid for uid in self._opened.values() if uid is not None))
-
-    def _uid(self, text: str) -> str | None:
+    def note(self, text: str) -> str | None:
+        """Take a text that may end in a sealed uid, such as a signature. Returns the uid."""
         sealed = text[-SEALED_LENGTH:]
         if sealed not in self._opened:
             self._opened[sealed] = self._seal.opened(sealed)
         return self._opened[sealed]
+
+    def detach(self, text: str) -> str:
+        """The same for an id that a seal may be attached to. Returns the id without it."""
+        return text if self.note(text) is None else text[: -SEALED_LENGTH - len(SEPARATOR)]
+
+    def uids(self) -> tuple[str, ...]:
+        """Each once, in the order in which they were first noted."""
+        return tuple(dict.fromkeys(uid for uid in self._opened.values() if uid is not None))
 
 
 def image_part(url: str) -> dict[str, Any]:
@@ -72,7 +69,7 @@ def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def tool_message(call_id: str, content: str) -> dict[str, Any]:
+def tool_message(call_id: str, content: str | list[dict[str, Any]]) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 

@@ -71,6 +71,14 @@ def read_json_object(raw: bytes) -> dict[str, Any]:
     return request
 
 
+def write_json(value: object, what: str) -> bytes:
+    """JSON of a part of a request. orjson reads deeper nesting than it writes."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as failure:
+        raise BadRequest(f"{what} cannot be read: {failure}") from None
+
+
 def read_flag(request: dict[str, Any], name: str) -> bool:
     value = request.get(name)
     if value is not None and not isinstance(value, bool):

@@ -1,0 +1,170 @@
+"""OpenAI's Responses API as a dialect.
+
+- Unknown fields are ignored, and so are tools that run at OpenAI. Clients send new ones with every release, and they do
+  not change what this model is asked.
+- A field that asks for something which would change the answer, and which the gateway does not have, is refused.
+- So is an input item or a part of a content that it cannot translate.
+- Nothing is stored: a response says so, and a client that continues sends the whole input.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepwell.errors import BadRequest
+from stepwell.gateway.dialects.chat import prompt_texts, repair_messages
+from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall, TokenCounter
+from stepwell.gateway.dialects.openai_choices import ChoicesReply
+from stepwell.gateway.dialects.openai_request import (
+    COMMON_FIELDS,
+    FLAG,
+    OBJECT,
+    TEXT,
+    make_call,
+    read_json_object,
+    write_json,
+)
+from stepwell.gateway.dialects.responses.response_events import ResponseEvents
+from stepwell.gateway.dialects.responses.response_history import ChatHistory
+from stepwell.gateway.dialects.responses.response_object import (
+    ResponseContext,
+    ResponseObject,
+    item_status,
+    response_usage,
+    settings_of,
+)
+from stepwell.gateway.dialects.responses.response_output import OutputContext, whole_output
+from stepwell.gateway.dialects.responses.response_tools import ClientTools, chosen_tool
+from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
+from stepwell.wire.openai import Upstream, read_text
+
+WHOLE_INPUT = "send the whole input with every call, with store=false"
+REFUSED: Mapping[str, str] = {
+    "previous_response_id": f"this gateway stores no responses; {WHOLE_INPUT}",
+    "conversation": f"this gateway stores no conversations; {WHOLE_INPUT}",
+    "prompt": "this gateway stores no prompts; send instructions and input",
+    "background": "answers are given in the response to the request; leave it out",
+}
+"""Fields that are refused unless they are empty or false, and what to do instead."""
+SAME_AS_CHAT = (
+    *("model", "stream", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "seed", "stop", "logit_bias", "chat_template_kwargs"),
+)
+"""Fields that are forwarded as they are. Those that only chat has work here too."""
+UNLIKE_CHAT = ("n", "max_tokens", "stream_options", "return_token_ids")
+ITEMS: dict[str, Any] = {"type": "array", "minItems": 1, "items": OBJECT}
+REQUEST_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["model", "input"],
+    "properties": {
+        "input": {"anyOf": [TEXT, ITEMS]},
+        "instructions": TEXT,
+        "tools": {"type": "array", "items": OBJECT},
+        "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT]},
+        "parallel_tool_calls": FLAG,
+        "max_output_tokens": {"type": "integer", "minimum": 1},
+        "text": {"type": "object", "properties": {"format": OBJECT}},
+        "reasoning": {"type": "object", "properties": {"effort": TEXT, "summary": TEXT}},
+        "include": {"type": "array", "items": TEXT},
+        "metadata": OBJECT,
+        "store": FLAG,
+        **{name: schema for name, schema in COMMON_FIELDS.items() if name not in UNLIKE_CHAT},
+    },
+}
+
+
+class ResponsesDialect:
+    name = "responses"
+    paths: tuple[str, ...] = ("responses",)
+    summary = "Response"
+    description = "OpenAI's call; every response becomes a step. Unknown fields are ignored; nothing is stored."
+    unrecorded_description = (
+        "OpenAI's call, unrecorded. The answer's `sampled` has all ids and log-probabilities, its policy_version,\n"
+        "version_spans and exactness."
+    )
+    request_schema: Mapping[str, Any] = REQUEST_SCHEMA
+    token_counter: TokenCounter | None = None
+
+    def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
+        request = read_json_object(raw)
+        for name, why in REFUSED.items():
+            if request.get(name):
+                raise BadRequest(f"{name} is not supported: {why}")
+        tools = ClientTools()
+        tools.add(request.get("tools") or [])
+        history = ChatHistory(around.seal, tools)
+        history.add_instructions(request.get("instructions"))
+        history.add_input(request.get("input"))
+        malformed = repair_messages(history.messages)
+        call = make_call(
+            self,
+            Upstream.CHAT,
+            chat_request(request, history.messages, tools),
+            around,
+            wants_logprobs=False,
+            asked_for={"logprobs": True},
+            texts=prompt_texts(history.messages),
+            malformed_history=malformed,
+            echoed=history.echoed.uids(),
+        )
+        settings = settings_of(request, call.request)
+        output = OutputContext(around.seal, call.uid, tools, bool(settings["reasoning"]["summary"]))
+        return call._replace(context=ResponseContext(output, write_json(settings, "the request")[1:]))
+
+    def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:
+        context, choice = _context(call), answer.message["choices"][0]
+        finish = read_text(choice.get("finish_reason"))
+        output = whole_output(context.output, choice["message"], item_status(finish))
+        model = read_text(answer.message.get("model")) or str(call.request.get("model"))
+        usage = response_usage(answer.message.get("usage"), answer.usage)
+        sampled = _sampled(answer.message, choice) if call.wants.ids else None
+        return ResponseObject(context, model).whole(finish, output, usage, sampled)
+
+    def stream(self, call: ModelCall) -> ResponseEvents:
+        return ResponseEvents(_context(call), str(call.request.get("model")))
+
+    def error(self, error: ErrorDetails) -> bytes:
+        return openai_error(error)
+
+
+def chat_request(request: Mapping[str, Any], messages: list[dict[str, Any]], tools: ClientTools) -> dict[str, Any]:
+    chat = {name: request[name] for name in SAME_AS_CHAT if request.get(name) is not None}
+    chat["messages"] = messages
+    if (limit := request.get("max_output_tokens")) is not None:
+        if type(limit) is not int or limit < 1:
+            raise BadRequest("max_output_tokens must be a whole number of at least 1")
+        chat["max_completion_tokens"] = limit
+    choice = chosen_tool(request.get("tool_choice"), tools)
+    if tools.functions:
+        chat["tools"] = tools.functions
+        given = {"tool_choice": choice, "parallel_tool_calls": request.get("parallel_tool_calls")}
+        chat |= {name: value for name, value in given.items() if value is not None}
+    if effort := _object(request, "reasoning").get("effort"):
+        chat["reasoning_effort"] = effort
+    if (form := _object(_object(request, "text"), "format")).get("type", "text") != "text":
+        chat["response_format"] = _response_format(form)
+    return chat
+
+
+def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
+    if form["type"] != "json_schema":
+        return {"type": form["type"]}
+    fields = ("name", "description", "schema", "strict")
+    return {"type": "json_schema", "json_schema": {name: form[name] for name in fields if form.get(name) is not None}}
+
+
+def _object(holder: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = holder.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise BadRequest(f"{name} must be an object")
+    return value or {}
+
+
+def _sampled(message: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens of an unrecorded call."""
+    told = {name: value for name, value in choice.items() if name not in ("index", "message")}
+    return {"prompt_token_ids": message.get("prompt_token_ids"), **told}
+
+
+def _context(call: ModelCall) -> ResponseContext:
+    assert isinstance(call.context, ResponseContext)
+    return call.context

@@ -1,0 +1,180 @@
+"""OpenAI's Responses with the real openai package, a real gateway and the fake engine; the pool in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from stepwell.steps.step import Exactness, Step
+from tests.integration.gateway.agent import Agent, agent_of
+from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
+from tests.rig.gateways import serve_gateway
+from tests.rig.local_pool import LocalPool
+from tests.rig.vocabulary import END_OF_TURN, encode
+
+ADD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+TOOLS: list[Any] = [
+    {"type": "function", "name": "add", "description": "Adds.", "parameters": ADD},
+    {"type": "custom", "name": "edit", "description": "Edits."},
+    {"type": "web_search"},
+]
+EDIT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+CHAT_TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": ADD}},
+    {"type": "function", "function": {"name": "edit", "description": "Edits.", "parameters": EDIT}},
+]
+REPLIES = (
+    Reply("let me see", (ToolCall("add", {"a": 1, "b": 2}), ToolCall("add", {"a": 3, "b": 4})), reasoning="two sums"),
+    Reply("", (ToolCall("edit", {"input": 'x = "3"\n'}),)),
+    Reply("all done", reasoning="it fits"),
+)
+RESULTS = {"add": "7", "edit": "edited"}
+FOR_EVER = 3600.0
+
+
+@pytest.fixture
+async def url(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[str]:
+    async with serve_gateway(pool, [engine.url], response_length=256) as url:
+        yield url
+
+
+@pytest.fixture
+async def agent(url: str) -> AsyncIterator[Agent]:
+    async with agent_of(url) as agent:
+        yield agent
+
+
+async def respond(agent: Agent, items: list[Any], *, stream: bool, **wanted: Any) -> Any:
+    asked = {"model": "tiny", "input": items, "tools": TOOLS, "instructions": "Be brief.", "store": False, **wanted}
+    if not stream:
+        return await agent.client.responses.create(**asked)
+    async with agent.client.responses.stream(**asked) as events:
+        async for _ in events:
+            pass
+        return await events.get_final_response()
+
+
+async def run_responses(agent: Agent, *, stream: bool) -> list[Any]:
+    """A loop of tools, as a program would write it. Returns all items of the last input."""
+    items: list[Any] = [{"role": "user", "content": "add them"}]
+    while True:
+        response = await respond(agent, items, stream=stream)
+        items += response.output
+        calls = [item for item in response.output if item.type in ("function_call", "custom_tool_call")]
+        if not calls:
+            return items
+        items += [
+            {"type": f"{call.type}_output", "call_id": call.call_id, "output": RESULTS[call.name]} for call in calls
+        ]
+
+
+async def run_chat(agent: Agent) -> None:
+    messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "add them"}]
+    for _ in REPLIES:
+        reply = await agent.client.chat.completions.create(model="tiny", messages=messages, tools=CHAT_TOOLS)
+        message = reply.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        for call in message.tool_calls or ():
+            assert call.type == "function"
+            result = RESULTS[call.function.name]
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+
+
+def kind_of(item: Any) -> str:
+    return str(item.get("type", "message") if isinstance(item, dict) else item.type)
+
+
+def tokens(steps: list[Step]) -> list[tuple[list[int], list[int]]]:
+    return [(step.prompt_ids.tolist(), step.response_ids.tolist()) for step in steps]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_loop_of_tools_is_recorded_with_the_same_tokens_as_by_chat(
+    url: str, pool: LocalPool, engine: FakeEngine, stream: bool
+) -> None:
+    engine.replies.extend(REPLIES * 2)
+    async with agent_of(url) as agent:
+        items = await run_responses(agent, stream=stream)
+        await agent.complete()
+        steps = pool.taken()
+    assert list(map(kind_of, items)) == [
+        *("message", "reasoning", "message", "function_call", "function_call"),
+        *("function_call_output", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
+        *("reasoning", "message"),
+    ]
+    async with agent_of(url) as agent:
+        await run_chat(agent)
+        await agent.complete()
+    assert tokens(steps) == tokens(pool.taken())
+    assert [step.response_ids.tolist() for step in steps] == [reply.ids() for reply in REPLIES]
+    assert {(step.exactness, step.quarantine, step.untrainable) for step in steps} == {(Exactness.ENGINE, None, None)}
+
+
+async def test_events_reach_the_client_before_the_engine_has_ended(agent: Agent, engine: FakeEngine) -> None:
+    engine.replies.append(Reply("all well", reasoning="hm"))
+    engine.faults = Faults(silent_s=FOR_EVER, silent_at_token=12)
+    seen: list[str] = []
+    async with asyncio.timeout(20):
+        stream = await agent.client.responses.create(model="tiny", input="how?", stream=True)
+        async for event in stream:
+            seen.append(event.type)
+            if event.type == "response.reasoning_text.delta":
+                break
+    assert engine.in_flight == 1
+    assert seen == [
+        *("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"),
+        "response.reasoning_text.delta",
+    ]
+    await stream.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_an_engine_broke_off_is_carried_on(
+    agent: Agent, pool: LocalPool, engine: FakeEngine, stream: bool
+) -> None:
+    engine.faults = Faults(abort_at_token=3, times=1)
+    engine.replies.extend([Reply("all well"), Reply(" well")])
+    response = await respond(agent, [{"role": "user", "content": "how?"}], stream=stream)
+    assert (response.output_text, response.status, response.usage.output_tokens) == ("all well", "completed", 9)
+    await agent.complete()
+    (step,) = pool.taken()
+    assert step.response_ids.tolist() == [*encode("all well"), END_OF_TURN]
+
+
+async def test_a_stream_that_fails_ends_with_the_failed_response(agent: Agent, engine: FakeEngine) -> None:
+    engine.replies.append(Reply("all well"))
+    engine.faults = Faults(error_at_token=2)
+    stream = await agent.client.responses.create(model="tiny", input="how?", stream=True)
+    last = [event async for event in stream][-1]
+    assert last.type == "response.failed"
+    assert last.response.error is not None
+    assert (last.response.status, last.response.error.message) == ("failed", "Internal server error")
+
+
+async def test_what_is_not_there_is_refused_with_what_to_do(agent: Agent) -> None:
+    with pytest.raises(openai.BadRequestError, match="send the whole input with every call, with store=false"):
+        await agent.client.responses.create(model="tiny", input="how?", previous_response_id="resp_1")
+    with pytest.raises(openai.NotFoundError, match="the model `gpt-5` does not exist here"):
+        await agent.client.responses.create(model="gpt-5", input="how?")
+    assert await agent.metric('stepwell_calls_total{kind="responses",status="400"}') == 1
+
+
+async def test_a_call_of_the_harness_itself_is_marked(agent: Agent, engine: FakeEngine) -> None:
+    engine.replies.append(Reply("a summary"))
+    asked = "You are performing a CONTEXT CHECKPOINT COMPACTION. Write a summary."
+    await respond(agent, [{"role": "user", "content": [{"type": "input_text", "text": asked}]}], stream=False)
+    assert await agent.metric('stepwell_untrainable_total{reason="side_call"}') == 1
+
+
+async def test_an_unrecorded_response_has_its_tokens(agent: Agent, engine: FakeEngine) -> None:
+    engine.replies.append(Reply("all well"))
+    async with agent.http.post("/v1/responses", json={"model": "tiny", "input": "how?"}) as answer:
+        told = await answer.json()
+    assert answer.status == 200
+    assert told["output"][0]["content"][0]["text"] == "all well"
+    assert told["sampled"]["token_ids"] == [*encode("all well"), END_OF_TURN]
+    assert told["sampled"]["exactness"] == "engine"
+    assert len(told["sampled"]["logprobs"]["content"]) == 9
+    assert told["sampled"]["prompt_token_ids"]
