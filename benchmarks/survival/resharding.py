@@ -16,7 +16,8 @@ GATEWAYS, AGENTS = 2, 16
 GROUP_SIZE = 2
 """Rollouts of a group begin at different times, so that some groups have one before a change and one after it."""
 GROUP_DEADLINE = 15.0
-"""Seconds. At the end of the load, a group may have one rollout only."""
+"""Seconds. At the end of the load, a group may have one rollout only. Much longer than a rollout takes on a busy
+machine: a rollout that is not complete by then is given up, by the rules."""
 MOST_P99 = 1.5
 """The p99 of a phase may be so many times that before the first change, and counts as unchanged: it varies."""
 WARM_UP = 3.0
@@ -55,7 +56,7 @@ class ChangedShards:
             shards=shards[0],
             nodes=[POOL_NODE] * (1 if quick else 2),
             group_size=GROUP_SIZE,
-            group_deadline=2.0 if quick else GROUP_DEADLINE,
+            group_deadline=GROUP_DEADLINE,
         ) as cluster:
             load = AgentLoad(cluster.urls, auditor, next_prompt=lambda: f"prompt-{next(prompts) // GROUP_SIZE}")
             working = asyncio.create_task(load.run(agents))

@@ -17,7 +17,7 @@ def unreachable(why: str) -> Check:
 
 
 def capability_checks(engine: EngineReplica, weights_before: str | None) -> list[Check]:
-    """`weights_before`: the version of its weights before the examination."""
+    """`weights_before`: the version of its weights before the examination; None if it did not tell it in time."""
     facts = engine.facts
     window = f", {facts.max_model_len} tokens" if facts.max_model_len else ""
     return [
@@ -74,7 +74,7 @@ def _pause(engine: EngineReplica) -> Finding:
 
 
 def _weight_version(engine: EngineReplica, before: str | None) -> Finding:
-    if engine.weight_version != before:
+    if before is not None and engine.weight_version != before:
         what = f"changed from {before!r} to {engine.weight_version!r} while it was examined"
         return Finding(Grade.FAULT, what, "examine it while no trainer syncs weights")
     if engine.weight_version is None:

@@ -42,8 +42,9 @@ TOLERANCES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
 NEARER = 4.0
 """An engine whose log-probabilities are so many times nearer to the last weights than to the new ones has missed the
 update. Rounding alone does not look like that on all tokens of the probe."""
-QUESTION_TIMEOUT = 5.0
-"""Seconds in which an engine must tell its version, or it counts as dead."""
+QUESTION_TIMEOUT = 15.0
+"""Seconds in which an engine must tell its version, or it counts as dead. One that has just started on a busy machine
+may take more than 5."""
 CATCH_UP_INTERVAL = 1.0
 """Seconds between two looks for engines that have joined or restarted."""
 LONGEST_INTERVAL = 60.0

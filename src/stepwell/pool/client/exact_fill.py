@@ -1,7 +1,8 @@
 """A batch of exactly so many trajectories from all shards. Each shard offers groups, and the client chooses once. If
 there is only one shard, it does both in one message.
 
-- Nothing is waited for, except a shard that restarts while its part is taken.
+- Nothing is waited for. If a shard ends or stops while its part is taken, the others may have enough; otherwise there
+  is a batch again when it is back.
 - Parts that were taken in vain go back, and that counts as no attempt.
 - Parts are taken shard by shard, in the same order by every client: of several clients that fill at once, one always
   succeeds.

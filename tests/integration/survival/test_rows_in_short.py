@@ -1,0 +1,28 @@
+"""Rows of `python -m benchmarks.survival` in their short form, each a program of its own with its own Ray cluster.
+
+What is lost, empty, twice or refused counts here. Seconds do not: other tests run beside it.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.rig.postgres import has_postgres
+
+ROOT = Path(__file__).parents[3]
+ROWS = ("gateways", "resharding", "killed_clients", "node_lost_postgres")
+TIMEOUT = 600.0
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_nothing_is_lost_and_nothing_comes_twice(row: str) -> None:
+    if "postgres" in row and not has_postgres():
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    line = [sys.executable, "-m", "benchmarks.survival", "--quick", "--only", row]
+    ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    report = json.loads(ended.stdout.splitlines()[-1])
+    assert len(report["targets"]) > 1, ended.stderr
+    assert [name for name in report["missed"] if not name.endswith("_s")] == [], ended.stdout + ended.stderr
