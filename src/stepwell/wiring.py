@@ -40,6 +40,7 @@ from stepwell.engines.shared_watch import SharedWatch
 from stepwell.errors import NotReady, StepwellError
 from stepwell.exports import commands as exporting
 from stepwell.gateway.app import create_app
+from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.asgi import GatewayAsgi
@@ -150,6 +151,7 @@ def _gateway(settings: GatewaySettings, link: LinkClient, watch: Path | None = N
         trained_model=settings.model,
         other_models=settings.other_models,
         answers_unchecked=settings.unchecked_calls == "answer",
+        bridge=ThinkingPolicy(settings.thinking) if settings.bridge == "on" else None,
         atropos=_atropos(pool(), keys, settings.atropos_state) if settings.atropos else None,
     )
 

@@ -52,7 +52,9 @@ CHAT_TEMPLATE = (
 Message = Mapping[str, Any]
 
 
-def render_chat(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+def render_chat(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), add_generation_prompt: bool = True
+) -> str:
     """The prompt's text, ready for the assistant's next turn; what `CHAT_TEMPLATE` renders."""
     turns = [_turn(message) for message in messages]
     if tools:
@@ -62,7 +64,7 @@ def render_chat(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] 
         turns[: int(has_system)] = [
             f"<|im_start|>system\n{system}{TOOLS_INTRODUCTION}\n<tools>{listed}\n</tools><|im_end|>\n"
         ]
-    return "".join(turns) + "<|im_start|>assistant\n"
+    return "".join(turns) + ("<|im_start|>assistant\n" if add_generation_prompt else "")
 
 
 def render_call(name: str, arguments: str) -> str:

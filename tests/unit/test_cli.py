@@ -81,6 +81,7 @@ def test_the_gateway_takes_exactly_the_flags_it_documents() -> None:
         *("--data-pool-name", "--vllm-addresses", "--tokenizer-path", "--prompt-length", "--response-length"),
         *("--reward-worker-name", "--ray-address", "--ray-namespace", "--host", "--port", "--help"),
         *("--control-keys", "--engine-key", "--routing", "--durability", "--unchecked-calls"),
+        *("--bridge", "--thinking"),
         *("--spool", "--spool-bytes", "--workers"),
         *("--atropos", "--no-atropos", "--atropos-state"),
         *("--sampling", "--temperature", "--model", "--other-models"),

@@ -58,6 +58,12 @@ class GatewaySettings(ServerSection):
     """The model or adapter that is trained, and that agents may ask for; without it, the engines' first one."""
     other_models: Listed = ()
     """Further models or adapters that agents may ask for, separated by commas; their steps are left out of training."""
+    bridge: Literal["off", "on"] = "off"
+    """on sends a call that continues a recorded conversation to the engine as exact token ids, so that the turns of a
+    rollout are trained as one sequence; off lets the engine render every prompt from its messages."""
+    thinking: Literal["template", "tool_cycle", "all"] = "template"
+    """What the model sees of its own earlier thinking over a bridge: what the chat template shows, all of it until the
+    user's next message, or all of it."""
     spool: str | None = None
     """File in which steps wait for the pool, so that they survive this process; without it, they wait in memory."""
     spool_bytes: int = Field(default=16 * 2**30, ge=2**20)

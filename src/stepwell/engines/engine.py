@@ -53,6 +53,11 @@ class EngineFacts:
     """It has a route that takes token ids and returns token ids."""
     derender: bool = False
     """It turns token ids into the chat message that they spell."""
+    renderer: str = ""
+    """The route that gives the token ids of a chat request without generating; empty if there is none."""
+    template: str = ""
+    """A digest of what `renderer` gives for some conversations: engines with the same one have the same chat template
+    and tokenizer. Empty if the engine takes no prompt of token ids in a chat request."""
     pause: bool = False
     """It can be paused for a weight update, and tells whether it is."""
     reports_version: bool = False
@@ -179,6 +184,18 @@ class EngineKind(Protocol):
     def request(self, upstream: Upstream, request: Mapping[str, Any], facts: EngineFacts) -> EngineRequest:
         """`request` with the fields that yield token ids, without fields that the engine refuses, and with max_tokens
         no larger than its window."""
+
+    def exact_request(self, request: Mapping[str, Any], prompt_ids: Sequence[int], facts: EngineFacts) -> EngineRequest:
+        """As `request`, for a chat whose prompt is these ids. The messages are sent too: parsers may read them."""
+        raise EngineUnavailable(NO_TOKENS)
+
+    def rendering(self, request: Mapping[str, Any], facts: EngineFacts) -> EngineRequest:
+        """A request for the ids of the prompt of a chat request."""
+        raise EngineUnavailable(NO_TOKENS)
+
+    def read_rendered(self, raw: bytes) -> IntArray:
+        """The ids; none if they cannot be read."""
+        raise EngineUnavailable(NO_TOKENS)
 
     def read_sampled(self, reply: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> tuple[Sampled, ...]:
         """The ids and log-probabilities of a whole reply, one entry per choice."""

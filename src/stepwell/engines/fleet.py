@@ -32,7 +32,7 @@ from stepwell.engines.replies import EngineReply, RefusedReply
 from stepwell.engines.routing import EngineSelector, routing_named
 from stepwell.errors import BadRequest, EngineUnavailable, PoolUnavailable
 from stepwell.pool.api.ports import EngineDirectory
-from stepwell.steps.step import JsonObject
+from stepwell.steps.step import IntArray, JsonObject
 from stepwell.wire.openai import Sampled, Upstream
 
 KEEP_ALIVE = 4.0
@@ -114,6 +114,40 @@ class EngineFleet:
     async def send(self, upstream: Upstream, request: Mapping[str, Any], *, sticky: str = "") -> EngineReply:
         """The reply of one engine, as soon as its head is there. Waits while all engines are paused."""
         return await self._send(lambda engine: engine.kind.request(upstream, request, engine.facts), sticky)
+
+    async def send_exact(
+        self, request: Mapping[str, Any], prompt_ids: Sequence[int], template: str, *, sticky: str = ""
+    ) -> EngineReply:
+        """As `send`, for a chat whose prompt is these ids. An engine with another template than the one for which they
+        were made gets the messages alone."""
+
+        def make_request(engine: EngineReplica) -> EngineRequest:
+            if engine.facts.template == template:
+                return engine.kind.exact_request(request, prompt_ids, engine.facts)
+            return engine.kind.request(Upstream.CHAT, request, engine.facts)
+
+        return await self._send(make_request, sticky)
+
+    @property
+    def template(self) -> str:
+        """The chat template that all engines have; empty if they differ, or cannot take prompts of token ids."""
+        templates = {engine.facts.template for engine in self.replicas if engine.probed}
+        return templates.pop() if len(templates) == 1 else ""
+
+    async def render(self, request: Mapping[str, Any], template: str) -> IntArray:
+        """The ids of the prompt that engines with this template make of a chat request. Asked also while they are
+        paused."""
+        able = [engine for engine in self.replicas if engine.probed and engine.facts.template == template]
+        if not able:
+            raise EngineUnavailable("no engine renders this chat template")
+        engine = min(able, key=lambda one: one.in_flight)
+        reply = await self._try(engine, lambda one: one.kind.rendering(request, one.facts))
+        if isinstance(reply, str):
+            raise EngineUnavailable(reply)
+        body = await reply.read()
+        if reply.status != 200:
+            raise EngineUnavailable(f"{engine.address} does not render a prompt ({reply.status})")
+        return engine.kind.read_rendered(body)
 
     async def models(self) -> tuple[int, bytes]:
         """Status and body of one engine's list of models."""

@@ -1,8 +1,8 @@
 """vLLM: its routes, where its replies carry ids and log-probabilities, and the control of its weights.
 
 Routes that exist only with an option: /pause, /is_paused, /weight_info and the weight routes with
-VLLM_SERVER_DEV_MODE=1; /inference/v1/generate and derender with --enable-scale-out. While vLLM loads weights it answers
-/health, but neither /is_paused nor /weight_info.
+VLLM_SERVER_DEV_MODE=1; /inference/v1/generate, render and derender with --enable-scale-out. While vLLM loads weights it
+answers /health, but neither /is_paused nor /weight_info.
 """
 
 import json
@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
@@ -31,11 +32,12 @@ from stepwell.engines.engine import (
     WeightGroup,
     encode_request,
 )
-from stepwell.engines.logprobs_mode import probe_logprobs_mode
+from stepwell.engines.logprobs_mode import PROBE_USER, probe_logprobs_mode
 from stepwell.engines.openai import MODELS, plain_request
 from stepwell.errors import BadRequest, EngineSilent, EngineUnavailable, SyncFailed
 from stepwell.steps.step import IntArray, Json, JsonObject, VersionSpan, ids_array
 from stepwell.wire.openai import (
+    NO_IDS,
     Sampled,
     Upstream,
     read_choices,
@@ -53,9 +55,20 @@ log = logging.getLogger("stepwell.gateway")
 
 GENERATE = "/inference/v1/generate"
 DERENDER = "/v1/chat/completions/derender"
-TOKENIZE = "/tokenize"
+RENDER, TOKENIZE = "/v1/chat/completions/render", "/tokenize"
 TESTED = ("0.32",)
-"""Versions whose GENERATE is known to answer in the form that is read here."""
+"""Versions whose GENERATE is known to answer in the form that is read here, and whose chat takes prompt ids."""
+RENDERED_FIELDS = (
+    *("model", "messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort", "documents"),
+    *("add_special_tokens", "add_generation_prompt"),
+)
+NOT_TOKENIZED = frozenset(("reasoning_effort", "documents", "tool_choice"))
+"""The fields of these that TOKENIZE does not know."""
+SAMPLE_CHAT: tuple[JsonObject, ...] = (
+    {"role": "user", "content": "What is 2 + 2?\n"},
+    {"role": "assistant", "content": "It is 4, naïve 你好."},
+    {"role": "user", "content": "Thanks!"},
+)
 OLDEST_WITH_TOKEN_IDS = (0, 11)
 REFUSES_AN_EMPTY_BODY = (400, 422)
 """How an open route answers a request that asks for nothing; a closed one answers 403, a missing one 404."""
@@ -111,9 +124,21 @@ class VllmEngine(EngineKind):
             generate=generate,
             derender=generate if is_tested else token_ids,  # of other versions only a call can tell
             reports_version=True,
+            **(await self._probe_renderer(http, model, scale_out=generate) if is_tested else {}),
             weight_versions=isinstance(await http.field("/weight_info", "weight_version"), str),
             pause=isinstance(await http.field("/is_paused", "is_paused"), bool),
         )
+
+    async def _probe_renderer(self, http: EngineHttp, model: str, *, scale_out: bool) -> dict[str, str]:
+        facts = EngineFacts(model=model, renderer=RENDER if scale_out else TOKENIZE)
+        path, body = self.rendering({"model": model, "messages": SAMPLE_CHAT, "user": PROBE_USER}, facts)
+        try:
+            status, raw = await http.ask(path, body)
+            ids = self.read_rendered(raw) if status == 200 else NO_IDS
+        except EngineUnavailable:
+            return {}
+        template = blake2b(model.encode() + ids.tobytes(), digest_size=8).hexdigest() if len(ids) else ""
+        return {"renderer": facts.renderer, "template": template} if template else {}
 
     async def check_health(self, http: EngineHttp) -> None:
         await http.require_ok("/health")
@@ -149,6 +174,21 @@ class VllmEngine(EngineKind):
         if not facts.token_ids:
             return plain_request(upstream, request, facts)
         return EngineRequest(upstream, encode_request(_with_token_ids(upstream, request), facts))
+
+    def exact_request(self, request: Mapping[str, Any], prompt_ids: Sequence[int], facts: EngineFacts) -> EngineRequest:
+        """The field is meant for engines that get a prompt from another one. Templating is skipped, parsing is not."""
+        whole = _with_token_ids(Upstream.CHAT, request) | {"kv_transfer_params": {"prompt_token_ids": list(prompt_ids)}}
+        return EngineRequest(Upstream.CHAT, encode_request(whole, facts))
+
+    def rendering(self, request: Mapping[str, Any], facts: EngineFacts) -> EngineRequest:
+        asked = {name: request[name] for name in (*RENDERED_FIELDS, "user") if request.get(name) is not None}
+        if facts.renderer == TOKENIZE and (unknown := NOT_TOKENIZED & asked.keys()):
+            raise EngineUnavailable(f"{TOKENIZE} does not know {', '.join(sorted(unknown))}: {SCALE_OUT}")
+        return EngineRequest(facts.renderer, encode_request({**asked, "max_tokens": 1}, facts))
+
+    def read_rendered(self, raw: bytes) -> IntArray:
+        answer = read_object(raw, "rendered prompt")
+        return read_ids(answer.get("token_ids", answer.get("tokens")))
 
     def read_sampled(self, reply: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> tuple[Sampled, ...]:
         """A chat's reply has the prompt once; completions have it with each choice, for there may be many prompts."""

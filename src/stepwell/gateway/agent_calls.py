@@ -16,6 +16,8 @@ from typing import Any
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import EngineReply
 from stepwell.errors import EngineUnavailable, Overloaded, StepwellError
+from stepwell.gateway.bridge.bridge import Bridge, PromptPlan
+from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.gateway.continuation import Continuation
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall, StreamWriter
 from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
@@ -35,14 +37,14 @@ from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.request_body import Message, Receive, Send, read_body
 from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
 from stepwell.gateway.http.tracing import Tracing
-from stepwell.gateway.recording.step_builder import StepBuilder
+from stepwell.gateway.recording.step_builder import NO_ORIGIN, PromptOrigin, StepBuilder
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, add_origins, as_unrecorded
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import ENDED_BY, Registration, TrajectoryRef
 from stepwell.steps.sampling import SIDE_CALL, LeftOutLog
 from stepwell.steps.step import Step
-from stepwell.wire.openai import NO_IDS, NO_USAGE
+from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled
 
 MAX_IN_FLIGHT = 20_000
 MALFORMED_HISTORY = "malformed_history"
@@ -73,6 +75,8 @@ class Exchange:
     """The address of the engine that answered."""
     prompt_tokens: int = 0
     response_tokens: int = 0
+    plan: PromptPlan | None = None
+    """How its prompt is made; None without a bridge."""
 
     @property
     def is_recorded(self) -> bool:
@@ -126,6 +130,8 @@ class AgentCalls:
     """What agents may name beside the trained model."""
     left_out: LeftOutLog
     keep_alives: KeepAlives
+    bridge: Bridge | None = None
+    """None: engines render every prompt."""
     max_in_flight: int = MAX_IN_FLIGHT
     in_flight: int = 0
     continuation: Continuation = field(init=False)
@@ -236,7 +242,7 @@ class AgentCalls:
             self.keep_alives.add(writer, exchange.stream.keep_alive)
         reply = None
         try:
-            reply = await self.engines.send(call.upstream, call.request, sticky=exchange.begun.trajectory_uid)
+            reply = await self._send(exchange)
             exchange.engine = reply.engine.address
             if reply.status != 200:
                 await self._refuse(exchange, describe_refusal(reply.status, await reply.read()))
@@ -249,6 +255,35 @@ class AgentCalls:
                 self.keep_alives.discard(writer)
             if reply is not None:
                 reply.close()
+            if exchange.plan is not None:
+                self.metrics.bridge[exchange.plan.outcome].inc()
+
+    async def _send(self, exchange: Exchange) -> EngineReply:
+        """As exact ids if the call continues a recorded step. If the engine refuses them, it renders the messages."""
+        call, step = exchange.call, exchange.begun
+        if self.bridge is not None and exchange.is_recorded:
+            ref = TrajectoryRef(step.trajectory_uid, step.prompt_uid)
+            exchange.plan = plan = await self.bridge.plan(call, ref)
+            if plan is not None and plan.ids is not None:
+                ids, template = plan.ids.tolist(), plan.template
+                reply = await self.engines.send_exact(call.request, ids, template, sticky=step.trajectory_uid)
+                if reply.engine.facts.template != template:
+                    plan.give_up(BridgeOutcome.OTHER_ENGINE)
+                if plan.ids is None or not 400 <= reply.status < 500:
+                    return reply
+                reply.close()
+                plan.give_up(BridgeOutcome.REFUSED)
+        return await self.engines.send(call.upstream, call.request, sticky=step.trajectory_uid)
+
+    def _origin(
+        self, exchange: Exchange, choices: Sequence[Sampled], messages: Callable[[], Sequence[Mapping[str, Any] | None]]
+    ) -> PromptOrigin:
+        """`messages` are the replies as the agent gets them."""
+        plan = exchange.plan
+        if plan is None or self.bridge is None or not choices:
+            return NO_ORIGIN
+        plan.check_echo(choices[0].prompt_ids)
+        return PromptOrigin(plan.prompt_made, self.bridge.lineages(plan, messages()))
 
     async def _whole(self, exchange: Exchange, reply: EngineReply) -> None:
         call = exchange.call
@@ -256,7 +291,8 @@ class AgentCalls:
         if answer.is_aborted:
             self.metrics.calls_continued[exchange.kind].inc()
             answer = await self.continuation.whole(call, answer, await reply.version())
-        steps = await self.steps.build(exchange.begun, call, reply, answer.choices, answer.usage, answer.texts)
+        origin = self._origin(exchange, answer.choices, answer.messages)
+        steps = await self.steps.build(exchange.begun, call, reply, answer.choices, answer.usage, answer.texts, origin)
         exchange.count(steps)
         if exchange.is_recorded:
             await self._record(exchange, steps, reply)
@@ -279,15 +315,17 @@ class AgentCalls:
             elif answer.is_aborted:
                 self.metrics.calls_continued[exchange.kind].inc()
                 chunks, choices = await self.continuation.stream(call, answer, await reply.version())
+                answer.note_rest(chunks)
                 rest, usage = b"".join(map(exchange.stream.chunk, chunks)), NO_USAGE
         except (asyncio.CancelledError, EngineUnavailable):
             by_agent = exchange.is_abandoned and answer.error is None
-            self.steps.record_cut_short(exchange.begun, call, reply, answer.sampled(), by_agent=by_agent)
+            self._record_cut_short(exchange, reply, answer.sampled(), by_agent=by_agent)
             raise
         if answer.error is not None:
-            self.steps.record_cut_short(exchange.begun, call, reply, choices, by_agent=False)
+            self._record_cut_short(exchange, reply, choices, by_agent=False)
         else:
-            steps = await self.steps.build(exchange.begun, call, reply, choices, usage, answer.texts)
+            origin = self._origin(exchange, choices, answer.messages)
+            steps = await self.steps.build(exchange.begun, call, reply, choices, usage, answer.texts, origin)
             exchange.count(steps)
             await self._record(exchange, steps, reply)
             rest += exchange.stream.finish(usage)
@@ -297,7 +335,16 @@ class AgentCalls:
 
     async def _record(self, exchange: Exchange, steps: Sequence[Step], reply: EngineReply) -> None:
         self.left_out.note(exchange.channel, [step.untrainable for step in steps])
+        if exchange.plan is not None and self.bridge is not None:
+            self.bridge.note(exchange.plan, steps)
         await self.steps.record(steps, reply.engine)
+
+    def _record_cut_short(
+        self, exchange: Exchange, reply: EngineReply, choices: Sequence[Sampled], *, by_agent: bool
+    ) -> None:
+        """No call continues such a step."""
+        origin = self._origin(exchange, choices, lambda: ())
+        self.steps.record_cut_short(exchange.begun, exchange.call, reply, choices, by_agent=by_agent, origin=origin)
 
     async def _refuse(self, exchange: Exchange, error: ErrorDetails) -> None:
         """Pass an engine's refusal on. A prompt longer than the model's context ends the episode: the pool is told."""

@@ -16,6 +16,8 @@ from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls
+from stepwell.gateway.bridge.bridge import Bridge
+from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
@@ -83,13 +85,14 @@ def create_app(
     answers_unchecked: bool = True,
     trained_model: str = "",
     other_models: Sequence[str] = (),
+    bridge: ThinkingPolicy | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
     limits: GatewayLimits = DEFAULT_LIMITS,
 ) -> GatewayAsgi:
     """`sampling` is by channel; AS_ASKED for others. Agents may name `trained_model` and `other_models` only.
 
     `watch` keeps the states of the engines up to date in place of their own. With `answers_unchecked`, calls are
-    answered also while the pool cannot be asked for their trajectory.
+    answered also while the pool cannot be asked for their trajectory. Without `bridge`, engines render every prompt.
     """
     metrics, traces = GatewayMetrics(), tracing.start()
     left_out = LeftOutLog(log, "; see --sampling in docs/gateway.md")
@@ -109,6 +112,9 @@ def create_app(
         trained_model=trained_model,
         is_durable=is_durable,
     )
+    bridges = None if bridge is None else Bridge(engines=engines, thinking=bridge)
+    if bridges is not None:
+        known.on_forget = bridges.turns.forget
     keep_alives = KeepAlives(limits.keep_alive_seconds)
     calls = AgentCalls(
         pool=pool,
@@ -122,6 +128,7 @@ def create_app(
         other_models=other_models,
         left_out=left_out,
         keep_alives=keep_alives,
+        bridge=bridges,
         max_in_flight=limits.max_in_flight,
     )
     register_readings(metrics, calls, engines, outbox, spool)

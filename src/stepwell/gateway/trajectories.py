@@ -65,6 +65,8 @@ class KnownTrajectories:
         """`answers_unchecked`: while the pool cannot be asked for a trajectory, its calls are answered all the same."""
         self.unchecked = 0
         """Calls that were answered although the pool could not be asked."""
+        self.on_forget: Callable[[str], None] = lambda _: None
+        """Called with each trajectory that is forgotten."""
         self._pool = pool
         self._answers_unchecked = answers_unchecked
         self._ask_timeout = ask_timeout
@@ -84,6 +86,7 @@ class KnownTrajectories:
 
     def forget(self, trajectory_uid: str) -> None:
         self._known.pop(trajectory_uid, None)
+        self.on_forget(trajectory_uid)
 
     def call_of(self, trajectory_uid: str) -> CallsInFlight:
         """To be entered while a call of the trajectory is in flight."""

@@ -173,6 +173,17 @@ STEP_COLUMNS = (
         since=5,
     ),
     Column(name="reward_of", kind=K.TEXT, default="", stored=S.DERIVED, packed="rewards_of", since=5),
+    Column(
+        name="prompt_made",
+        kind=K.TEXT,
+        default="",
+        stored=S.CARRIED,
+        packed="prompts_made",
+        shown=True,
+        since=6,
+        journal_since=9,
+    ),
+    Column(name="lineage", kind=K.OBJECT, default={}, stored=S.CARRIED, packed="lineages", since=6, journal_since=9),
 )
 GROUP_COLUMNS = (
     Column(name="group", kind=K.INT32, per=P.GROUP, stored=S.RECORD),

@@ -26,6 +26,7 @@ OF_STEP = "step"
 OF_TRAJECTORY = "trajectory"
 CUT_SHORT = "cut_short"
 """The finish_reason of an answer that its agent did not read to its end, because its time was over, for example."""
+BRIDGED, RENDERED = "bridged", "rendered"
 INDEX_BY_POOL = -1
 """The step_index of a step that the pool indexes: every step of a black-box agent."""
 
@@ -114,6 +115,12 @@ class Step:
     reward_of: str = ""
     """What `reward` is: the step's own (OF_STEP), or the outcome reward (OF_TRAJECTORY). Empty without a reward, and in
     older files."""
+    prompt_made: str = ""
+    """How the prompt of a chat call was made: BRIDGED from the tokens of the step that it continues, or by the engine
+    from the messages, as "rendered: reason". Empty if nobody tells."""
+    lineage: JsonObject = field(default_factory=dict)
+    """Digests of the conversation and its reply, by which a later call finds the step that it continues, and the
+    setting `thinking` in force. Empty without a bridge."""
 
     @property
     def identity(self) -> str:

@@ -22,6 +22,7 @@ from tests.integration.engines.engine_calls import (
     states,
     watched,
 )
+from tests.rig import chat_templates
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import free_port
 from tests.rig.waiting import until
@@ -189,12 +190,28 @@ async def test_a_probe_finds_what_vllm_can_do(engine: FakeEngine) -> None:
         extra_sampling=frozenset(EXTRA_SAMPLING),
         generate=True,
         derender=True,
+        renderer="/v1/chat/completions/render",
+        template=facts.template,
         pause=True,
         reports_version=True,
         weight_versions=True,
         logprobs_mode="processed",
     )
+    assert facts.template
     assert engine.request_count == 0
+
+
+async def test_engines_share_a_template_if_they_render_alike(two: tuple[FakeEngine, FakeEngine]) -> None:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    async with EngineFleet([engine.url for engine in two]) as engines:
+        assert engines.template
+        rendered = await engines.render(asked, engines.template)
+        assert rendered.tolist() == two[0].rendered(asked)
+        with pytest.raises(EngineUnavailable, match="no engine renders"):
+            await engines.render(asked, "another")
+        async with FakeEngine(template=chat_templates.headers) as other:
+            await engines.add(other.url)
+            assert engines.template == ""
 
 
 async def test_a_plain_openai_server_is_recognised_and_watched() -> None:

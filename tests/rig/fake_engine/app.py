@@ -27,22 +27,27 @@ if TYPE_CHECKING:
     from tests.rig.fake_engine.engine import FakeEngine
 
 GENERATE, DERENDER = "/inference/v1/generate", "/v1/chat/completions/derender"
+CHAT, RENDER, TOKENIZE = "/v1/chat/completions", "/v1/chat/completions/render", "/tokenize"
 LARGEST_BODY = 256 * 1024 * 1024
 
 
 def create_app(engine: "FakeEngine") -> web.Application:
     app = web.Application(middlewares=[_watch(engine)], client_max_size=LARGEST_BODY)
-    shapes: dict[str, Shape] = {"/v1/chat/completions": Chat(), "/v1/completions": Completions(engine.model)}
+    chat = Chat(engine.template, engine.takes_prompt_ids)
+    shapes: dict[str, Shape] = {CHAT: chat, "/v1/completions": Completions(engine.model)}
     if engine.is_plain:
         add_plain_routes(app, engine)
     else:
         add_admin_routes(app, engine)
+        app.router.add_post(TOKENIZE, answering(engine, lambda _, asked: {"tokens": chat.render(asked[BODY])}))
         if engine.scale_out:
             shapes[GENERATE] = Generate(engine.model)
             app.router.add_post(DERENDER, answering(engine, derender_chat))
+            app.router.add_post(RENDER, answering(engine, lambda _, asked: {"token_ids": chat.render(asked[BODY])}))
         else:
             app.router.add_post(GENERATE, _closed)
             app.router.add_post(DERENDER, _closed)
+            app.router.add_post(RENDER, _closed)
     for path, shape in shapes.items():
         app.router.add_post(path, _generation(engine, shape))
     return app
@@ -59,9 +64,10 @@ def _watch(engine: "FakeEngine") -> Middleware:
     async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             request[BODY] = _parsed(await request.read(), for_fake := request.path.startswith("/fake/"))
-            if isinstance(request[BODY], dict) and request[BODY].get("user") == PROBE_USER:
+            is_probe = isinstance(request[BODY], dict) and request[BODY].get("user") == PROBE_USER
+            if is_probe and "prompt" in request[BODY]:
                 return json_response(engine.likeliest_token(request[BODY]["temperature"]))
-            if not for_fake:
+            if not for_fake and not is_probe:
                 engine.note(request.method, request.path_qs, dict(request.headers), request[BODY])
             return await handler(request)
         except RefusedError as refused:

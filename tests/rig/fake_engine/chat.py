@@ -1,6 +1,7 @@
 """`/v1/chat/completions`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tests.rig.chatml import render_chat
@@ -9,13 +10,20 @@ from tests.rig.fake_engine.generation import FINGERPRINT, Generation, others
 from tests.rig.fake_engine.sampling import Output, ToolCall
 from tests.rig.vocabulary import encode, token_name
 
+Template = Callable[[list[Json], list[Json], bool], str]
+"""Renders messages and tools, with the beginning of a reply or without."""
 
+
+@dataclass(frozen=True, slots=True)
 class Chat:
+    template: Template = render_chat
+    takes_prompt_ids: bool = True
+
     def parse(self, body: Json) -> Ask:
         tools = body.get("tools") or []
         return Ask(
             model=required(body, "model"),
-            prompt_ids=encode(render_chat(required(body, "messages"), tools)),
+            prompt_ids=self._reused_ids(body) or self.render(body),
             max_tokens=whole(body, "max_completion_tokens") or whole(body, "max_tokens"),
             top_logprobs=(whole(body, "top_logprobs") or 0) if body.get("logprobs") else None,
             include_reasoning=body.get("include_reasoning") is not False,
@@ -23,6 +31,18 @@ class Chat:
             demanded=tools[0]["function"] if tools and _tool_choice(body) in ("required", "named") else None,
             **common_fields(body, body),
         )
+
+    def render(self, body: Json) -> list[int]:
+        gives_prompt = body.get("add_generation_prompt") is not False
+        return encode(self.template(required(body, "messages"), body.get("tools") or [], gives_prompt))
+
+    def _reused_ids(self, body: Json) -> list[int] | None:
+        """As in vLLM, the ids for a prompt are ignored without a word where content is not text."""
+        contents = [message.get("content") for message in required(body, "messages")]
+        parts = [part for content in contents if isinstance(content, list) for part in content]
+        if not self.takes_prompt_ids or any(part["type"] != "text" for part in parts):
+            return None
+        return (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
 
     def answer(self, generation: Generation) -> Json:
         ask = generation.ask

@@ -11,8 +11,10 @@ from typing import Self
 from aiohttp import web
 
 from stepwell.steps.sampling import PROCESSED, RAW
+from tests.rig.chatml import render_chat
 from tests.rig.fake_engine.app import create_app
 from tests.rig.fake_engine.asking import Json, PauseMode
+from tests.rig.fake_engine.chat import Chat, Template
 from tests.rig.fake_engine.faults import Faults, FaultSwitch
 from tests.rig.fake_engine.generation import Generation
 from tests.rig.fake_engine.sampling import Reply
@@ -48,6 +50,8 @@ class FakeEngine:
         plain: bool = False,
         version: str = "0.32.0",
         scale_out: bool = True,
+        template: Template = render_chat,
+        takes_prompt_ids: bool = True,
     ) -> None:
         self.is_plain = plain
         """It is a plain OpenAI server: none of vLLM's own routes, and its fields are refused."""
@@ -55,6 +59,10 @@ class FakeEngine:
         self.version = version
         self.scale_out = scale_out
         """Without, /inference/v1/generate and derender are closed, as in a vLLM without --enable-scale-out."""
+
+        self.template = template
+        self.takes_prompt_ids = takes_prompt_ids
+        """Without, a chat's prompt is always rendered from its messages, whatever ids it has."""
 
         self.model = model
         self.max_model_len = max_model_len
@@ -113,6 +121,10 @@ class FakeEngine:
     @property
     def is_paused(self) -> bool:
         return not self._running.is_set()
+
+    def rendered(self, body: Json) -> list[int]:
+        """The prompt ids of a chat request's messages."""
+        return Chat(self.template).render(body)
 
     def pause(self, mode: PauseMode = "keep") -> None:
         """As vLLM: generations in flight are held before their next token, run to their end, or end there with

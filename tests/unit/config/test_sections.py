@@ -34,6 +34,8 @@ def test_the_documented_command_line_is_understood() -> None:
         "routing": "round_robin",
         "durability": "async",
         "unchecked_calls": "answer",
+        "bridge": "off",
+        "thinking": "template",
         "sampling": ("train=on_policy",),
         "temperature": 1.0,
         "model": "",

@@ -114,7 +114,7 @@ def test_leases_stay_behind() -> None:
 
 def test_a_table_of_a_newer_schema_is_refused() -> None:
     table = make_batch(pack([make_step()]), [1]).to_arrow()
-    assert table.schema.metadata == {b"stepwell.schema": b"5"}
+    assert table.schema.metadata == {b"stepwell.schema": b"6"}
     newer = table.replace_schema_metadata({b"stepwell.schema": b"6"})
     with pytest.raises(BadRequest, match="schema version 6, this Stepwell reads up to 5"):
         columns_from_arrow(newer)

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from stepwell.gateway.dialects.chat import is_json_object
-from stepwell.steps.step import JsonObject
+from stepwell.steps.step import Json, JsonObject
 
 THINK_END = "</think>"
 END_OF_THINKING = (THINK_END, "[/THINK]", "</thinking>", "</thought>", "</reasoning>", "</seed:think>", "◁/think▷")
@@ -59,7 +59,7 @@ class Lineage:
     """The thinking that the model wrote or saw, by the place of its message."""
 
     def to_json(self) -> JsonObject:
-        thoughts = {str(place): digest for place, digest in self.thoughts.items()}
+        thoughts: dict[str, Json] = {str(place): digest for place, digest in self.thoughts.items()}
         return {
             "replied": self.replied,
             "asked": self.asked,

@@ -54,6 +54,11 @@ class ChoicesReply:
     def is_aborted(self) -> bool:
         return any(choice.finish_reason == ABORT for choice in self.choices)
 
+    def messages(self) -> list[dict[str, Any] | None]:
+        """The chat message of each choice; None if it has none."""
+        found = [choice.get("message") for choice in self.message["choices"]]
+        return [message if isinstance(message, dict) else None for message in found]
+
     def texts(self) -> list[str | None]:
         """The text of each choice; None if it has tool calls or reasoning."""
         return [_text(choice) for choice in self.message["choices"]]
@@ -114,6 +119,8 @@ class StreamedChoice:
     reasoning: list[str] = field(default_factory=list)
     arguments: dict[int, list[str]] = field(default_factory=dict)
     """The pieces of each tool call's arguments."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Of the functions that are called."""
 
     def text(self) -> str | None:
         """The whole text; None if there are tool calls or reasoning."""
@@ -132,6 +139,16 @@ class StreamedChoice:
             for call in calls:
                 if isinstance(call, dict) and isinstance(index := call.get("index"), int):
                     self.arguments.setdefault(index, []).append(_arguments(call))
+                    if name := _function_name(call):
+                        self.names[index] = self.names.get(index, "") + name
+
+    def message(self) -> dict[str, Any]:
+        """What the agent has been sent, as one message, without the ids of tool calls."""
+        calls = [
+            {"function": {"name": self.names.get(index, ""), "arguments": "".join(self.arguments[index])}}
+            for index in sorted(self.arguments)
+        ]
+        return {"content": "".join(self.content), "reasoning": "".join(self.reasoning), "tool_calls": calls}
 
     def sampled(self, prompt_ids: IntArray, model: str) -> Sampled:
         return Sampled(
@@ -169,6 +186,15 @@ class ChoicesStream:
     @property
     def is_aborted(self) -> bool:
         return any(choice.finish_reason == ABORT for choice in self.choices.values())
+
+    def messages(self) -> list[dict[str, Any] | None]:
+        """What the agent has been sent of each choice."""
+        return [self.choices[index].message() for index in sorted(self.choices)]
+
+    def note_rest(self, chunks: Sequence[Mapping[str, Any]]) -> None:
+        """These chunks complete the answer."""
+        for piece in (piece for chunk in chunks for piece in chunk["choices"]):
+            self.choices[piece["index"]].note(piece["delta"])
 
     def texts(self) -> list[str | None]:
         return [self.choices[index].text() for index in sorted(self.choices)]
@@ -308,6 +334,11 @@ def _text(choice: dict[str, Any]) -> str | None:
         return read_text(choice.get("text"))
     other = message.get("tool_calls") or message.get("reasoning") or message.get("reasoning_content")
     return None if other else read_text(message.get("content"))
+
+
+def _function_name(call: dict[str, Any]) -> str | None:
+    function = call.get("function")
+    return read_text(function.get("name")) if isinstance(function, dict) else None
 
 
 def _arguments(call: dict[str, Any]) -> str:

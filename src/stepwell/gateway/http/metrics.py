@@ -74,6 +74,9 @@ class GatewayMetrics:
         self.clients_gone = self._counter("clients_gone", "Clients that left before the end of their answer.", "kind")
         self.calls_joined = self._counter("calls_joined", "Repeated calls that got the first one's answer.", "kind")
         self.calls_continued = self._counter("calls_continued", "Generations continued after a weight update.", "kind")
+        self.bridge = self._counter(
+            "bridge", "Chat calls by how their prompt was made: bridged, or why not.", "outcome"
+        )
         self._lag = Histogram(
             "stepwell_loop_lag_seconds", "How late the event loop wakes.", buckets=LAG_BUCKETS, registry=self._registry
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from secrets import token_hex
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.engine import DEFAULT_MODEL
@@ -19,13 +19,24 @@ from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.steps.sampling import untrainable_reason, with_mode
 from stepwell.steps.soundness import step_fault, usage_fault
-from stepwell.steps.step import CUT_SHORT, Exactness, IntArray, Step, ids_array
+from stepwell.steps.step import CUT_SHORT, Exactness, IntArray, JsonObject, Step, ids_array
 from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
 
 log = logging.getLogger("stepwell.gateway")
 
 VERSION, UNKNOWN = "version", "unknown"
 """In a step's extras: the engine cannot tell its version, so policy_version is the pool's at the time of the call."""
+
+
+class PromptOrigin(NamedTuple):
+    """Where the prompt of a call comes from, and what its steps keep for calls that continue them."""
+
+    prompt_made: str = ""
+    lineages: Sequence[JsonObject] = ()
+    """One for each choice; none without a bridge."""
+
+
+NO_ORIGIN = PromptOrigin()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +62,7 @@ class StepBuilder:
         choices: Sequence[Sampled],
         usage: Usage,
         texts: Callable[[], Sequence[str | None]],
+        origin: PromptOrigin = NO_ORIGIN,
     ) -> list[Step]:
         """The steps of a complete answer. If the engine gives only texts, the tokenizer makes their ids."""
         if not reply.engine.facts.token_ids:
@@ -63,6 +75,7 @@ class StepBuilder:
             choices_per_prompt=call.choices_per_prompt,
             # only an environment, whose call names no trajectory, knows the longest prompt of its trainer
             prompt_length=self.prompt_length if begun.trajectory_uid else sys.maxsize,
+            origin=origin,
         )
 
     async def record(self, steps: Sequence[Step], engine: EngineReplica) -> None:
@@ -83,7 +96,14 @@ class StepBuilder:
                 self.confirmer.forget(step)
 
     def record_cut_short(
-        self, begun: Step, call: ModelCall, reply: EngineReply, choices: Sequence[Sampled], *, by_agent: bool
+        self,
+        begun: Step,
+        call: ModelCall,
+        reply: EngineReply,
+        choices: Sequence[Sampled],
+        *,
+        by_agent: bool,
+        origin: PromptOrigin = NO_ORIGIN,
     ) -> None:
         """Record what there is of an answer that has no end. Never waits.
 
@@ -95,7 +115,7 @@ class StepBuilder:
             cut = [replace(choice, finish_reason=choice.finish_reason or CUT_SHORT) for choice in cut]
         if cut:
             told = self.told_by_engine(begun, call, reply)
-            steps = build_steps(begun, cut, NO_USAGE, told=told, prompt_length=self.prompt_length)
+            steps = build_steps(begun, cut, NO_USAGE, told=told, prompt_length=self.prompt_length, origin=origin)
             self.confirmer.note(steps, reply.engine)
             self.metrics.steps_recorded(steps)
             self.outbox.record(steps)
@@ -134,6 +154,7 @@ def build_steps(
     prompt_length: int,
     choices_per_prompt: int = 1,
     told: Mapping[str, Any] = MappingProxyType({}),
+    origin: PromptOrigin = NO_ORIGIN,
 ) -> list[Step]:
     """One step per choice. If the token count of the engine differs, all of them are quarantined.
 
@@ -146,9 +167,14 @@ def build_steps(
         "response", written, usage.completion_tokens
     )
     uids = (begun.uid or token_hex(16), *(token_hex(16) for _ in choices[1:]))
+    named: list[dict[str, Any]] = [{**told, "uid": uid} for uid in uids]
+    if origin.prompt_made:
+        for place, fields in enumerate(named):
+            lineage = origin.lineages[place] if place < len(origin.lineages) else {}
+            fields |= {"prompt_made": origin.prompt_made, "lineage": lineage}
     return [
-        _build_step(begun, {**told, "uid": uid}, choice, miscount, prompt_length)
-        for uid, choice in zip(uids, choices, strict=False)
+        _build_step(begun, fields, choice, miscount, prompt_length)
+        for fields, choice in zip(named, choices, strict=False)
     ]
 
 

@@ -1,0 +1,187 @@
+"""Decides for each chat call whether it can be sent as exact token ids, and makes them.
+
+A failure never reaches the agent: a call that cannot be continued is rendered by its engine, and its reason is counted.
+"""
+
+import asyncio
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stepwell.engines.fleet import EngineFleet
+from stepwell.errors import StepwellError
+from stepwell.gateway.bridge.delta import TAIL_ROLES, ChatMessage, shape_of, stand_in_tools
+from stepwell.gateway.bridge.digests import (
+    TEMPLATE_FIELDS,
+    RequestDigest,
+    digest_request,
+    lineage_of,
+    read_lineage,
+)
+from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
+from stepwell.gateway.bridge.parents import Turn, find_parent
+from stepwell.gateway.bridge.recent_turns import RecentTurns
+from stepwell.gateway.bridge.template_probes import TemplateProbes
+from stepwell.gateway.bridge.thinking import ThinkingPolicy, thinking_to_prove
+from stepwell.gateway.dialects.dialect import ModelCall
+from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.steps.step import BRIDGED, RENDERED, IntArray, JsonObject, Step
+from stepwell.wire.openai import Upstream
+
+log = logging.getLogger("stepwell.gateway")
+
+RENDER_TIMEOUT = 2.0
+OTHER_PROMPTS = ("continue_final_message", "echo", "truncate_prompt_tokens", "prompt_embeds")
+"""Fields by which a request asks for another prompt than its messages alone give."""
+
+
+@dataclass(slots=True, eq=False)
+class PromptPlan:
+    """How the prompt of one call is made."""
+
+    request: RequestDigest
+    outcome: BridgeOutcome
+    parent: Turn | None = None
+    ids: IntArray | None = None
+    """The exact prompt; None if the engine renders the messages."""
+    template: str = ""
+    """The chat template for which the ids were made."""
+
+    def give_up(self, outcome: BridgeOutcome) -> None:
+        """The engine renders the messages after all."""
+        self.outcome, self.parent, self.ids = outcome, None, None
+
+    def check_echo(self, prompt_ids: IntArray) -> None:
+        """The engine has reported the prompt that it used."""
+        if self.ids is not None and not np.array_equal(self.ids, prompt_ids):
+            self.give_up(BridgeOutcome.ECHO_DIFFERS)
+
+    @property
+    def prompt_made(self) -> str:
+        return BRIDGED if self.outcome is BridgeOutcome.BRIDGED else f"{RENDERED}: {self.outcome}"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Bridge:
+    engines: EngineFleet
+    thinking: ThinkingPolicy = ThinkingPolicy.TEMPLATE
+    turns: RecentTurns = field(default_factory=RecentTurns)
+    probes: TemplateProbes = field(default_factory=TemplateProbes)
+    render_timeout: float = RENDER_TIMEOUT
+
+    async def plan(self, call: ModelCall, ref: TrajectoryRef) -> PromptPlan | None:
+        """How the prompt of a call is made. None for calls that have no messages."""
+        if call.upstream is not Upstream.CHAT:
+            return None
+        try:
+            plan = PromptPlan(digest_request(call.request), BridgeOutcome.FIRST_TURN)
+        except Exception:
+            log.exception("a conversation has no digest; its turns are not joined")
+            return None
+        if plan.request.reply_at >= 0:
+            try:
+                await self._continue(plan, call, ref)
+            except CannotBridge as why:
+                plan.give_up(why.outcome)
+            except Exception:
+                log.exception("a call of trajectory %s is not bridged", ref.trajectory_uid)
+                plan.give_up(BridgeOutcome.FAILED)
+        return plan
+
+    def lineages(self, plan: PromptPlan, replies: Sequence[Mapping[str, Any] | None]) -> list[JsonObject]:
+        """What the steps of a call keep, one for each reply as it is served; empty for one that cannot be read."""
+        inherited = plan.parent.lineage.thoughts if plan.parent is not None else {}
+        lineages: list[JsonObject] = []
+        for reply in replies:
+            try:
+                kept = None if reply is None else lineage_of(plan.request, reply, inherited)
+            except Exception:
+                log.exception("a reply has no digest; it is not continued")
+                kept = None
+            lineages.append({} if kept is None else {**kept.to_json(), "thinking": self.thinking})
+        return lineages
+
+    def note(self, plan: PromptPlan, steps: Sequence[Step]) -> None:
+        """Remember the steps of a call, before its agent can continue them."""
+        for step in steps:
+            if (turn := turn_of(step)) is not None:
+                self.turns.add(step.trajectory_uid, turn, plan.parent)
+
+    async def _continue(self, plan: PromptPlan, call: ModelCall, ref: TrajectoryRef) -> None:
+        """CannotBridge says why the call cannot be continued."""
+        request, messages = call.request, call.request["messages"]
+        asked = plan.request
+        tail: Sequence[ChatMessage] = messages[asked.reply_at + 1 :]
+        _check_request(request, asked, tail)
+        template = self.engines.template
+        if not template:
+            raise CannotBridge(BridgeOutcome.NO_RENDERER)
+        parent = find_parent(self.turns.of(ref.trajectory_uid), asked, call.echoed)
+        places = thinking_to_prove(self.thinking, parent, asked, messages)
+        renderer, reply = EngineRenderer(self.engines, template, request, asked), messages[asked.reply_at]
+        try:
+            async with asyncio.timeout(self.render_timeout):
+                if places:
+                    await self.probes.check_thinking(renderer, shape_of(reply, tail), places)
+                delta = await self.probes.delta(renderer, reply, tail, int(parent.tokens[-1]))
+        except TimeoutError:
+            raise CannotBridge(BridgeOutcome.RENDER_FAILED) from None
+        plan.outcome, plan.parent, plan.template = BridgeOutcome.BRIDGED, parent, template
+        plan.ids = np.concatenate([parent.tokens, delta])
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRenderer:
+    """The engines' chat template, with the fields of one request."""
+
+    engines: EngineFleet
+    template: str
+    request: Mapping[str, Any]
+    asked: RequestDigest
+
+    @property
+    def key(self) -> Hashable:
+        return self.template, self.asked.template, bool(self.request.get("tools")), self._hides_tools
+
+    @property
+    def _hides_tools(self) -> bool:
+        return self.request.get("tool_choice") == "none"
+
+    async def render(
+        self, messages: Sequence[ChatMessage], reply: ChatMessage, *, add_generation_prompt: bool = True
+    ) -> IntArray:
+        request: dict[str, Any] = {name: self.request.get(name) for name in ("model", *TEMPLATE_FIELDS)}
+        request["messages"], request["add_generation_prompt"] = messages, add_generation_prompt
+        if self.request.get("tools"):
+            request["tools"] = stand_in_tools(reply)
+            if self._hides_tools:
+                request["tool_choice"] = "none"
+        try:
+            ids = await self.engines.render(request, self.template)
+        except StepwellError:
+            raise CannotBridge(BridgeOutcome.RENDER_FAILED) from None
+        if not len(ids):
+            raise CannotBridge(BridgeOutcome.RENDER_FAILED)
+        return ids
+
+
+def turn_of(step: Step) -> Turn | None:
+    """None for a step that nobody can continue."""
+    lineage = read_lineage(step.lineage)
+    if lineage is None or step.quarantine is not None:
+        return None
+    return Turn(step.uid, np.concatenate([step.prompt_ids, step.response_ids]), step.finish_reason, lineage)
+
+
+def _check_request(request: Mapping[str, Any], asked: RequestDigest, tail: Sequence[ChatMessage]) -> None:
+    if not tail:
+        raise CannotBridge(BridgeOutcome.NO_TAIL)
+    if any(message["role"] not in TAIL_ROLES for message in tail):
+        raise CannotBridge(BridgeOutcome.TAIL_ROLE)
+    if not asked.is_text:
+        raise CannotBridge(BridgeOutcome.MEDIA)
+    if request.get("add_generation_prompt") is False or any(request.get(name) for name in OTHER_PROMPTS):
+        raise CannotBridge(BridgeOutcome.OPTIONS)
