@@ -24,8 +24,10 @@ from tests.rig.vocabulary import END_OF_TURN
 ROLLOUTS, TURNS = 4, 3
 ENDING_SOON: dict[str, Any] = {"max_tokens": 120, "logit_bias": {str(END_OF_TURN): 5.0}}
 """Random weights hardly ever end a turn by themselves."""
-PARAMETERS = {"type": "object", "properties": {"a": {"type": "boolean"}}}
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}]
+FLAG = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": FLAG}}]
+
+CHOSEN = {"type": "function", "function": {"name": "add"}}
 
 
 async def reply_of(client: AsyncOpenAI, asked: dict[str, Any], *, stream: bool) -> dict[str, Any]:
@@ -98,11 +100,11 @@ async def test_a_tool_cycle_is_one_row_and_its_calls_are_parsed(vllm: VllmServer
     ):
         for seed in range(3):
             asked = {"model": "tiny", "messages": messages, "tools": TOOLS, "seed": seed, "max_tokens": 250}
-            reply = await reply_of(agent.client, {**asked, "tool_choice": "required"}, stream=stream)
+            reply = await reply_of(agent.client, {**asked, "tool_choice": CHOSEN}, stream=stream)
             results = [{"role": "tool", "tool_call_id": c["id"], "content": "4"} for c in reply["tool_calls"]]
             messages += [reply, *results]
         await agent.complete(reward=1.0)
     steps = pool.taken("asked")
-    assert [step.finish_reason for step in steps] == ["tool_calls"] * 3
+    assert [step.finish_reason for step in steps] == ["stop"] * 3
     assert [step.prompt_made for step in steps] == ["rendered: first_turn", "bridged", "bridged"]
     assert len(rows_of([steps]).trajectory_of_R) == 1

@@ -8,11 +8,10 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from tests.rig.chatml import render_chat
 from tests.rig.fake_engine.asking import Json, PauseMode, RefusedError, required
 from tests.rig.fake_engine.faults import Faults
 from tests.rig.fake_engine.plain import as_plain
-from tests.rig.vocabulary import encode, pieces, token_name
+from tests.rig.vocabulary import pieces, token_name
 
 if TYPE_CHECKING:
     from tests.rig.fake_engine.engine import FakeEngine
@@ -134,7 +133,7 @@ def _detokenize(engine: "FakeEngine", request: web.Request) -> Json:
 
 def _tokenize(engine: "FakeEngine", request: web.Request) -> Json:
     body: Json = request[BODY]
-    ids = encode(render_chat(required(body, "messages"), body.get("tools") or []))
+    ids = engine.rendered(body)
     return {"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids, "token_strs": None}
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.rig.fake_engine.engine import FakeEngine
 
 GENERATE, DERENDER = "/inference/v1/generate", "/v1/chat/completions/derender"
-CHAT, RENDER, TOKENIZE = "/v1/chat/completions", "/v1/chat/completions/render", "/tokenize"
+CHAT, RENDER = "/v1/chat/completions", "/v1/chat/completions/render"
 LARGEST_BODY = 256 * 1024 * 1024
 
 
@@ -39,7 +39,6 @@ def create_app(engine: "FakeEngine") -> web.Application:
         add_plain_routes(app, engine)
     else:
         add_admin_routes(app, engine)
-        app.router.add_post(TOKENIZE, answering(engine, lambda _, asked: {"tokens": chat.render(asked[BODY])}))
         if engine.scale_out:
             shapes[GENERATE] = Generate(engine.model)
             app.router.add_post(DERENDER, answering(engine, derender_chat))
