@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.steps.step import Exactness, Step
 from tests.integration.gateway.agent import Agent, agent_of
 from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
@@ -110,6 +111,23 @@ async def test_a_loop_of_tools_is_recorded_with_the_same_tokens_as_by_chat(
     assert tokens(steps) == tokens(pool.taken())
     assert [step.response_ids.tolist() for step in steps] == [reply.ids() for reply in REPLIES]
     assert {(step.exactness, step.quarantine, step.untrainable) for step in steps} == {(Exactness.ENGINE, None, None)}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_turns_continue_the_tokens_of_their_parents(pool: LocalPool, engine: FakeEngine, stream: bool) -> None:
+    engine.replies.extend(REPLIES)
+    bridge = ThinkingPolicy.ALL
+    async with (
+        serve_gateway(pool, [engine.url], response_length=256, bridge=bridge) as url,
+        agent_of(url) as agent,
+    ):
+        await run_responses(agent, stream=stream)
+        await agent.complete()
+    steps = pool.taken()
+    assert [step.prompt_made for step in steps] == ["rendered: first_turn", "bridged", "bridged"]
+    for step, parent in zip(steps[1:], steps, strict=False):
+        tokens_before = [*parent.prompt_ids.tolist(), *parent.response_ids.tolist()]
+        assert step.prompt_ids.tolist()[: len(tokens_before)] == tokens_before
 
 
 async def test_events_reach_the_client_before_the_engine_has_ended(agent: Agent, engine: FakeEngine) -> None:

@@ -28,12 +28,14 @@ from stepwell.gateway.dialects.responses.response_output import (
     new_message,
     new_reasoning,
     output_part,
+    read_calls,
+    read_function,
 )
 from stepwell.gateway.dialects.sse import KEEP_ALIVE, MEDIA_TYPE
 from stepwell.wire.openai import Usage, read_text
 
-MESSAGE, REASONING = "message", "reasoning"
-"""The keys of these items. The key of a call is its index in the engine's answer."""
+MESSAGE, REASONING = "content", "reasoning"
+"""The keys of these items, which are the names of their text in a delta. The key of a call is its index there."""
 
 
 class ItemStream:
@@ -65,6 +67,11 @@ class ItemStream:
         if self._decoder is not None:
             text = self._decoder.feed(text)
         return self._shown(text)
+
+    def numbered_delta(self, text: str, number: int) -> bytes:
+        """A whole event, of an item whose text needs no decoding."""
+        self._texts.append(text)
+        return b'%b%b,"sequence_number":%d}\n\n' % (self._delta, orjson.dumps(text), number)
 
     def closed(self, status: ItemStatus) -> tuple[list[bytes], bytes]:
         """The last events, and the whole item."""
@@ -121,6 +128,9 @@ class ResponseEvents:
         self._usage: object = None
 
     def chunk(self, chunk: dict[str, Any]) -> bytes:
+        if (text := self._plain_text(chunk)) and self._item is not None:
+            number, self._sequence = self._sequence, self._sequence + 1
+            return self._item.numbered_delta(text, number)
         if self._response is None:
             self._begin(read_text(chunk.get("model")))
         if (usage := chunk.get("usage")) is not None:
@@ -150,6 +160,17 @@ class ResponseEvents:
     def keep_alive(self) -> bytes:
         return KEEP_ALIVE
 
+    def _plain_text(self, chunk: dict[str, Any]) -> str | None:
+        """The text of a chunk that only adds some to the open item, which is the usual case."""
+        item, choices = self._item, chunk["choices"]
+        if item is None or len(choices) != 1 or "usage" in chunk:
+            return None
+        piece = choices[0]
+        delta = piece.get("delta")
+        if not isinstance(delta, dict) or len(delta) != 1 or piece.get("finish_reason") is not None:
+            return None
+        return read_text(delta.get(item.key))
+
     def _begin(self, model: str | None) -> ResponseObject:
         self._response = ResponseObject(self._context, model or self._model)
         begun = self._response.begun()
@@ -161,14 +182,19 @@ class ResponseEvents:
             self._write(REASONING, thought)
         if text := read_text(delta.get("content")):
             self._write(MESSAGE, text)
-        if calls := delta.get("tool_calls"):
-            for call in calls:
-                function, index = call.get("function") or {}, call.get("index") or 0
-                if index not in self._calls:
-                    self._calls.add(index)
-                    self._open(index, read_text(call.get("id")) or "", read_text(function.get("name")) or "")
-                if arguments := read_text(function.get("arguments")):
-                    self._write(index, arguments)
+        if delta.get("tool_calls"):
+            for call in read_calls(delta):
+                self._take_call(call)
+
+    def _take_call(self, call: dict[str, Any]) -> None:
+        function, index = read_function(call), call.get("index") or 0
+        if not isinstance(index, int):
+            raise EngineUnavailable("the engine's stream has a tool call whose index is not a number")
+        if index not in self._calls:
+            self._calls.add(index)
+            self._open(index, read_text(call.get("id")) or "", read_text(function.get("name")) or "")
+        if arguments := read_text(function.get("arguments")):
+            self._write(index, arguments)
 
     def _write(self, key: str | int, text: str) -> None:
         item = self._item

@@ -25,7 +25,7 @@ from stepwell.gateway.dialects.chat_form import (
 )
 from stepwell.gateway.dialects.openai_request import write_json
 from stepwell.gateway.dialects.responses.response_tools import LOCAL_SHELL, ClientTools, function_name
-from stepwell.gateway.dialects.responses.sealed_reasoning import open_reasoning
+from stepwell.gateway.dialects.responses.sealed_reasoning import decode_reasoning
 from stepwell.gateway.dialects.step_seal import StepSeal
 
 Item: TypeAlias = Mapping[str, Any]
@@ -97,8 +97,7 @@ class ChatHistory:
         kind = item.get("type") or ("message" if "role" in item else "item_reference")
         reader = self._readers.get(kind) if isinstance(kind, str) else None
         if reader is None:
-            why = NOT_STORED if kind == "item_reference" else "leave it out, or send it as a message"
-            raise BadRequest(f"the input has an item of type {str(kind)[:40]}, which this gateway cannot read; {why}")
+            raise BadRequest(_unreadable(kind))
         reader(item)
 
     # -- messages ------------------------------------------------------------------------------------------------------
@@ -132,7 +131,7 @@ class ChatHistory:
         sealed = item.get("encrypted_content") or ""
         if not isinstance(sealed, str):
             raise BadRequest("encrypted_content must be a text")
-        sealed_text = open_reasoning(self.echoed.detach(sealed))
+        sealed_text = decode_reasoning(self.echoed.detach(sealed))
         text = _joined_text(item.get("content")) or sealed_text or _joined_text(item.get("summary"))
         turn = self._answer("reasoning", self.echoed.note(sealed) or self._uid_of(item))
         if text:
@@ -186,6 +185,11 @@ class ChatHistory:
         return self.echoed.note(item_id) if isinstance(item_id, str) else None
 
 
+def _unreadable(kind: object) -> str:
+    what_to_do = NOT_STORED if kind == "item_reference" else "leave it out, or send it as a message"
+    return f"the input has an item of type {str(kind)[:40]}, which this gateway cannot read; {what_to_do}"
+
+
 def _text(item: Item, name: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
@@ -204,7 +208,7 @@ def _joined_text(content: object) -> str:
         return content or ""
     if not isinstance(content, list):
         raise BadRequest("the content of an item must be a text or a list")
-    return "".join(map(_part_text, content))
+    return _part_text(content[0]) if len(content) == 1 else "".join(map(_part_text, content))
 
 
 def _part_text(part: object) -> str:
@@ -220,6 +224,8 @@ def _chat_content(content: object) -> Any:
         return content
     if not isinstance(content, list):
         raise BadRequest("the content of an item must be a text or a list")
+    if len(content) == 1 and isinstance(part := content[0], dict) and part.get("type") == "input_text":
+        return _part_text(part)  # the usual case
     return joined_parts([_chat_part(part) for part in content])
 
 

@@ -22,7 +22,7 @@ class ResponseContext(NamedTuple):
 
     @property
     def id(self) -> str:
-        return "resp_" + self.output.seal.seal(self.output.uid)
+        return self.output.attach_seal("resp")
 
 
 def settings_of(request: Mapping[str, Any], chat: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import orjson
 
+from stepwell.errors import EngineUnavailable
 from stepwell.gateway.dialects.responses.custom_input import custom_input
 from stepwell.gateway.dialects.responses.response_tools import LOCAL_SHELL, ClientTool, ClientTools
-from stepwell.gateway.dialects.responses.sealed_reasoning import seal_reasoning
-from stepwell.gateway.dialects.step_seal import StepSeal
+from stepwell.gateway.dialects.responses.sealed_reasoning import encode_reasoning
+from stepwell.gateway.dialects.step_seal import SEPARATOR
 from stepwell.wire.openai import read_text
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -21,14 +22,14 @@ ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 class OutputContext(NamedTuple):
     """What of a request its output items depend on."""
 
-    seal: StepSeal
-    uid: str
+    sealed: str
+    """The sealed uid of the step."""
     tools: ClientTools
     shows_summary: bool
     """The client asked for a summary of the reasoning. It gets the reasoning's text there, else as content."""
 
-    def item_id(self, prefix: str, index: int) -> str:
-        return self.seal.attach(f"{prefix}_{index}", self.uid)
+    def attach_seal(self, text: str) -> str:
+        return text + SEPARATOR + self.sealed
 
 
 class PartEvents(NamedTuple):
@@ -100,7 +101,7 @@ class ReasoningOutput:
                 item["summary"] = [{"type": "summary_text", "text": text}]
             else:
                 item["content"] = [{"type": "reasoning_text", "text": text}]
-            item["encrypted_content"] = seal_reasoning(context.seal, context.uid, text)
+            item["encrypted_content"] = context.attach_seal(encode_reasoning(text))
         return item
 
 
@@ -166,18 +167,18 @@ CALL_OUTPUTS: Mapping[str, tuple[str, type[FunctionOutput | CustomOutput | Shell
 
 
 def new_reasoning(context: OutputContext, index: int) -> ReasoningOutput:
-    return ReasoningOutput(context.item_id("rs", index), context)
+    return ReasoningOutput(context.attach_seal(f"rs_{index}"), context)
 
 
 def new_message(context: OutputContext, index: int) -> MessageOutput:
-    return MessageOutput(context.item_id("msg", index))
+    return MessageOutput(context.attach_seal(f"msg_{index}"))
 
 
 def new_call(context: OutputContext, index: int, engine_id: str, name: str) -> OutputItem:
     tool = context.tools.named(name)
     prefix, output = CALL_OUTPUTS[tool.kind]
-    call_id = context.seal.attach(engine_id or f"call_{index}", context.uid)
-    return output(context.item_id(prefix, index), call_id, tool)
+    call_id = context.attach_seal(engine_id or f"call_{index}")
+    return output(context.attach_seal(f"{prefix}_{index}"), call_id, tool)
 
 
 def output_part(kind: str, text: str) -> dict[str, Any]:
@@ -190,17 +191,30 @@ def whole_output(context: OutputContext, message: Mapping[str, Any], last_status
     texts: list[tuple[OutputItem, str]] = []
     if thought := read_text(message.get("reasoning")) or read_text(message.get("reasoning_content")):
         texts.append((new_reasoning(context, 0), thought))
-    calls = message.get("tool_calls") or ()
+    calls = read_calls(message)
     content = read_text(message.get("content")) or ""
     if content or not (texts or calls):
         texts.append((new_message(context, len(texts)), content))
     for call in calls:
-        function = call.get("function") or {}
+        function = read_function(call)
         item = new_call(context, len(texts), read_text(call.get("id")) or "", read_text(function.get("name")) or "")
         arguments = read_text(function.get("arguments")) or ""
         texts.append((item, custom_input(arguments) if isinstance(item, CustomOutput) else arguments))
     last = len(texts) - 1
     return [item.value(text, last_status if i == last else "completed") for i, (item, text) in enumerate(texts)]
+
+
+def read_calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tool calls of an engine's message or delta."""
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise EngineUnavailable("the engine's answer has tool calls that are no objects")
+    return calls
+
+
+def read_function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    return function if isinstance(function, dict) else {}
 
 
 def shell_action(arguments: str) -> dict[str, Any] | None:

@@ -107,13 +107,13 @@ class ResponsesDialect:
             echoed=history.echoed.uids(),
         )
         settings = settings_of(request, call.request)
-        output = OutputContext(around.seal, call.uid, tools, bool(settings["reasoning"]["summary"]))
+        output = OutputContext(around.seal.seal(call.uid), tools, bool(settings["reasoning"]["summary"]))
         return call._replace(context=ResponseContext(output, write_json(settings, "the request")[1:]))
 
     def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:
         context, choice = _context(call), answer.message["choices"][0]
         finish = read_text(choice.get("finish_reason"))
-        output = whole_output(context.output, choice["message"], item_status(finish))
+        output = whole_output(context.output, choice.get("message") or {}, item_status(finish))
         model = read_text(answer.message.get("model")) or str(call.request.get("model"))
         usage = response_usage(answer.message.get("usage"), answer.usage)
         sampled = _sampled(answer.message, choice) if call.wants.ids else None

@@ -6,19 +6,18 @@ The text is encoded, not encrypted: it is the client's own answer.
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from contextlib import suppress
 
-from stepwell.gateway.dialects.step_seal import StepSeal
-
 PREFIX = "sw1."
 LONGEST_TEXT = 65_536
 """Characters. Of a longer reasoning only the step is sealed."""
 
 
-def seal_reasoning(seal: StepSeal, uid: str, text: str) -> str:
+def encode_reasoning(text: str) -> str:
+    """A content to attach a seal to."""
     kept = text if len(text) <= LONGEST_TEXT else ""
-    return seal.attach(PREFIX + urlsafe_b64encode(kept.encode()).decode(), uid)
+    return PREFIX + urlsafe_b64encode(kept.encode()).decode()
 
 
-def open_reasoning(content: str) -> str:
+def decode_reasoning(content: str) -> str:
     """The text in a content whose seal is detached; empty if it has none."""
     if content.startswith(PREFIX):
         with suppress(ValueError):
