@@ -11,7 +11,7 @@ block or a tool is refused, because the model would answer another question than
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
@@ -38,6 +38,8 @@ from stepwell.gateway.dialects.step_seal import StepSeal
 
 BILLING_LINE = "x-anthropic-billing-header:"
 """How the changing line in Claude Code's system prompt begins."""
+Content: TypeAlias = str | list[Any]
+"""One text, or blocks."""
 ROLES = ("user", "assistant", "system")
 ERROR = "Error: "
 """Put before the result of a tool that failed, unless the result says so itself: chat has no field for it."""
@@ -60,9 +62,9 @@ def translate_request(request: Mapping[str, Any], seal: StepSeal) -> TranslatedR
     """BadRequest says what is wrong. Parts of `request` are used in the result."""
     conversation = Conversation(seal)
     if (system := request.get("system")) is not None:
-        conversation.add("system", _blocks(system, "system"))
-    for role, blocks in _turns(request.get("messages")):
-        conversation.add(role, blocks)
+        conversation.add("system", _content(system, "system"))
+    for role, content in _turns(request.get("messages")):
+        conversation.add(role, content)
     messages = conversation.messages
     if not messages:
         raise BadRequest("the messages have no text")
@@ -74,31 +76,39 @@ def translate_request(request: Mapping[str, Any], seal: StepSeal) -> TranslatedR
     )
 
 
-def _turns(messages: object) -> Iterator[tuple[str, list[Any]]]:
-    """The role and the blocks of each turn: consecutive messages of one role."""
+def _turns(messages: object) -> Iterator[tuple[str, Content]]:
+    """The role and the content of each turn: consecutive messages of one role."""
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages must be a list of at least one message")
-    turn, blocks = "", list[Any]()
+    turn: str = ""
+    content: Content = ""
     for place, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ROLES:
             raise BadRequest(f"messages.{place}: every message must be an object with the role user or assistant")
-        if role != turn and turn:
-            yield turn, blocks
-            blocks = []
-        turn = role
-        blocks = blocks + _blocks(message.get("content"), f"messages.{place}.content")
-    yield turn, blocks
+        said = _content(message.get("content"), "messages.content")
+        if role == turn:
+            content = [*_as_blocks(content), *_as_blocks(said)]
+            continue
+        if turn:
+            yield turn, content
+        turn, content = role, said
+    yield turn, content
 
 
-def _blocks(content: object, where: str) -> list[Any]:
+def _content(content: object, where: str) -> Content:
+    """A text is mostly all there is, and is not looked at block by block."""
     if isinstance(content, str):
-        return [text_part(content)]
+        return content
     blocks = require_list(content, where)
     for block in blocks:
         if not isinstance(block, dict):
             raise BadRequest(f"{where}: every block must be an object")
-    return blocks
+    return _block_text(blocks[0]) if len(blocks) == 1 and blocks[0].get("type") == "text" else blocks
+
+
+def _as_blocks(content: Content) -> list[Any]:
+    return [text_part(content)] if isinstance(content, str) else content
 
 
 class Conversation:
@@ -110,13 +120,15 @@ class Conversation:
         self.malformed_calls = 0
         self._last_user_text = ""
 
-    def add(self, role: str, blocks: list[Any]) -> None:
-        if role == "user":
-            self._add_user(blocks)
-        elif role == "assistant":
-            self._add_assistant(blocks)
+    def add(self, role: str, content: Content) -> None:
+        if role == "system":
+            self._add_system(_as_blocks(content))
+        elif not isinstance(content, str):
+            self._add_user(content) if role == "user" else self._add_assistant(content)
         else:
-            self._add_system(blocks)
+            self.messages.append({"role": role, "content": content})
+            if role == "user" and content:
+                self._last_user_text = content
 
     def prompt_texts(self) -> PromptTexts:
         """The user's last text counts, not the whole message: harnesses put reminders before it."""
@@ -148,7 +160,7 @@ class Conversation:
         """Returns its images: they come with the user's message, because few templates show those of a tool."""
         call_id = require_text(block.get("tool_use_id"), "tool_result.tool_use_id")
         content = block.get("content")
-        parts = [] if content is None else [_part(one) for one in _blocks(content, "tool_result.content")]
+        parts = [] if content is None else list(map(_part, _as_blocks(_content(content, "tool_result.content"))))
         text = "\n".join(part["text"] for part in parts if part["type"] == "text")
         if block.get("is_error") is True and not text.lower().startswith("error"):
             text = ERROR + text
@@ -225,5 +237,5 @@ def _document_text(source: Mapping[str, Any]) -> str:
         case "text":
             return require_text(source.get("data"), "document.source.data")
         case "content":
-            return "\n".join(map(_block_text, _blocks(source.get("content"), "document.source.content")))
+            return "\n".join(map(_block_text, _as_blocks(_content(source.get("content"), "document.source.content"))))
     raise BadRequest(f"documents with a source of type {shown_type(source)} are not supported")
