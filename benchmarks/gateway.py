@@ -4,7 +4,8 @@ All have the same 32 clients and the same scripted engine: a request of 20 messa
 ids, log-probabilities and 2,048 prompt ids; streamed, 64 chunks of 4 tokens, as fast as they are read, and again with a
 chunk every 10 ms, like a real engine. The figure is the CPU of a subject's processes per call, with recording;
 `bare_recorder` is the reference. Ours writes into a DataPool on Ray, whose own CPU is reported separately. All are
-measured in turns, and every call is checked to be recorded; a ratio is the median over rounds.
+measured in turns, and every call is checked to be recorded; a ratio is the median over rounds. The same question is
+asked in our other dialects too.
 
     python -m benchmarks.gateway [--quick] [--without-peers]
 """
@@ -24,6 +25,7 @@ from benchmarks.gateway_rig.ours import OurGateway, our_gateway
 from benchmarks.gateway_rig.peers import peer_subjects
 from benchmarks.gateway_rig.processes import LoadProcess, module, serving
 from benchmarks.gateway_rig.rounds import KINDS, STREAMED, UNSTREAMED, Course
+from benchmarks.gateway_rig.spoken import CHAT, SPOKEN
 from benchmarks.gateway_rig.subjects import bare_subjects
 from benchmarks.report import report
 
@@ -33,6 +35,8 @@ NAMESPACE = "benchmark"
 PEERS = {"rllm": 5.0, "litellm": 20.0}
 """How many times our CPU a call must cost there."""
 OF_BARE = 1.3
+OF_CHAT = 1.3
+OTHER_DIALECTS = tuple(name for name in SPOKEN if name != CHAT)
 ADDED_MS = 1.5
 
 
@@ -56,7 +60,8 @@ def set_up(folder: Path, *, peers: bool) -> Iterator[tuple[Course, OurGateway]]:
         engine = stack.enter_context(serving(module("engine"), folder / "engine.log"))
         load = stack.enter_context(LoadProcess())
         ours = stack.enter_context(our_gateway(engine, folder, cluster.address, NAMESPACE))
-        subjects = [*stack.enter_context(bare_subjects(engine, folder)), ours]
+        others = map(ours.speaking, OTHER_DIALECTS)
+        subjects = [*stack.enter_context(bare_subjects(engine, folder)), ours, *others]
         if peers:
             subjects += stack.enter_context(peer_subjects(engine, folder))
         for subject in subjects:
@@ -73,6 +78,8 @@ def measure(course: Course, length: Length) -> dict[str, float]:
             if subject.name != "direct":  # where the CPU would be the engine's
                 figures[f"{subject.name}_{kind.name}_cpu_ms"] = course.median(subject.name, kind, lambda r: r.cpu_ms)
         figures[f"of_bare_{kind.name}"] = course.ratio("stepwell", "bare_recorder", kind)
+        for dialect in OTHER_DIALECTS:
+            figures[f"{dialect}_of_chat_{kind.name}"] = course.ratio(f"stepwell_{dialect}", "stepwell", kind)
         for peer in PEERS:
             if any(subject.name == peer for subject in course.subjects):
                 figures[f"{peer}_of_ours_{kind.name}"] = course.ratio(peer, "stepwell", kind)
@@ -90,13 +97,13 @@ def measure_latency(course: Course, length: Length) -> dict[str, float]:
 
 
 def print_table(course: Course, figures: dict[str, float]) -> None:
-    print(f"\n{'':>16}" + "".join(f"{kind.name + ' CPU ms':>20} {'calls/s':>8}" for kind in KINDS))
+    print(f"\n{'':>20}" + "".join(f"{kind.name + ' CPU ms':>20} {'calls/s':>8}" for kind in KINDS))
     for subject in course.subjects:
         cells = []
         for kind in KINDS:
             cpu, calls = (figures.get(f"{subject.name}_{kind.name}_{what}") for what in ("cpu_ms", "calls_s"))
             cells.append(f"{'–' if cpu is None else f'{cpu:.3f}':>20} {calls:>8,.0f}")
-        print(f"{subject.name:>16}" + "".join(cells))
+        print(f"{subject.name:>20}" + "".join(cells))
     print()
 
 
@@ -117,7 +124,9 @@ def main() -> None:
     peers = {} if given.without_peers else PEERS
     report(
         {name: round(value, 3) for name, value in figures.items()},
-        at_most={f"of_bare_{kind}": OF_BARE for kind in targeted} | {"added_p50_ms": ADDED_MS},
+        at_most={f"of_bare_{kind}": OF_BARE for kind in targeted}
+        | {f"{dialect}_of_chat_{kind}": OF_CHAT for dialect in OTHER_DIALECTS for kind in targeted}
+        | {"added_p50_ms": ADDED_MS},
         at_least={f"{peer}_of_ours_{kind}": bound for peer, bound in peers.items() for kind in targeted},
     )
 

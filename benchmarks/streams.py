@@ -29,7 +29,7 @@ from benchmarks.gateway_rig.processes import (
     serving,
     starved_seconds,
 )
-from benchmarks.gateway_rig.subjects import CHAT, Door
+from benchmarks.gateway_rig.subjects import CHAT_PATH, Door
 from benchmarks.report import report
 
 CHUNKS_A_SECOND = 5
@@ -79,7 +79,7 @@ def opening_seconds(seconds: int) -> int:
 def direct_gap(engine: Server, load: LoadProcess, streams: int) -> float:
     """What clients see of the engine itself, for comparison: how late this machine is on its own account."""
     engine.ask("/rig/pace", {"gap": 1 / CHUNKS_A_SECOND, "chunks": CHUNKS_A_SECOND * DIRECT_SECONDS}, method="PUT")
-    order = Order(port=engine.port, paths=[CHAT] * streams, keys=[""] * streams, stream=True, seconds=0)
+    order = Order(port=engine.port, paths=[CHAT_PATH] * streams, keys=[""] * streams, stream=True, seconds=0)
     return load.run(order).gap_p99_ms
 
 

@@ -17,11 +17,12 @@ from typing import cast
 import httptools
 import uvloop
 
-from benchmarks.gateway_rig import canned
+from benchmarks.gateway_rig.spoken import CHAT, SPOKEN
 
 CONNECTING = 256
 """Connections opened at once: no listener's backlog overflows."""
-END = canned.DONE[-8:]
+TAIL = 32
+"""As many bytes as the longest ending has, and more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class Order:
     stream: bool
     seconds: float
     """How long new calls are begun. Each client makes at least one."""
+    dialect: str = CHAT
     spread: float = 0.0
     """Seconds over which the clients' first calls are spread; 0: all at once."""
 
@@ -127,7 +129,7 @@ class Client(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self.seen.events += body.count(b"\n\n") + (self.tail[-1:] == body[:1] == b"\n")
-        self.tail = body[-len(END) :]
+        self.tail = (self.tail + body[-TAIL:])[-TAIL:]
 
     def on_message_complete(self) -> None:
         assert self.parser is not None
@@ -136,8 +138,8 @@ class Client(asyncio.Protocol):
         status = self.parser.get_status_code()
         if status != 200:
             self.seen.errors[f"status {status}"] += 1
-        elif self.seen.order.stream and self.tail != END:
-            self.seen.errors["stream without [DONE]"] += 1
+        elif self.seen.order.stream and not self.tail.endswith(SPOKEN[self.seen.order.dialect].ending):
+            self.seen.errors["stream without its end"] += 1
         else:
             self.seen.latencies.append(now - self.started)
         self.answering = False
@@ -179,7 +181,7 @@ async def obey(order: Order) -> Load:
 
 def make_request(order: Order, number: int) -> bytes:
     """What the client of that number sends, again and again."""
-    body = canned.request_body(stream=order.stream, user=f"agent-{number}")
+    body = SPOKEN[order.dialect].body(order.stream, f"agent-{number}")
     head = (
         f"POST {order.paths[number]} HTTP/1.1\r\nHost: 127.0.0.1:{order.port}\r\n"
         f"Authorization: Bearer {order.keys[number]}\r\n"

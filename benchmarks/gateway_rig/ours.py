@@ -16,6 +16,7 @@ import ray
 
 from benchmarks.gateway_rig import canned
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, serving
+from benchmarks.gateway_rig.spoken import CHAT, SPOKEN
 from benchmarks.gateway_rig.subjects import Door
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.stats import StepCount
@@ -24,25 +25,32 @@ from stepwell.pool.shard.actor import start_pool
 from tests.rig.tiny_model import make_tiny_model
 from tests.rig.waiting import wait_until
 
+NAME = "stepwell"
 POOL = "data_pool"
 SETTLING = 120.0
 
 
 class OurGateway:
-    name = "stepwell"
+    """Clients speak chat, unless another dialect is named."""
 
-    def __init__(self, server: Server, pool: DataPool, pool_pid: int, key: str) -> None:
+    def __init__(self, server: Server, pool: DataPool, pool_pid: int, key: str, dialect: str = CHAT) -> None:
+        self.name = NAME if dialect == CHAT else f"{NAME}_{dialect}"
+        self.dialect = dialect
         self.server, self.pool, self.key = server, pool, key
         self._pool_pid = pool_pid
         self._pool_cpu, self._calls = 0.0, 0
         self._bases: list[str] = []
+
+    def speaking(self, dialect: str) -> "OurGateway":
+        """The same gateway for clients of another dialect."""
+        return OurGateway(self.server, self.pool, self._pool_pid, self.key, dialect)
 
     def open(self, clients: int) -> list[Door]:
         self._before, self._pool_cpu_before = self._accepted(), cpu_seconds(self._pool_pid)
         opened = [self.server.ask("/init_trajectory", {}, key=self.key) for _ in range(clients)]
         self._bases = [trajectory["base_url"].removeprefix(self.server.url) for trajectory in opened]
         return [
-            Door(f"{base}/chat/completions", trajectory["api_key"])
+            Door(f"{base}/v1/{SPOKEN[self.dialect].path}", trajectory["api_key"])
             for base, trajectory in zip(self._bases, opened, strict=True)
         ]
 

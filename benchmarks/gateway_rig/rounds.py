@@ -55,7 +55,7 @@ class Course:
                 measured = self.measure(subject, kind, clients, seconds)
                 self.rounds.setdefault((subject.name, kind.name), []).append(measured)
                 figures = f"{measured.calls_s:>8,.0f} calls/s {measured.cpu_ms:>8.3f} ms CPU a call"
-                say(f"{kind.name} {number + 1}/{rounds} {subject.name:>14} {figures}")
+                say(f"{kind.name} {number + 1}/{rounds} {subject.name:>18} {figures}")
 
     def measure(self, subject: Subject, kind: Kind, clients: int, seconds: float) -> Round:
         doors = subject.open(clients)
@@ -64,6 +64,7 @@ class Course:
             paths=[door.path for door in doors],
             keys=[door.key for door in doors],
             stream=kind.stream,
+            dialect=subject.dialect,
             seconds=seconds,
         )
         before = subject.cpu()

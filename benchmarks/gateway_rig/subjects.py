@@ -8,9 +8,10 @@ from typing import Protocol
 
 from benchmarks.gateway_rig import canned
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, module, serving
+from benchmarks.gateway_rig.spoken import CHAT
 from tests.rig.waiting import wait_until
 
-CHAT = "/v1/chat/completions"
+CHAT_PATH = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Door:
 
 class Subject(Protocol):
     name: str
+    dialect: str
+    """That its clients speak."""
 
     @property
     def server(self) -> Server: ...
@@ -43,11 +46,13 @@ class Subject(Protocol):
 class Plain:
     """Records nothing, and so has nothing to prove: the engine itself, a plain proxy, litellm as it comes."""
 
+    dialect = CHAT
+
     def __init__(self, name: str, server: Server) -> None:
         self.name, self.server = name, server
 
     def open(self, clients: int) -> list[Door]:
-        return [Door(CHAT)] * clients
+        return [Door(CHAT_PATH)] * clients
 
     def settle(self, calls: int) -> None: ...
 
@@ -73,7 +78,7 @@ class Rllm(Plain):
 
     def open(self, clients: int) -> list[Door]:
         self._sessions = [self.server.ask("/sessions", {})["session_id"] for _ in range(clients)]
-        return [Door(f"/sessions/{session}{CHAT}") for session in self._sessions]
+        return [Door(f"/sessions/{session}{CHAT_PATH}") for session in self._sessions]
 
     def settle(self, calls: int) -> None:
         wait_until(lambda: self._traces() >= calls, f"{calls} traces of rllm-model-gateway")

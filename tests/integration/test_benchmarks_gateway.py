@@ -13,6 +13,7 @@ from benchmarks.gateway_rig.metrics import Histogram
 from benchmarks.gateway_rig.ours import OurGateway, our_gateway
 from benchmarks.gateway_rig.processes import LoadProcess, Server, module, serving
 from benchmarks.gateway_rig.rounds import KINDS, Course
+from benchmarks.gateway_rig.spoken import CHAT, SPOKEN
 from benchmarks.gateway_rig.subjects import bare_subjects
 from benchmarks.streams import Watched, crowd, hold_streams
 from tests.rig.fake_engine import FakeEngine
@@ -81,7 +82,8 @@ def test_every_subject_is_measured_and_proves_what_it_recorded(
     engine: Server, load: LoadProcess, ours: OurGateway, folder: Path
 ) -> None:
     with bare_subjects(engine, folder) as bare:
-        course = Course(engine, load, [*bare, ours])
+        others = [ours.speaking(dialect) for dialect in SPOKEN if dialect != CHAT]
+        course = Course(engine, load, [*bare, ours, *others])
         for subject in course.subjects:
             check_answers(subject)
         for kind in KINDS:
