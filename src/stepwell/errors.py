@@ -32,6 +32,10 @@ class ModelNotFound(StepwellError):
     """The request names a model that it may not use."""
 
 
+class PreviousResponseNotFound(StepwellError):
+    """The request continues a response that is not stored."""
+
+
 class Forbidden(StepwellError):
     """The key is missing, wrong, or not valid for this request."""
 

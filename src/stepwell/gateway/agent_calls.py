@@ -165,6 +165,7 @@ class AgentCalls:
                 await self._join_or_lead(exchange, receive, headers.key(begun.trajectory_uid, raw))
         except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
             error = describe_unforeseen(failure, f"a call of trajectory {ref.trajectory_uid}")
+            self.metrics.calls_refused[kind, error.code].inc()
             await send_error(writer, dialect, error, exchange.stream if exchange else None)
         finally:
             self.in_flight -= 1

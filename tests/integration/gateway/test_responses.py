@@ -172,11 +172,27 @@ async def test_a_stream_that_fails_ends_with_the_failed_response(agent: Agent, e
 
 
 async def test_what_is_not_there_is_refused_with_what_to_do(agent: Agent) -> None:
-    with pytest.raises(openai.BadRequestError, match="send the whole input with every call, with store=false"):
+    with pytest.raises(
+        openai.BadRequestError, match="send the whole input with every call, with store=false"
+    ) as refused:
         await agent.client.responses.create(model="tiny", input="how?", previous_response_id="resp_1")
+    assert refused.value.code == "previous_response_not_found"
     with pytest.raises(openai.NotFoundError, match="the model `gpt-5` does not exist here"):
         await agent.client.responses.create(model="gpt-5", input="how?")
-    assert await agent.metric('stepwell_calls_total{kind="responses",status="400"}') == 1
+    refusals = 'stepwell_calls_refused_total{code="%s",kind="responses"}'
+    assert await agent.metric(refusals % "previous_response_not_found") == 1
+    assert await agent.metric(refusals % "model_not_found") == 1
+
+
+async def test_the_tokens_of_an_input_are_counted_without_a_step(
+    agent: Agent, pool: LocalPool, engine: FakeEngine
+) -> None:
+    engine.replies.append(Reply("all well"))
+    count = await agent.client.responses.input_tokens.count(model="tiny", input="how?", instructions="Be brief.")
+    await agent.client.responses.create(model="tiny", input="how?", instructions="Be brief.")
+    await agent.complete()
+    (step,) = pool.taken()
+    assert count.input_tokens == len(step.prompt_ids)
 
 
 async def test_a_call_of_the_harness_itself_is_marked(agent: Agent, engine: FakeEngine) -> None:

@@ -21,6 +21,7 @@ log = logging.getLogger("stepwell.gateway")
 
 STATUS: dict[type[errors.StepwellError], int] = {
     errors.BadRequest: 400,
+    errors.PreviousResponseNotFound: 400,
     errors.Forbidden: 401,
     errors.UnknownTrajectory: 404,
     errors.ModelNotFound: 404,

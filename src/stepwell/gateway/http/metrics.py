@@ -72,6 +72,9 @@ class GatewayMetrics:
         self._quarantined = self._counter("quarantined", "Recorded steps that do not add up.", "reason")
         self._untrainable = self._counter("untrainable", "Sound steps that are not trained unless asked for.", "reason")
         self.clients_gone = self._counter("clients_gone", "Clients that left before the end of their answer.", "kind")
+        self.calls_refused = self._counter(
+            "calls_refused", "Calls refused before an engine was asked, by the code of their error.", "kind", "code"
+        )
         self.calls_joined = self._counter("calls_joined", "Repeated calls that got the first one's answer.", "kind")
         self.calls_continued = self._counter("calls_continued", "Generations continued after a weight update.", "kind")
         self.bridge = self._counter(

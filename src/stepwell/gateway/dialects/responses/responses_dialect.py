@@ -10,7 +10,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepwell.errors import BadRequest
+import orjson
+
+from stepwell.errors import BadRequest, PreviousResponseNotFound
 from stepwell.gateway.dialects.chat import prompt_texts, repair_messages
 from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall, TokenCounter
 from stepwell.gateway.dialects.openai_choices import ChoicesReply
@@ -19,6 +21,7 @@ from stepwell.gateway.dialects.openai_request import (
     FLAG,
     OBJECT,
     TEXT,
+    choose_model,
     make_call,
     read_json_object,
     write_json,
@@ -39,7 +42,6 @@ from stepwell.wire.openai import Upstream, read_text
 
 WHOLE_INPUT = "send the whole input with every call, with store=false"
 REFUSED: Mapping[str, str] = {
-    "previous_response_id": f"this gateway stores no responses; {WHOLE_INPUT}",
     "conversation": f"this gateway stores no conversations; {WHOLE_INPUT}",
     "prompt": "this gateway stores no prompts; send instructions and input",
     "background": "answers are given in the response to the request; leave it out",
@@ -52,24 +54,47 @@ SAME_AS_CHAT = (
 """Fields that are forwarded as they are. Those that only chat has work here too."""
 UNLIKE_CHAT = ("n", "max_tokens", "stream_options", "return_token_ids")
 ITEMS: dict[str, Any] = {"type": "array", "minItems": 1, "items": OBJECT}
+PROMPT_FIELDS: dict[str, Any] = {
+    "model": TEXT,
+    "input": {"anyOf": [TEXT, ITEMS]},
+    "instructions": TEXT,
+    "tools": {"type": "array", "items": OBJECT},
+    "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT]},
+    "reasoning": {"type": "object", "properties": {"effort": TEXT, "summary": TEXT}},
+}
+RENDERED = ("model", "messages", "tools", "chat_template_kwargs")
+"""The fields of a chat request that engines count the tokens of."""
 REQUEST_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["model", "input"],
     "properties": {
-        "input": {"anyOf": [TEXT, ITEMS]},
-        "instructions": TEXT,
-        "tools": {"type": "array", "items": OBJECT},
-        "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT]},
+        **PROMPT_FIELDS,
         "parallel_tool_calls": FLAG,
         "max_output_tokens": {"type": "integer", "minimum": 1},
         "text": {"type": "object", "properties": {"format": OBJECT}},
-        "reasoning": {"type": "object", "properties": {"effort": TEXT, "summary": TEXT}},
         "include": {"type": "array", "items": TEXT},
         "metadata": OBJECT,
         "store": FLAG,
         **{name: schema for name, schema in COMMON_FIELDS.items() if name not in UNLIKE_CHAT},
     },
 }
+
+
+class ResponsesTokenCounter:
+    path = "responses/input_tokens"
+    summary = "Count the tokens of a response's input"
+    request_schema: Mapping[str, Any] = {"type": "object", "required": ["model", "input"], "properties": PROMPT_FIELDS}
+
+    def read(self, raw: bytes, around: CallSurroundings) -> dict[str, Any]:
+        request = read_json_object(raw)
+        history, tools = read_input(request, around)
+        chat = chat_request(request, history.messages, tools)
+        counted = {name: chat[name] for name in RENDERED if name in chat}
+        choose_model(counted, around.models)
+        return counted
+
+    def reply(self, tokens: int) -> bytes:
+        return orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens})
 
 
 class ResponsesDialect:
@@ -82,18 +107,11 @@ class ResponsesDialect:
         "version_spans and exactness."
     )
     request_schema: Mapping[str, Any] = REQUEST_SCHEMA
-    token_counter: TokenCounter | None = None
+    token_counter: TokenCounter | None = ResponsesTokenCounter()
 
     def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
         request = read_json_object(raw)
-        for name, why in REFUSED.items():
-            if request.get(name):
-                raise BadRequest(f"{name} is not supported: {why}")
-        tools = ClientTools()
-        tools.add(request.get("tools") or [])
-        history = ChatHistory(around.seal, tools)
-        history.add_instructions(request.get("instructions"))
-        history.add_input(request.get("input"))
+        history, tools = read_input(request, around)
         malformed = repair_messages(history.messages)
         call = make_call(
             self,
@@ -124,6 +142,20 @@ class ResponsesDialect:
 
     def error(self, error: ErrorDetails) -> bytes:
         return openai_error(error)
+
+
+def read_input(request: Mapping[str, Any], around: CallSurroundings) -> tuple[ChatHistory, ClientTools]:
+    if request.get("previous_response_id"):
+        raise PreviousResponseNotFound(f"previous_response_id: this gateway stores no responses; {WHOLE_INPUT}")
+    for name, why in REFUSED.items():
+        if request.get(name):
+            raise BadRequest(f"{name} is not supported: {why}")
+    tools = ClientTools()
+    tools.add(request.get("tools") or [])
+    history = ChatHistory(around.seal, tools)
+    history.add_instructions(request.get("instructions"))
+    history.add_input(request.get("input"))
+    return history, tools
 
 
 def chat_request(request: Mapping[str, Any], messages: list[dict[str, Any]], tools: ClientTools) -> dict[str, Any]:

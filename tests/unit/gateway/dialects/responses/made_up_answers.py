@@ -122,8 +122,8 @@ def make_ids(luck: Random) -> list[int]:
 
 
 def cut(luck: Random, text: str) -> list[str]:
-    """In up to four pieces."""
-    places = sorted({0, len(text), *(luck.randint(0, len(text)) for _ in range(luck.randint(0, 3)))})
+    """In up to three pieces."""
+    places = sorted({0, len(text), *(luck.randint(0, len(text)) for _ in range(luck.randint(0, 2)))})
     return [text[start:end] for start, end in pairwise(places)]
 
 

@@ -44,7 +44,7 @@ def test_the_engine_is_asked_for_nothing_that_it_does_not_know() -> None:
     assert full == plain
 
 
-@pytest.mark.parametrize("field", ["previous_response_id", "conversation", "prompt", "background"])
+@pytest.mark.parametrize("field", ["conversation", "prompt", "background"])
 def test_what_would_change_the_answer_is_refused_with_what_to_do(field: str) -> None:
     with pytest.raises(BadRequest, match=f"{field} is not supported: .*(send|leave)"):
         ask(**{field: True})

@@ -26,7 +26,7 @@ from tests.unit.gateway.dialects.asking import VLLM
 from tests.unit.gateway.dialects.responses.made_up_answers import CUSTOM, Answer, make_answer, make_text, tools_for
 
 CONVERSATIONS, PARTS = 2_000, 4
-WITHOUT_CLIENT = 100
+WITHOUT_CLIENT = 200
 """One conversation of so many goes through the whole client too, which takes ten times as long as all the rest."""
 AROUND = CallSurroundings(response_length=64, seal=StepSeal(AccessKeys(["control-key-of-the-tests"])))
 RESPONSES = ResponsesDialect()
@@ -201,7 +201,7 @@ def test_the_package_reads_every_answer_and_the_engine_sees_one_conversation(par
 def converse(luck: Random, client: Client | None) -> None:
     conversation, is_codex = Conversation(luck), luck.random() < 0.5
     fields = {"instructions": "Be brief.", "reasoning": {"effort": "low", "summary": "auto"}} if is_codex else {}
-    for _ in range(luck.choice([1, 1, 1, 2, 3])):
+    for _ in range(luck.choice([1, 1, 1, 1, 2, 3])):
         conversation.say(make_text(luck, 1))
         answer = make_answer(luck)
         call, response = ask(conversation, answer, fields, client)
