@@ -112,7 +112,7 @@ def create_app(
         trained_model=trained_model,
         is_durable=is_durable,
     )
-    bridges = None if bridge is None else Bridge(engines=engines, thinking=bridge)
+    bridges = None if bridge is None else Bridge(engines=engines, pool=pool, thinking=bridge)
     if bridges is not None:
         known.on_forget = bridges.turns.forget
     keep_alives = KeepAlives(limits.keep_alive_seconds)

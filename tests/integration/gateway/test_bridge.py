@@ -333,3 +333,34 @@ async def test_ids_that_the_engine_refuses_are_replaced_by_the_messages(pool: Lo
         engine.max_model_len = 450
         assert (await talk.answer_calls())["content"] == "done"
         assert made(await talk.steps())[1:] == ["rendered: refused"]
+
+
+async def test_a_second_gateway_and_a_restarted_one_continue_what_another_recorded(
+    engine: FakeEngine, pool: LocalPool
+) -> None:
+    opened = {"trajectory_uid": "t", "prompt_uid": "p"}
+    messages: list[dict[str, Any]] = []
+    for _ in range(3):
+        gateway = serve_gateway(pool, [engine.url], bridge=ThinkingPolicy.TEMPLATE)
+        async with gateway as url, agent_of(url, **opened) as agent:
+            talk = Conversation(agent, pool, max_tokens=64)
+            talk.messages = messages
+            await talk.ask(NEXT)
+            await talk.ask(NEXT)
+    async with serve_gateway(pool, [engine.url]) as url, agent_of(url, **opened) as agent:
+        steps = await Conversation(agent, pool).steps()
+    assert made(steps)[1:] == ["bridged"] * 5
+    assert row_count(steps) == 1
+
+
+async def test_while_the_pool_is_away_a_parent_is_found_in_memory_only(engine: FakeEngine, pool: LocalPool) -> None:
+    async with conversing(engine, pool) as talk:
+        await talk.ask(USER)
+        pool.away = True
+        await talk.ask(NEXT)
+        talk.messages[1] = {"role": "assistant", "content": "edited"}
+        await talk.ask(NEXT)
+        assert await talk.agent.metric('stepwell_bridge_total{outcome="pool_away"}') == 1
+        pool.away = False
+        steps = await talk.steps()
+    assert made(steps)[1:] == ["bridged", "rendered: pool_away"]

@@ -5,7 +5,8 @@ A failure never reaches the agent: a call that cannot be continued is rendered b
 
 import asyncio
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ from stepwell.gateway.bridge.recent_turns import RecentTurns
 from stepwell.gateway.bridge.template_probes import TemplateProbes
 from stepwell.gateway.bridge.thinking import ThinkingPolicy, thinking_to_prove
 from stepwell.gateway.dialects.dialect import ModelCall
+from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.steps.step import BRIDGED, RENDERED, IntArray, JsonObject, Step
 from stepwell.wire.openai import Upstream
@@ -34,6 +36,9 @@ from stepwell.wire.openai import Upstream
 log = logging.getLogger("stepwell.gateway")
 
 RENDER_TIMEOUT = 2.0
+POOL_TIMEOUT = 1.0
+ASK_PAUSE = 10.0
+"""Seconds until the pool is asked again after it did not answer."""
 OTHER_PROMPTS = ("continue_final_message", "echo", "truncate_prompt_tokens", "prompt_embeds")
 """Fields by which a request asks for another prompt than its messages alone give."""
 
@@ -67,10 +72,14 @@ class PromptPlan:
 @dataclass(slots=True, eq=False, kw_only=True)
 class Bridge:
     engines: EngineFleet
+    pool: StepSink
     thinking: ThinkingPolicy = ThinkingPolicy.TEMPLATE
     turns: RecentTurns = field(default_factory=RecentTurns)
     probes: TemplateProbes = field(default_factory=TemplateProbes)
     render_timeout: float = RENDER_TIMEOUT
+    pool_timeout: float = POOL_TIMEOUT
+    clock: Callable[[], float] = time.monotonic
+    _ask_again_at: float = 0.0
 
     async def plan(self, call: ModelCall, ref: TrajectoryRef) -> PromptPlan | None:
         """How the prompt of a call is made. None for calls that have no messages."""
@@ -119,7 +128,7 @@ class Bridge:
         template = self.engines.template
         if not template:
             raise CannotBridge(BridgeOutcome.NO_RENDERER)
-        parent = find_parent(self.turns.of(ref.trajectory_uid), asked, call.echoed)
+        parent = await self._parent(asked, ref, call.echoed)
         places = thinking_to_prove(self.thinking, parent, asked, messages)
         renderer, reply = EngineRenderer(self.engines, template, request, asked), messages[asked.reply_at]
         try:
@@ -131,6 +140,29 @@ class Bridge:
             raise CannotBridge(BridgeOutcome.RENDER_FAILED) from None
         plan.outcome, plan.parent, plan.template = BridgeOutcome.BRIDGED, parent, template
         plan.ids = np.concatenate([parent.tokens, delta])
+
+    async def _parent(self, asked: RequestDigest, ref: TrajectoryRef, echoed: Sequence[str]) -> Turn:
+        """Among the turns that this gateway remembers, and if it is not there, in the pool."""
+        turns = self.turns.of(ref.trajectory_uid)
+        try:
+            return find_parent(turns, asked, echoed)
+        except CannotBridge as why:
+            if why.outcome not in (BridgeOutcome.NO_PARENT, BridgeOutcome.EDITED):
+                raise
+        return find_parent([*turns, *await self._ask_pool(asked, ref)], asked, echoed)
+
+    async def _ask_pool(self, asked: RequestDigest, ref: TrajectoryRef) -> list[Turn]:
+        """What another gateway recorded, or this one before its restart."""
+        if self.clock() < self._ask_again_at:
+            raise CannotBridge(BridgeOutcome.POOL_AWAY)
+        try:
+            async with asyncio.timeout(self.pool_timeout):
+                found = await self.pool.turns(ref.trajectory_uid, ref.prompt_uid, asked.replied)
+        except (StepwellError, TimeoutError):
+            self._ask_again_at = self.clock() + ASK_PAUSE
+            raise CannotBridge(BridgeOutcome.POOL_AWAY) from None
+        read = [(turn, read_lineage(turn.lineage)) for turn in found]
+        return [Turn(turn.uid, turn.tokens, turn.finish_reason, lineage) for turn, lineage in read if lineage]
 
 
 @dataclass(frozen=True, slots=True)

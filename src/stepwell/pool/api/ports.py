@@ -9,7 +9,7 @@ from typing import Protocol
 from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
 from stepwell.pool.api.leasing import HasLeases, LeasedGroups, ReadyGroups
 from stepwell.pool.api.pacing import Pacing
-from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import EndResult, RecordedTurn, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.scoring import Judgement, RewardRequest, RewardScore
 from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.serving_state import Serving
@@ -42,6 +42,9 @@ class StepSink(EngineDirectory, Protocol):
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
         """The channel of an open trajectory; None if it is not open."""
+
+    async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
+        """The steps of an open trajectory that a call continues whose history has this digest."""
 
     async def register_trajectory(self, registration: Registration) -> None: ...
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from stepwell.common.message_format import message
 from stepwell.steps.returns import GivenReward
-from stepwell.steps.step import JsonObject
+from stepwell.steps.step import IntArray, JsonObject
 
 TRAIN = "train"
 """The default channel."""
@@ -124,6 +124,18 @@ class CompleteCall(TrajectoryRef):
     gateway: str = ""
     """The gateway that sends the call, which has flushed the trajectory. Without a name, as from a gateway of an older
     release, the others are not waited for."""
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedTurn:
+    """A step, as far as a call that continues its conversation needs it."""
+
+    uid: str
+    tokens: IntArray
+    """Of its prompt and its response."""
+    finish_reason: str | None
+    lineage: JsonObject
 
 
 ProducerCall = KnowsCall | Registration | CompleteCall | AbortCall

@@ -22,6 +22,7 @@ from stepwell.pool.api.producing import (
     KnowsCall,
     ProducerAnswer,
     ProducerCall,
+    RecordedTurn,
     Registration,
     RewardGiven,
     SubmitVerdict,
@@ -48,6 +49,12 @@ class ProducerClient(ShardClient):
 
     async def register_trajectory(self, registration: Registration) -> None:
         await self._send(replace(registration, gateway=self._flushes.gateway))
+
+    async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
+        async def ask(shard: str, plan: PoolPlan) -> list[RecordedTurn]:
+            return await self.shards.at(shard).turns(trajectory_uid, prompt_uid, replied, **plan.stamp)
+
+        return await ask_owner(self.shards, prompt_uid, ask)
 
     async def pool_uid(self) -> str:
         return (await self.shards.plan()).uid

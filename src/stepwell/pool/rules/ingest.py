@@ -6,12 +6,25 @@ from dataclasses import replace
 
 from stepwell.errors import BadRequest, Conflict, PoolFull, UnknownTrajectory
 from stepwell.pool.api.plan import Overflow
-from stepwell.pool.api.producing import ENDED_BY, TRAIN, EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import (
+    ENDED_BY,
+    TRAIN,
+    EndResult,
+    RecordedTurn,
+    Registration,
+    RewardGiven,
+    SubmitVerdict,
+)
 from stepwell.pool.rules.ownership import Ownership
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import PackedSteps
 from stepwell.steps.columns import Columns
+from stepwell.steps.schema import CARRIED
+
+CARRIED_NAMES = [column.name for column in CARRIED]
+LINEAGE, FINISH_REASON = CARRIED_NAMES.index("lineage"), CARRIED_NAMES.index("finish_reason")
+"""Places in StoredStep.carried."""
 
 
 class Ingest:
@@ -25,6 +38,22 @@ class Ingest:
         if trajectory is None or trajectory.completed or not trajectory.is_at_home:
             return None
         return trajectory.group.channel if trajectory.group.prompt_uid == prompt_uid else None
+
+    def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
+        """The sound steps of an open trajectory whose conversation has this digest; most often one or none."""
+        trajectory = self._state.trajectories.get(trajectory_uid)
+        if trajectory is None or self.knows(trajectory_uid, prompt_uid) is None:
+            return []
+        return [
+            RecordedTurn(
+                step.uid,
+                trajectory.tokens.read(step.branch, step.tokens).copy(),
+                step.carried[FINISH_REASON],
+                step.carried[LINEAGE],
+            )
+            for step in trajectory.held_steps()
+            if step.carried[LINEAGE].get("replied") == replied
+        ]
 
     def is_elsewhere(self, registration: Registration) -> bool:
         """Must another shard be asked for it?"""

@@ -18,6 +18,7 @@ from stepwell.pool.api.producing import (
     KnowsCall,
     ProducerAnswer,
     ProducerCall,
+    RecordedTurn,
     Registration,
     RewardGiven,
     SubmitVerdict,
@@ -104,6 +105,13 @@ class ProducerCalls(ShardCalls):
         self._transactions.check_routed(revision)
         self._transactions.check_room()
         return await self._transactions.change(lambda: self.pool.ingest.submit_groups(steps, registrations))
+
+    async def turns(
+        self, trajectory_uid: str, prompt_uid: str, replied: str, revision: int | None = None
+    ) -> list[RecordedTurn]:
+        """The steps that a call with this history may continue."""
+        self._check_is_here(trajectory_uid, prompt_uid, revision)
+        return self.pool.ingest.turns(trajectory_uid, prompt_uid, replied)
 
     async def give_reward(self, reward: RewardGiven, revision: int | None = None) -> bool:
         """True if the reward is kept: for training or, if its trajectory was already shipped, in the archive.

@@ -6,7 +6,7 @@ from stepwell.errors import BadRequest, Conflict, UnknownTrajectory
 from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.steps.step import Step
+from stepwell.steps.step import Step, ids_array
 from tests.builders import EasyPool as Pool
 from tests.builders import make_step
 
@@ -302,3 +302,19 @@ def test_a_consumer_is_told_what_it_waits_for() -> None:
         "2 ready groups in channel 'train'; 0 ready of 1 groups held; the oldest unfinished group, 'p', "
         "has 1 of 4 trajectories complete and 2 started"
     )
+
+
+def test_the_steps_of_a_conversation_are_found_by_its_digest() -> None:
+    p = pool()
+    p.register(Registration("t", "p"))
+    for uid, replied, ids in (("a", "x", [1, 2]), ("b", "y", [1, 2, 3, 4]), ("c", "x", [1, 9])):
+        step = make_step("t", "p", uid=uid, prompt_ids=ids_array(ids), lineage={"replied": replied})
+        assert p.submit([step]) == [SubmitVerdict.ACCEPTED]
+    found = p.ingest.turns("t", "p", "x")
+    assert [turn.uid for turn in found] == ["a", "c"]
+    assert [turn.tokens[:2].tolist() for turn in found] == [[1, 2], [1, 9]]
+    assert [turn.lineage for turn in found] == [{"replied": "x"}] * 2
+    assert not p.ingest.turns("t", "p", "z")
+    assert not p.ingest.turns("t", "another", "x")
+    p.complete("t", "p", 1.0)
+    assert not p.ingest.turns("t", "p", "x")
