@@ -22,7 +22,7 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
 from stepwell.gateway.app import create_app
 from stepwell.pool.api.pacing import Pacing
-from stepwell.pool.api.producing import TRAIN, EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import TRAIN, EndResult, RecordedTurn, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.serving_state import Serving
 from stepwell.steps.step import JsonObject, Step
 
@@ -73,6 +73,9 @@ class RecordingPool:
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> str:
         return TRAIN
+
+    async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
+        return []
 
     async def register_trajectory(self, wanted: Registration) -> None:
         pass

@@ -55,6 +55,8 @@ class EngineFacts:
     """It turns token ids into the chat message that they spell."""
     renderer: str = ""
     """The route that gives the token ids of a chat request without generating; empty if there is none."""
+    renders_chat: bool = False
+    """`renderer` runs the code that chat calls run. Another one is used only after it gave the ids of a real prompt."""
     template: str = ""
     """A digest of what `renderer` gives for some conversations: engines with the same one have the same chat template
     and tokenizer. Empty if the engine takes no prompt of token ids in a chat request."""

@@ -134,6 +134,11 @@ class EngineFleet:
         templates = {engine.facts.template for engine in self.replicas if engine.probed}
         return templates.pop() if len(templates) == 1 else ""
 
+    @property
+    def renders_chat(self) -> bool:
+        """All engines render with the code that chat calls run."""
+        return all(engine.facts.renders_chat for engine in self.replicas if engine.probed)
+
     async def render(self, request: Mapping[str, Any], template: str) -> IntArray:
         """The ids of the prompt that engines with this template make of a chat request. Asked also while they are
         paused."""

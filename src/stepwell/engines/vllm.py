@@ -129,7 +129,7 @@ class VllmEngine(EngineKind):
             pause=isinstance(await http.field("/is_paused", "is_paused"), bool),
         )
 
-    async def _probe_renderer(self, http: EngineHttp, model: str, *, scale_out: bool) -> dict[str, str]:
+    async def _probe_renderer(self, http: EngineHttp, model: str, *, scale_out: bool) -> dict[str, Any]:
         facts = EngineFacts(model=model, renderer=RENDER if scale_out else TOKENIZE)
         path, body = self.rendering({"model": model, "messages": SAMPLE_CHAT, "user": PROBE_USER}, facts)
         try:
@@ -138,7 +138,7 @@ class VllmEngine(EngineKind):
         except EngineUnavailable:
             return {}
         template = blake2b(model.encode() + ids.tobytes(), digest_size=8).hexdigest() if len(ids) else ""
-        return {"renderer": facts.renderer, "template": template} if template else {}
+        return {"renderer": facts.renderer, "renders_chat": scale_out, "template": template} if template else {}
 
     async def check_health(self, http: EngineHttp) -> None:
         await http.require_ok("/health")

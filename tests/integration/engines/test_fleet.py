@@ -191,6 +191,7 @@ async def test_a_probe_finds_what_vllm_can_do(engine: FakeEngine) -> None:
         generate=True,
         derender=True,
         renderer="/v1/chat/completions/render",
+        renders_chat=True,
         template=facts.template,
         pause=True,
         reports_version=True,

@@ -300,6 +300,15 @@ async def test_tokenize_renders_for_an_engine_without_scale_out(pool: LocalPool)
         assert engine.asked["/tokenize"] > 0
 
 
+async def test_a_tokenize_route_that_gives_other_ids_than_the_engine_used_is_not_believed(pool: LocalPool) -> None:
+    async with FakeEngine(scale_out=False) as engine:
+        engine.tokenizes_first = [7]
+        async with conversing(engine, pool) as talk:
+            await talk.ask(USER)
+            await talk.ask(NEXT)
+            assert made(await talk.steps())[1:] == ["rendered: unproven"]
+
+
 async def test_a_clients_own_prompt_ids_never_reach_an_engine(engine: FakeEngine, pool: LocalPool) -> None:
     async with conversing(engine, pool, kv_transfer_params={"prompt_token_ids": [1, 2, 3]}) as talk:
         await talk.ask(USER)

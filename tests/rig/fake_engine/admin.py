@@ -133,7 +133,7 @@ def _detokenize(engine: "FakeEngine", request: web.Request) -> Json:
 
 def _tokenize(engine: "FakeEngine", request: web.Request) -> Json:
     body: Json = request[BODY]
-    ids = engine.rendered(body)
+    ids = [*engine.tokenizes_first, *engine.rendered(body)]
     return {"count": len(ids), "max_model_len": engine.max_model_len, "tokens": ids, "token_strs": None}
 
 

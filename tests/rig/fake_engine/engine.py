@@ -64,6 +64,9 @@ class FakeEngine:
         self.takes_prompt_ids = takes_prompt_ids
         """Without, a chat's prompt is always rendered from its messages, whatever ids it has."""
 
+        self.tokenizes_first: list[int] = []
+        """What /tokenize puts before the ids that a chat has."""
+
         self.model = model
         self.max_model_len = max_model_len
         self.replies = deque(Reply(reply) if isinstance(reply, str) else reply for reply in replies)

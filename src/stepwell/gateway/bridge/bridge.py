@@ -37,6 +37,7 @@ log = logging.getLogger("stepwell.gateway")
 
 RENDER_TIMEOUT = 2.0
 POOL_TIMEOUT = 1.0
+MOST_PROOFS = 1_000
 ASK_PAUSE = 10.0
 """Seconds until the pool is asked again after it did not answer."""
 OTHER_PROMPTS = ("continue_final_message", "echo", "truncate_prompt_tokens", "prompt_embeds")
@@ -47,6 +48,8 @@ OTHER_PROMPTS = ("continue_final_message", "echo", "truncate_prompt_tokens", "pr
 class PromptPlan:
     """How the prompt of one call is made."""
 
+    body: Mapping[str, Any]
+    """The chat request."""
     request: RequestDigest
     outcome: BridgeOutcome
     parent: Turn | None = None
@@ -80,13 +83,14 @@ class Bridge:
     pool_timeout: float = POOL_TIMEOUT
     clock: Callable[[], float] = time.monotonic
     _ask_again_at: float = 0.0
+    _proofs: dict[Hashable, asyncio.Task[bool]] = field(default_factory=dict)
 
     async def plan(self, call: ModelCall, ref: TrajectoryRef) -> PromptPlan | None:
         """How the prompt of a call is made. None for calls that have no messages."""
         if call.upstream is not Upstream.CHAT:
             return None
         try:
-            plan = PromptPlan(digest_request(call.request), BridgeOutcome.FIRST_TURN)
+            plan = PromptPlan(call.request, digest_request(call.request), BridgeOutcome.FIRST_TURN)
         except Exception:
             log.exception("a conversation has no digest; its turns are not joined")
             return None
@@ -115,6 +119,8 @@ class Bridge:
 
     def note(self, plan: PromptPlan, steps: Sequence[Step]) -> None:
         """Remember the steps of a call, before its agent can continue them."""
+        if steps:
+            self._prove(plan, steps[0].prompt_ids)
         for step in steps:
             if (turn := turn_of(step)) is not None:
                 self.turns.add(step.trajectory_uid, turn, plan.parent)
@@ -133,6 +139,7 @@ class Bridge:
         renderer, reply = EngineRenderer(self.engines, template, request, asked), messages[asked.reply_at]
         try:
             async with asyncio.timeout(self.render_timeout):
+                await self._check_proved(renderer)
                 if places:
                     await self.probes.check_thinking(renderer, shape_of(reply, tail), places)
                 delta = await self.probes.delta(renderer, reply, tail, int(parent.tokens[-1]))
@@ -140,6 +147,31 @@ class Bridge:
             raise CannotBridge(BridgeOutcome.RENDER_FAILED) from None
         plan.outcome, plan.parent, plan.template = BridgeOutcome.BRIDGED, parent, template
         plan.ids = np.concatenate([parent.tokens, delta])
+
+    def _prove(self, plan: PromptPlan, prompt_ids: IntArray) -> None:
+        """Compare, once for each kind of request, what the engine rendered for a call with what its renderer gives."""
+        request, template = plan.body, self.engines.template
+        if not template or plan.ids is not None or self.engines.renders_chat or not plan.request.is_text:
+            return
+        renderer = EngineRenderer(self.engines, template, request, plan.request)
+        if renderer.key not in self._proofs and not _asks_for_another_prompt(request):
+            if len(self._proofs) >= MOST_PROOFS:
+                self._proofs.clear()
+            self._proofs[renderer.key] = asyncio.create_task(self._is_proved(renderer, prompt_ids))
+
+    async def _is_proved(self, renderer: "EngineRenderer", prompt_ids: IntArray) -> bool:
+        try:
+            rendered = await self.engines.render(renderer.request, renderer.template)
+        except StepwellError:
+            self._proofs.pop(renderer.key, None)
+            return False
+        return np.array_equal(rendered, prompt_ids)
+
+    async def _check_proved(self, renderer: "EngineRenderer") -> None:
+        if not self.engines.renders_chat:
+            proof = self._proofs.get(renderer.key)
+            if proof is None or not await asyncio.shield(proof):
+                raise CannotBridge(BridgeOutcome.UNPROVEN)
 
     async def _parent(self, asked: RequestDigest, ref: TrajectoryRef, echoed: Sequence[str]) -> Turn:
         """Among the turns that this gateway remembers, and if it is not there, in the pool."""
@@ -215,5 +247,9 @@ def _check_request(request: Mapping[str, Any], asked: RequestDigest, tail: Seque
         raise CannotBridge(BridgeOutcome.TAIL_ROLE)
     if not asked.is_text:
         raise CannotBridge(BridgeOutcome.MEDIA)
-    if request.get("add_generation_prompt") is False or any(request.get(name) for name in OTHER_PROMPTS):
+    if _asks_for_another_prompt(request):
         raise CannotBridge(BridgeOutcome.OPTIONS)
+
+
+def _asks_for_another_prompt(request: Mapping[str, Any]) -> bool:
+    return request.get("add_generation_prompt") is False or any(request.get(name) for name in OTHER_PROMPTS)

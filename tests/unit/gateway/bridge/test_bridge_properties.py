@@ -69,6 +69,7 @@ class TemplateEngine:
 
     rendering: Template
     template: str = "the template"
+    renders_chat: bool = True
 
     async def render(self, request: dict[str, Any], template: str) -> IntArray:
         gives_prompt = request.get("add_generation_prompt") is not False
