@@ -45,6 +45,7 @@ bench:
     {{python}} -m benchmarks.truth
     {{python}} -m benchmarks.gateway
     {{python}} -m benchmarks.streams
+    {{python}} -m benchmarks.bridge
     {{python}} -m benchmarks.rewards
     {{python}} -m benchmarks.atropos
     {{python}} -m benchmarks.learning

@@ -373,3 +373,49 @@ async def test_while_the_pool_is_away_a_parent_is_found_in_memory_only(engine: F
         pool.away = False
         steps = await talk.steps()
     assert made(steps)[1:] == ["bridged", "rendered: pool_away"]
+
+
+async def test_conversations_over_anthropics_messages_are_bridged(pool: LocalPool) -> None:
+    tools = [{"name": "add", "input_schema": {"type": "object", "properties": {}}}]
+    replies = [Reply("Let me see.", CALL.tool_calls, reasoning="hm"), Reply("", CALL.tool_calls), Reply("So it is 4.")]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+    policy = ThinkingPolicy.TOOL_CYCLE
+    async with (
+        FakeEngine(replies=replies, template=chat_templates.stripping) as engine,
+        serve_gateway(pool, [engine.url], bridge=policy, response_length=400) as url,
+        agent_of(url) as agent,
+    ):
+        for _ in replies:
+            asked = {"model": "tiny", "max_tokens": 400, "system": "Be brief.", "messages": messages, "tools": tools}
+            async with agent.http.post(f"{agent.path}/v1/messages", json=asked) as answered:
+                answer = await answered.json()
+                assert answered.status == 200, answer
+            calls = [block for block in answer["content"] if block["type"] == "tool_use"]
+            results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "4"} for call in calls]
+            messages += [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": results}]
+        steps = await Conversation(agent, pool).steps()
+    assert made(steps)[1:] == ["bridged", "bridged"]
+    assert row_count(steps) == 1
+
+
+async def test_conversations_over_openais_responses_are_bridged(pool: LocalPool) -> None:
+    tools = [{"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}]
+    replies = [Reply("Let me see.", CALL.tool_calls, reasoning="hm"), Reply("", CALL.tool_calls), Reply("So it is 4.")]
+    items: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+    policy = ThinkingPolicy.TOOL_CYCLE
+    async with (
+        FakeEngine(replies=replies, template=chat_templates.stripping) as engine,
+        serve_gateway(pool, [engine.url], bridge=policy, response_length=400) as url,
+        agent_of(url) as agent,
+    ):
+        for _ in replies:
+            asked = {"model": "tiny", "instructions": "Be brief.", "input": items, "tools": tools}
+            async with agent.http.post(f"{agent.path}/v1/responses", json=asked) as answered:
+                answer = await answered.json()
+                assert answered.status == 200, answer
+            calls = [item for item in answer["output"] if item["type"] == "function_call"]
+            results = [{"type": "function_call_output", "call_id": call["call_id"], "output": "4"} for call in calls]
+            items += [*answer["output"], *results]
+        steps = await Conversation(agent, pool).steps()
+    assert made(steps)[1:] == ["bridged", "bridged"]
+    assert row_count(steps) == 1
