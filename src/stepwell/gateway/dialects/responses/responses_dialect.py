@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from stepwell.errors import BadRequest, PreviousResponseNotFound
+from stepwell.errors import BadRequest, EngineUnavailable, PreviousResponseNotFound
 from stepwell.gateway.dialects.chat import prompt_texts, repair_messages
 from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall, TokenCounter
 from stepwell.gateway.dialects.openai_choices import ChoicesReply
@@ -131,7 +131,9 @@ class ResponsesDialect:
     def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:
         context, choice = _context(call), answer.message["choices"][0]
         finish = read_text(choice.get("finish_reason"))
-        output = whole_output(context.output, choice.get("message") or {}, item_status(finish))
+        if not isinstance(message := choice.get("message"), dict):
+            raise EngineUnavailable("the engine's answer has no message")
+        output = whole_output(context.output, message, item_status(finish))
         model = read_text(answer.message.get("model")) or str(call.request.get("model"))
         usage = response_usage(answer.message.get("usage"), answer.usage)
         sampled = _sampled(answer.message, choice) if call.wants.ids else None
