@@ -90,11 +90,12 @@ class Bridge:
         if call.upstream is not Upstream.CHAT:
             return None
         try:
-            plan = PromptPlan(call.request, digest_request(call.request), BridgeOutcome.FIRST_TURN)
+            asked = digest_request(call.request, self.engines.template)
         except Exception:
             log.exception("a conversation has no digest; its turns are not joined")
             return None
-        if plan.request.reply_at >= 0:
+        plan = PromptPlan(call.request, asked, BridgeOutcome.FIRST_TURN)
+        if asked.reply_at >= 0:
             try:
                 await self._continue(plan, call, ref)
             except CannotBridge as why:

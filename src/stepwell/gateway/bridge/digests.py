@@ -31,7 +31,7 @@ class RequestDigest:
     """Of all messages."""
     tools: str
     template: str
-    """Of the fields that the chat template reads beside messages and tools."""
+    """Of the chat template and the fields that it reads beside messages and tools."""
     thoughts: Mapping[int, str] = field(default_factory=dict)
     """By the place of the message: the digests of the reasoning that the client sends."""
     reply_at: int = -1
@@ -83,8 +83,8 @@ def read_lineage(stored: JsonObject) -> Lineage | None:
     )
 
 
-def digest_request(request: Mapping[str, Any]) -> RequestDigest:
-    """Of a chat request whose messages a dialect has checked."""
+def digest_request(request: Mapping[str, Any], engine_template: str = "") -> RequestDigest:
+    """Of a chat request whose messages a dialect has checked, for engines with that chat template."""
     messages: Sequence[Mapping[str, Any]] = request["messages"]
     chain, asked, replied, reply_at = b"", b"", b"", -1
     thoughts: dict[int, str] = {}
@@ -102,7 +102,7 @@ def digest_request(request: Mapping[str, Any]) -> RequestDigest:
     return RequestDigest(
         whole=chain.hex(),
         tools=_digest([request.get("tools") or [], request.get("tool_choice") == "none"]),
-        template=_digest([request.get(name) for name in TEMPLATE_FIELDS]),
+        template=_digest([engine_template, *(request.get(name) for name in TEMPLATE_FIELDS)]),
         thoughts=thoughts,
         reply_at=reply_at,
         replied=replied.hex(),

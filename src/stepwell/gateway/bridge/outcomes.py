@@ -16,7 +16,7 @@ class BridgeOutcome(StrEnum):
     """Several steps with different tokens fit."""
     TOOLS_CHANGED = "tools_changed"
     TEMPLATE_CHANGED = "template_changed"
-    """The fields for the chat template are others."""
+    """The engine's chat template or the fields for it are others."""
     CUT_SHORT = "cut_short"
     """The reply did not come to its own end, because of max_tokens, for example."""
     NO_TAIL = "no_tail"

@@ -28,6 +28,8 @@ from stepwell.gateway.bridge.thinking import ThinkingPlaces
 from stepwell.steps.step import IntArray
 
 MOST_PROBES = 1_000
+UNFIT_SECONDS = 600.0
+"""How long a template counts as unfit for a shape of continuation: what it shows may depend on the day."""
 T = TypeVar("T")
 
 
@@ -88,22 +90,22 @@ class TemplateProbes:
         return find_anchor(*found, is_call=shape.calls > 0)
 
     async def _once(self, key: Hashable, probe: Callable[[], Awaitable[T]]) -> T:
-        """What a probe finds, or why it finds nothing. Probes that fail for another reason are repeated."""
+        """What a probe finds, or why it finds nothing."""
         known = self._probes.get(key)
         if known is None:
             known = self._probes[key] = asyncio.ensure_future(probe())
+            known.add_done_callback(lambda done: self._note_end(key, done))
             if len(self._probes) > MOST_PROBES:
                 self._probes.popitem(last=False)
-        try:
-            found: T = await asyncio.shield(known)
-        except CannotBridge as why:
-            if why.outcome is BridgeOutcome.RENDER_FAILED:
-                self._probes.pop(key, None)
-            raise
-        except Exception:
-            self._probes.pop(key, None)
-            raise
+        found: T = await asyncio.shield(known)
         return found
+
+    def _note_end(self, key: Hashable, done: asyncio.Future[Any]) -> None:
+        """A probe that found nothing is repeated: at once if the engine failed, later if the template was unfit."""
+        if done.cancelled() or (failure := done.exception()) is None:
+            return
+        is_unfit = isinstance(failure, CannotBridge) and failure.outcome is not BridgeOutcome.RENDER_FAILED
+        asyncio.get_running_loop().call_later(UNFIT_SECONDS if is_unfit else 0, self._probes.pop, key, None)
 
 
 @dataclass(slots=True)

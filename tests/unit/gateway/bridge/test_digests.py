@@ -79,6 +79,7 @@ def test_tools_and_the_fields_of_the_template_have_digests_of_their_own() -> Non
     assert digest_request({"messages": [USER], "tools": []}).tools == plain.tools
     kwargs = {"chat_template_kwargs": {"enable_thinking": False}}
     assert digest_request({"messages": [USER], **kwargs}).template != plain.template
+    assert digest_request({"messages": [USER]}, "the template of an engine").template != plain.template
     assert digest_request({"messages": [USER], "temperature": 0.5, "seed": 3}) == plain
 
 
