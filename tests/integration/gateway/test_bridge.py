@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows
 from stepwell.steps.step import Step
@@ -358,6 +359,26 @@ async def test_a_second_gateway_and_a_restarted_one_continue_what_another_record
             await talk.ask(NEXT)
     async with serve_gateway(pool, [engine.url]) as url, agent_of(url, **opened) as agent:
         steps = await Conversation(agent, pool).steps()
+    assert made(steps)[1:] == ["bridged"] * 5
+    assert row_count(steps) == 1
+
+
+async def test_turns_join_although_each_call_goes_to_another_gateway(engine: FakeEngine, pool: LocalPool) -> None:
+    """The step that a call continues may still be on its way from the other gateway."""
+    opened, messages = {"trajectory_uid": "t", "prompt_uid": "p"}, list[dict[str, Any]]()
+    other = PoolClient(pool.plan.name, transport=pool.transport)
+    policy = ThinkingPolicy.TEMPLATE
+    async with (
+        serve_gateway(pool, [engine.url], bridge=policy) as one_url,
+        serve_gateway(other, [engine.url], bridge=policy) as other_url,
+        agent_of(one_url, **opened) as one_agent,
+        agent_of(other_url, **opened) as other_agent,
+    ):
+        for turn in range(6):
+            talk = Conversation((one_agent, other_agent)[turn % 2], pool, max_tokens=64)
+            talk.messages = messages
+            await talk.ask(NEXT)
+        steps = await talk.steps()
     assert made(steps)[1:] == ["bridged"] * 5
     assert row_count(steps) == 1
 

@@ -95,6 +95,10 @@ FLUSH_WAIT = 25.0
 """Seconds that a completion, or the reward of a step, waits for the steps that other gateways hold."""
 
 
+TURN_WAIT = 0.5
+"""Seconds that a call which continues a conversation waits for the step that another gateway holds."""
+
+
 class FlushNeeded(Exception):
     """Why a trajectory is not completed yet: another gateway may hold steps of it, and is asked for them."""
 

@@ -52,7 +52,8 @@ class ProducerClient(ShardClient):
 
     async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
         async def ask(shard: str, plan: PoolPlan) -> list[RecordedTurn]:
-            return await self.shards.at(shard).turns(trajectory_uid, prompt_uid, replied, **plan.stamp)
+            gateway = self._flushes.gateway
+            return await self.shards.at(shard).turns(trajectory_uid, prompt_uid, replied, gateway, **plan.stamp)
 
         return await ask_owner(self.shards, prompt_uid, ask)
 

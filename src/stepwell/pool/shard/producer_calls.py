@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import assert_never
 
@@ -11,6 +12,7 @@ from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import (
     FLUSH_WAIT,
     TRAIN,
+    TURN_WAIT,
     AbortCall,
     CompleteCall,
     EndResult,
@@ -107,11 +109,17 @@ class ProducerCalls(ShardCalls):
         return await self._transactions.change(lambda: self.pool.ingest.submit_groups(steps, registrations))
 
     async def turns(
-        self, trajectory_uid: str, prompt_uid: str, replied: str, revision: int | None = None
+        self, trajectory_uid: str, prompt_uid: str, replied: str, gateway: str = "", revision: int | None = None
     ) -> list[RecordedTurn]:
-        """The steps that a call with this history may continue."""
+        """The steps that a call with this history may continue. If there is none, and another gateway than this one may
+        hold it, that gateway is asked for it."""
         self._check_is_here(trajectory_uid, prompt_uid, revision)
-        return self.pool.ingest.turns(trajectory_uid, prompt_uid, replied)
+        found = self.pool.ingest.turns(trajectory_uid, prompt_uid, replied)
+        if not found and self._holders(trajectory_uid, gateway):
+            with suppress(PoolUnavailable):
+                await self._await_flushes(trajectory_uid, gateway, TURN_WAIT)
+            found = self.pool.ingest.turns(trajectory_uid, prompt_uid, replied)
+        return found
 
     async def give_reward(self, reward: RewardGiven, revision: int | None = None) -> bool:
         """True if the reward is kept: for training or, if its trajectory was already shipped, in the archive.

@@ -19,7 +19,7 @@ def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
     journal.db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
     journal.close()
     before = path.read_bytes()
-    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 8"):
+    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 9"):
         open_pool(path)
     assert path.read_bytes() == before
 
@@ -98,7 +98,7 @@ def forget_columns(journal: SqliteJournal, count: int, version: int) -> None:
     journal.commit_rows()
 
 
-@pytest.mark.parametrize(("count", "version", "kept"), [(2, 5, ""), (1, 6, "lora-7")])
+@pytest.mark.parametrize(("count", "version", "kept"), [(4, 5, ""), (3, 6, "lora-7")])
 def test_a_journal_from_before_steps_named_their_model_or_temperature_is_read(
     path: Path, count: int, version: int, kept: str
 ) -> None:
@@ -111,7 +111,7 @@ def test_a_journal_from_before_steps_named_their_model_or_temperature_is_read(
     kill(journal)
     pool, journal, restored = open_pool(path)
     assert not restored.damaged
-    assert meta(journal, "schema_version") == 8
+    assert meta(journal, "schema_version") == 9
     taken = pool.take(1)
     assert taken is not None
     ((step,),) = taken
@@ -128,7 +128,7 @@ def test_a_journal_from_before_there_were_sources_is_read(path: Path) -> None:
     pool, journal, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (3, False)
     assert pool.ready_groups("train").groups == {"": {2: 1, 1: 1}}
-    assert meta(journal, "schema_version") == 8
+    assert meta(journal, "schema_version") == 9
 
 
 def test_a_journal_from_before_there_was_curation_is_read(path: Path) -> None:
@@ -156,3 +156,18 @@ def test_a_journal_of_a_version_that_held_trajectories_back_is_read(path: Path) 
     kill(journal)
     pool, _, _ = open_pool(path, Limits(require_reward=True))
     assert pool.take(1) is not None
+
+
+def test_the_lineage_of_steps_survives_a_restart_and_older_journals_have_none(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.register(Registration("t", "p"))
+    pool.submit([make_step("t", "p", uid="a", prompt_made="bridged", lineage={"replied": "x"})])
+    save(pool, journal)
+    kill(journal)
+    pool, journal, _ = open_pool(path)
+    assert [turn.lineage for turn in pool.ingest.turns("t", "p", "x")] == [{"replied": "x"}]
+    forget_columns(journal, 2, 8)
+    kill(journal)
+    pool, journal, restored = open_pool(path)
+    assert (restored.steps, restored.damaged) == (1, False)
+    assert not pool.ingest.turns("t", "p", "x")
