@@ -38,6 +38,7 @@ from stepwell.gateway.http.request_body import Message, Receive, Send, read_body
 from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
 from stepwell.gateway.http.tracing import Tracing
 from stepwell.gateway.recording.step_builder import NO_ORIGIN, PromptOrigin, StepBuilder
+from stepwell.gateway.stored_conversations import StoredConversations, store_turn
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, add_origins, as_unrecorded
 from stepwell.pool.api.ports import StepSink
@@ -135,6 +136,7 @@ class AgentCalls:
     max_in_flight: int = MAX_IN_FLIGHT
     in_flight: int = 0
     continuation: Continuation = field(init=False)
+    stored: StoredConversations = field(init=False)
     deduplicator: RequestDeduplicator = field(default_factory=lambda: RequestDeduplicator(time.monotonic))
 
     _surroundings: dict[tuple[str, str], CallSurroundings] = field(default_factory=dict)
@@ -142,6 +144,7 @@ class AgentCalls:
 
     def __post_init__(self) -> None:
         self.continuation = Continuation(self.engines)
+        self.stored = StoredConversations(self.pool, self.steps.outbox)
 
     async def serve(self, scope: Message, receive: Receive, send: Send, ref: TrajectoryRef, dialect: Dialect) -> None:
         """A call of NO_TRAJECTORY is not recorded."""
@@ -158,7 +161,7 @@ class AgentCalls:
                 channel, call = "", as_unrecorded(dialect.read(raw, self.around))
             else:
                 channel = await self.known.channel_of(ref)
-                call = dialect.read(raw, self.surroundings(channel))
+                call = await self.stored.complete(dialect.read(raw, self.surroundings(channel)), ref)
             begun = self._begin(call, ref, headers)
             exchange = Exchange(kind, channel, call, begun, writer, headers, dialect.stream(call))
             with self.known.call_of(ref.trajectory_uid):
@@ -296,7 +299,7 @@ class AgentCalls:
         steps = await self.steps.build(exchange.begun, call, reply, answer.choices, answer.usage, answer.texts, origin)
         exchange.count(steps)
         if exchange.is_recorded:
-            await self._record(exchange, steps, reply)
+            await self._record(exchange, store_turn(call, steps, answer.messages), reply)
         else:
             add_origins(call, answer, await self.steps.confirm(steps, reply.engine))
         body = call.dialect.reply(call, answer)
@@ -328,7 +331,7 @@ class AgentCalls:
             origin = self._origin(exchange, choices, answer.messages)
             steps = await self.steps.build(exchange.begun, call, reply, choices, usage, answer.texts, origin)
             exchange.count(steps)
-            await self._record(exchange, steps, reply)
+            await self._record(exchange, store_turn(call, steps, answer.messages), reply)
             rest += exchange.stream.finish(usage)
         exchange.is_over, exchange.is_answered = True, answer.error is None
         await exchange.writer.end(rest)

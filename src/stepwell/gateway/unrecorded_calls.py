@@ -10,7 +10,7 @@ sampling parameter explicit, to a healthy engine, held while engines pause, cont
 from collections.abc import Sequence
 from typing import Any
 
-from stepwell.errors import BadRequest, EngineUnavailable
+from stepwell.errors import BadRequest, EngineUnavailable, PreviousResponseNotFound
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, Wants
 from stepwell.pool.api.producing import TrajectoryRef
@@ -26,7 +26,9 @@ EVERYTHING = Wants(ids=True, logprobs=True, usage=True)
 def as_unrecorded(call: ModelCall) -> ModelCall:
     if call.stream:
         raise BadRequest("stream is for agents; without a trajectory in its URL, a call is answered whole")
-    return call._replace(wants=EVERYTHING)
+    if call.part is not None and call.part.after:
+        raise PreviousResponseNotFound("calls without a trajectory in their URL are not stored; send the whole input")
+    return call._replace(wants=EVERYTHING, part=None)
 
 
 def add_origins(call: ModelCall, answer: ChoicesReply, steps: Sequence[Step]) -> None:

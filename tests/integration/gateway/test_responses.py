@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -113,6 +114,50 @@ async def test_a_loop_of_tools_is_recorded_with_the_same_tokens_as_by_chat(
     assert {(step.exactness, step.quarantine, step.untrainable) for step in steps} == {(Exactness.ENGINE, None, None)}
 
 
+async def run_by_ids(*agents: Agent, stream: bool) -> None:
+    """The same loop, which sends only what is new; the agents, of one trajectory, take turns."""
+    response = await respond(agents[0], [{"role": "user", "content": "add them"}], stream=stream, store=True)
+    for turn in range(1, len(REPLIES)):
+        calls = [item for item in response.output if "call" in item.type]
+        items = [
+            {"type": f"{call.type}_output", "call_id": call.call_id, "output": RESULTS[call.name]} for call in calls
+        ]
+        wanted = {"previous_response_id": response.id, "store": True}
+        response = await respond(agents[turn % len(agents)], items, stream=stream, **wanted)
+        assert (response.previous_response_id, response.store) == (wanted["previous_response_id"], True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_that_is_continued_by_ids_is_the_one_that_was_stored(
+    url: str, pool: LocalPool, engine: FakeEngine, stream: bool
+) -> None:
+    """A second gateway takes turns with the first one."""
+    engine.replies.extend(REPLIES * 2)
+    async with serve_gateway(pool, [engine.url], response_length=256) as other_url, agent_of(url) as agent:
+        async with openai.AsyncOpenAI(
+            base_url=f"{other_url}{agent.path}", api_key=agent.client.api_key, max_retries=0
+        ) as client:
+            await run_by_ids(agent, replace(agent, client=client), stream=stream)
+        await agent.complete()
+        steps = pool.taken()
+    async with agent_of(url) as agent:
+        await run_chat(agent)
+        await agent.complete()
+    assert tokens(steps) == tokens(pool.taken())
+
+
+async def test_only_what_this_trajectory_stored_can_be_continued(url: str, pool: LocalPool, engine: FakeEngine) -> None:
+    engine.replies.extend([Reply("one"), Reply("two")])
+    async with agent_of(url) as agent, agent_of(url) as other:
+        unstored = await agent.client.responses.create(model="tiny", input="how?", store=False)
+        foreign = await other.client.responses.create(model="tiny", input="how?")
+        for previous in (unstored, foreign):
+            with pytest.raises(openai.BadRequestError, match="no stored response with this id") as refused:
+                await agent.client.responses.create(model="tiny", input="and?", previous_response_id=previous.id)
+            assert refused.value.code == "previous_response_not_found"
+        assert (unstored.store, foreign.store) == (False, True)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_turns_continue_the_tokens_of_their_parents(pool: LocalPool, engine: FakeEngine, stream: bool) -> None:
     engine.replies.extend(REPLIES)
@@ -172,9 +217,7 @@ async def test_a_stream_that_fails_ends_with_the_failed_response(agent: Agent, e
 
 
 async def test_what_is_not_there_is_refused_with_what_to_do(agent: Agent) -> None:
-    with pytest.raises(
-        openai.BadRequestError, match="send the whole input with every call, with store=false"
-    ) as refused:
+    with pytest.raises(openai.BadRequestError, match="send the whole input instead") as refused:
         await agent.client.responses.create(model="tiny", input="how?", previous_response_id="resp_1")
     assert refused.value.code == "previous_response_not_found"
     with pytest.raises(openai.NotFoundError, match="the model `gpt-5` does not exist here"):

@@ -81,3 +81,14 @@ def assistant_message(text: str, reasoning: str, tool_calls: list[dict[str, Any]
     if tool_calls:
         message["tool_calls"] = tool_calls
     return message
+
+
+def joined_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, with the system texts at their beginning as one: many chat templates accept only one."""
+    count = 0
+    while count < len(messages) and messages[count]["role"] == "system" and isinstance(messages[count]["content"], str):
+        count += 1
+    if count < 2:
+        return messages
+    text = "\n\n".join(message["content"] for message in messages[:count])
+    return [{"role": "system", "content": text}, *messages[count:]]

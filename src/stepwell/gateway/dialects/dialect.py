@@ -40,6 +40,19 @@ class CallSurroundings:
     """The models that the request may name, first the one that is trained; none means any."""
 
 
+class ConversationPart(NamedTuple):
+    """What a call adds to a conversation that is stored with its steps."""
+
+    instructions: Sequence[dict[str, Any]]
+    """Messages that stand before the conversation, for this call only."""
+    messages: Sequence[dict[str, Any]]
+    """What is added."""
+    after: str = ""
+    """The uid of the step whose stored conversation comes before it; empty if it is the beginning."""
+    is_stored: bool = True
+    """A later call may continue this one by its uid."""
+
+
 class ModelCall(NamedTuple):
     """A request that is ready to be forwarded, and what its dialect needs to answer it."""
 
@@ -61,6 +74,8 @@ class ModelCall(NamedTuple):
     """The uid of the step of its first choice, which a dialect may seal into its answer."""
     echoed: tuple[str, ...] = ()
     """The uids of earlier steps that the request sends back sealed, in the order of its history."""
+    part: ConversationPart | None = None
+    """None if the request has the whole conversation, and nobody continues it by its id."""
 
 
 class StreamWriter(Protocol):

@@ -121,6 +121,7 @@ class StreamedChoice:
     """The pieces of each tool call's arguments."""
     names: dict[int, str] = field(default_factory=dict)
     """Of the functions that are called."""
+    call_ids: dict[int, str] = field(default_factory=dict)
 
     def text(self) -> str | None:
         """The whole text; None if there are tool calls or reasoning."""
@@ -141,11 +142,17 @@ class StreamedChoice:
                     self.arguments.setdefault(index, []).append(_arguments(call))
                     if name := _function_name(call):
                         self.names[index] = self.names.get(index, "") + name
+                    if isinstance(call_id := call.get("id"), str):
+                        self.call_ids.setdefault(index, call_id)
 
     def message(self) -> dict[str, Any]:
-        """What the agent has been sent, as one message, without the ids of tool calls."""
+        """What the agent has been sent, as one message."""
         calls = [
-            {"function": {"name": self.names.get(index, ""), "arguments": "".join(self.arguments[index])}}
+            {
+                "id": self.call_ids.get(index, ""),
+                "type": "function",
+                "function": {"name": self.names.get(index, ""), "arguments": "".join(self.arguments[index])},
+            }
             for index in sorted(self.arguments)
         ]
         return {"content": "".join(self.content), "reasoning": "".join(self.reasoning), "tool_calls": calls}

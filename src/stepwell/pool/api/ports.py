@@ -16,7 +16,7 @@ from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import Changes, Cursor
 from stepwell.steps.columns import Columns
-from stepwell.steps.step import Step
+from stepwell.steps.step import JsonObject, Step
 
 
 class EngineDirectory(Protocol):
@@ -45,6 +45,9 @@ class StepSink(EngineDirectory, Protocol):
 
     async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
         """The steps of an open trajectory that a call continues whose history has this digest."""
+
+    async def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str) -> dict[str, JsonObject]:
+        """What the steps of an open trajectory have under this name in their extras, by the steps' uids."""
 
     async def register_trajectory(self, registration: Registration) -> None: ...
 

@@ -31,7 +31,7 @@ from stepwell.pool.client.flush_follower import FlushFollower
 from stepwell.pool.client.group_routing import ask_any, ask_owner, rows_of, submit_to_owners
 from stepwell.pool.client.shards import ShardClient, ShardSet
 from stepwell.steps.columns import Columns, pack
-from stepwell.steps.step import Step
+from stepwell.steps.step import JsonObject, Step
 
 
 class ProducerClient(ShardClient):
@@ -54,6 +54,12 @@ class ProducerClient(ShardClient):
         async def ask(shard: str, plan: PoolPlan) -> list[RecordedTurn]:
             gateway = self._flushes.gateway
             return await self.shards.at(shard).turns(trajectory_uid, prompt_uid, replied, gateway, **plan.stamp)
+
+        return await ask_owner(self.shards, prompt_uid, ask)
+
+    async def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str) -> dict[str, JsonObject]:
+        async def ask(shard: str, plan: PoolPlan) -> dict[str, JsonObject]:
+            return await self.shards.at(shard).step_extras(trajectory_uid, prompt_uid, name, **plan.stamp)
 
         return await ask_owner(self.shards, prompt_uid, ask)
 

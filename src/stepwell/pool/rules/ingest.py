@@ -21,9 +21,10 @@ from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import PackedSteps
 from stepwell.steps.columns import Columns
 from stepwell.steps.schema import CARRIED
+from stepwell.steps.step import JsonObject
 
 CARRIED_NAMES = [column.name for column in CARRIED]
-LINEAGE, FINISH_REASON = CARRIED_NAMES.index("lineage"), CARRIED_NAMES.index("finish_reason")
+LINEAGE, FINISH_REASON, EXTRAS = map(CARRIED_NAMES.index, ("lineage", "finish_reason", "extras"))
 """Places in StoredStep.carried."""
 
 
@@ -54,6 +55,14 @@ class Ingest:
             for step in trajectory.held_steps()
             if step.carried[LINEAGE].get("replied") == replied
         ]
+
+    def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str) -> dict[str, JsonObject]:
+        """What the sound steps of an open trajectory have under this name in their extras, by their uids."""
+        trajectory = self._state.trajectories.get(trajectory_uid)
+        if trajectory is None or self.knows(trajectory_uid, prompt_uid) is None:
+            return {}
+        steps = ((step.uid, step.carried[EXTRAS].get(name)) for step in trajectory.held_steps())
+        return {uid: found for uid, found in steps if found is not None}
 
     def is_elsewhere(self, registration: Registration) -> bool:
         """Must another shard be asked for it?"""

@@ -30,6 +30,7 @@ from stepwell.pool.shard.gateway_roster import GatewayRoster
 from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.shard.transactions import ShardCalls, ShardTransactions
 from stepwell.steps.columns import Columns
+from stepwell.steps.step import JsonObject
 
 log = logging.getLogger("stepwell.pool")
 
@@ -120,6 +121,13 @@ class ProducerCalls(ShardCalls):
                 await self._await_flushes(trajectory_uid, gateway, TURN_WAIT)
             found = self.pool.ingest.turns(trajectory_uid, prompt_uid, replied)
         return found
+
+    async def step_extras(
+        self, trajectory_uid: str, prompt_uid: str, name: str, revision: int | None = None
+    ) -> dict[str, JsonObject]:
+        """What a trajectory's steps have under this name in their extras."""
+        self._check_is_here(trajectory_uid, prompt_uid, revision)
+        return self.pool.ingest.step_extras(trajectory_uid, prompt_uid, name)
 
     async def give_reward(self, reward: RewardGiven, revision: int | None = None) -> bool:
         """True if the reward is kept: for training or, if its trajectory was already shipped, in the archive.

@@ -318,3 +318,14 @@ def test_the_steps_of_a_conversation_are_found_by_its_digest() -> None:
     assert not p.ingest.turns("t", "another", "x")
     p.complete("t", "p", 1.0)
     assert not p.ingest.turns("t", "p", "x")
+
+
+def test_what_steps_hold_for_a_producer_is_found_by_its_name_while_the_trajectory_is_open() -> None:
+    p = pool()
+    p.register(Registration("t", "p"))
+    for uid, extras in (("a", {"kept": {"n": 1}, "other": 2}), ("b", {"other": 3}), ("c", {"kept": {"n": 4}})):
+        assert p.submit([make_step("t", "p", uid=uid, extras=extras)]) == [SubmitVerdict.ACCEPTED]
+    assert p.ingest.step_extras("t", "p", "kept") == {"a": {"n": 1}, "c": {"n": 4}}
+    assert p.ingest.step_extras("t", "another", "kept") == {}
+    p.complete("t", "p", 1.0)
+    assert p.ingest.step_extras("t", "p", "kept") == {}

@@ -3,8 +3,7 @@
 - The output items of one step (reasoning, text, calls) become one assistant message again. Sealed ids tell which items
   belong together; without them, their order does.
 - A call has the id that the engine gave it.
-- `instructions` and the system and developer messages at the beginning become one system message. Chat templates know
-  no developer, and many accept one system message only.
+- Developers' messages are system messages: chat templates know no developer.
 - An item of an unknown kind is refused: without it, the model would see another conversation.
 """
 
@@ -53,6 +52,14 @@ class AssistantTurn:
         return not kind == self.last_kind == "message"
 
 
+def read_instructions(instructions: object) -> list[dict[str, Any]]:
+    if instructions is None or instructions == "":
+        return []
+    if not isinstance(instructions, str):
+        raise BadRequest("instructions must be a text")
+    return [{"role": "system", "content": instructions}]
+
+
 class ChatHistory:
     def __init__(self, seal: StepSeal, tools: ClientTools) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -72,13 +79,6 @@ class ChatHistory:
             "local_shell_call_output": self._add_output,
             "additional_tools": self._add_tools,
         }
-
-    def add_instructions(self, instructions: object) -> None:
-        if isinstance(instructions, str):
-            if instructions:
-                self._add_system(instructions)
-        elif instructions is not None:
-            raise BadRequest("instructions must be a text")
 
     def add_input(self, given: object) -> None:
         if isinstance(given, str):
@@ -112,18 +112,9 @@ class ChatHistory:
         if role == "user":
             self.messages.append({"role": "user", "content": _chat_content(content)})
         elif role in ("system", "developer"):
-            self._add_system(_chat_content(content))
+            self.messages.append({"role": "system", "content": _chat_content(content)})
         else:
             raise BadRequest("a message's role must be user, assistant, system or developer")
-
-    def _add_system(self, content: Any) -> None:
-        messages = self.messages
-        if len(messages) == 1 and messages[0]["role"] == "system":
-            before = messages[0]["content"]
-            if isinstance(before, str) and isinstance(content, str):
-                messages[0]["content"] = f"{before}\n\n{content}"
-                return
-        messages.append({"role": "system", "content": content})
 
     # -- what the model wrote ------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ class ResponseContext(NamedTuple):
         return self.output.attach_seal("resp")
 
 
-def settings_of(request: Mapping[str, Any], chat: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(request: Mapping[str, Any], chat: Mapping[str, Any], *, is_stored: bool) -> dict[str, Any]:
     """What a response says of its request. `chat` is the request in force."""
     reasoning, text = request.get("reasoning") or {}, request.get("text") or {}
     return {
@@ -35,12 +35,12 @@ def settings_of(request: Mapping[str, Any], chat: Mapping[str, Any]) -> dict[str
         "max_tool_calls": request.get("max_tool_calls"),
         "metadata": request.get("metadata") or {},
         "parallel_tool_calls": request.get("parallel_tool_calls") is not False,
-        "previous_response_id": None,
+        "previous_response_id": request.get("previous_response_id"),
         "prompt_cache_key": request.get("prompt_cache_key"),
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "safety_identifier": request.get("safety_identifier"),
         "service_tier": "default",
-        "store": False,
+        "store": is_stored,
         "temperature": chat["temperature"],
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": request.get("tool_choice") or "auto",

@@ -4,17 +4,19 @@
   not change what this model is asked.
 - A field that asks for something which would change the answer, and which the gateway does not have, is refused.
 - So is an input item or a part of a content that it cannot translate.
-- Nothing is stored: a response says so, and a client that continues sends the whole input.
+- What a call adds to a conversation is stored with its step, unless the client forbids it or sends earlier answers back
+  itself. The answer's `store` says whether it is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from stepwell.errors import BadRequest, EngineUnavailable, PreviousResponseNotFound
 from stepwell.gateway.dialects.chat import prompt_texts, repair_messages
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall, TokenCounter
+from stepwell.gateway.dialects.chat_form import joined_system
+from stepwell.gateway.dialects.dialect import CallSurroundings, ConversationPart, ModelCall, TokenCounter
 from stepwell.gateway.dialects.openai_choices import ChoicesReply
 from stepwell.gateway.dialects.openai_request import (
     COMMON_FIELDS,
@@ -27,7 +29,7 @@ from stepwell.gateway.dialects.openai_request import (
     write_json,
 )
 from stepwell.gateway.dialects.responses.response_events import ResponseEvents
-from stepwell.gateway.dialects.responses.response_history import ChatHistory
+from stepwell.gateway.dialects.responses.response_history import ChatHistory, read_instructions
 from stepwell.gateway.dialects.responses.response_object import (
     ResponseContext,
     ResponseObject,
@@ -37,10 +39,13 @@ from stepwell.gateway.dialects.responses.response_object import (
 )
 from stepwell.gateway.dialects.responses.response_output import OutputContext, whole_output
 from stepwell.gateway.dialects.responses.response_tools import ClientTools, chosen_tool
+from stepwell.gateway.dialects.step_seal import StepSeal
 from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
 from stepwell.wire.openai import Upstream, read_text
 
-WHOLE_INPUT = "send the whole input with every call, with store=false"
+WHOLE_INPUT = "send the whole input instead"
+LARGEST_STORED = 256 * 1024
+"""Bytes of a request. What a larger one adds is not stored."""
 REFUSED: Mapping[str, str] = {
     "conversation": f"this gateway stores no conversations; {WHOLE_INPUT}",
     "prompt": "this gateway stores no prompts; send instructions and input",
@@ -87,8 +92,11 @@ class ResponsesTokenCounter:
 
     def read(self, raw: bytes, around: CallSurroundings) -> dict[str, Any]:
         request = read_json_object(raw)
-        history, tools = read_input(request, around)
-        chat = chat_request(request, history.messages, tools)
+        if request.get("previous_response_id"):
+            raise BadRequest(f"tokens are counted of a whole input only; {WHOLE_INPUT}")
+        tools, history = read_input(request, around)
+        messages = joined_system([*read_instructions(request.get("instructions")), *history.messages])
+        chat = chat_request(request, messages, tools)
         counted = {name: chat[name] for name in RENDERED if name in chat}
         choose_model(counted, around.models)
         return counted
@@ -101,7 +109,7 @@ class ResponsesDialect:
     name = "responses"
     paths: tuple[str, ...] = ("responses",)
     summary = "Response"
-    description = "OpenAI's call; every response becomes a step. Unknown fields are ignored; nothing is stored."
+    description = "OpenAI's call; every response becomes a step. Unknown fields are ignored."
     unrecorded_description = (
         "OpenAI's call, unrecorded. The answer's `sampled` has all ids and log-probabilities, its policy_version,\n"
         "version_spans and exactness."
@@ -111,22 +119,31 @@ class ResponsesDialect:
 
     def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
         request = read_json_object(raw)
-        history, tools = read_input(request, around)
+        tools, history = read_input(request, around)
+        instructions = read_instructions(request.get("instructions"))
         malformed = repair_messages(history.messages)
+        part = ConversationPart(
+            instructions,
+            history.messages,
+            _step_before(request, around.seal),
+            is_stored=len(raw) <= LARGEST_STORED and wants_storage(request, history.messages),
+        )
+        messages = joined_system([*instructions, *history.messages])
         call = make_call(
             self,
             Upstream.CHAT,
-            chat_request(request, history.messages, tools),
+            chat_request(request, messages, tools),
             around,
             wants_logprobs=False,
             asked_for={"logprobs": True},
-            texts=prompt_texts(history.messages),
+            texts=prompt_texts(messages),
             malformed_history=malformed,
             echoed=history.echoed.uids(),
         )
-        settings = settings_of(request, call.request)
+        settings = settings_of(request, call.request, is_stored=part.is_stored)
         output = OutputContext(around.seal.seal(call.uid), tools, bool(settings["reasoning"]["summary"]))
-        return call._replace(context=ResponseContext(output, write_json(settings, "the request")[1:]))
+        context = ResponseContext(output, write_json(settings, "the request")[1:])
+        return call._replace(context=context, part=part if part.is_stored or part.after else None)
 
     def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:
         context, choice = _context(call), answer.message["choices"][0]
@@ -146,18 +163,33 @@ class ResponsesDialect:
         return openai_error(error)
 
 
-def read_input(request: Mapping[str, Any], around: CallSurroundings) -> tuple[ChatHistory, ClientTools]:
-    if request.get("previous_response_id"):
-        raise PreviousResponseNotFound(f"previous_response_id: this gateway stores no responses; {WHOLE_INPUT}")
+def read_input(request: Mapping[str, Any], around: CallSurroundings) -> tuple[ClientTools, ChatHistory]:
     for name, why in REFUSED.items():
         if request.get(name):
             raise BadRequest(f"{name} is not supported: {why}")
     tools = ClientTools()
     tools.add(request.get("tools") or [])
     history = ChatHistory(around.seal, tools)
-    history.add_instructions(request.get("instructions"))
     history.add_input(request.get("input"))
-    return history, tools
+    return tools, history
+
+
+def wants_storage(request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:
+    """A client that sends earlier answers back does not continue by ids, whatever `store` says."""
+    if request.get("store") is False:
+        return False
+    return bool(request.get("previous_response_id")) or all(message["role"] != "assistant" for message in messages)
+
+
+def _step_before(request: Mapping[str, Any], seal: StepSeal) -> str:
+    """The uid of the step that the request continues by its id; empty if it names none."""
+    previous = request.get("previous_response_id")
+    if previous is None:
+        return ""
+    uid = seal.opened(previous) if isinstance(previous, str) else None
+    if uid is None:
+        raise PreviousResponseNotFound(f"previous_response_id is no id of a response of this gateway; {WHOLE_INPUT}")
+    return uid
 
 
 def chat_request(request: Mapping[str, Any], messages: list[dict[str, Any]], tools: ClientTools) -> dict[str, Any]:

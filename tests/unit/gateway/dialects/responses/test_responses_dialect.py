@@ -4,12 +4,23 @@ from typing import Any
 import orjson
 import pytest
 
-from stepwell.errors import BadRequest
+from stepwell.errors import BadRequest, PreviousResponseNotFound
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesReply
+from stepwell.gateway.dialects.responses.responses_dialect import LARGEST_STORED
 from stepwell.wire.openai import Usage
 from tests.unit.gateway.dialects.asking import asked
-from tests.unit.gateway.dialects.responses.asking_responses import AROUND, RESPONSES, SEAL, Json, ask, user
+from tests.unit.gateway.dialects.responses.asking_responses import (
+    AROUND,
+    ONE,
+    RESPONSES,
+    SEAL,
+    Json,
+    ask,
+    returned,
+    said,
+    user,
+)
 
 SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -86,9 +97,31 @@ def test_a_response_repeats_the_settings_that_were_in_force() -> None:
     assert (told["model"], told["temperature"], told["store"], told["previous_response_id"]) == (
         "tiny",
         1.0,
-        False,
+        True,
         None,
     )
+
+
+def test_what_a_call_adds_is_stored_unless_the_client_does_without() -> None:
+    part = ask(user(), instructions="Be brief.").part
+    assert part is not None
+    assert (part.instructions, part.messages) == ([{"role": "system", "content": "Be brief."}], [user()])
+    assert ask(user(), store=False).part is None
+    assert ask(user(), said("hi"), user()).part is None, "it sends the conversation itself"
+    assert ask(user("a" * LARGEST_STORED)).part is None
+    previous = SEAL.attach("resp", ONE)
+    continued = ask(returned(1), previous_response_id=previous).part
+    assert continued is not None
+    assert (continued.after, continued.is_stored) == (ONE, True)
+    forgotten = ask(user(), previous_response_id=previous, store=False).part
+    assert forgotten is not None
+    assert (forgotten.after, forgotten.is_stored) == (ONE, False)
+
+
+@pytest.mark.parametrize("previous", ["resp_1", 5, ""])
+def test_an_id_of_another_server_is_unknown(previous: Any) -> None:
+    with pytest.raises(PreviousResponseNotFound, match="send the whole input instead"):
+        ask(user(), previous_response_id=previous)
 
 
 def test_the_token_count_has_its_details() -> None:
