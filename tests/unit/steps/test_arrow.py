@@ -115,8 +115,8 @@ def test_leases_stay_behind() -> None:
 def test_a_table_of_a_newer_schema_is_refused() -> None:
     table = make_batch(pack([make_step()]), [1]).to_arrow()
     assert table.schema.metadata == {b"stepwell.schema": b"6"}
-    newer = table.replace_schema_metadata({b"stepwell.schema": b"6"})
-    with pytest.raises(BadRequest, match="schema version 6, this Stepwell reads up to 5"):
+    newer = table.replace_schema_metadata({b"stepwell.schema": b"7"})
+    with pytest.raises(BadRequest, match="schema version 7, this Stepwell reads up to 6"):
         columns_from_arrow(newer)
 
 
