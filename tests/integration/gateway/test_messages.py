@@ -195,6 +195,17 @@ async def test_a_count_of_tokens_is_that_of_the_call_and_is_not_recorded(
     assert len(pool.taken()) == 1
 
 
+async def test_an_engine_that_counts_no_tokens_says_so(pool: LocalPool) -> None:
+    async with (
+        FakeEngine(plain=True) as plain,
+        serve_gateway(pool, [plain.url]) as url,
+        agent_of(url) as agent,
+        anthropic_of(agent, url) as client,
+    ):
+        with pytest.raises(anthropic.BadRequestError, match="does not count tokens"):
+            await client.messages.count_tokens(model="tiny", messages=HELLO["messages"])
+
+
 async def test_errors_are_those_of_anthropics_package(
     url: str, agent: Agent, client: anthropic.AsyncAnthropic, engine: FakeEngine
 ) -> None:

@@ -76,6 +76,16 @@ def test_a_path_spelt_like_the_table_is_no_way_around_it(keys: AccessKeys) -> No
     assert missing(keys, path, bearer(keys.trajectory_key("t", "p"))) is Access.TRAJECTORY
 
 
+def test_a_key_may_come_in_the_header_of_anthropics_clients(keys: AccessKeys) -> None:
+    own, check = keys.trajectory_key("t", "p").encode(), AccessCheck(keys, ACCESS)
+    assert check.missing("/t/p/v1/messages", None, own) is None
+    assert check.missing("/t/p/v1/messages", b"Bearer of another server", own) is None
+    assert check.missing("/t/p/v1/messages/count_tokens", None, own) is None
+    assert check.missing("/t/other/v1/messages", None, own) is Access.TRAJECTORY
+    assert check.missing("/t/p/v1/messages", None, b"wrong") is Access.TRAJECTORY
+    assert check.missing("/pacing", None, own) is Access.CONTROL
+
+
 def test_every_refusal_says_how_to_send_which_key() -> None:
     assert set(REFUSALS) == set(Access) - {Access.OPEN}
     assert all("Authorization: Bearer KEY" in text for text in REFUSALS.values())

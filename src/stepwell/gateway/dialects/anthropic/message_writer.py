@@ -17,7 +17,7 @@ from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesReply
 from stepwell.gateway.dialects.sse import MEDIA_TYPE
 from stepwell.gateway.dialects.step_seal import SEPARATOR
-from stepwell.wire.openai import NO_USAGE, Usage, read_text, read_usage, write_object
+from stepwell.wire.openai import NO_USAGE, Usage, read_ids, read_text, read_usage, write_object
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%s","%s":'
@@ -71,14 +71,14 @@ class MessageStreamWriter:
         if not choices:
             self._usage = read_usage(chunk)
             return b""
-        begin = b"" if self._is_begun else self._begin(len(chunk.get("prompt_token_ids") or ()))
+        begin = b"" if self._is_begun else self._begin(len(read_ids(chunk.get("prompt_token_ids"))))
         piece = choices[0]
         if piece.get("finish_reason") is not None:
             self._finish_reason, self._stop_reason = piece["finish_reason"], piece.get("stop_reason")
         delta = piece.get("delta")
         if not isinstance(delta, dict):
             return begin
-        if self._open == TEXT and len(delta) == 1 and (text := delta.get("content")):  # the usual case
+        if self._open == TEXT and len(delta) == 1 and (text := read_text(delta.get("content"))):  # the usual case
             return self._delta + orjson.dumps(text) + DELTA_END
         return begin + b"".join(self._write(delta))
 

@@ -2,6 +2,10 @@ import json
 from typing import Any
 
 import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.errors import (
@@ -16,19 +20,20 @@ from stepwell.errors import (
 )
 from stepwell.gateway.dialects.anthropic.messages_dialect import MessagesDialect
 from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
-from stepwell.gateway.dialects.openai_choices import read_reply
+from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.dialects.step_seal import StepSeal
 from stepwell.gateway.http.error_responses import describe, describe_refusal
 from stepwell.steps.sampling import untrainable_reason
 from stepwell.wire.openai import NO_USAGE, Usage
-from tests.unit.gateway.dialects.asking import VLLM, asked
+from tests.unit.gateway.dialects.asking import JSON, VLLM, asked, objects_with
 from tests.unit.gateway.dialects.scripted_chats import ScriptedAnswer, ScriptedCall
 
 MESSAGES = MessagesDialect()
 SEAL = StepSeal(AccessKeys(["control-key-of-the-tests"]))
 AROUND = CallSurroundings(response_length=64, seal=SEAL, models=("tiny", "big"))
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 TOOL = {"name": "add", "input_schema": {"type": "object"}}
 
 
@@ -255,3 +260,49 @@ def test_a_count_asks_for_what_the_prompt_is_made_of() -> None:
     assert (sorted(request), request["model"]) == (["messages", "model", "tools"], "tiny")
     assert [message["role"] for message in request["messages"]] == ["system", "user"]
     assert json.loads(counter.reply(12)) == {"input_tokens": 12}
+
+
+# -- odd engines -------------------------------------------------------------------------------------------------------
+
+FUNCTION = st.fixed_dictionaries({}, optional={"name": st.just("f") | JSON, "arguments": st.just('{"a":1}') | JSON})
+CALL = st.fixed_dictionaries({}, optional={"index": st.integers(0, 2) | JSON, "id": JSON, "function": FUNCTION | JSON})
+PART = st.fixed_dictionaries(
+    {},
+    optional={
+        "content": st.text(max_size=3) | JSON,
+        "reasoning": st.text(max_size=3) | JSON,
+        "tool_calls": st.lists(CALL | JSON, max_size=2) | JSON,
+    },
+)
+ENDING = objects_with("finish_reason", "stop_reason")
+
+
+@given(PART | JSON, ENDING, objects_with("usage", "prompt_token_ids", "model"))
+def test_whatever_an_engine_answers_is_a_message_or_its_fault(
+    message: Any, ending: dict[str, Any], rest: dict[str, Any]
+) -> None:
+    raw = json.dumps({**rest, "choices": [{"index": 0, "message": message, **ending}]}).encode()
+    try:
+        written = MESSAGES.reply(call(), read_reply(raw, VLLM, keep_ids=True))
+    except EngineUnavailable:
+        return
+    Message.model_validate_json(written)
+
+
+@given(st.lists(st.tuples(PART | JSON, ENDING, objects_with("usage", "prompt_token_ids")), max_size=4))
+def test_whatever_an_engine_streams_is_events_or_its_fault(
+    pieces: list[tuple[Any, dict[str, Any], dict[str, Any]]],
+) -> None:
+    asking = call(stream=True)
+    answer, writer = ChoicesStream(VLLM, keep_ids=True), MESSAGES.stream(asking)
+    written = b""
+    try:
+        for delta, ending, rest in pieces:
+            payload = {**rest, "choices": [{"index": 0, "delta": delta, **ending}]}
+            if (chunk := answer.read(json.dumps(payload).encode())) is not None:
+                written += writer.chunk(chunk)
+        written += writer.finish(answer.usage)
+    except EngineUnavailable:
+        return
+    for event in events(written):
+        EVENT.validate_python(event)
