@@ -2,6 +2,7 @@
 
 - Two messages have the same digest if a chat template cannot tell them apart: tool arguments are compared as JSON, a
   text and a list with this one text are equal, and no content is an empty text.
+- Or if clients send one back for the other: 5 for 5.0 in tool arguments, nothing for a reply's text of blanks alone.
 - The ids of tool calls are left out, because dialects rename them; a tool's answer counts by the place of its call.
 - Reasoning has a digest of its own: clients often drop it, but none may replace it.
 """
@@ -133,16 +134,25 @@ def thought_of(message: Mapping[str, Any]) -> str:
 
 def canonical_arguments(arguments: object) -> str:
     """Arguments of a tool call, as JSON with sorted keys. What is no JSON object counts as the chat dialect repairs
-    it."""
+    it. Clients in JavaScript send 5 where the model wrote 5.0: both are 5."""
     if isinstance(arguments, str) and arguments:
-        value = json.loads(arguments) if is_json_object(arguments) else {"malformed": arguments}
+        is_object = is_json_object(arguments)
+        value = json.loads(arguments, parse_float=_number) if is_object else {"malformed": arguments}
     else:
         value = arguments or {}
     return json.dumps(value, sort_keys=True)
 
 
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
 def _link(chain: bytes, message: Mapping[str, Any], calls: Mapping[str, int]) -> bytes:
-    said = [message["role"], message.get("name"), _content(message.get("content")), *_calls(message, calls)]
+    role, content = message["role"], _content(message.get("content"))
+    if role == "assistant" and isinstance(content, str) and content.isspace():
+        content = ""  # models write blanks between thinking and a tool call; Claude Code does not send them back
+    said = [role, message.get("name"), content, *_calls(message, calls)]
     return blake2b(chain + orjson.dumps(said), digest_size=CHAIN_BYTES).digest()
 
 

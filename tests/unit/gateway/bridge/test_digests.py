@@ -59,6 +59,21 @@ def test_messages_that_differ_have_different_digests(one: dict[str, Any], other:
     assert whole(USER, one) != whole(USER, other)
 
 
+@pytest.mark.parametrize(
+    ("served", "sent_back"),
+    [
+        (assistant(None, ("a", "add", '{"x": 5.0, "y": [-1e2]}')), assistant(None, ("a", "add", '{"x":5,"y":[-100]}'))),
+        (assistant("\n\n", ("a", "add", "{}")), assistant(None, ("a", "add", "{}"))),
+    ],
+)
+def test_what_clients_send_back_in_another_form_is_the_same(served: dict[str, Any], sent_back: dict[str, Any]) -> None:
+    assert whole(USER, served) == whole(USER, sent_back)
+    assert whole(USER, {**USER, "content": "\n\n"}) != whole(USER, {**USER, "content": ""})
+    assert whole(USER, assistant(None, ("a", "f", '{"x": 5.5}'))) != whole(
+        USER, assistant(None, ("a", "f", '{"x": 5}'))
+    )
+
+
 def test_a_tools_answer_counts_by_the_place_of_its_call() -> None:
     calls = assistant(None, ("a", "add", "{}"), ("b", "add", "{}"))
     renamed = assistant(None, ("x", "add", "{}"), ("y", "add", "{}"))
