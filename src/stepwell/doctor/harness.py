@@ -77,7 +77,7 @@ class RecordingPool:
     async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
         return []
 
-    async def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str) -> dict[str, JsonObject]:
+    async def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str, uid: str) -> dict[str, JsonObject]:
         return {}
 
     async def register_trajectory(self, wanted: Registration) -> None:

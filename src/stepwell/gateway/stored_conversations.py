@@ -5,7 +5,6 @@
 - Only the open trajectory of the call is searched: an id of another trajectory is unknown.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,8 +22,8 @@ from stepwell.steps.step import Step
 
 STORED = "stored_turn"
 """In a step's extras: {after, messages, reply}."""
-WAIT, PAUSE = 2.0, 0.05
-"""Seconds in which another gateway delivers a step that it has answered, and between two looks."""
+SETTLE_TIMEOUT = 2.0
+"""Seconds in which the pool must take what this gateway holds of the trajectory."""
 UNKNOWN = "this trajectory has no stored response with this id; send the whole input instead"
 
 
@@ -32,7 +31,7 @@ UNKNOWN = "this trajectory has no stored response with this id; send the whole i
 class StoredConversations:
     pool: StepSink
     outbox: Outbox
-    wait: float = WAIT
+    settle_timeout: float = SETTLE_TIMEOUT
 
     async def complete(self, call: ModelCall, ref: TrajectoryRef) -> ModelCall:
         """The call with the whole conversation. PreviousResponseNotFound if what it continues is not stored."""
@@ -49,15 +48,12 @@ class StoredConversations:
 
     async def _turns_before(self, uid: str, ref: TrajectoryRef) -> list[tuple[str, Any]]:
         """The stored turns up to that step, with their uids."""
-        await self.outbox.settle(ref.trajectory_uid, self.wait)
-        looks = max(1, round(self.wait / PAUSE))
-        for look in range(looks):
-            found = await self.pool.step_extras(ref.trajectory_uid, ref.prompt_uid, STORED)
-            if (turns := _chain(uid, found)) is not None:
-                return turns
-            if look < looks - 1:
-                await asyncio.sleep(PAUSE)  # another gateway may still hold it
-        raise PreviousResponseNotFound(UNKNOWN)
+        await self.outbox.settle(ref.trajectory_uid, self.settle_timeout)
+        found = await self.pool.step_extras(ref.trajectory_uid, ref.prompt_uid, STORED, uid)
+        turns = _chain(uid, found)
+        if turns is None:
+            raise PreviousResponseNotFound(UNKNOWN)
+        return turns
 
 
 def store_turn(

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
 
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Exactness, Step
 from tests.integration.gateway.agent import Agent, agent_of
 from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
@@ -131,13 +131,15 @@ async def run_by_ids(*agents: Agent, stream: bool) -> None:
 async def test_a_conversation_that_is_continued_by_ids_is_the_one_that_was_stored(
     url: str, pool: LocalPool, engine: FakeEngine, stream: bool
 ) -> None:
-    """A second gateway takes turns with the first one."""
+    """Another gateway takes turns with the first one, whose step may still be on its way to the pool."""
     engine.replies.extend(REPLIES * 2)
-    async with serve_gateway(pool, [engine.url], response_length=256) as other_url, agent_of(url) as agent:
-        async with openai.AsyncOpenAI(
-            base_url=f"{other_url}{agent.path}", api_key=agent.client.api_key, max_retries=0
-        ) as client:
-            await run_by_ids(agent, replace(agent, client=client), stream=stream)
+    opened, other = {"trajectory_uid": "t", "prompt_uid": "p"}, PoolClient(pool.plan.name, transport=pool.transport)
+    async with (
+        serve_gateway(other, [engine.url], response_length=256) as other_url,
+        agent_of(url, **opened) as agent,
+        agent_of(other_url, **opened) as other_agent,
+    ):
+        await run_by_ids(agent, other_agent, stream=stream)
         await agent.complete()
         steps = pool.taken()
     async with agent_of(url) as agent:

@@ -29,7 +29,7 @@ async def pool() -> LocalPool:
 
 
 def stored(pool: LocalPool) -> StoredConversations:
-    return StoredConversations(pool, cast("Outbox", NothingHeld()), wait=0.0)
+    return StoredConversations(pool, cast("Outbox", NothingHeld()))
 
 
 def kept(call: ModelCall, **reply: Any) -> Step:

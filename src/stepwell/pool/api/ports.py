@@ -46,8 +46,9 @@ class StepSink(EngineDirectory, Protocol):
     async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
         """The steps of an open trajectory that a call continues whose history has this digest."""
 
-    async def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str) -> dict[str, JsonObject]:
-        """What the steps of an open trajectory have under this name in their extras, by the steps' uids."""
+    async def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str, uid: str) -> dict[str, JsonObject]:
+        """What the steps of an open trajectory have under this name in their extras, by the steps' uids. If the step
+        `uid` is not among them, other gateways are asked whether they hold it."""
 
     async def register_trajectory(self, registration: Registration) -> None: ...
 

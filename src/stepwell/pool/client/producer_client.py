@@ -57,9 +57,10 @@ class ProducerClient(ShardClient):
 
         return await ask_owner(self.shards, prompt_uid, ask)
 
-    async def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str) -> dict[str, JsonObject]:
+    async def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str, uid: str) -> dict[str, JsonObject]:
         async def ask(shard: str, plan: PoolPlan) -> dict[str, JsonObject]:
-            return await self.shards.at(shard).step_extras(trajectory_uid, prompt_uid, name, **plan.stamp)
+            owner, gateway = self.shards.at(shard), self._flushes.gateway
+            return await owner.step_extras(trajectory_uid, prompt_uid, name, uid, gateway, **plan.stamp)
 
         return await ask_owner(self.shards, prompt_uid, ask)
 

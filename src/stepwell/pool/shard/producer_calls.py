@@ -123,11 +123,23 @@ class ProducerCalls(ShardCalls):
         return found
 
     async def step_extras(
-        self, trajectory_uid: str, prompt_uid: str, name: str, revision: int | None = None
+        self,
+        trajectory_uid: str,
+        prompt_uid: str,
+        name: str,
+        uid: str,
+        gateway: str = "",
+        revision: int | None = None,
     ) -> dict[str, JsonObject]:
-        """What a trajectory's steps have under this name in their extras."""
+        """What a trajectory's steps have under this name in their extras. If the step `uid` is not among them, and
+        another gateway than this one may hold it, that gateway is asked for it."""
         self._check_is_here(trajectory_uid, prompt_uid, revision)
-        return self.pool.ingest.step_extras(trajectory_uid, prompt_uid, name)
+        found = self.pool.ingest.step_extras(trajectory_uid, prompt_uid, name)
+        if uid not in found and self._holders(trajectory_uid, gateway):
+            with suppress(PoolUnavailable):
+                await self._await_flushes(trajectory_uid, gateway, TURN_WAIT)
+            found = self.pool.ingest.step_extras(trajectory_uid, prompt_uid, name)
+        return found
 
     async def give_reward(self, reward: RewardGiven, revision: int | None = None) -> bool:
         """True if the reward is kept: for training or, if its trajectory was already shipped, in the archive.
