@@ -114,7 +114,7 @@ def served_process(
     log: Path,
     port: int | None = None,
     env: dict[str, str] | None = None,
-    within: float = 30.0,
+    within: float = 120.0,
 ) -> Iterator[GatewayProcess]:
     """`python -m` a server of ours with those flags, on loopback, once it answers /health."""
     port = port or free_port()

@@ -8,7 +8,7 @@ import pytest
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.shard_layout import Layout
-from stepwell.pool.shard.journal import JournalFailed
+from stepwell.pool.shard.journal import SCHEMA_VERSION, JournalFailed
 from stepwell.pool.shard.journal_backends import find_journals
 from stepwell.pool.shard.journal_header import JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity
@@ -56,14 +56,14 @@ def test_the_journal_of_another_pool_or_shard_is_refused_unchanged(
     with pytest.raises(JournalRefused, match=why):
         open_journal(place, other)
     assert not before or (isinstance(place, Path) and place.read_bytes() == before)
-    assert header_of(place) == JournalHeader(8, 1, OURS)
+    assert header_of(place) == JournalHeader(SCHEMA_VERSION, 1, OURS)
     open_journal(place, OURS, must_exist=True).close()
 
 
 def test_a_journal_of_before_there_were_identities_is_taken_over(place: Place) -> None:
     open_journal(place, None).close()
     open_journal(place, OURS, must_exist=True).close()
-    assert header_of(place) == JournalHeader(8, 2, OURS)
+    assert header_of(place) == JournalHeader(SCHEMA_VERSION, 2, OURS)
 
 
 def test_a_shard_that_knows_no_uid_takes_that_of_the_journal(place: Place) -> None:
@@ -110,9 +110,9 @@ def plan(shards: int) -> PoolPlan:
 def journals(count: int, uid: str | None = "a1", epoch: int = 1) -> dict[str, JournalHeader]:
     names = PoolPlan(shards=count).shard_names()
     if uid is None:
-        return {name: JournalHeader(8, epoch) for name in names}
+        return {name: JournalHeader(SCHEMA_VERSION, epoch) for name in names}
     whole = JournalIdentity(pool="data_pool", pool_uid=uid, shards=count, index=0)
-    return {name: JournalHeader(8, epoch, replace(whole, index=i)) for i, name in enumerate(names)}
+    return {name: JournalHeader(SCHEMA_VERSION, epoch, replace(whole, index=i)) for i, name in enumerate(names)}
 
 
 def test_a_pool_without_journals_is_new_and_stays_where_it_is_created() -> None:
@@ -186,8 +186,8 @@ def test_journals_are_found_by_the_name_of_their_pool(tmp_path: Path) -> None:
         open_journal(tmp_path / f"{name}.sqlite", OURS).close()
     (tmp_path / "data_pool-2.sqlite").touch()
     assert find_journals(str(tmp_path), "data_pool") == {
-        "data_pool": JournalHeader(8, 1, OURS),
-        "data_pool-1": JournalHeader(8, 1, OURS),
+        "data_pool": JournalHeader(SCHEMA_VERSION, 1, OURS),
+        "data_pool-1": JournalHeader(SCHEMA_VERSION, 1, OURS),
     }
 
 
