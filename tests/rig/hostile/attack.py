@@ -13,6 +13,8 @@ from tests.rig.hostile.exchange import ConnectionLost, HostileAnswer, PlainConne
 from tests.rig.hostile.operations import Operation
 from tests.rig.hostile.requests import HostileRequest, RequestMaker
 
+LAST_EVENTS = (b"message_stop\n", b"response.completed\n", b"response.incomplete\n")
+"""Of dialects whose streams have named events."""
 LONGEST_WAIT = 20.0
 CONNECTIONS = 4
 EXAMPLES = 20
@@ -121,4 +123,7 @@ def _explains(body: bytes) -> bool:
 
 
 def _is_whole(stream: bytes) -> bool:
-    return stream.endswith(b"data: [DONE]\n\n") and b'\ndata: {"error"' not in b"\n" + stream
+    """It has the last event of its dialect, and no error."""
+    if b'\ndata: {"error"' in b"\n" + stream:
+        return False
+    return stream.endswith(b"data: [DONE]\n\n") or stream.rpartition(b"\n\nevent: ")[2].startswith(LAST_EVENTS)
