@@ -15,7 +15,7 @@ from stepwell.pool.api.producing import (
     Registration,
     RewardGiven,
 )
-from stepwell.pool.shard.gateway_roster import HEARTBEAT
+from stepwell.pool.shard.gateway_roster import HEARTBEAT, LONGEST_RETURN
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.steps.columns import pack
@@ -116,15 +116,17 @@ async def test_a_gateway_that_could_not_ask_the_shard_may_hold_steps_of_any_traj
     assert len(shard.pool.state.trajectories["t"].steps) == 1
 
 
+@pytest.mark.parametrize(("silence", "waits"), [(5.0, HEARTBEAT), (45.0, 45.0), (600.0, LONGEST_RETURN)])
 async def test_a_shard_that_was_cut_off_takes_no_gateway_for_dead_before_it_could_come_back(
-    shard: ShardService, clock: Clock
+    shard: ShardService, clock: Clock, silence: float, waits: float
 ) -> None:
     await serve(shard, "a", "b")
     await send_step(shard, "s")
-    clock.now += 10 * HEARTBEAT
+    clock.now += silence
+    await pass_time(shard, clock, waits - 1)
     (answer,) = await shard.answer([COMPLETION])
     assert isinstance(answer, FlushNeeded)
-    await pass_time(shard, clock, HEARTBEAT + 1)
+    await pass_time(shard, clock, 4)
     assert await shard.answer([COMPLETION]) == [EndResult.COMPLETED]
 
 

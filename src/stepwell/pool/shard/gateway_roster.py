@@ -4,11 +4,12 @@
 - Before a trajectory is completed, all its other gateways are asked to flush: to send what they hold of it.
 - A gateway waits for such requests at all times, which shows that it lives. One that has not been seen for HEARTBEAT
   seconds is dead, and nobody waits for it. What it holds comes late, and is counted as late. Seconds in which no
-  gateway is heard do not count: then the shard itself is cut off, or was stopped.
+  gateway is heard do not count: then the shard itself is cut off, or was stopped. After such a silence the others have
+  as long as it was to come back, because TCP tries again at growing intervals.
 - A gateway that cannot reach the shard for a while answers calls without asking it. So one that was silent for GAP
   seconds may serve any trajectory.
-- After a restart a shard no longer knows who serves a trajectory. It asks all gateways that it knew; they count as seen
-  at its start.
+- After a restart a shard no longer knows who serves a trajectory. It asks all gateways that it knew; they have two
+  heartbeats to find it, perhaps on another node.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ from stepwell.pool.state.records import Trajectory
 
 HEARTBEAT = 15.0
 """Seconds."""
+LONGEST_RETURN = 60.0
+"""Seconds that a gateway has to come back after a long silence."""
 GAP = 1.5
 """Seconds. Longer than a gateway waits for requests (1), and shorter than a call waits for the shard (2)."""
 
@@ -28,7 +31,7 @@ class GatewayRoster:
     def __init__(self, known: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
         """`known` are the gateways from before a restart. `clock` gives seconds, and never goes back."""
         self._clock = clock
-        self._seen = dict.fromkeys(known, clock())
+        self._seen = dict.fromkeys(known, clock() + HEARTBEAT)
         self._heard_at = clock()
         """When any gateway was last heard."""
         self._waited_at: dict[str, float] = {}
@@ -49,7 +52,8 @@ class GatewayRoster:
         """It lives."""
         now = self._clock()
         if (silence := now - self._heard_at) > GAP:
-            self._seen = {known: seen + silence for known, seen in self._seen.items()}
+            longer = silence + max(0.0, min(silence, LONGEST_RETURN) - HEARTBEAT)
+            self._seen = {known: seen + longer for known, seen in self._seen.items()}
         self._heard_at = now
         self._seen[gateway] = now
 
