@@ -27,7 +27,8 @@ def trainer_python(name: str) -> Path:
 
 
 def start_program(trainer: str, program: str, asked: dict[str, Any], *, log: Path) -> "subprocess.Popen[str]":
-    """`asked` is its one argument, as JSON. What it writes is in `log`; its answer is the last line there."""
+    """`asked` is its one argument, as JSON. What it writes is in `log`; its answer is the last JSON object
+    there, which lines of libraries may follow."""
     command = [str(trainer_python(trainer)), str(PROGRAMS / program), json.dumps(asked)]
     with log.open("w") as output:
         return subprocess.Popen(
@@ -44,4 +45,4 @@ def answer_of(process: "subprocess.Popen[str]", log: Path, *, timeout: float) ->
         process.wait()
     written = log.read_text()
     assert process.returncode == 0, written[-8000:]
-    return json.loads(written.splitlines()[-1])
+    return json.loads([line for line in written.splitlines() if line.startswith('{"')][-1])
