@@ -2,13 +2,14 @@
 
 import os
 import pty
-import resource
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+import pytest
 
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.group_files import read_lines, read_table
@@ -42,15 +43,13 @@ def made_up(folder: Path, *words: str) -> list[str]:
     return [sys.executable, str(folder / "made_up.py"), *words, SAME]
 
 
-def test_help_takes_less_than_a_second_of_the_processor() -> None:
-    def seconds(*words: str) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, str(EXAMPLE), *words], check=True, stdout=subprocess.DEVNULL, timeout=60)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert min(seconds("--help") for _ in range(3)) < 1.0
-    assert min(seconds("serve", "--help") for _ in range(3)) < 1.0
+@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"]])
+def test_help_does_not_wait_for_large_packages(words: list[str]) -> None:
+    command = [sys.executable, "-X", "importtime", str(EXAMPLE), *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "stepwell" in imported
+    assert not imported & {"ray", "torch", "transformers", "vllm", "pandas", "pyarrow", "wandb"}
 
 
 def test_an_interrupt_ends_the_writing_and_what_was_written_is_whole(tmp_path: Path) -> None:

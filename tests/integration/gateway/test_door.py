@@ -82,6 +82,7 @@ def test_the_agents_own_key_opens_its_own_trajectory(door: Door) -> None:
     """So that the refusals below are for their own reasons."""
     assert door.ask("GET", "OWN/v1/models", "Authorization: Bearer OWN_KEY").status == 200
     assert door.ask("GET", "OTHER/v1/models", "Authorization: Bearer OTHER_KEY").status == 200
+    assert door.ask("GET", "OWN/v1/models", "X-Api-Key: OWN_KEY").status == 200, "as Anthropic's clients send it"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,8 @@ def test_the_agents_own_key_opens_its_own_trajectory(door: Door) -> None:
         f"Authorization: Bearer {CONTROL.upper()}",
         "Authorization: Bearer not-needed",
         "Api-Key: OWN_KEY",
-        "X-Api-Key: OWN_KEY",
+        "X-Api-Key: OTHER_KEY",
+        "X-Api-Key: Bearer OWN_KEY",
         "Cookie: Authorization=Bearer OWN_KEY",
         "Proxy-Authorization: Bearer OWN_KEY",
     ],
@@ -151,8 +153,8 @@ ENGINE_ROUTES = [
     *("pause", "resume", "is_paused", "sleep", "wake_up", "collective_rpc", "update_weight_version", "weight_info"),
     *("reset_prefix_cache", "reset_mm_cache", "init_weight_transfer_engine", "start_weight_update", "update_weights"),
     *("finish_weight_update", "load_lora_adapter", "unload_lora_adapter", "tokenize", "detokenize", "invocations"),
-    *("inference/v1/generate", "server_info", "version", "start_profile", "chat/completions/render", "responses"),
-    *("chat/completions/derender", "messages", "embeddings", "fake/faults", "fake/state", "abort_requests"),
+    *("inference/v1/generate", "server_info", "version", "start_profile", "chat/completions/render"),
+    *("chat/completions/derender", "embeddings", "fake/faults", "fake/state", "abort_requests"),
 ]
 
 
