@@ -1,15 +1,17 @@
 """Steps as the pool stores them: the tokens in their trajectory's prefix tree, the rest in one small record each."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from stepwell.steps.columns import Columns, pack, unpack, unpack_values
-from stepwell.steps.schema import CARRIED
+from stepwell.steps.schema import CARRIED, Column, ColumnKind
 from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, Step, VersionSpan
 
 NO_PLACE = -1
+NO_FIELDS: JsonObject = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +76,7 @@ class PackedSteps:
         self.ages = [None if sent_at is None else sent_at - started_at for started_at in self.started_at]
         """Seconds from the beginning of each call until its step was sent; None if the sender does not tell."""
         self.is_last = columns.is_last_S.tolist()
-        carried = (unpack_values(column, columns.carried[column.packed]) for column in CARRIED)
+        carried = (_shared(column, unpack_values(column, columns.carried[column.packed])) for column in CARRIED)
         self._before_arrays = list(
             zip(self.identities, columns.uids, self.indexes, self._prompts, self._responses, strict=True)
         )
@@ -126,3 +128,12 @@ class PackedSteps:
         logprobs = None if len(given) == 0 or given[0] != given[0] else given.copy()
         mask = None if self._all_trained or columns.mask[response].all() else columns.mask[response].copy()
         return StoredStep(number, *self._before_arrays[i], logprobs, mask, *self._behind_arrays[i])
+
+
+def _shared(column: Column, values: list[Any]) -> list[Any]:
+    """The same values; those that most steps have alike are one object, because a pool holds millions of steps."""
+    if column.kind is ColumnKind.OBJECT:
+        return [value or NO_FIELDS for value in values]
+    if column.kind in (ColumnKind.TEXT, ColumnKind.OPTIONAL_TEXT):
+        return [value and sys.intern(value) for value in values]
+    return values
