@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 
 from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
+from stepwell.steps.prefix_tree import common_prefix
 from stepwell.steps.step import IntArray
 
 TAIL_ROLES = ("tool", "user", "system")
@@ -130,13 +131,6 @@ def cut_delta(rendered: IntArray, anchor: IntArray) -> IntArray:
     if found < 0 or _aligned(raw, wanted, found + rendered.itemsize) >= 0:
         raise CannotBridge(BridgeOutcome.NOT_ANCHORED)
     return rendered[found // rendered.itemsize + len(anchor) :]
-
-
-def common_prefix(one: IntArray, other: IntArray) -> int:
-    """How many ids are the same at the beginning."""
-    size = min(len(one), len(other))
-    differing = np.flatnonzero(one[:size] != other[:size])
-    return int(differing[0]) if len(differing) else size
 
 
 def _aligned(raw: bytes, wanted: bytes, start: int) -> int:
