@@ -13,6 +13,7 @@ SETTINGS = {
     "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_worker_niceness": "0",  # by default actors get about 2 % of a core that others want too
 }
 os.environ.update(SETTINGS)  # Ray reads them when it is imported; child processes inherit them
 

@@ -15,14 +15,14 @@ def answers(url: str) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout:g} s for {what}"
         time.sleep(0.02)
 
 
-async def until(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout:g} s for {what}"

@@ -154,6 +154,12 @@ def test_compose_names_what_it_has() -> None:
             assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
 
 
+def test_the_shards_are_not_the_last_to_get_a_core() -> None:
+    for made in (container("head"), container("pool")):
+        assert {"name": "RAY_worker_niceness", "value": "0"} in made["env"]
+    assert compose()["services"]["ray"]["environment"]["RAY_worker_niceness"] == "0"
+
+
 def test_only_what_is_meant_to_be_reached_is_published() -> None:
     published = {name for name, service in compose()["services"].items() if "ports" in service}
     assert published == {"gateway", "dashboard"}

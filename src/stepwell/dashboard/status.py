@@ -16,11 +16,11 @@ HIDDEN = ("channels", "ready_by_source")
 
 
 async def read_status(state: DashboardState, *, fresh: bool = False) -> dict[str, object]:
-    """The status is some seconds old, unless `fresh`."""
+    """The status is some seconds old, unless `fresh` or the pool, or part of it, has just been found away."""
     stats, error = None, state.follower.error
     polling = asyncio.create_task(state.gateways.poll()) if fresh else None
     try:
-        stats = await state.stats.get(fresh=fresh)
+        stats = await state.stats.get(fresh=fresh or error is not None)
     except PoolUnavailable as failure:
         error = str(failure)
     if polling is not None:

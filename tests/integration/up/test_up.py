@@ -101,6 +101,11 @@ def test_the_key_is_on_no_command_line(up: Up) -> None:
     assert not [line for pid in up.shell.pids() if up.place("key") in (line := _command_line(pid))]
 
 
+def test_the_shards_are_as_urgent_as_the_other_processes(up: Up) -> None:
+    shards = [pid for pid in up.shell.pids() if "ray::ShardActor" in _command_line(pid)]
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in shards} == {os.getpriority(os.PRIO_PROCESS, 0)}
+
+
 def test_a_second_up_in_the_same_folder_is_refused(up: Up, flags: list[str]) -> None:
     refused = up.shell.run("stepwell", "up", *flags, status=1)
     assert re.search(r"^stepwell up: it is running in this folder already \(pid \d+\)", refused, re.M)

@@ -70,6 +70,7 @@ def local_ray(namespace: str, *, token: Path, store: int) -> Iterator[Mapping[st
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps every port on 127.0.0.1
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_worker_niceness": "0",  # by default the shards get about 2 % of a core that other processes want too
     }
     for name in OVERRIDING_SETTINGS:
         os.environ.pop(name, None)
