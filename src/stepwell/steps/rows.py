@@ -116,10 +116,9 @@ class MergedRows(ArrayRecord):
 
 
 def merge_rows(columns: Columns, trajectory_of_S: IndexArray, group_of_T: IndexArray) -> MergedRows:
-    bases = columns.bases
-    if bases is None or _crosses_trajectories(bases, trajectory_of_S):
+    bases = bases_within(columns, trajectory_of_S)
+    if bases is not columns.bases:
         columns = columns.expanded()
-        bases = find_bases(columns, trajectory_of_S)
     row_of_S, last_of_R, forks = _divide(columns, bases, trajectory_of_S)
     rows = len(last_of_R)
     offsets_R, trajectory_of_R = offsets(columns.lengths_S[last_of_R]), trajectory_of_S[last_of_R]
@@ -143,6 +142,14 @@ def merge_rows(columns: Columns, trajectory_of_S: IndexArray, group_of_T: IndexA
         row_of_S=row_of_S,
         forks=forks,
     )
+
+
+def bases_within(columns: Columns, trajectory_of_S: IndexArray) -> Bases:
+    """The prefix tree of a batch, in which no step builds on one of another trajectory."""
+    bases = columns.bases
+    if bases is None or _crosses_trajectories(bases, trajectory_of_S):
+        return find_bases(columns.expanded(), trajectory_of_S)
+    return bases
 
 
 def _crosses_trajectories(bases: Bases, trajectory_of_S: IndexArray) -> bool:

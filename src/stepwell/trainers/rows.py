@@ -5,7 +5,7 @@
 - A step is left out if its temperature is not known, or not the one that is trained, or if its own advantages cannot
   be used.
 - What is left out, here or by the pool, is counted. It does not change the advantages of the rest.
-- An environment's own advantages take the place of those that are computed here.
+- An environment's own advantages take the place of those that are computed here; credit does not change them.
 - All of it depends on the batch alone, so a resumed run makes the same passes.
 """
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from stepwell.steps.advantages import step_advantages
 from stepwell.steps.columns import Columns
+from stepwell.steps.credit import credit_shares
 from stepwell.steps.layout import IndexArray, offsets, parts_of, sums
 from stepwell.steps.left_out import NO_STEP
 from stepwell.steps.padding import ones, spread
@@ -167,7 +168,8 @@ def choose_rows(batch: TrainingBatch, known: Container[str], settings: RowSettin
 def response_advantages(batch: TrainingBatch, settings: RowSettings) -> NDArray[np.float64]:
     """The advantage of each response token, in the order of the batch's columns; NaN for an unscored rollout, and for a
     step whose own advantages cannot be used."""
-    advantages = np.repeat(_step_advantages(batch, settings), batch.columns.response_lengths_S)
+    shares_S = credit_shares(settings.credit, batch.columns, batch.trajectory_of_S)
+    advantages = np.repeat(shares_S * _step_advantages(batch, settings), batch.columns.response_lengths_S)
     starts = offsets(batch.columns.response_lengths_S).tolist()
     for step, own in _own_advantages(batch.columns):
         advantages[starts[step] : starts[step + 1]] = np.nan if own is None else own

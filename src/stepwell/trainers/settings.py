@@ -7,6 +7,7 @@ learning rate about a hundred times smaller.
 from dataclasses import dataclass
 
 from stepwell.steps.advantages import AdvantageKind
+from stepwell.steps.credit import CreditKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,9 @@ class RowSettings:
     advantage: AdvantageKind = "rollout"
     """`rollout`: all tokens of a rollout have its advantage. `step`: a step reward counts for its own step alone.
     `reward_to_go`: it counts for its own step and those before it."""
+    credit: CreditKind = "root"
+    """How a rollout that forks is trained. `root`: every token has its advantage. `leaf`: it has it once for each leaf
+    below it. `split`: it has the part of it that is the share of the trajectory's leaves below it."""
     temperature: float | None = None
     """If set, steps that were sampled at another temperature are left out; else every token is trained at its own."""
     assumed_temperature: float | None = None

@@ -12,7 +12,7 @@ Both classes implement TRL's own Protocols (trl.experimental.async_grpo, 1.16); 
 - Rows are chosen as in the reference trainer (trainers/rows.py): groups with equal returns never reach TRL, but count
   in the `reward` of its log. Too many in a row end the training with NothingLearned.
 - TRL divides all logits by one temperature, so only what was sampled at that one reaches it.
-- TRL has one advantage per sample: a row with several (`advantage="step"` or `"reward_to_go"`) becomes several samples.
+- TRL has one advantage per sample: a row with several (other settings of `advantage`, `credit`) becomes several.
 """
 
 import logging
@@ -29,6 +29,7 @@ import numpy as np
 
 from stepwell.errors import FetchTimeout
 from stepwell.steps.advantages import AdvantageKind
+from stepwell.steps.credit import CreditKind
 from stepwell.steps.step import FloatArray, IntArray
 from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
@@ -106,8 +107,8 @@ class StepwellRolloutWorker:
     At most `samples_ahead` samples wait there: about one update's worth, because waiting samples become stale. A group
     that is not taken within `lease` seconds returns to the pool, and is skipped when it comes again. `temperature` is
     that of TRL's configuration; steps of another one are left out, and so are steps that do not tell theirs, unless
-    `assumed_temperature` is set. `advantage` is as in Settings. After `max_unlearnable` groups in a row from which
-    nothing can be learned, the training ends with NothingLearned.
+    `assumed_temperature` is set. `advantage` and `credit` are as in Settings. After `max_unlearnable` groups in a row
+    from which nothing can be learned, the training ends with NothingLearned.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class StepwellRolloutWorker:
         temperature: float = 1.0,
         assumed_temperature: float | None = None,
         advantage: AdvantageKind = "rollout",
+        credit: CreditKind = "root",
         max_unlearnable: int | None = 320,
     ) -> None:
         self.rollout_buffer: Queue[RolloutSample] = Queue(samples_ahead)
@@ -127,7 +129,9 @@ class StepwellRolloutWorker:
         self._pool = pool
         self._channel = channel
         self._lease = lease
-        self._rows = RowSettings(advantage=advantage, temperature=temperature, assumed_temperature=assumed_temperature)
+        self._rows = RowSettings(
+            advantage=advantage, credit=credit, temperature=temperature, assumed_temperature=assumed_temperature
+        )
         self._monitor = LearningMonitor(max_unlearnable, "groups")
         self._version_offset = 0
         self._known = TrainedLedger()

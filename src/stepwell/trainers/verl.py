@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from stepwell.errors import BadRequest
 from stepwell.steps.advantages import AdvantageKind
 from stepwell.steps.columns import Columns, cut, stack
+from stepwell.steps.credit import CreditKind
 from stepwell.steps.layout import IndexArray, offsets, parts_of
 from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps, spread
 from stepwell.steps.rows import MergedRows
@@ -67,17 +68,20 @@ def to_data_proto(
     temperature: float = 1.0,
     assumed_temperature: float | None = None,
     advantage: AdvantageKind = "rollout",
+    credit: CreditKind = "root",
 ) -> DataProto:
     """One row per step; with `merged`, one per chain of steps that extend one another, so no token is computed twice.
 
     A row that is too long raises an error, or is left out with `overlong="drop"`. `temperature` is that of verl's
     rollouts; steps of another one are left out, and so are steps that do not tell theirs, unless `assumed_temperature`
-    is set. `advantage` is as in Settings.
+    is set. `advantage` and `credit` are as in Settings.
     """
     verl, torch = _imported()
     rows = verl_rows(
         batch,
-        RowSettings(advantage=advantage, temperature=temperature, assumed_temperature=assumed_temperature),
+        RowSettings(
+            advantage=advantage, credit=credit, temperature=temperature, assumed_temperature=assumed_temperature
+        ),
         prompt_length=prompt_length,
         response_length=response_length,
         pad_id=pad_id,
