@@ -294,10 +294,10 @@ def test_a_pool_that_is_away_is_told_in_one_line_and_what_was_shown_stays(
 ) -> None:
     expect(page.locator("table.plain td.n").first).to_be_visible()
     pool.away = True
-    expect(page.locator(".notice")).to_contain_text("The pool cannot be reached", timeout=10_000)
+    expect(page.locator(".notice")).to_contain_text("The pool cannot be reached")
     expect(page.locator("table.plain").first).to_contain_text("train")
     pool.away = False
-    expect(page.locator(".notice")).to_be_empty(timeout=30_000)
+    expect(page.locator(".notice")).to_be_empty()
 
     assert all("503" in said for said in faults.said)
     faults.said.clear()

@@ -59,7 +59,7 @@ def open_list(page: Page, url: str, fragment: str) -> tuple[int, int]:
     """Rows on the page, and the bytes that the server sent for them."""
     with page.expect_response(lambda response: "/api/trajectories" in response.url) as answer:
         page.goto(f"{url}/#/trajectories{fragment}")
-    expect(page.locator(".found b")).not_to_be_empty(timeout=60_000)
+    expect(page.locator(".found b")).not_to_be_empty()
     return page.locator("table.rows tbody tr").count(), len(answer.value.body())
 
 

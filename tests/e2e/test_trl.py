@@ -37,8 +37,6 @@ SEED = 0
 UPDATES = 24
 SAMPLES = 128
 """An update: as in the program that is run."""
-PATIENCE = 60_000
-"""Milliseconds that a view may take."""
 ALIKE = 1e-3
 """What float32 on two sides differs by at most; one update moves the log-probabilities by more."""
 
@@ -136,7 +134,6 @@ def dashboard(stage: Stage, training: Training, ray_cluster: RayCluster, namespa
 
 def test_every_view_of_the_dashboard_has_something_to_show_while_a_model_learns(dashboard: str) -> None:
     with open_browser() as browser, open_page(browser, dashboard) as (page, faults):
-        page.set_default_timeout(PATIENCE)
         page.goto(dashboard)
         see_the_overview(page)
         see_a_trajectory(page, dashboard)
@@ -146,34 +143,34 @@ def test_every_view_of_the_dashboard_has_something_to_show_while_a_model_learns(
 
 
 def see_the_overview(page: Page) -> None:
-    expect(page.locator("table", has_text="Engines")).to_contain_text("healthy", timeout=PATIENCE)
+    expect(page.locator("table", has_text="Engines")).to_contain_text("healthy")
     for chart in ("Steps", "Tokens", "Reward", "Staleness", "Queue", "Oldest", "Gateway"):
-        expect(page.locator(f"figure[aria-label^={chart}] .canvas:not(.empty)")).to_be_visible(timeout=PATIENCE)
+        expect(page.locator(f"figure[aria-label^={chart}] .canvas:not(.empty)")).to_be_visible()
 
 
 def see_a_trajectory(page: Page, url: str) -> None:
     page.goto(f"{url}/#/trajectories?channel=validation")
-    expect(page.locator("td.uid").first).to_be_visible(timeout=PATIENCE)
+    expect(page.locator("td.uid").first).to_be_visible()
     page.keyboard.press("Enter")
-    expect(page.locator(".turn.response").first).to_be_visible(timeout=PATIENCE)
+    expect(page.locator(".turn.response").first).to_be_visible()
     page.keyboard.press("t")
     expect(page.locator(".tokens .tok").first).to_be_visible()
 
 
 def see_a_group(page: Page) -> None:
     page.keyboard.press("s")
-    expect(page.locator(".rollout pre").first).to_be_visible(timeout=PATIENCE)
+    expect(page.locator(".rollout pre").first).to_be_visible()
 
 
 def see_a_decision(page: Page) -> None:
     page.keyboard.press("r")
     page.get_by_role("dialog").get_by_label("Who").fill("ada")
     page.keyboard.press("Enter")
-    expect(page.locator(".notice")).to_contain_text("1 done", timeout=PATIENCE)
-    expect(page.locator(".rollout.current")).to_contain_text("rejected", timeout=PATIENCE)
+    expect(page.locator(".notice")).to_contain_text("1 done")
+    expect(page.locator(".rollout.current")).to_contain_text("rejected")
     page.keyboard.press("g")
     page.keyboard.press("a")
-    expect(page.locator("main tbody tr").first).to_contain_text("ada", timeout=PATIENCE)
+    expect(page.locator("main tbody tr").first).to_contain_text("ada")
 
 
 def answers_of(pool: DataPool, version: int) -> list[Step]:

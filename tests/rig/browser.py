@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 
 import uvicorn
 from fastapi import FastAPI
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from tests.rig.waiting import wait_until
 
 LAPTOP = {"width": 1440, "height": 900}
+PATIENCE = 60_000
+"""Milliseconds that a busy machine may take to show something."""
+expect.set_options(timeout=PATIENCE)
 
 
 @contextmanager
@@ -63,6 +66,7 @@ def open_page(browser: Browser, origin: str, *, dark: bool = False) -> Iterator[
     context = browser.new_context(viewport=LAPTOP, color_scheme=scheme)  # type: ignore[arg-type]
     try:
         page = context.new_page()
+        page.set_default_timeout(PATIENCE)
         faults = Faults(origin)
         faults.watch(page)
         yield page, faults

@@ -20,7 +20,7 @@ from stepwell.common.processes import dying_with_this_process, end_group, exit_t
 from stepwell.demo.vocabulary import CONTEXT
 from stepwell.errors import BadRequest, EngineUnavailable
 
-START_TIMEOUT = 240.0
+START_TIMEOUT = 600.0
 STOP_TIMEOUT = 15.0
 POLL = 0.25
 SHOWN = 20

@@ -217,12 +217,13 @@ def pack(steps: Sequence[Step]) -> Columns:
         name: list(of_steps) if dtype is None else np.array(of_steps, dtype)
         for (name, dtype), of_steps in zip(PACKING, values, strict=True)
     }
+    response_lengths = [len(s.response_ids) for s in steps]
     return Columns(
         added=join([part for s in steps for part in (s.prompt_ids, s.response_ids)], np.int32),
         logprobs=join([_logprobs(s) for s in steps], np.float32),
-        mask=join([_mask(s) for s in steps], np.bool_),
+        mask=join_masks([s.response_mask for s in steps], response_lengths),
         prompt_lengths_S=np.array([len(s.prompt_ids) for s in steps], np.int32),
-        response_lengths_S=np.array([len(s.response_ids) for s in steps], np.int32),
+        response_lengths_S=np.array(response_lengths, np.int32),
         carried={name: scalars.pop(name) for name in CARRIED_NAMES},
         **scalars,
     )
@@ -356,8 +357,12 @@ def _logprobs(step: Step) -> FloatArray:
     return step.response_logprobs
 
 
-def _mask(step: Step) -> BoolArray:
-    return np.ones(len(step.response_ids), np.bool_) if step.response_mask is None else step.response_mask
+def join_masks(masks: Sequence[BoolArray | None], lengths: Sequence[int]) -> BoolArray:
+    """The masks end to end; None means that all of so many tokens are trained."""
+    if not [mask for mask in masks if mask is not None]:
+        return np.ones(sum(lengths), np.bool_)
+    parts = zip(masks, lengths, strict=True)
+    return np.concatenate([np.ones(length, np.bool_) if mask is None else mask for mask, length in parts])
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -144,9 +144,12 @@ class PrefixTree:
             shared += common_prefix(node.tail, tokens[shared:])
         return node.branch, shared
 
-    def contents(self) -> list[tuple[int, bytes]]:
-        """Equal for two trees in which the same sequences were placed in the same order."""
-        return [(node.start, node.tail.tobytes()) for node in self._branches]
+    def is_like(self, other: "PrefixTree") -> bool:
+        """Were the same sequences placed in both in the same order?"""
+        pairs = zip(self._branches, other._branches, strict=False)
+        return len(self._branches) == len(other._branches) and all(
+            a.start == b.start and len(a.tail) == len(b.tail) and bool((a.tail == b.tail).all()) for a, b in pairs
+        )
 
     def agree(self, first: int, second: int, length: int) -> bool:
         """Do two branches begin with the same `length` tokens?"""

@@ -4,7 +4,8 @@
   dies while it waits gets no batch.
 - Waiting costs a call for each change of what is ready, and one for each shard every few seconds.
 - A shard that does not answer holds up no other, unless the order is strict: after a moment, groups are taken without
-  it. A part that cannot be taken is looked for elsewhere. The other parts are kept by heartbeats meanwhile.
+  it. A part whose shard falls silent is looked for elsewhere. If it comes all the same, it is used if it is still
+  missing, and put back otherwise. The other parts are kept by heartbeats meanwhile.
 """
 
 import asyncio
@@ -30,6 +31,8 @@ LOOK_TIMEOUT = 2.0
 """Seconds. A shard that restarts is not waited for."""
 LOOK_PATIENCE = 0.25
 """Seconds after which a fetch goes on without the shards that have not answered yet."""
+TAKE_PATIENCE = 0.25
+"""Seconds that a shard may take to hand out a part, and then to say anything at all, before it counts as silent."""
 MAX_WAIT = 5.0
 """Seconds that one call waits for a change. A call that nobody listens to any more ends after that."""
 HISTORY_WAIT = 1.0
@@ -72,6 +75,8 @@ class _Fetch:
         """What each shard could hand out, as far as it has answered."""
         self._watches: dict[str, asyncio.Task[None]] = {}
         """By shard: the call that waits for a change."""
+        self._late: dict[str, asyncio.Task[None]] = {}
+        """By shard: the call that takes a part from it, while the shard is silent."""
 
     async def run(self, timeout: float) -> LeasedGroups:
         deadline = time.monotonic() + timeout
@@ -89,7 +94,7 @@ class _Fetch:
             if time.monotonic() >= deadline:
                 await self._give_up(timeout)
             if is_enough and not self._tries_each_change:
-                await self._look(tuple(counts))
+                await self._look(tuple(name for name in counts if name not in self._late))
             else:
                 await self._await_change(max(0.01, deadline - time.monotonic()))
             self._names = await self._shards.names()
@@ -101,9 +106,10 @@ class _Fetch:
         self._held.put_back([lease for part in self._parts for lease in part.leases])
 
     async def close(self) -> None:
-        for watch in self._watches.values():
-            watch.cancel()
-        await asyncio.gather(*self._watches.values(), return_exceptions=True)
+        calls = [*self._watches.values(), *self._late.values()]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
     async def _look(self, names: tuple[str, ...]) -> None:
         """What these shards could hand out now. A shard that does not say so soon is waited for later."""
@@ -111,9 +117,10 @@ class _Fetch:
         for name in names:
             self._summaries.pop(name, None)
             looks.append(self._start_watch(name, 0.0))
-        done, _ = await asyncio.wait(looks, timeout=LOOK_PATIENCE)
-        for look in done:
-            look.result()
+        if looks:
+            done, _ = await asyncio.wait(looks, timeout=LOOK_PATIENCE)
+            for look in done:
+                look.result()
 
     def _start_watch(self, name: str, wait: float) -> asyncio.Task[None]:
         if name in self._watches:
@@ -133,14 +140,15 @@ class _Fetch:
                 await asyncio.sleep(RETRY_PAUSE)
 
     async def _await_change(self, timeout: float) -> None:
-        """Until what can be handed out has changed in one of the shards."""
+        """Until what can be handed out has changed in one of the shards, or a part has come late."""
         for name in self._names:
             if name not in self._watches or self._watches[name].done():
                 self._start_watch(name, min(HISTORY_WAIT if self._tries_each_change else MAX_WAIT, timeout))
-        watches = self._watches.values()
-        done, _ = await asyncio.wait(watches, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        for watch in done:
-            watch.result()
+        calls = [*self._watches.values(), *self._late.values()]
+        done, _ = await asyncio.wait(calls, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        self._late = {name: taking for name, taking in self._late.items() if taking not in done}
+        for call in done:
+            call.result()
 
     @property
     def _tries_each_change(self) -> bool:
@@ -151,15 +159,29 @@ class _Fetch:
         """How many groups to take from each shard."""
         if self._may_miss_oldest():
             return {}
+        heard = {name: summary for name, summary in self._summaries.items() if name not in self._late}
         if self._tries_each_change:
-            return dict.fromkeys(self._summaries, self._missing)
-        return _oldest(self._summaries, self._missing)
+            return dict.fromkeys(heard, self._missing)
+        return _oldest(heard, self._missing)
 
     def _may_miss_oldest(self) -> bool:
         """In strict order, a shard that does not answer may hold the oldest group."""
-        return self._request.order is Order.STRICT and len(self._summaries) < len(self._names)
+        heard = self._summaries.keys() - self._late.keys()
+        return self._request.order is Order.STRICT and len(heard) < len(self._names)
 
     async def _take(self, name: str, count: int) -> None:
+        """Returns also if the shard falls silent: it may have been cut off. A large part takes its time."""
+        taking = asyncio.create_task(self._take_part(name, count))
+        self._late[name] = taking
+        while not (await asyncio.wait([taking], timeout=TAKE_PATIENCE))[0]:
+            try:
+                await self._shards.at(name, timeout=TAKE_PATIENCE, await_restart=False).plan()
+            except PoolUnavailable:
+                return
+        del self._late[name]
+        taking.result()
+
+    async def _take_part(self, name: str, count: int) -> None:
         """Each part has its own lease. A part stays missing if another consumer took it first or its shard is away."""
         self._uid = self._uid or new_batch_uid(heartbeats=True, coordinator=name if len(self._names) > 1 else "")
         lease = (name, part_lease_uid(self._uid, next(self._numbers)))
@@ -174,9 +196,11 @@ class _Fetch:
                 return
         if part is None:
             self._held.release([lease])
-        else:
+        elif count <= self._missing:
             self._parts.append(part)
             self._missing -= count
+        else:  # others had it earlier
+            self._held.put_back([lease])
 
     async def _give_up(self, timeout: float) -> None:
         answer = await self._shards.ask_all(lambda shard: shard.waiting_for(self._request))

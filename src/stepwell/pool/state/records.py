@@ -193,8 +193,7 @@ class Group:
         if len(self.trajectories) < 2:
             return False
         first, *others = self.trajectories.values()
-        tokens = first.tokens.contents()
-        return all(other.tokens.contents() == tokens for other in others)
+        return all(other.tokens.is_like(first.tokens) for other in others)
 
     def dissolve(self) -> None:
         """Break the reference cycle with the trajectories, so that the memory is freed at once."""

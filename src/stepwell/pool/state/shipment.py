@@ -13,7 +13,7 @@ import numpy as np
 
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.columns import NO_BASE, Bases, Columns, join, pack_values
+from stepwell.steps.columns import NO_BASE, Bases, Columns, join, join_masks, pack_values
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.left_out import NO_STEP, NOTHING_LEFT_OUT, LeftOutSteps
 from stepwell.steps.schema import CARRIED
@@ -108,12 +108,13 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
         for row, step, first in zip(rows, steps, shared, strict=True)
     ]
     carried = zip(*(step.carried for step in steps), strict=True) if steps else ((),) * len(CARRIED)
+    response_lengths = [step.response_length for step in steps]
     return Columns(
         added=join(tokens, np.int32),
         logprobs=join([_logprobs(step) for step in steps], np.float32),
-        mask=_masks(steps, token_mask),
+        mask=join_masks([token_mask(step) for step in steps], response_lengths),
         prompt_lengths_S=np.array([step.prompt_length for step in steps], np.int32),
-        response_lengths_S=np.array([step.response_length for step in steps], np.int32),
+        response_lengths_S=np.array(response_lengths, np.int32),
         rewards_S=np.array([owner.reward for owner in rewarded], np.float64),
         returns_S=np.array(_returns(rows), np.float64),
         outcomes_S=np.array([row.trajectory.reward for row in rows], np.float64),
@@ -140,6 +141,8 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
 
 def _bases(rows: Sequence[ShippedRow]) -> tuple[list[int], list[int]]:
     """Which earlier row each row begins with, and how many tokens they share. A step that is not shipped is no base."""
+    if len({id(row.trajectory) for row in rows}) == len(rows):
+        return [NO_BASE] * len(rows), [0] * len(rows)
     bases: list[int] = []
     shared: list[int] = []
     forked: list[int] = []
@@ -187,11 +190,3 @@ def _logprobs(step: StoredStep) -> FloatArray:
     if step.logprobs is None:
         return np.full(step.response_length, np.nan, np.float32)
     return step.logprobs
-
-
-def _masks(steps: Sequence[StoredStep], token_mask: TokenMask) -> BoolArray:
-    masks = [token_mask(step) for step in steps]
-    if not [mask for mask in masks if mask is not None]:
-        return np.ones(sum([step.response_length for step in steps]), np.bool_)
-    filled = [np.ones(s.response_length, np.bool_) if m is None else m for s, m in zip(steps, masks, strict=True)]
-    return join(filled, np.bool_)

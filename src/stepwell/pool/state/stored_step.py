@@ -2,9 +2,9 @@
 
 import sys
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import add
 from typing import Any
-
-import numpy as np
 
 from stepwell.steps.columns import Columns, pack, unpack, unpack_values
 from stepwell.steps.schema import CARRIED, Column, ColumnKind
@@ -67,8 +67,8 @@ class PackedSteps:
         self._tokens = columns.tokens
         self._prompts: list[int] = columns.prompt_lengths_S.tolist()
         self._responses: list[int] = columns.response_lengths_S.tolist()
-        self._token_at = np.cumsum(columns.prompt_lengths_S + columns.response_lengths_S, dtype=np.int64).tolist()
-        self._response_at = np.cumsum(columns.response_lengths_S, dtype=np.int64).tolist()
+        self._token_at = list(accumulate(map(add, self._prompts, self._responses)))
+        self._response_at = list(accumulate(self._responses))
         self.indexes: list[int] = columns.step_indexes_S.tolist()
         self.identities = [uid or f"#{index}" for uid, index in zip(columns.uids, self.indexes, strict=True)]
         self.started_at: list[float] = columns.started_at_S.tolist()

@@ -10,6 +10,7 @@ import pytest
 
 from stepwell.envs.output.wandb_tracker import RolloutTable, WandbTracker
 from stepwell.errors import BadRequest
+from tests.rig.waiting import wait_until
 
 RUN = {"name": "sums_0", "project": "p", "group": "g", "config": {"group_size": 4}}
 
@@ -162,6 +163,6 @@ def test_a_real_run_is_written_offline(
     asyncio.run(real_run())
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     (run,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    assert b"train/score" in run.read_bytes()
+    wait_until(lambda: b"train/score" in run.read_bytes(), "wandb's own process to write the run")
     tables = list(tmp_path.glob("wandb/offline-run-*/files/media/table/train/rollouts*.json"))
     assert "what the model said" in tables[0].read_text()

@@ -1,6 +1,7 @@
 """Batches from several shards. tests/integration/pool has shards that are killed."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 from stepwell.errors import FetchTimeout, LeaseExpired
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.shard_layout import Layout
+from stepwell.pool.client.fetching import TAKE_PATIENCE
 from stepwell.steps.step import Exactness
 from tests.builders import make_step
-from tests.rig.local_pool import LocalPool
+from tests.rig.local_pool import LocalPool, LocalTransport
 
 SHARDS = 4
 seconds = count(1)
@@ -88,6 +90,45 @@ async def test_a_shard_that_is_away_is_passed_over_except_in_strict_order(client
         await asyncio.gather(client.fetch_batch(1, order="strict", timeout=0.05), _come_back(client, 0.3))
     client.transport.shards_away.add("data_pool-1")
     assert (await client.fetch_batch(len(there))).columns.prompt_uids == there
+
+
+class StoppingTransport(LocalTransport):
+    """Its second shard stops while something is taken from it."""
+
+    has_stopped = False
+
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if (shard, method) == ("data_pool-1", "take") and not self.has_stopped:
+            self.has_stopped = True
+            self.shards_stopped.add(shard)
+        return await super().call(shard, method, args, kwargs)
+
+
+@pytest.fixture
+def stopping() -> LocalPool:
+    return LocalPool(shards=SHARDS, transport=StoppingTransport)
+
+
+async def test_a_shard_that_stops_while_it_is_taken_from_holds_up_no_group_of_the_others(stopping: LocalPool) -> None:
+    first = next(p for n in count() if Layout(1, SHARDS).owner(p := f"p{n}") == 1)
+    then = next(p for n in count() if Layout(1, SHARDS).owner(p := f"p{n}") != 1)
+    await rollouts(stopping, first, then)
+    async with asyncio.timeout(2.0):
+        assert (await stopping.fetch_batch(1)).columns.prompt_uids == [then]
+    stopping.transport.shards_stopped.clear()
+    assert (await stopping.fetch_batch(1)).columns.prompt_uids == [first], "it is put back, and its lease is not over"
+
+
+async def test_what_a_shard_hands_out_late_is_used_if_it_is_still_missing(stopping: LocalPool) -> None:
+    prompt = next(p for n in count() if Layout(1, SHARDS).owner(p := f"p{n}") == 1)
+    await rollouts(stopping, prompt)
+    fetching = asyncio.create_task(stopping.fetch_batch(1, lease=60.0))
+    while not stopping.transport.has_stopped:
+        await asyncio.sleep(0)
+    await asyncio.wait([fetching], timeout=3 * TAKE_PATIENCE)
+    stopping.transport.shards_stopped.clear()
+    assert (await fetching).columns.prompt_uids == [prompt]
+    assert (await stopping.stats()).leases == 1
 
 
 async def _come_back(client: LocalPool, after: float) -> None:
