@@ -22,6 +22,7 @@ from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.steps.columns import pack
 from tests.builders import make_group, make_step
 from tests.rig.local_pool import LocalPool, LocalTransport
+from tests.rig.waiting import until
 
 PROMPTS = [f"p{n}" for n in range(40)]
 
@@ -47,6 +48,23 @@ class UnevenTransport(LocalTransport):
     async def _wait(self) -> None:
         for _ in range(self.chance.randint(0, 8)):
             await asyncio.sleep(0)
+
+
+class HoldingTransport(LocalTransport):
+    """Producers' calls wait until they are let go."""
+
+    def __init__(self, services: dict[str, ShardService]) -> None:
+        super().__init__(services)
+        self.go = asyncio.Event()
+        self.go.set()
+        self.asked: set[str] = set()
+        """The shards whose calls wait."""
+
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if method == "answer" and not self.go.is_set():
+            self.asked.add(shard)
+            await self.go.wait()
+        return await super().call(shard, method, args, kwargs)
 
 
 async def change(pool: LocalPool, shards: int) -> PoolPlan:
@@ -125,6 +143,23 @@ async def test_a_further_shard_takes_its_share_from_all_others_and_moves_nothing
     assert moved == {(n, n) for n in range(4)} | {(n, 4) for n in range(4)}
     counts = Counter(Layout(2, 8).owner(f"prompt-{n}") for n in range(8000))
     assert max(counts.values()) < 1.3 * min(counts.values())
+
+
+async def test_all_shards_that_may_have_a_trajectory_are_asked_at_once_whether_it_is_open() -> None:
+    pool = LocalPool(shards=4, transport=HoldingTransport)
+    for prompt in PROMPTS:
+        await pool.register_trajectory(Registration(prompt, prompt))
+    await change(pool, 8)
+    plan = await change(pool, 3)
+    await pool.shards.agree_with("data_pool")
+    prompt = max(PROMPTS, key=lambda prompt: len(plan.owners(prompt)))
+    assert len(plan.owners(prompt)) == 3
+    pool.transport.go.clear()
+    asking = asyncio.create_task(pool.knows(prompt, prompt))
+    await until(lambda: pool.transport.asked == set(plan.owners(prompt)), "three shards to be asked", 5.0)
+    pool.transport.go.set()
+    assert await asking == "train"
+    assert await pool.knows(prompt, "another prompt") is None
 
 
 async def test_trajectories_of_before_are_found_by_clients_that_do_not_know_of_the_change() -> None:

@@ -40,6 +40,21 @@ async def ask_owner(shards: ShardSet, prompt_uid: str, call: Callable[[str, Pool
                 break
 
 
+async def ask_owners(shards: ShardSet, prompt_uid: str, call: Callable[[str, PoolPlan], Awaitable[T]]) -> T:
+    """As `ask_owner`, for a call that opens no group: all shards that may have it are asked at once."""
+    plan = await shards.plan()
+    owners = plan.owners(prompt_uid)
+    if len(owners) == 1:
+        return await ask_owner(shards, prompt_uid, call)
+    asked = {shard: asyncio.ensure_future(call(shard, plan)) for shard in owners}
+    try:
+        return await ask_owner(shards, prompt_uid, lambda shard, plan: asked.pop(shard, None) or call(shard, plan))
+    finally:
+        for asking in asked.values():
+            asking.cancel()
+        await asyncio.gather(*asked.values(), return_exceptions=True)
+
+
 async def ask_any(shards: ShardSet, call: Callable[[str, PoolPlan], Awaitable[T]], unknown: UnknownTrajectory) -> T:
     """As `ask_owner`, for a trajectory that its shard does not know: it may have been closed before the shards changed,
     and another one remembers it."""

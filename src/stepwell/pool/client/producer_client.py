@@ -28,7 +28,7 @@ from stepwell.pool.api.producing import (
     SubmitVerdict,
 )
 from stepwell.pool.client.flush_follower import FlushFollower
-from stepwell.pool.client.group_routing import ask_any, ask_owner, rows_of, submit_to_owners
+from stepwell.pool.client.group_routing import ask_any, ask_owner, ask_owners, rows_of, submit_to_owners
 from stepwell.pool.client.shards import ShardClient, ShardSet
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import JsonObject, Step
@@ -134,7 +134,8 @@ class ProducerClient(ShardClient):
         """Send a call to the group's shard, in a message that it shares with other calls."""
         try:
             async with asyncio.timeout(self.shards.timeout):
-                return await ask_owner(self.shards, call.prompt_uid, partial(self._send_to, call))
+                ask = ask_owners if isinstance(call, KnowsCall) else ask_owner
+                return await ask(self.shards, call.prompt_uid, partial(self._send_to, call))
         except TimeoutError:
             pool, timeout = self.shards.pool, self.shards.timeout
             raise PoolUnavailable(f"DataPool {pool!r}: no answer within {timeout:g} s") from None
