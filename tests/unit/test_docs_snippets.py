@@ -63,6 +63,7 @@ FOREIGN_FLAGS = {
         "--object-store-memory",
         "--runner",
         "--weight-transfer-config",
+        "--reasoning-parser",
         "--api-key",
         "--slurm",
         "--testing",

@@ -33,7 +33,7 @@ class DemoSettings(Section):
 
 class DoctorSettings(Section):
     """Examine an engine, its model and this machine: what works, what fails and why, and whether every token that
-    a gateway would record is exact. It changes nothing, and sends about thirty short requests to the engine.
+    a gateway would record is exact. It changes nothing, and sends about fifty short requests to the engine.
 
     The exit status is 0 if no fault was found, else 1.
     """

@@ -1,11 +1,12 @@
 """Runs a case: the same request whole and streamed, with one seed, and a finding for every column."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from stepwell.doctor.findings import NOTHING, CaseCells, CaseColumn, Finding
-from stepwell.doctor.harness import CHAT, Harness
-from stepwell.doctor.replies import ExaminedAnswer
+from stepwell.doctor.harness import Harness
+from stepwell.doctor.replies import CHAT, ExaminedAnswer, ParsedReply
 from stepwell.doctor.verdicts import (
     differing,
     judge_ids,
@@ -45,10 +46,23 @@ class CaseRunner:
 
     async def ask_twice(self, path: str = CHAT, **fields: Any) -> CaseAnswers:
         body = self._body(fields)
-        whole = await self.harness.ask(path, body)
-        streamed = await self.harness.ask(path, body, stream=True)
-        differs = whole.is_sound and streamed.is_sound and differing(whole, streamed)
-        return CaseAnswers(whole, streamed, await self.harness.ask(path, body) if differs else None)
+        return await _twice(lambda stream: self.harness.ask(path, body, stream=stream))
+
+    async def continue_twice(
+        self, first: JsonObject, following: Callable[[ParsedReply], JsonObject]
+    ) -> tuple[ExaminedAnswer, CaseAnswers]:
+        """The first turn of a conversation, and its second turn, which `following` makes of the first reply."""
+        firsts: list[ExaminedAnswer] = []
+
+        async def ask(stream: bool) -> ExaminedAnswer:
+            turn, after = await self.harness.ask_in_turn(
+                self._body(first), lambda reply: self._body(following(reply)), stream=stream
+            )
+            firsts.append(turn)
+            return after
+
+        answers = await _twice(ask)
+        return firsts[0], answers
 
     async def judge(
         self,
@@ -84,8 +98,17 @@ class CaseRunner:
         before, later = (found.text if found else "" for found in decoded)
         return judge_prefix(turn, after, (before, later))
 
-    def _body(self, fields: dict[str, Any]) -> JsonObject:
-        return {"model": self._model, "max_tokens": SHORT, "seed": SEED, **fields}
+    def _body(self, fields: JsonObject) -> JsonObject:
+        """A field that is None is left out."""
+        body = {"model": self._model, "max_tokens": SHORT, "seed": SEED, **fields}
+        return {name: value for name, value in body.items() if value is not None}
+
+
+async def _twice(ask: Callable[[bool], Awaitable[ExaminedAnswer]]) -> CaseAnswers:
+    """`ask` is told whether to stream."""
+    whole, streamed = await ask(False), await ask(True)
+    differs = whole.is_sound and streamed.is_sound and differing(whole, streamed)
+    return CaseAnswers(whole, streamed, await ask(False) if differs else None)
 
 
 def judge_only(answer: ExaminedAnswer) -> CaseCells:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from stepwell.doctor.case_runner import HELLO, SEED, CaseAnswers, CaseRunner, judge_only
-from stepwell.doctor.findings import CaseCells, CaseColumn, CaseRow, Finding, Grade
-from stepwell.doctor.harness import COMPLETIONS
-from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, ToolCall
-from stepwell.doctor.verdicts import GRAMMAR, REPLACEMENT, first_difference, judge_ids
+from stepwell.doctor.dialect_cases import messages, responses
+from stepwell.doctor.findings import NOTHING, CaseCells, CaseColumn, CaseRow, Finding, Grade
+from stepwell.doctor.replies import COMPLETIONS, ExaminedAnswer, ParsedReply, ToolCall
+from stepwell.doctor.verdicts import GRAMMAR, REPLACEMENT, first_difference, judge_bridge, judge_ids
 from stepwell.steps.step import Step
 
 UNICODE = "naïve ☕ 日本語 𝄞 👩‍🚀 cafe\u0301"
@@ -18,10 +18,23 @@ UNICODE = "naïve ☕ 日本語 𝄞 👩‍🚀 cafe\u0301"
 UNICODE_TOKENS = 128
 """Enough for this text with one token per byte."""
 PLAIN = "Good, thank you."
+AGAIN: dict[str, Any] = {"role": "user", "content": "And again?"}
 CALL_TOKENS = 256
 """Tokens within which a call must be complete."""
 TRIES, CHOICES = 6, 4
 """How often a call is forced, and with how many choices each time: an untrained model needs several."""
+PUZZLE = {"role": "user", "content": "Which is larger, 9.9 or 9.11? Think first."}
+THINKING_TOKENS = 256
+NO_THINKING = Finding(
+    Grade.UNKNOWN,
+    "the model wrote no thinking",
+    "if it is a reasoning model, see its chat template and vLLM's --reasoning-parser",
+)
+UNPARSED = Finding(
+    Grade.WARNING,
+    "the thinking is part of the text, which agents take for the answer",
+    "start vLLM with the --reasoning-parser of your model",
+)
 NO_PARSER = "start vLLM with --enable-auto-tool-choice and the --tool-call-parser of your model"
 FLAG = {
     "type": "function",
@@ -49,8 +62,7 @@ async def multi_turn(runner: CaseRunner) -> CaseCells:
     first = await _text_turn(runner)
     if not first.is_sound:
         return judge_only(first)
-    said = {"role": "assistant", "content": first.replies[0].text}
-    answers = await runner.ask_twice(messages=[HELLO, said, {"role": "user", "content": "And again?"}])
+    answers = await runner.ask_twice(**_next_turn(first.replies[0]))
     return await runner.judge(answers, prefix=await runner.prefix(first, answers.whole))
 
 
@@ -101,6 +113,33 @@ async def completions(runner: CaseRunner) -> CaseCells:
     return await runner.judge(await runner.ask_twice(COMPLETIONS, prompt="Once upon a time"))
 
 
+async def reasoning(runner: CaseRunner) -> CaseCells:
+    """Thinking that the engine's parser tells apart is in the ids, and the next turn is asked for with it."""
+    answers = await runner.ask_twice(messages=[PUZZLE], max_tokens=THINKING_TOKENS)
+    if not answers.whole.is_sound:
+        return judge_only(answers.whole)
+    reply, prefix = answers.whole.replies[0], NOTHING
+    if reply.reasoning and reply.finish_reason == "stop":
+        said = {"role": "assistant", "content": reply.text, "reasoning": reply.reasoning}
+        following = await runner.ask(messages=[PUZZLE, said, AGAIN])
+        prefix = await runner.prefix(answers.whole, following)
+    cells = await runner.judge(answers, prefix=prefix)
+    if reply.reasoning or cells[CaseColumn.TEXT].grade is Grade.FAULT:
+        return cells
+    return {**cells, CaseColumn.TEXT: UNPARSED if "</think>" in reply.text else NO_THINKING}
+
+
+async def bridge(runner: CaseRunner) -> CaseCells:
+    """Two turns of one trajectory, the second of which the gateway sends as token ids."""
+    free = await runner.ask(messages=[HELLO])
+    grammar = None if _is_text(free) and free.replies[0].finish_reason == "stop" else {"choice": [PLAIN]}
+    turn: dict[str, Any] = {"messages": [HELLO], "structured_outputs": grammar, "max_tokens": CALL_TOKENS}
+    first, answers = await runner.continue_twice(turn, _next_turn)
+    if not (first.is_sound and answers.whole.is_sound):
+        return judge_only(answers.whole if first.is_sound else first)
+    return await runner.judge(answers, prefix=judge_bridge(first.steps[0], answers.whole.steps[0]))
+
+
 CASES: Mapping[str, Callable[[CaseRunner], Awaitable[CaseCells]]] = {
     "single turn": single_turn,
     "multi-turn": multi_turn,
@@ -109,6 +148,10 @@ CASES: Mapping[str, Callable[[CaseRunner], Awaitable[CaseCells]]] = {
     "several choices": several_choices,
     "stop string": stop_string,
     "completions": completions,
+    "messages": messages,
+    "responses": responses,
+    "reasoning": reasoning,
+    "bridge": bridge,
 }
 """In the order in which they are run and shown."""
 
@@ -122,9 +165,18 @@ def stop_within(text: str) -> str | None:
 async def _text_turn(runner: CaseRunner) -> ExaminedAnswer:
     """An answer that can be sent back as text. An untrained model needs a grammar to write one."""
     free = await runner.ask(messages=[HELLO])
-    if not free.is_sound or (free.replies[0].text and REPLACEMENT not in free.replies[0].text):
+    if not free.is_sound or _is_text(free):
         return free
     return await runner.ask(messages=[HELLO], structured_outputs={"choice": [PLAIN]})
+
+
+def _is_text(answer: ExaminedAnswer) -> bool:
+    """It can be sent back as it is."""
+    return bool(answer.replies) and bool(answer.replies[0].text) and REPLACEMENT not in answer.replies[0].text
+
+
+def _next_turn(reply: ParsedReply) -> dict[str, Any]:
+    return {"messages": [HELLO, {"role": "assistant", "content": reply.text}, AGAIN]}
 
 
 async def _prompt_fault(runner: CaseRunner, step: Step) -> Finding | None:

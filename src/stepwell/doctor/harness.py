@@ -16,21 +16,28 @@ import uvicorn
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.doctor.detokenizer import Decode
-from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, error_text, parse_reply
+from stepwell.doctor.replies import CHAT, ExaminedAnswer, ParsedReply, error_text, parse_reply
 from stepwell.engines.engine import BROKEN, EngineControl, failure_text
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
 from stepwell.gateway.app import create_app
+from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.pool.api.pacing import Pacing
-from stepwell.pool.api.producing import TRAIN, EndResult, RecordedTurn, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import (
+    TRAIN,
+    EndResult,
+    RecordedTurn,
+    Registration,
+    RewardGiven,
+    SubmitVerdict,
+    TrajectoryRef,
+)
 from stepwell.pool.api.serving_state import Serving
 from stepwell.steps.step import JsonObject, Step
 
 LONGEST = 4096
 """Tokens of a prompt or a response: more than any case uses."""
 CALL_TIMEOUT = 120.0
-CHAT, COMPLETIONS = "chat/completions", "completions"
-"""Paths of the calls, below an agent's base_url."""
 
 
 class RecordingPool:
@@ -115,17 +122,22 @@ class Harness:
         self._rescorer = rescorer
 
     async def ask(self, path: str, body: JsonObject, *, stream: bool = False) -> ExaminedAnswer:
-        trajectory = await self._post("/init_trajectory", {})
-        base = f"/{trajectory['trajectory_uid']}/{trajectory['prompt_uid']}/v1/"
-        replies, failure = tuple[ParsedReply, ...](), ""
-        try:
-            replies = await self._call(base + path, {**body, "stream": stream})
-        except EngineUnavailable as failed:
-            failure = str(failed)
-        await self._post(base + "complete_trajectory", {})
-        steps = self._pool.steps(trajectory["trajectory_uid"])
-        decoded = tuple([await self.decode(step.response_ids.tolist()) for step in steps])
-        return ExaminedAnswer(replies, steps, decoded, failure)
+        trajectory = await self._open_trajectory()
+        replies, failure = await self._call(trajectory, path, {**body, "stream": stream})
+        return await self._examined(replies, await self._end(trajectory), failure)
+
+    async def ask_in_turn(
+        self, first: JsonObject, following: Callable[[ParsedReply], JsonObject], *, stream: bool = False
+    ) -> tuple[ExaminedAnswer, ExaminedAnswer]:
+        """Two chat calls of one trajectory. `following` makes the second, which may be streamed, of the first reply."""
+        trajectory = await self._open_trajectory()
+        replies, failure = await self._call(trajectory, CHAT, {**first, "stream": False})
+        if failure or not replies:
+            failed = await self._examined(replies, await self._end(trajectory), failure)
+            return failed, ExaminedAnswer(failure=failure or "the first turn has no reply")
+        later, failure = await self._call(trajectory, CHAT, {**following(replies[0]), "stream": stream})
+        steps = await self._end(trajectory)
+        return await self._examined(replies, steps[:1], ""), await self._examined(later, steps[1:], failure)
 
     async def rescored(self, step: Step) -> list[float] | str:
         """The log-probabilities of a step's response, computed by the engine again, or the reason why not."""
@@ -137,15 +149,35 @@ class Harness:
         except SyncFailed as failure:
             return str(failure)
 
-    async def _call(self, path: str, body: JsonObject) -> tuple[ParsedReply, ...]:
+    async def _open_trajectory(self) -> TrajectoryRef:
+        opened = await self._post("/init_trajectory", {})
+        return TrajectoryRef(opened["trajectory_uid"], opened["prompt_uid"])
+
+    async def _call(
+        self, trajectory: TrajectoryRef, path: str, body: JsonObject
+    ) -> tuple[tuple[ParsedReply, ...], str]:
+        """The replies, or none and the reason."""
         try:
-            async with self._http.post(path, json=body) as answer:
+            async with self._http.post(_base(trajectory) + path, json=body) as answer:
                 text = await answer.text()
+            return parse_reply(text, streamed=bool(body["stream"]) and answer.status == 200, path=path), ""
         except TimeoutError:
-            raise EngineUnavailable(f"there was no answer within {CALL_TIMEOUT:g} s") from None
+            return (), f"there was no answer within {CALL_TIMEOUT:g} s"
         except BROKEN as failure:
-            raise EngineUnavailable(failure_text(failure)) from None
-        return parse_reply(text, streamed=bool(body["stream"]) and answer.status == 200)
+            return (), failure_text(failure)
+        except EngineUnavailable as failure:
+            return (), str(failure)
+
+    async def _end(self, trajectory: TrajectoryRef) -> tuple[Step, ...]:
+        """Its steps, all of which are in the pool when it is complete."""
+        await self._post(_base(trajectory) + "complete_trajectory", {})
+        return self._pool.steps(trajectory.trajectory_uid)
+
+    async def _examined(
+        self, replies: tuple[ParsedReply, ...], steps: tuple[Step, ...], failure: str
+    ) -> ExaminedAnswer:
+        decoded = tuple([await self.decode(step.response_ids.tolist()) for step in steps])
+        return ExaminedAnswer(replies, steps, decoded, failure)
 
     async def _post(self, path: str, body: JsonObject) -> Any:
         async with self._http.post(path, json=body) as answer:
@@ -153,6 +185,10 @@ class Harness:
         if answer.status != 200:
             raise NotReady(f"the doctor's own gateway failed at {path}: {error_text(parsed.get('error'))}")
         return parsed
+
+
+def _base(trajectory: TrajectoryRef) -> str:
+    return f"/{trajectory.trajectory_uid}/{trajectory.prompt_uid}/v1/"
 
 
 class _Server(uvicorn.Server):
@@ -175,7 +211,8 @@ def _listen() -> socket.socket:
 async def open_harness(
     engine: str, key: str | None, tokenizer: Any, decode: Decode, rescorer: EngineControl | None
 ) -> AsyncIterator[Harness]:
-    """`tokenizer` may be None: the gateway needs one only for an engine that returns no ids."""
+    """`tokenizer` may be None: the gateway needs one only for an engine that returns no ids. The gateway bridges, which
+    matters only to calls of one trajectory."""
     pool = RecordingPool()
     app = create_app(
         pool=pool,
@@ -185,6 +222,7 @@ async def open_harness(
         prompt_length=LONGEST,
         response_length=LONGEST,
         keys=AccessKeys(()),
+        bridge=ThinkingPolicy.TEMPLATE,
     )
     server = _Server(uvicorn.Config(app, log_config=None, log_level="warning", access_log=False))
     with _listen() as listener:

@@ -4,16 +4,17 @@ An answer that did not arrive is a fault of its ids. The other columns are then 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from stepwell.doctor.detokenizer import DecodedText
 from stepwell.doctor.findings import EXACT, NOTHING, Finding, Grade
 from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, ToolCall
+from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.steps.prefix_tree import common_prefix
 from stepwell.steps.soundness import fault_kind
-from stepwell.steps.step import Exactness, IntArray, Step
+from stepwell.steps.step import BRIDGED, RENDERED, Exactness, IntArray, Step
 
 TOLERANCE = 1e-3
 """Largest difference between sampled and rescored log-probabilities in float32."""
@@ -36,7 +37,19 @@ REMEDIES = {
     "cut_short": "the engine stopped in the middle of an answer: see its log",
 }
 SEE_LOG = "see the engine's log; calls must succeed before they can be exact"
+REPORT_US = "report it to Stepwell's developers, with the model and its chat template"
 FORK = "steps stay exact, but each turn is trained as a row of its own"
+NOT_BRIDGED = f"see docs/bridge.md; {FORK}"
+TAKES_IDS = f"use vLLM 0.32, without a KV connector or a proxy that drops kv_transfer_params; {FORK}"
+BRIDGE_REMEDIES: Mapping[str, str] = {
+    BridgeOutcome.NO_RENDERER: "use vLLM 0.32, with --enable-scale-out",
+    BridgeOutcome.RENDER_FAILED: "start vLLM with --enable-scale-out; see its log",
+    BridgeOutcome.UNPROVEN: "start vLLM with --enable-scale-out: its /tokenize gives other ids than its chat",
+    BridgeOutcome.REFUSED: TAKES_IDS,
+    BridgeOutcome.ECHO_DIFFERS: TAKES_IDS,
+    BridgeOutcome.THINKING: "stepwell gateway --thinking tool_cycle or all keeps earlier thinking, and joins turns",
+}
+"""What to do, by the outcome of the bridge."""
 GRAMMAR = Finding(
     Grade.UNKNOWN, "sampled under a grammar, which rescoring does not apply; such steps are marked untrainable"
 )
@@ -91,7 +104,7 @@ def judge_stream(
         return NOTHING
     differs = differing(whole, streamed)
     if not differs:
-        return judge_gaps(_gaps_between(whole, streamed), "whole and streamed")
+        return judge_gaps(gaps_between(whole, streamed), "whole and streamed")
     if again is not None and differing(whole, again):
         what = f"the engine does not repeat an answer under a seed ({differs}); the stream itself is consistent"
         return Finding(Grade.UNKNOWN, what)
@@ -107,14 +120,47 @@ def differing(one: ExaminedAnswer, other: ExaminedAnswer) -> str:
             return f"prompts differ at token {at}"
         if (at := first_difference(first.response_ids, second.response_ids)) is not None:
             return f"responses differ at token {at}"
-    if (gaps := judge_gaps(_gaps_between(one, other), "the")).grade is Grade.FAULT:
+    if (gaps := judge_gaps(gaps_between(one, other), "the")).grade is Grade.FAULT:
         return gaps.what
     for first_reply, second_reply in zip(one.replies, other.replies, strict=True):
         if first_reply.text != second_reply.text:
             return f"texts differ: {difference(first_reply.text, second_reply.text)}"
+        if first_reply.reasoning != second_reply.reasoning:
+            return f"thoughts differ: {difference(first_reply.reasoning, second_reply.reasoning)}"
         if [_parsed(call) for call in first_reply.tools] != [_parsed(call) for call in second_reply.tools]:
             return "tool calls differ"
     return ""
+
+
+def judge_as_chat(chat: ExaminedAnswer, again: ExaminedAnswer | None, answer: ExaminedAnswer) -> Finding:
+    """Whether an answer in another dialect is that of the same request in chat, at temperature 0. `again` is the
+    chat's answer a second time: it shows whether the engine repeats an answer at all."""
+    if (prompt := judge_prompt(chat, answer)).grade is Grade.FAULT:
+        return prompt
+    differs = differing(chat, answer)
+    if not differs or (again is not None and differing(chat, again)):
+        return EXACT
+    return Finding(Grade.FAULT, f"its answer differs from that of the same chat: {differs}", REPORT_US)
+
+
+def judge_prompt(chat: ExaminedAnswer, answer: ExaminedAnswer) -> Finding:
+    """Whether the prompt of an answer in another dialect is that of the same request in chat."""
+    if not answer.is_sound:
+        return judge_ids(answer)
+    at = first_difference(chat.steps[0].prompt_ids, answer.steps[0].prompt_ids)
+    if at is None:
+        return EXACT
+    return Finding(Grade.FAULT, f"its prompt differs from that of the same chat at token {at}", REPORT_US)
+
+
+def judge_bridge(first: Step, second: Step) -> Finding:
+    """Whether the second turn was sent as the tokens of the first and those of the new messages, and used as sent."""
+    if second.prompt_made == BRIDGED:
+        at = prefix_break(first, second)
+        return EXACT if at is None else Finding(Grade.FAULT, f"the bridge lost the first turn at token {at}", REPORT_US)
+    reason = second.prompt_made.removeprefix(f"{RENDERED}: ")
+    what = f"the second turn was not sent as token ids: {reason}"
+    return Finding(Grade.WARNING, what, BRIDGE_REMEDIES.get(reason, NOT_BRIDGED))
 
 
 def judge_prefix(first: Step, second: Step, texts: tuple[str, str]) -> Finding:
@@ -126,7 +172,7 @@ def judge_prefix(first: Step, second: Step, texts: tuple[str, str]) -> Finding:
     within = at - len(first.prompt_ids) if where == "response" else at
     before, after = (repr(text[:SHOWN]) for text in texts)
     what = f"the next prompt differs from the first turn at token {within} of its {where}: {before} became {after}"
-    return Finding(Grade.WARNING, what, FORK)
+    return Finding(Grade.WARNING, what, f"{FORK}, unless a gateway with --bridge on joins them (see the case bridge)")
 
 
 def prefix_break(first: Step, second: Step) -> int | None:
@@ -235,7 +281,7 @@ def _leaves(value: object) -> list[str]:
     return [value if isinstance(value, str) else json.dumps(value)]
 
 
-def _gaps_between(one: ExaminedAnswer, other: ExaminedAnswer) -> list[float]:
+def gaps_between(one: ExaminedAnswer, other: ExaminedAnswer) -> list[float]:
     """Differences of the log-probabilities of two answers with the same tokens."""
     gaps = list[float]()
     for first, second in zip(one.steps, other.steps, strict=True):

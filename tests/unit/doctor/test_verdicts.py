@@ -8,6 +8,8 @@ from stepwell.doctor.detokenizer import DecodedText
 from stepwell.doctor.findings import EXACT, NOTHING, Finding, Grade
 from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, ToolCall
 from stepwell.doctor.verdicts import (
+    judge_as_chat,
+    judge_bridge,
     judge_gaps,
     judge_ids,
     judge_logprobs,
@@ -18,6 +20,7 @@ from stepwell.doctor.verdicts import (
     judge_text,
     prefix_break,
 )
+from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
 
 
@@ -186,3 +189,34 @@ def test_equal_log_probabilities_at_another_temperature_are_raw() -> None:
     assert judge_mode(answer(), [[-0.5, -0.5]]).what.startswith("raw")
     assert judge_mode(answer(), [[-0.7, -0.4]]).what.startswith("processed")
     assert judge_mode(ExaminedAnswer(failure="x"), []).grade is Grade.UNKNOWN
+
+
+def test_a_dialects_answer_is_exact_if_it_is_that_of_chat() -> None:
+    chat = answer("hi")
+    assert judge_as_chat(chat, None, answer("hi")) == EXACT
+    other_prompt = judge_as_chat(chat, chat, answer("hi", prompt=[1, 3]))
+    assert other_prompt.what == "its prompt differs from that of the same chat at token 1"
+    other_answer = judge_as_chat(chat, chat, answer("ho"))
+    assert "responses differ at token 1" in other_answer.what
+    assert judge_as_chat(chat, answer("ha"), answer("ho")) == EXACT, "the engine does not repeat chat's answer either"
+
+
+def test_thoughts_are_part_of_an_answer() -> None:
+    thoughts = [ParsedReply("hi", thought, "stop") for thought in ("hm", "so")]
+    one, other = (answer("hi", reply=reply, decoded=DecodedText("<hmso>hi")) for reply in thoughts)
+    assert "thoughts differ" in judge_stream(one, other, one).what
+
+
+def test_a_bridged_turn_begins_with_the_first() -> None:
+    first = step([3, 4])
+    assert judge_bridge(first, step([9], prompt=[1, 2, 3, 4, 5], prompt_made="bridged")) == EXACT
+    lost = judge_bridge(first, step([9], prompt=[1, 2, 3, 7], prompt_made="bridged"))
+    assert (lost.grade, "at token 3" in lost.what) == (Grade.FAULT, True)
+
+
+@pytest.mark.parametrize("outcome", BridgeOutcome)
+def test_a_turn_that_is_not_bridged_is_a_warning_with_what_to_do(outcome: BridgeOutcome) -> None:
+    if outcome is not BridgeOutcome.BRIDGED:
+        finding = judge_bridge(step([3]), step([9], prompt_made=f"rendered: {outcome}"))
+        assert (finding.grade, bool(finding.remedy)) == (Grade.WARNING, True)
+        assert finding.what.endswith(outcome)
