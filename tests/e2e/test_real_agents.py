@@ -10,100 +10,59 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
-from stepwell.steps.step import Step
-from tests.rig.agents import AGENTS, Access, Agent, ReadingEngine
-from tests.rig.agents.engine import ANSWER, CONTEXT, NOTE, PROMPT
-from tests.rig.chatml import render_chat
+from stepwell.agents.harnesses import ModelAccess
+from tests.rig.agents import AGENTS, Agent, TaskEngine
+from tests.rig.agents.engine import NOTE, PROMPT
+from tests.rig.agents.gateway import CONTROL_KEY, AgentsGateway, agents_gateway, reply_text
 from tests.rig.fake_engine import ToolCall
-from tests.rig.gateways import gateway_process
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.threads import in_thread
-from tests.rig.vocabulary import encode, pieces
 
-CONTROL_KEY = "the-key-of-whoever-runs-the-agents"
-
-
-@pytest.fixture(scope="module")
-def namespace(ray_cluster: RayCluster) -> Iterator[str]:
-    with ray_cluster.namespace() as name:
-        start_pool(PoolPlan(), name)
-        yield name
+ANSWER = "It keeps heron."
 
 
 @pytest.fixture(scope="module")
-def pool(namespace: str) -> DataPool:
-    return DataPool(PoolClient("data_pool", namespace))
+def gateway(
+    ray_cluster: RayCluster, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AgentsGateway]:
+    log = tmp_path_factory.mktemp("gateway") / "gateway.log"
+    with in_thread(TaskEngine()) as engine, agents_gateway(ray_cluster, engine, tiny_model, log) as gateway:
+        yield gateway
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[ReadingEngine]:
-    with in_thread(ReadingEngine()) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def control(
-    ray_cluster: RayCluster,
-    namespace: str,
-    engine: ReadingEngine,
-    tiny_model: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[httpx.Client]:
+def control(gateway: AgentsGateway) -> Iterator[httpx.Client]:
     """The gateway, as whoever runs the agents reaches it."""
-    with (
-        gateway_process(
-            tmp_path_factory.mktemp("gateway") / "gateway.log",
-            env={"STEPWELL_GATEWAY_CONTROL_KEYS": CONTROL_KEY},
-            data_pool_name="data_pool",
-            vllm_addresses=engine.url,
-            tokenizer_path=tiny_model,
-            ray_address=ray_cluster.address,
-            ray_namespace=namespace,
-            prompt_length=CONTEXT,
-            response_length=1024,
-        ) as gateway,
-        httpx.Client(base_url=gateway.url, headers={"Authorization": f"Bearer {CONTROL_KEY}"}) as client,
-    ):
+    with httpx.Client(base_url=gateway.url, headers={"Authorization": f"Bearer {CONTROL_KEY}"}) as client:
         yield client
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 def test_every_call_of_an_agent_is_a_step_and_its_side_calls_are_told_apart(
-    agent: Agent, engine: ReadingEngine, pool: DataPool, control: httpx.Client, tmp_path: Path
+    agent: Agent, gateway: AgentsGateway, control: httpx.Client, tmp_path: Path
 ) -> None:
-    (tmp_path / "work").mkdir()
-    (note := tmp_path / "work" / "note.txt").write_text(NOTE)
-    engine.tool = ToolCall(agent.read_tool, {agent.path_argument: str(note)})
-    engine.requests.clear()
+    (work := tmp_path / "work").mkdir()
+    (home := tmp_path / "home").mkdir()
+    (note := work / "note.txt").write_text(NOTE)
+    gateway.engine.calls = (ToolCall(agent.read_tool, {agent.path_argument: str(note)}),)
+    gateway.engine.requests.clear()
     counted = side_calls_counted(control)
     opened = control.post("/init_trajectory").json()
+    access = ModelAccess(base_url=opened["base_url"], api_key=opened["api_key"], model=gateway.engine.model)
 
-    said = agent.run(Access(opened["base_url"], opened["api_key"]), PROMPT, tmp_path / "work", tmp_path / "home")
+    said = agent.run(access, PROMPT, work, home)
 
     assert said.strip() == ANSWER
     control.post(f"{opened['base_url']}/v1/complete_trajectory", json={"reward": 1.0}).raise_for_status()
-    ((steps,),) = pool.fetch_batch(1, untrainable=True, timeout=10).groups()
-    assert sorted(step.prompt_ids.tolist() for step in steps) == sorted(prompts(engine))
+    ((steps,),) = gateway.pool.fetch_batch(1, untrainable=True, timeout=10).groups()
+    assert sorted(step.prompt_ids.tolist() for step in steps) == sorted(gateway.prompts())
     task = [step for step in steps if step.untrainable is None]
-    assert agent.read_tool in text(task[0])
-    assert text(task[1]) == ANSWER
+    assert agent.read_tool in reply_text(task[0])
+    assert reply_text(task[1]) == ANSWER
     assert [step.reward for step in task if step.reward is not None] == [1.0]
     beside = [step.untrainable for step in steps if step.untrainable is not None]
     assert beside == [f"side_call: {kind}" for kind in agent.side_calls]
     assert side_calls_counted(control) == counted + len(beside)
-
-
-def prompts(engine: ReadingEngine) -> list[list[int]]:
-    """What the engine was asked to go on from, call by call."""
-    calls = [seen.body for seen in engine.requests if seen.path == "/v1/chat/completions"]
-    return [encode(render_chat(call["messages"], call.get("tools") or [])) for call in calls]
-
-
-def text(step: Step) -> str:
-    return "".join(pieces(step.response_ids.tolist()))
 
 
 def side_calls_counted(control: httpx.Client) -> int:

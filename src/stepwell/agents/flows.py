@@ -15,7 +15,7 @@ import orjson
 from stepwell.agents.flow import described, portable
 from stepwell.agents.rollout import Rollout, Sample
 from stepwell.common.async_calls import call
-from stepwell.common.processes import run_command
+from stepwell.common.processes import plain_environment, run_command
 
 Messages: TypeAlias = list[Mapping[str, Any]]
 MakeMessages: TypeAlias = Callable[[Sample], str | Sequence[Mapping[str, Any]]]
@@ -91,9 +91,10 @@ class ToolLoop:
 class SubprocessAgent:
     """A command that gets OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and its sample as JSON on stdin.
 
-    `command` is its argument list, or a function of the sample that returns one. If it fails, so does the rollout; at
-    the flow's timeout it is killed with all its children. `reward` gets what it wrote to stdout; `last_number` fits a
-    command that scores itself.
+    `command` is its argument list, or a function of the sample that returns one. Of the environment of this process it
+    gets PATH, HOME and the like, but no keys; `env` is added. If it fails, so does the rollout; at the flow's timeout
+    it is killed with all its children. `reward` gets what it wrote to stdout; `last_number` fits a command that scores
+    itself.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class SubprocessAgent:
     async def __call__(self, rollout: Rollout) -> float | None:
         words = self._command(rollout.sample) if callable(self._command) else self._command
         env = {
+            **plain_environment(),
             "OPENAI_BASE_URL": rollout.base_url,
             "OPENAI_API_KEY": rollout.api_key,
             "OPENAI_MODEL": await rollout.model(),

@@ -46,6 +46,11 @@ GRACE = 40.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 STABLE_AFTER = 60.0
 """Seconds; a program that was up for longer is restarted after the first pause again."""
+PLAIN_VARIABLES = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
+    *("LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+)
+"""What a command gets of the environment of this process."""
 
 OnLine: TypeAlias = Callable[[str], None]
 OnLogLine: TypeAlias = Callable[[int, str], None]
@@ -66,8 +71,9 @@ class ChildProcess:
         on_stdout: OnLine,
         on_stderr: OnLine,
         stdin: bytes = b"",
+        cwd: Path | None = None,
     ) -> None:
-        """`env` is added to the environment of this process."""
+        """`env` is its whole environment; `cwd` is that of this process if none is given."""
         with tempfile.TemporaryFile() as stdin_file:
             stdin_file.write(stdin)
             stdin_file.seek(0)
@@ -76,7 +82,8 @@ class ChildProcess:
                 stdin=stdin_file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, **env},
+                env=env,
+                cwd=cwd,
                 start_new_session=True,
             )
         assert self._process.stdout is not None
@@ -131,11 +138,16 @@ class LastLines:
         return "\n".join(self._lines)
 
 
-async def run_command(command: Sequence[str], *, env: Mapping[str, str], stdin: bytes) -> str:
+def plain_environment() -> dict[str, str]:
+    """The variables that every program needs, and no keys: a command that does what a model says must not have them."""
+    return {name: os.environ[name] for name in PLAIN_VARIABLES if name in os.environ}
+
+
+async def run_command(command: Sequence[str], *, env: Mapping[str, str], stdin: bytes, cwd: Path | None = None) -> str:
     """The last lines that the command wrote to stdout. It leaves no process behind, also when it is cancelled."""
     stdout, stderr = LastLines(COMMAND_LINES), LastLines(COMMAND_LINES)
     try:
-        child = ChildProcess(command, env=env, on_stdout=stdout.add, on_stderr=stderr.add, stdin=stdin)
+        child = ChildProcess(command, env=env, on_stdout=stdout.add, on_stderr=stderr.add, stdin=stdin, cwd=cwd)
     except (OSError, ValueError) as failure:
         raise CommandFailed(f"{command[0]} cannot be started: {failure}") from None
     try:
@@ -208,7 +220,8 @@ class SupervisedProcess:
 
     def _start(self) -> ChildProcess:
         command = dying_with_this_process(self._program.command)
-        self._child = ChildProcess(command, env=self._program.env, on_stdout=self._read, on_stderr=self._read)
+        env = {**os.environ, **self._program.env}
+        self._child = ChildProcess(command, env=env, on_stdout=self._read, on_stderr=self._read)
         return self._child
 
     def _read(self, line: str) -> None:

@@ -26,6 +26,16 @@ from tests.rig.threads import in_thread
 
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
 SAMPLE = {"question": "2 + 2?", "answer": "4"}
+CLAUDE = """
+import json, os, pathlib, sys, urllib.request
+asked = [{"role": "user", "content": pathlib.Path("README.md").read_text() + sys.stdin.read()}]
+body = {"model": os.environ["ANTHROPIC_MODEL"], "max_tokens": 8, "messages": asked}
+headers = {"content-type": "application/json", "x-api-key": os.environ["ANTHROPIC_API_KEY"]}
+url = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
+urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
+pathlib.Path("answer.txt").write_text("4")
+"""
+"""What stands in for Claude Code."""
 
 
 def examples() -> list[str]:
@@ -107,6 +117,17 @@ def test_the_ready_agents_make_rollouts_and_score_them(page: Page, memory: Local
     result = rolled(page.run("ToolLoop")[name])
     assert result.status is RolloutStatus.COMPLETED, result.why
     assert result.reward is not None
+
+
+def test_a_harness_is_scored_by_what_it_leaves_in_its_folder(
+    page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (claude := folder / "claude").write_text(f"#!{sys.executable}\n{CLAUDE}")
+    claude.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    page.run("AsyncOpenAI")
+    result = rolled(page.run("ClaudeCode(")["coding"])
+    assert (result.status, result.reward, result.why) == (RolloutStatus.COMPLETED, 1.0, "")
 
 
 def test_the_careful_agent_chooses_the_rewards_of_its_failures(page: Page, memory: LocalPool) -> None:

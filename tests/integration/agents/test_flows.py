@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stepwell.agents.blackbox import Agent, BlackBoxAgentFlow
 from stepwell.agents.flows import SingleTurn, SubprocessAgent, ToolLoop, last_number
 from stepwell.agents.outcome import AgentFailure
@@ -133,6 +135,16 @@ async def test_a_command_is_scored_by_what_it_wrote_and_may_depend_on_the_sample
 async def test_a_command_whose_output_is_42_is_not_rewarded_for_it_unasked(gateway: str) -> None:
     agent = SubprocessAgent([sys.executable, "-c", CALLER, "42"])
     assert (await roll(gateway, agent, {"question": "?"})).reward is None
+
+
+async def test_a_command_gets_no_keys_of_this_process(gateway: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPWELL_GATEWAY_CONTROL_KEYS", "the-control-key")
+    outputs: list[str] = []
+    agent = SubprocessAgent(["env"], lambda sample, output: outputs.append(output), env={"MINE": "yes"})
+    await roll(gateway, agent, {})
+    names = {line.partition("=")[0] for line in outputs[0].splitlines()}
+    assert names >= {"PATH", "OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL", "MINE"}
+    assert "STEPWELL_GATEWAY_CONTROL_KEYS" not in names
 
 
 async def test_a_command_that_fails_is_a_failed_agent_with_its_last_words(gateway: str) -> None:

@@ -5,7 +5,7 @@ this machine's.
 """
 
 from tests.rig.agents.agent import AGENTS, Agent
-from tests.rig.agents.engine import ReadingEngine
-from tests.rig.agents.process import Access
+from tests.rig.agents.engine import TaskEngine
+from tests.rig.agents.process import installed
 
-__all__ = ["AGENTS", "Access", "Agent", "ReadingEngine"]
+__all__ = ["AGENTS", "Agent", "TaskEngine", "installed"]

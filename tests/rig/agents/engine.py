@@ -1,4 +1,4 @@
-"""A fake engine that plays the model of an agent which is to read a file: it answers by what it is asked, not by turns.
+"""A fake engine that plays the model of an agent with a task: it answers by what it is asked, not by turns.
 
 Agents send side calls at any moment, beside the task's own, so replies that are merely queued would go astray.
 """
@@ -9,9 +9,8 @@ from contextvars import ContextVar
 from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
 from tests.rig.fake_engine.asking import Json
 
-PROMPT = "Which word does note.txt keep?"
+PROMPT = "Which word does note.txt keep in the end?"
 NOTE = "The word is heron."
-ANSWER = "It keeps heron."
 ASIDE = "Nothing to add."
 """The reply to a side call."""
 
@@ -19,10 +18,11 @@ CONTEXT = 400_000
 """A token is a byte here, and command-line agents send prompts of many kilobytes."""
 
 
-class ReadingEngine(FakeEngine):
-    """Calls `tool` when PROMPT is new, answers with the word that the tool's result has, and with ASIDE to all else."""
+class TaskEngine(FakeEngine):
+    """Makes the `calls` one by one after PROMPT, answers with the word that the last result has, and with ASIDE to all
+    else."""
 
-    tool: ToolCall
+    calls: tuple[ToolCall, ...] = ()
 
     def __init__(self) -> None:
         super().__init__(max_model_len=CONTEXT)
@@ -36,9 +36,14 @@ class ReadingEngine(FakeEngine):
         return [self._reply(self._answering.get())] * n
 
     def _reply(self, body: Json) -> Reply:
-        last = body["messages"][-1]
-        if last["role"] == "tool" and (found := re.search(r"The word is (\w+)", str(last["content"]))):
-            return Reply(f"It keeps {found[1]}.")
+        messages = body["messages"]
+        asked = [place for place, said in enumerate(messages) if said["role"] == "user" and PROMPT in str(said)]
+        later = messages[asked[-1] + 1 :] if asked else []
+        replies = sum(said["role"] == "assistant" for said in later)
         tools = [tool["function"]["name"] for tool in body.get("tools") or []]
-        is_new = last["role"] == "user" and PROMPT in str(last["content"])
-        return Reply(tool_calls=(self.tool,)) if is_new and self.tool.name in tools else Reply(ASIDE)
+        if asked and replies < len(self.calls) and self.calls[replies].name in tools:
+            return Reply(tool_calls=(self.calls[replies],))
+        results = [str(said["content"]) for said in later if said["role"] == "tool"]
+        if results and replies == len(self.calls) and (word := re.search(r"The word is (\w+)", results[-1])):
+            return Reply(f"It keeps {word[1]}.")
+        return Reply(ASIDE)

@@ -1,23 +1,20 @@
 """How an agent's process is run: the environment it lives in, what it is told, and how long it may take."""
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from stepwell.agents.harnesses import CommandLineHarness, Opencode
+from stepwell.common.processes import run_command
 
 CHECKOUT = Path(__file__).parents[3]
 TIMEOUT_S = 60.0
-MODEL = "tiny"
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """All that an agent is told of the gateway."""
-
-    base_url: str
-    api_key: str
+NOWHERE = "http://127.0.0.1:9"
+"""A proxy that is not there: opencode looks for plugins on the internet, which no setting of its own forbids."""
 
 
 @cache
@@ -28,19 +25,23 @@ def environment() -> Path:
     return Path(built.stdout.splitlines()[-1])
 
 
-def output_of(*command: str | Path, folder: Path, home: Path, settings: Mapping[str, str]) -> str:
-    """What the command writes on stdout, run in `folder` with a HOME of its own and none of this process's settings."""
-    home.mkdir(exist_ok=True)
-    path = f"{environment() / 'bin'}:/usr/local/bin:/usr/bin:/bin"
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={"PATH": path, "HOME": str(home), **settings},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{command[0]} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+def installed(harness: type[CommandLineHarness]) -> dict[str, Any]:
+    """The arguments with which a harness of the agents' environment is run."""
+    program = environment() / "npm" / "node_modules" / ".bin" / harness.program
+    proxy = {"HTTPS_PROXY": NOWHERE} if harness is Opencode else {}
+    return {"program": str(program), "env": {"PATH": _path(), **proxy}}
+
+
+def output_of(program: Path, *, folder: Path, home: Path, settings: Mapping[str, str]) -> str:
+    """What a Python program writes on stdout, run in `folder` with a HOME of its own and none of this process's
+    settings."""
+    env = {"PATH": _path(), "HOME": str(home), **settings}
+    return in_time(run_command([str(environment() / "bin" / "python"), str(program)], env=env, stdin=b"", cwd=folder))
+
+
+def in_time(answer: Coroutine[Any, Any, str]) -> str:
+    return asyncio.run(asyncio.wait_for(answer, TIMEOUT_S))
+
+
+def _path() -> str:
+    return f"{environment() / 'bin'}:/usr/local/bin:/usr/bin:/bin"

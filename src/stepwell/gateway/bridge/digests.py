@@ -2,7 +2,8 @@
 
 - Two messages have the same digest if a chat template cannot tell them apart: tool arguments are compared as JSON, a
   text and a list with this one text are equal, and no content is an empty text.
-- Or if clients send one back for the other: 5 for 5.0 in tool arguments, nothing for a reply's text of blanks alone.
+- Or if clients send one back for the other: 5 for 5.0 in tool arguments, a default of the tool's schema for an argument
+  that the model left out, nothing for a reply's text of blanks alone.
 - The ids of tool calls are left out, because dialects rename them; a tool's answer counts by the place of its call.
 - Reasoning has a digest of its own: clients often drop it, but none may replace it.
 """
@@ -11,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -24,6 +25,10 @@ END_OF_THINKING = (THINK_END, "[/THINK]", "</thinking>", "</thought>", "</reason
 TEMPLATE_FIELDS = ("chat_template_kwargs", "reasoning_effort", "documents", "add_special_tokens")
 """Fields of a request, beside messages and tools, that its chat template reads."""
 CHAIN_BYTES, FIELD_BYTES = 16, 8
+
+Defaults: TypeAlias = Mapping[str, Mapping[str, str]]
+"""By the names of a tool and of its argument: the default that the tool's schema has for it, as JSON."""
+NO_DEFAULTS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ class RequestDigest:
     messages: int = 0
     is_text: bool = True
     """All content is text."""
+    defaults: Defaults = field(default_factory=dict)
+    """Those of its tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +97,11 @@ def digest_request(request: Mapping[str, Any], engine_template: str = "") -> Req
     chain, asked, replied, reply_at = b"", b"", b"", -1
     thoughts: dict[int, str] = {}
     calls: dict[str, int] = {}
+    defaults = _defaults(request.get("tools"))
     is_text = True
     for place, message in enumerate(messages):
         is_reply = message["role"] == "assistant"
-        before, chain = chain, _link(chain, message, calls)
+        before, chain = chain, _link(chain, message, calls, defaults)
         is_text = is_text and _is_text(message.get("content"))
         if is_reply:
             asked, replied, reply_at = before, chain, place
@@ -110,6 +118,7 @@ def digest_request(request: Mapping[str, Any], engine_template: str = "") -> Req
         asked=asked.hex(),
         messages=len(messages),
         is_text=is_text,
+        defaults=defaults,
     )
 
 
@@ -118,7 +127,7 @@ def lineage_of(asked: RequestDigest, reply: Mapping[str, Any], inherited: Mappin
     thoughts = {**asked.thoughts, **inherited}
     if thought := thought_of(reply):
         thoughts[asked.messages] = thought
-    replied = _link(bytes.fromhex(asked.whole), {**reply, "role": "assistant"}, {})
+    replied = _link(bytes.fromhex(asked.whole), {**reply, "role": "assistant"}, {}, asked.defaults)
     return Lineage(replied.hex(), asked.whole, asked.tools, asked.template, thoughts)
 
 
@@ -132,15 +141,18 @@ def thought_of(message: Mapping[str, Any]) -> str:
     return next((mark for mark in END_OF_THINKING if any(mark in text for text in texts)), "")
 
 
-def canonical_arguments(arguments: object) -> str:
+def canonical_arguments(arguments: object, defaults: Mapping[str, str] = NO_DEFAULTS) -> str:
     """Arguments of a tool call, as JSON with sorted keys. What is no JSON object counts as the chat dialect repairs
-    it. Clients in JavaScript send 5 where the model wrote 5.0: both are 5."""
+    it. Clients in JavaScript send 5 where the model wrote 5.0: both are 5. Claude Code adds arguments that the model
+    left out, with their defaults: an argument that has its default counts as left out."""
     if isinstance(arguments, str) and arguments:
         is_object = is_json_object(arguments)
         value = json.loads(arguments, parse_float=_number) if is_object else {"malformed": arguments}
     else:
         value = arguments or {}
-    return json.dumps(value, sort_keys=True)
+    if defaults and isinstance(value, dict):
+        value = {name: given for name, given in value.items() if defaults.get(name) != _sorted_json(given)}
+    return _sorted_json(value)
 
 
 def _number(text: str) -> float:
@@ -148,11 +160,34 @@ def _number(text: str) -> float:
     return int(value) if value.is_integer() else value
 
 
-def _link(chain: bytes, message: Mapping[str, Any], calls: Mapping[str, int]) -> bytes:
+def _defaults(tools: object) -> Defaults:
+    defaults: dict[str, Mapping[str, str]] = {}
+    for tool in tools if isinstance(tools, list) else []:
+        match tool:
+            case {"function": {"name": str(name), "parameters": {"properties": dict(properties)}}}:
+                if declared := {key: _default(of) for key, of in properties.items() if _has_default(of)}:
+                    defaults[name] = declared
+    return defaults
+
+
+def _has_default(schema: object) -> bool:
+    return isinstance(schema, dict) and "default" in schema
+
+
+def _default(schema: Mapping[str, Any]) -> str:
+    """With numbers as in tool arguments."""
+    return _sorted_json(json.loads(json.dumps(schema["default"]), parse_float=_number))
+
+
+def _sorted_json(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _link(chain: bytes, message: Mapping[str, Any], calls: Mapping[str, int], defaults: Defaults) -> bytes:
     role, content = message["role"], _content(message.get("content"))
     if role == "assistant" and isinstance(content, str) and content.isspace():
         content = ""  # models write blanks between thinking and a tool call; Claude Code does not send them back
-    said = [role, message.get("name"), content, *_calls(message, calls)]
+    said = [role, message.get("name"), content, *_calls(message, calls, defaults)]
     return blake2b(chain + orjson.dumps(said), digest_size=CHAIN_BYTES).digest()
 
 
@@ -164,11 +199,12 @@ def _content(content: object) -> object:
     return content or ""
 
 
-def _calls(message: Mapping[str, Any], calls: Mapping[str, int]) -> list[object]:
+def _calls(message: Mapping[str, Any], calls: Mapping[str, int], defaults: Defaults) -> list[object]:
     if message["role"] == "tool":
         call_id = message.get("tool_call_id")
         return [calls.get(call_id, call_id) if isinstance(call_id, str) else call_id]
-    return [[_name(call), canonical_arguments(_arguments(call))] for call in message.get("tool_calls") or []]
+    named = [(_name(call), _arguments(call)) for call in message.get("tool_calls") or []]
+    return [[name, canonical_arguments(given, defaults.get(str(name), NO_DEFAULTS))] for name, given in named]
 
 
 def _call_places(message: Mapping[str, Any]) -> dict[str, int]:

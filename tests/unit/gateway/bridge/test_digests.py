@@ -74,6 +74,23 @@ def test_what_clients_send_back_in_another_form_is_the_same(served: dict[str, An
     )
 
 
+def test_an_argument_that_has_its_default_counts_as_left_out() -> None:
+    properties = {"path": {"type": "string"}, "all": {"type": "boolean", "default": False}, "n": {"default": 5.0}}
+    tools = [{"type": "function", "function": {"name": "edit", "parameters": {"properties": properties}}}]
+    asked = digest_request({"messages": [USER], "tools": tools})
+    served = lineage_of(asked, assistant(None, ("a", "edit", '{"path": "x"}')), {}).replied
+
+    def sent_back(arguments: str, name: str = "edit") -> str:
+        return whole(USER, assistant(None, ("a", name, arguments)), tools=tools)
+
+    assert sent_back('{"all":false,"path":"x"}') == served
+    assert sent_back('{"path": "x", "n": 5}') == served
+    assert sent_back('{"path": "x", "all": 0}') != served
+    assert sent_back('{"path": "x", "all": true}') != served
+    assert sent_back('{"all": false}') != served
+    assert whole(USER, assistant(None, ("a", "edit", '{"path": "x", "all": false}'))) != served
+
+
 def test_a_tools_answer_counts_by_the_place_of_its_call() -> None:
     calls = assistant(None, ("a", "add", "{}"), ("b", "add", "{}"))
     renamed = assistant(None, ("x", "add", "{}"), ("y", "add", "{}"))

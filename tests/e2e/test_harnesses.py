@@ -1,0 +1,124 @@
+"""The harnesses that people run, unmodified and from their registries: a task of four turns is one training row.
+
+Each reads a file, edits it, runs a command and answers, with its own tools. A fake engine plays the model; gateway,
+bridge, pool and flow are the real ones.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+
+from stepwell.agents.blackbox import BlackBoxAgentFlow
+from stepwell.agents.harnesses import HARNESSES, CommandLineHarness
+from stepwell.agents.rollout import RolloutResult, RolloutStatus
+from stepwell.steps.columns import pack
+from stepwell.steps.rows import merge_rows
+from tests.rig.agents import TaskEngine, installed
+from tests.rig.agents.engine import NOTE, PROMPT
+from tests.rig.agents.gateway import CONTROL_KEY, AgentsGateway, agents_gateway, reply_text
+from tests.rig.fake_engine import ToolCall
+from tests.rig.ray_cluster import RayCluster
+from tests.rig.threads import in_thread
+
+LOOK = "env > env.txt; cat note.txt"
+SIDE_CALLS: Mapping[str, list[str]] = {"opencode": ["side_call: title"]}
+TIMEOUT = 120.0
+
+
+def claude_code(note: str) -> list[ToolCall]:
+    return [
+        ToolCall("Read", {"file_path": note}),
+        ToolCall("Edit", {"file_path": note, "old_string": "heron", "new_string": "egret"}),
+        ToolCall("Bash", {"command": LOOK, "description": "Look at the note"}),
+    ]
+
+
+def codex(note: str) -> list[ToolCall]:
+    commands = [f"cat {note}", f"sed -i s/heron/egret/ {note}", LOOK]
+    return [ToolCall("exec_command", {"cmd": command}) for command in commands]
+
+
+def opencode(note: str) -> list[ToolCall]:
+    return [
+        ToolCall("read", {"filePath": note}),
+        ToolCall("edit", {"filePath": note, "oldString": "heron", "newString": "egret"}),
+        ToolCall("bash", {"command": LOOK, "description": "Look at the note"}),
+    ]
+
+
+def qwen_code(note: str) -> list[ToolCall]:
+    return [
+        ToolCall("read_file", {"file_path": note}),
+        ToolCall("edit", {"file_path": note, "old_string": "heron", "new_string": "egret"}),
+        ToolCall("run_shell_command", {"command": LOOK, "is_background": False}),
+    ]
+
+
+CALLS: Mapping[str, Callable[[str], list[ToolCall]]] = {
+    "claude-code": claude_code,
+    "codex": codex,
+    "opencode": opencode,
+    "qwen-code": qwen_code,
+}
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    ray_cluster: RayCluster, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AgentsGateway]:
+    log = tmp_path_factory.mktemp("gateway") / "gateway.log"
+    with (
+        in_thread(TaskEngine()) as engine,
+        agents_gateway(ray_cluster, engine, tiny_model, log, bridge="on") as gateway,
+    ):
+        yield gateway
+
+
+async def roll_out(url: str, harness: CommandLineHarness) -> RolloutResult:
+    async with BlackBoxAgentFlow(url, harness, key=CONTROL_KEY, group_size=1, timeout=TIMEOUT) as flow:
+        return await flow.rollout({}, uuid4().hex)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_four_turns_of_a_harness_are_one_row_and_its_home_is_deleted(
+    name: str, gateway: AgentsGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPWELL_GATEWAY_CONTROL_KEYS", CONTROL_KEY)
+    gateway.engine.requests.clear()
+    left: dict[str, Any] = {}
+
+    def prepare(sample: Mapping[str, Any], folder: Path) -> None:
+        (note := folder / "note.txt").write_text(NOTE)
+        gateway.engine.calls = tuple(CALLS[name](str(note)))
+
+    def reward(sample: Mapping[str, Any], answer: str, folder: Path) -> float:
+        left.update(answer=answer, note=(folder / "note.txt").read_text(), env=(folder / "env.txt").read_text())
+        return 0.75
+
+    kind = HARNESSES[name]
+    harness = kind(lambda sample: PROMPT, prepare, reward, **installed(kind))
+    result = asyncio.run(roll_out(gateway.url, harness))
+
+    assert (result.status, result.why, result.reward) == (RolloutStatus.COMPLETED, "", 0.75)
+    assert left["answer"].strip() == "It keeps egret."
+    assert left["note"] == NOTE.replace("heron", "egret")
+    assert CONTROL_KEY not in left["env"]
+    home = dict(line.partition("=")[::2] for line in left["env"].splitlines())["HOME"]
+    assert home != str(Path.home())
+    assert not Path(home).exists()
+
+    ((steps,),) = gateway.pool.fetch_batch(1, untrainable=True, timeout=10).groups()
+    assert sorted(step.prompt_ids.tolist() for step in steps) == sorted(gateway.prompts())
+    assert [step.untrainable for step in steps if step.untrainable] == SIDE_CALLS.get(name, [])
+    task = [step for step in steps if not step.untrainable]
+    assert [reply_text(step) for step in task] == [*(c.written() for c in gateway.engine.calls), "It keeps egret."]
+    assert [step.prompt_made for step in task[1:]] == ["bridged"] * 3
+    assert [step.reward for step in task] == [None, None, None, 0.75]
+    rows = merge_rows(pack(task), np.zeros(len(task), np.int64), np.zeros(1, np.int64))
+    assert len(rows.trajectory_of_R) == 1
+    assert int(rows.loss_mask.sum()) == sum(len(step.response_ids) for step in task)
