@@ -33,7 +33,8 @@ def gateway(
 @pytest.fixture(scope="module")
 def control(gateway: AgentsGateway) -> Iterator[httpx.Client]:
     """The gateway, as whoever runs the agents reaches it."""
-    with httpx.Client(base_url=gateway.url, headers={"Authorization": f"Bearer {CONTROL_KEY}"}) as client:
+    headers = {"Authorization": f"Bearer {CONTROL_KEY}"}
+    with httpx.Client(base_url=gateway.url, headers=headers, timeout=60) as client:
         yield client
 
 
