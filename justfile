@@ -46,6 +46,7 @@ bench:
     {{python}} -m benchmarks.gateway
     {{python}} -m benchmarks.streams
     {{python}} -m benchmarks.bridge
+    {{python}} -m benchmarks.bridge_matrix
     {{python}} -m benchmarks.rewards
     {{python}} -m benchmarks.atropos
     {{python}} -m benchmarks.learning

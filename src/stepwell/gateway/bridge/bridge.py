@@ -14,7 +14,7 @@ import numpy as np
 
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import StepwellError
-from stepwell.gateway.bridge.delta import TAIL_ROLES, ChatMessage, shape_of, stand_in_tools
+from stepwell.gateway.bridge.delta import FILLER, TAIL_ROLES, ChatMessage, shape_of, stand_in_tools
 from stepwell.gateway.bridge.digests import (
     TEMPLATE_FIELDS,
     RequestDigest,
@@ -130,6 +130,7 @@ class Bridge:
         """CannotBridge says why the call cannot be continued."""
         request, messages = call.request, call.request["messages"]
         asked = plan.request
+        head: Sequence[ChatMessage] = messages[: asked.reply_at]
         tail: Sequence[ChatMessage] = messages[asked.reply_at + 1 :]
         _check_request(request, asked, tail)
         template = self.engines.template
@@ -142,8 +143,8 @@ class Bridge:
             async with asyncio.timeout(self.render_timeout):
                 await self._check_proved(renderer)
                 if places:
-                    await self.probes.check_thinking(renderer, shape_of(reply, tail), places)
-                delta = await self.probes.delta(renderer, reply, tail, int(parent.tokens[-1]))
+                    await self.probes.check_thinking(renderer, shape_of(reply, tail, head), places)
+                delta = await self.probes.delta(renderer, reply, tail, int(parent.tokens[-1]), head)
         except TimeoutError:
             raise CannotBridge(BridgeOutcome.RENDER_FAILED) from None
         plan.outcome, plan.parent, plan.template = BridgeOutcome.BRIDGED, parent, template
@@ -216,12 +217,17 @@ class EngineRenderer:
         return self.request.get("tool_choice") == "none"
 
     async def render(
-        self, messages: Sequence[ChatMessage], reply: ChatMessage, *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        reply: ChatMessage,
+        *,
+        add_generation_prompt: bool = True,
+        filler: str = FILLER,
     ) -> IntArray:
         request: dict[str, Any] = {name: self.request.get(name) for name in ("model", *TEMPLATE_FIELDS)}
         request["messages"], request["add_generation_prompt"] = messages, add_generation_prompt
         if self.request.get("tools"):
-            request["tools"] = stand_in_tools(reply)
+            request["tools"] = stand_in_tools(reply, filler)
             if self._hides_tools:
                 request["tool_choice"] = "none"
         try:

@@ -6,9 +6,10 @@ reply, so the delta begins right after it.
 
 A template is probed once for each shape of a continuation:
 - The ids before the reply are the same whether or not the new messages follow.
+- What follows the sentinel does not depend on what comes before it: earlier turns, tools, the reply's other texts.
 - The sentinel is shown, and the new messages are shown after it.
 - The reply ends in the token that the model sampled last, before anything of the new messages. This holds also where
-  this token opens the next message, and not where a template writes another one in its place.
+  this token opens the next message, and not where a template writes another one in its place. It stands there once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +25,11 @@ from stepwell.steps.prefix_tree import common_prefix
 from stepwell.steps.step import IntArray
 
 TAIL_ROLES = ("tool", "user", "system")
+INSTRUCTIONS = ("developer", "system")
+"""If there are both, vLLM handles them as if all were of the first."""
 QUESTION = {"role": "user", "content": "hi"}
-FILLER = "ok"
-CALL_IDS = ("callaaaa1", "callaaaa2")
+FILLER, OTHER_FILLER = "ok", "no"
+CALL_IDS, EARLIER_CALL_ID = ("callaaaa1", "callaaaa2"), "callaaaa0"
 """Nine letters and digits: Mistral's templates accept no others."""
 TOOL_NAME = "lookup"
 
@@ -42,12 +45,32 @@ class ContinuationShape:
     has_text: bool
     roles: tuple[str, ...]
     """Of the new messages; of several alike in a row, the first two."""
+    instructions: str = ""
+    """The role of the instructions before the reply, one of INSTRUCTIONS; empty if there are none."""
 
 
-def shape_of(reply: ChatMessage, tail: Sequence[ChatMessage]) -> ContinuationShape:
+def shape_of(reply: ChatMessage, tail: Sequence[ChatMessage], head: Sequence[ChatMessage] = ()) -> ContinuationShape:
+    before = {message["role"] for message in head}
     runs = (list(run)[:2] for _, run in groupby(message["role"] for message in tail))
     roles = tuple(role for run in runs for role in run)
-    return ContinuationShape(min(2, len(reply.get("tool_calls") or [])), bool(reply.get("content")), roles)
+    calls = min(2, len(reply.get("tool_calls") or []))
+    instructions = next((role for role in INSTRUCTIONS if role in before), "")
+    return ContinuationShape(calls, bool(reply.get("content")), roles, instructions)
+
+
+def model_head(shape: ContinuationShape) -> list[ChatMessage]:
+    """What comes before the reply, as short as possible."""
+    return [*([{"role": shape.instructions, "content": FILLER}] if shape.instructions else []), QUESTION]
+
+
+def other_model_head(shape: ContinuationShape) -> list[ChatMessage]:
+    """The same with other texts and earlier turns."""
+    roles = [*([shape.instructions] if shape.instructions else []), "user", "assistant", "user"]
+    head: list[ChatMessage] = [{"role": role, "content": OTHER_FILLER} for role in roles]
+    if not shape.calls:
+        return head
+    called = {"role": "assistant", "content": None, "tool_calls": [_call(EARLIER_CALL_ID, TOOL_NAME, OTHER_FILLER)]}
+    return [*head, called, {"role": "tool", "tool_call_id": EARLIER_CALL_ID, "content": OTHER_FILLER}]
 
 
 def model_reply(shape: ContinuationShape) -> ChatMessage:
@@ -70,26 +93,26 @@ def model_tail(shape: ContinuationShape, text: str) -> list[ChatMessage]:
     return tail
 
 
-def stand_in(reply: ChatMessage, sentinel: str) -> ChatMessage:
-    """A message with the tool calls of `reply` and the sentinel as the last that it says."""
+def stand_in(reply: ChatMessage, sentinel: str, filler: str = FILLER) -> ChatMessage:
+    """A message with the tool calls of `reply` and the sentinel as the last that it says, after fillers."""
     calls = reply.get("tool_calls") or []
     if not calls:
         return {"role": "assistant", "content": sentinel}
-    said = [FILLER] * (len(calls) - 1) + [sentinel]
+    said = [filler] * (len(calls) - 1) + [sentinel]
     named = [(str(call.get("id")), str(call["function"]["name"])) for call in calls]
     return {
         "role": "assistant",
-        "content": FILLER if reply.get("content") else None,
+        "content": filler if reply.get("content") else None,
         "tool_calls": [_call(call_id, name, text) for (call_id, name), text in zip(named, said, strict=True)],
     }
 
 
-def stand_in_tools(reply: ChatMessage) -> list[ChatMessage]:
+def stand_in_tools(reply: ChatMessage, filler: str = FILLER) -> list[ChatMessage]:
     """Small tools with the names that `reply` calls: templates only look at what they show of them."""
     names = dict.fromkeys(str(call["function"]["name"]) for call in reply.get("tool_calls") or []) or [TOOL_NAME]
-    value = {"type": "object", "properties": {"value": {"type": "string"}}}
+    value = {"type": "object", "properties": {"value": {"type": "string", "description": filler}}}
     return [
-        {"type": "function", "function": {"name": name, "description": FILLER, "parameters": value}} for name in names
+        {"type": "function", "function": {"name": name, "description": filler, "parameters": value}} for name in names
     ]
 
 
@@ -105,22 +128,30 @@ class ReplyAnchor:
     def until(self, last_token: int) -> IntArray:
         """The sentinel and what follows it, to the token that the model sampled last."""
         ends = np.flatnonzero(self.follows == last_token)
-        if not len(ends) or (ends[0] and not self.is_call):
+        if len(ends) != 1 or (ends[0] and not self.is_call):
             raise CannotBridge(BridgeOutcome.CLOSE_DIFFERS)
         return np.concatenate([self.sentinel, self.follows[: ends[0] + 1]])
 
 
 def find_anchor(
-    shown: IntArray, other_sentinel: IntArray, other_tail: IntArray, head: IntArray, *, is_call: bool
+    shown: IntArray,
+    other_sentinel: IntArray,
+    other_tail: IntArray,
+    other_head: IntArray,
+    head: IntArray,
+    *,
+    is_call: bool,
 ) -> ReplyAnchor:
-    """From renderings of a stand-in conversation: once as it is, with another sentinel, with other new messages, and
-    only what comes before the reply."""
+    """From renderings of a stand-in conversation: once as it is, with another sentinel, with other new messages, with
+    all else other, and only what comes before the reply."""
     start, end = common_prefix(shown, other_sentinel), len(shown) - common_prefix(shown[::-1], other_sentinel[::-1])
     if start < len(head) or not np.array_equal(shown[: len(head)], head):
         raise CannotBridge(BridgeOutcome.HEAD_CHANGES)
     tail_at = common_prefix(shown, other_tail)
     if not start < end <= tail_at < len(shown):
         raise CannotBridge(BridgeOutcome.NOT_ANCHORED)
+    if not np.array_equal(other_head[start - len(shown) :], shown[start:]):
+        raise CannotBridge(BridgeOutcome.HEAD_CHANGES)
     return ReplyAnchor(shown[start:end], shown[end:tail_at], is_call)
 
 

@@ -134,7 +134,7 @@ def lineage_of(asked: RequestDigest, reply: Mapping[str, Any], inherited: Mappin
 def thought_of(message: Mapping[str, Any]) -> str:
     """The digest of an assistant message's reasoning; empty if it has none."""
     reasoning = message.get("reasoning") or message.get("reasoning_content")
-    if isinstance(reasoning, str):
+    if isinstance(reasoning, str) and reasoning:
         return blake2b(reasoning.encode(), digest_size=FIELD_BYTES).hexdigest()
     content = message.get("content")
     texts = [content] if isinstance(content, str) else _texts(content)

@@ -12,14 +12,18 @@ from typing import Any, Protocol, TypeVar
 
 from stepwell.gateway.bridge.delta import (
     CALL_IDS,
+    FILLER,
+    OTHER_FILLER,
     QUESTION,
     ChatMessage,
     ContinuationShape,
     ReplyAnchor,
     cut_delta,
     find_anchor,
+    model_head,
     model_reply,
     model_tail,
+    other_model_head,
     shape_of,
     stand_in,
 )
@@ -41,9 +45,15 @@ class Renderer(Protocol):
         """Equal for renderers that give the same ids."""
 
     async def render(
-        self, messages: Sequence[ChatMessage], reply: ChatMessage, *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        reply: ChatMessage,
+        *,
+        add_generation_prompt: bool = True,
+        filler: str = FILLER,
     ) -> IntArray:
-        """The ids of a prompt, with stand-ins for the tools that `reply` calls. CannotBridge if there are none."""
+        """The ids of a prompt, with stand-ins for the tools that `reply` calls, which say `filler`. CannotBridge if
+        there are none."""
 
 
 def random_word() -> str:
@@ -59,12 +69,18 @@ class TemplateProbes:
     _probes: OrderedDict[Hashable, asyncio.Future[Any]] = field(default_factory=OrderedDict)
 
     async def delta(
-        self, renderer: Renderer, reply: ChatMessage, tail: Sequence[ChatMessage], last_token: int
+        self,
+        renderer: Renderer,
+        reply: ChatMessage,
+        tail: Sequence[ChatMessage],
+        last_token: int,
+        head: Sequence[ChatMessage] = (),
     ) -> IntArray:
-        """The ids that follow `last_token`, the end of `reply`, when the messages of `tail` are added."""
-        shape = shape_of(reply, tail)
+        """The ids that follow `last_token`, the end of `reply`, when the messages of `tail` are added. `head` is what
+        comes before the reply."""
+        shape = shape_of(reply, tail, head)
         anchor = (await self._once((renderer.key, shape), lambda: self._anchor(renderer, shape))).until(last_token)
-        rendered = await renderer.render([QUESTION, stand_in(reply, self.sentinel), *tail], reply)
+        rendered = await renderer.render([*model_head(shape), stand_in(reply, self.sentinel), *tail], reply)
         return cut_delta(rendered, anchor)
 
     async def check_thinking(self, renderer: Renderer, shape: ContinuationShape, places: ThinkingPlaces) -> None:
@@ -79,13 +95,15 @@ class TemplateProbes:
         reply = model_reply(shape)
 
         def shown(sentinel: str, text: str) -> Awaitable[IntArray]:
-            return renderer.render([QUESTION, stand_in(reply, sentinel), *model_tail(shape, text)], reply)
+            return renderer.render([*model_head(shape), stand_in(reply, sentinel), *model_tail(shape, text)], reply)
 
+        others = [*other_model_head(shape), stand_in(reply, self.sentinel, OTHER_FILLER)]
         found = await asyncio.gather(
             shown(self.sentinel, self.other),
             shown(self.other, self.other),
             shown(self.sentinel, self.sentinel[::-1]),
-            renderer.render([QUESTION], reply, add_generation_prompt=False),
+            renderer.render([*others, *model_tail(shape, self.other)], reply, filler=OTHER_FILLER),
+            renderer.render(model_head(shape), reply, add_generation_prompt=False),
         )
         return find_anchor(*found, is_call=shape.calls > 0)
 
@@ -133,7 +151,7 @@ class _ThinkingProbe:
     async def _render(self, thoughts: Sequence[str], *, with_tail: bool) -> IntArray:
         earlier, this, last = thoughts
         reply, one_call = model_reply(self.shape), ContinuationShape(1, has_text=False, roles=())
-        messages: list[ChatMessage] = [QUESTION]
+        messages: list[ChatMessage] = model_head(self.shape)
         if self.places.earlier_turns:
             said = {"role": "assistant", "content": "yes"}
             messages += [self._thinking(said, earlier), QUESTION]

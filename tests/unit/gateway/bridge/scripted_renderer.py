@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from stepwell.gateway.bridge.delta import ChatMessage, stand_in_tools
+from stepwell.gateway.bridge.delta import FILLER, ChatMessage, stand_in_tools
 from stepwell.steps.step import IntArray
 from tests.rig.chat_templates import Template, encode
 
@@ -20,8 +20,13 @@ class ScriptedRenderer:
         return self.template, self.has_tools
 
     async def render(
-        self, messages: Sequence[ChatMessage], reply: ChatMessage, *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        reply: ChatMessage,
+        *,
+        add_generation_prompt: bool = True,
+        filler: str = FILLER,
     ) -> IntArray:
         self.rendered.append(list(messages))
-        tools = stand_in_tools(reply) if self.has_tools else []
+        tools = stand_in_tools(reply, filler) if self.has_tools else []
         return encode(self.template(messages, tools, add_generation_prompt))

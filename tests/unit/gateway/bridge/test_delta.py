@@ -106,6 +106,84 @@ async def test_a_stop_token_that_is_only_in_the_new_messages_does_not_end_the_re
     assert refused.value.outcome is BridgeOutcome.CLOSE_DIFFERS
 
 
+def system_last(messages: Any, tools: Any, add_generation_prompt: bool) -> str:
+    """Mistral: the system message stands before the user's last message."""
+    system = [message for message in messages[:1] if message["role"] == "system"]
+    rest = messages[len(system) :]
+    last_user = max(place for place, message in enumerate(rest) if message["role"] == "user")
+    return chat_templates.chatml([*rest[:last_user], *system, *rest[last_user:]], tools, add_generation_prompt)
+
+
+def text_last(messages: Any, tools: Any, add_generation_prompt: bool) -> str:
+    """Gemma 4: the text of a reply with calls stands after the results."""
+    shown: list[Any] = []
+    text = ""
+    for message in messages:
+        if message["role"] != "tool":
+            shown += [{"role": "assistant", "content": text}] if text else []
+            text = message["content"] if message.get("tool_calls") else ""
+        shown.append({**message, "content": None} if text and message.get("tool_calls") else message)
+    shown += [{"role": "assistant", "content": text}] if text else []
+    return chat_templates.chatml(shown, tools, add_generation_prompt)
+
+
+def tools_with_system(messages: Any, tools: Any, add_generation_prompt: bool) -> str:
+    """FunctionGemma: every system message lists the tools."""
+    listed = [
+        {**message, "content": f"{message['content']} {tools}"} if message["role"] == "system" else message
+        for message in messages
+    ]
+    return chat_templates.chatml(listed, [], add_generation_prompt)
+
+
+def numbered_calls(messages: Any, tools: Any, add_generation_prompt: bool) -> str:
+    """Cohere: results have the number of their call in the conversation."""
+    numbered, calls = [], 0
+    for message in messages:
+        calls += len(message.get("tool_calls") or [])
+        is_result = message["role"] == "tool"
+        numbered.append({**message, "content": f"{calls}: {message['content']}"} if is_result else message)
+    return chat_templates.chatml(numbered, tools, add_generation_prompt)
+
+
+@pytest.mark.parametrize(
+    ("template", "reply", "tail"),
+    [
+        (system_last, SAID, [USER]),
+        (text_last, {**CALLED, "content": "Let me see."}, [RESULT]),
+        (tools_with_system, SAID, [SYSTEM, USER]),
+        (numbered_calls, CALLED, [RESULT]),
+    ],
+)
+async def test_new_messages_whose_text_depends_on_earlier_ones_are_not_cut_out(
+    template: Any, reply: dict[str, Any], tail: list[dict[str, Any]]
+) -> None:
+    renderer, head = ScriptedRenderer(template, has_tools=True), [SYSTEM, USER]
+    with pytest.raises(CannotBridge) as refused:
+        await TemplateProbes().delta(renderer, reply, tail, CONTROL_IDS["<|im_end|>"], head)
+    assert refused.value.outcome is BridgeOutcome.HEAD_CHANGES
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+async def test_the_stand_in_has_instructions_if_the_conversation_has(role: str) -> None:
+    renderer = ScriptedRenderer(chat_templates.chatml)
+    head = [{"role": role, "content": "Be brief."}, USER]
+    await TemplateProbes().delta(renderer, SAID, [USER], CONTROL_IDS["<|im_end|>"], head)
+    assert {messages[0]["role"] for messages in renderer.rendered} == {role}
+
+
+async def test_a_token_that_the_end_of_a_call_has_twice_does_not_tell_where_the_reply_ends() -> None:
+    def quoted(messages: Any, tools: Any, add_generation_prompt: bool) -> str:
+        text = chat_templates.chatml(messages, tools, add_generation_prompt)
+        return text.replace('"}}\n</tool_call>', "<|end|>}}<|end|></tool_call>")
+
+    renderer = ScriptedRenderer(quoted, has_tools=True)
+    await TemplateProbes().delta(renderer, CALLED, [RESULT], CONTROL_IDS["<|im_end|>"])
+    with pytest.raises(CannotBridge) as refused:
+        await TemplateProbes().delta(renderer, CALLED, [RESULT], CONTROL_IDS["<|end|>"])
+    assert refused.value.outcome is BridgeOutcome.CLOSE_DIFFERS
+
+
 async def test_a_client_that_sends_the_sentinel_gets_no_bridge() -> None:
     probes, renderer = TemplateProbes(), ScriptedRenderer(chat_templates.chatml)
     text = f"{probes.sentinel}<|im_end|>"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.gateway.bridge.digests import digest_request, lineage_of, read_lineage
+from stepwell.gateway.bridge.digests import digest_request, lineage_of, read_lineage, thought_of
 from stepwell.gateway.dialects.chat import repair_messages
 from tests.unit.gateway.dialects.asking import JSON
 
@@ -152,3 +152,8 @@ def test_a_lineage_is_read_as_it_was_stored() -> None:
 @given(st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "tool", "assistant"]), "content": JSON})))
 def test_any_content_has_a_digest(messages: list[dict[str, Any]]) -> None:
     assert digest_request({"messages": messages}) == digest_request({"messages": json.loads(json.dumps(messages))})
+
+
+def test_empty_reasoning_is_none() -> None:
+    """Engines report it under one name, and the history has it under two."""
+    assert thought_of({"reasoning": "", "reasoning_content": ""}) == thought_of({"reasoning": ""}) == ""

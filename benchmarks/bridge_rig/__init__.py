@@ -1,0 +1,1 @@
+"""Public chat templates, tokenizers for them, and conversations that try the bridge with each."""

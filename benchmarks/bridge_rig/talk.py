@@ -1,0 +1,253 @@
+"""A conversation through the gateway's bridge, with a model that writes as its chat template does, and a judge.
+
+The judge renders the whole conversation, which the bridge never does. A call that is sent as token ids is right if
+- these ids begin with exactly the tokens that the engine had in the step that is continued,
+- what follows them is how the template ends the whole conversation, right behind the reply as it was sampled, and the
+  template shows the messages before the reply as it did,
+- the model sees the thinking that the template shows, and no other.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any, cast
+
+import numpy as np
+import orjson
+
+from benchmarks.bridge_rig.public_templates import END, NotRendered, PublicTemplate
+from benchmarks.bridge_rig.tokenizing import Tokens
+from stepwell.engines.fleet import EngineFleet
+from stepwell.gateway.bridge.bridge import Bridge, PromptPlan
+from stepwell.gateway.bridge.outcomes import BridgeOutcome
+from stepwell.gateway.bridge.template_probes import TemplateProbes
+from stepwell.gateway.dialects import DIALECTS
+from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
+from stepwell.gateway.recording.step_builder import PromptOrigin, build_steps
+from stepwell.pool.api.ports import StepSink
+from stepwell.pool.api.producing import RecordedTurn, TrajectoryRef
+from stepwell.steps.step import IntArray, logprobs_array
+from stepwell.wire.openai import NO_USAGE, Sampled
+from tests.builders import make_step
+
+CHAT = DIALECTS[0]
+REF = TrajectoryRef("t", "p")
+AROUND = CallSurroundings(response_length=64)
+PATIENCE = 3600.0
+"""Seconds for a rendering: nothing here waits for an engine, so a slow machine changes no result."""
+NEXT_OPENER = {True: "<|observation|>", False: "<|user|>"}
+"""With what a model ends its calls, or else its answer, if its template does not end messages."""
+AFTER_CLOSING_TAGS = ("<|end_of_msg|>",)
+"""Ends of replies that are not the first control token after an answer: Kimi K3 closes tags before."""
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model says, as it is served."""
+
+    message: Message
+    last: str
+    """The word that it says last."""
+    finish_reason: str = "stop"
+
+
+@dataclass(frozen=True)
+class Written:
+    """The text of a reply as the model samples it."""
+
+    text: str
+    end: str
+    """Its last word and what follows, to the token that ends the reply; empty if the template does not show it."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedReply:
+    """A step, as the judge remembers it."""
+
+    request: Mapping[str, Any]
+    reply: Reply
+    written: Written
+    tokens: IntArray
+
+
+@dataclass
+class TemplateEngine:
+    """As much of a fleet as a bridge needs: it renders."""
+
+    rendering: PublicTemplate
+    tokens: Tokens
+    renders_chat: bool = True
+
+    @property
+    def template(self) -> str:
+        return f"{self.rendering.name} {self.tokens.name}"
+
+    async def render(self, request: Mapping[str, Any], template: str) -> IntArray:
+        gives_prompt = request.get("add_generation_prompt") is not False
+        tools = request.get("tools") or []
+        return self.tokens.encode(self.rendering.render(request["messages"], tools, add_generation_prompt=gives_prompt))
+
+
+class EmptyPool:
+    async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
+        return []
+
+
+@dataclass
+class Judged:
+    """What became of the calls that might have been bridged."""
+
+    outcomes: list[BridgeOutcome] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    """Of calls that were bridged: what is wrong with them."""
+
+
+class Talk:
+    def __init__(self, template: PublicTemplate, tokens: Tokens, probes: TemplateProbes) -> None:
+        self.template, self.tokens = template, tokens
+        self.judged = Judged()
+        self._steps: dict[str, RecordedReply] = {}
+        self._bridge = Bridge(
+            engines=cast("EngineFleet", TemplateEngine(template, tokens)),
+            pool=cast("StepSink", EmptyPool()),
+            probes=probes,
+            render_timeout=PATIENCE,
+        )
+
+    async def ask(self, messages: Sequence[Message], tools: Sequence[Any], reply: Reply | None = None) -> None:
+        """A call, and the model's reply to it; without a reply, only its prompt is made. NotRendered if the template
+        refuses the messages."""
+        asked = {"model": "m", "messages": messages, **({"tools": tools} if tools else {})}
+        call = CHAT.read(orjson.dumps(asked), AROUND)
+        plan = await self._bridge.plan(call, REF)
+        assert plan is not None
+        if plan.outcome is not BridgeOutcome.FIRST_TURN:
+            self.judged.outcomes.append(plan.outcome)
+        if plan.ids is not None:
+            self._judge(plan, call)
+        elif plan.outcome is not BridgeOutcome.MEDIA:
+            self._prompt(call)
+        if reply is not None:
+            self._answer(plan, call, reply)
+
+    def _prompt(self, call: ModelCall) -> str:
+        return self.template.render(call.request["messages"], call.request.get("tools") or [])
+
+    def _answer(self, plan: PromptPlan, call: ModelCall, reply: Reply) -> None:
+        prompt = self.tokens.encode(self._prompt(call)) if plan.ids is None else plan.ids
+        written = self._write(call, reply)
+        response = self.tokens.encode(written.text)
+        sampled = Sampled(prompt, response, logprobs_array([-1.0] * len(response)), reply.finish_reason)
+        origin = PromptOrigin(plan.prompt_made, self._bridge.lineages(plan, [reply.message]))
+        begun = make_step("t", "p", uid=f"step {len(self._steps)}")
+        steps = build_steps(begun, [sampled], NO_USAGE, prompt_length=10**6, origin=origin)
+        self._bridge.note(plan, steps)
+        tokens = np.concatenate([prompt, response])
+        self._steps[begun.uid] = RecordedReply(call.request, reply, written, tokens)
+
+    def _write(self, call: ModelCall, reply: Reply) -> Written:
+        """As a model does that has learned its template."""
+        sent_back = {"model": "m", "messages": [*call.request["messages"], reply.message]}
+        messages = CHAT.read(orjson.dumps(sent_back), AROUND).request["messages"]
+        tools = call.request.get("tools") or []
+        whole, prompt = self.template.render(messages, tools, add_generation_prompt=False), self._prompt(call)
+        at = whole.rfind(reply.last)
+        calls = bool(reply.message.get("tool_calls"))
+        if at < 0:
+            return Written(reply.last + self._stop("", calls=calls), "")
+        end = reply.last + self._ended(whole[at + len(reply.last) :], calls=calls)
+        return Written(whole[self._begin(call, whole, prompt, at) : at] + end, end)
+
+    def _begin(self, call: ModelCall, whole: str, prompt: str, at: int) -> int:
+        """Where the model begins to write the reply that says its last word at that place."""
+        before = self.template.render(
+            call.request["messages"], call.request.get("tools") or [], add_generation_prompt=False
+        )
+        opener = prompt.removeprefix(before)
+        opened_at = len(before) if whole.startswith(before) else whole.rfind(opener.strip(), 0, at)
+        if opened_at < 0:
+            return at
+        pairs = zip(whole[opened_at:at], opener, strict=False)
+        return opened_at + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def _ended(self, after: str, *, calls: bool) -> str:
+        """What the template writes after the last word of a reply, to the token that ends it."""
+        stop = self._stop(after, calls=calls)
+        until = after.rfind(stop) if calls else after.find(stop)
+        return (after.rstrip() if until < 0 else after[:until]) + stop
+
+    def _stop(self, after: str, *, calls: bool) -> str:
+        shown = self.tokens.controls_in(after)
+        if not shown:
+            opener = NEXT_OPENER[calls]
+            return opener if opener in self.tokens.controls else END
+        usual = self._usual_stop() if calls else _stop_in(shown)
+        return usual if usual in shown else shown[-1]
+
+    def _usual_stop(self) -> str:
+        """The token that ends an answer without calls."""
+        asked = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "LASTWORD"}]
+        try:
+            after = self.template.render(asked, [], add_generation_prompt=False).rpartition("LASTWORD")[2]
+        except NotRendered:
+            return END
+        return _stop_in(self.tokens.controls_in(after) or [END])
+
+    def _judge(self, plan: PromptPlan, call: ModelCall) -> None:
+        assert plan.parent is not None
+        assert plan.ids is not None
+        step, messages = self._steps[plan.parent.uid], call.request["messages"]
+        known, delta = len(step.tokens), plan.ids[len(step.tokens) :]
+        try:
+            whole = self._prompt(call)
+            replied = messages[: plan.request.reply_at + 1]
+            alone = self.template.render(replied, call.request.get("tools") or [], add_generation_prompt=False)
+        except NotRendered:
+            self.judged.faults.append("the template refuses the messages")
+            return
+        before, text = self.tokens.decode(step.tokens), self.tokens.decode(delta)
+        encoded, shown_before = self.tokens.encode(whole)[-len(delta) :], _before(alone, step.reply)
+        checks = {
+            "the ids do not begin with those of the step": np.array_equal(plan.ids[:known], step.tokens),
+            "the step is another conversation": _is_continued(step, call.request, plan.request.reply_at),
+            "the reply was cut short": step.reply.finish_reason != "length",
+            "the template does not end so": bool(text) and whole.endswith(text),
+            "the template ends the reply in another way": bool(step.written.end)
+            and _squeezed(whole[: len(whole) - len(text)]).endswith(_squeezed(step.written.end)),
+            "the tokenizer makes other ids of the new text": np.array_equal(encoded, delta),
+            "the template changes what comes before": _squeezed(whole).startswith(_squeezed(shown_before)),
+            "the template shows other thinking": all((t in before) == (t in whole) for t in self._thoughts()),
+        }
+        self.judged.faults += [fault for fault, is_right in checks.items() if not is_right]
+
+    def _thoughts(self) -> list[str]:
+        messages = (step.reply.message for step in self._steps.values())
+        return [message["reasoning"] for message in messages if message.get("reasoning")]
+
+
+def _stop_in(controls: Sequence[str]) -> str:
+    """The one of these control tokens, which follow an answer, with which the model ends it."""
+    return next((control for control in controls if control in AFTER_CLOSING_TAGS), controls[0])
+
+
+def _is_continued(step: RecordedReply, request: Mapping[str, Any], reply_at: int) -> bool:
+    said = {"model": "m", "messages": [*step.request["messages"], step.reply.message]}
+    recorded = CHAT.read(orjson.dumps(said), AROUND).request["messages"]
+    return recorded == request["messages"][: reply_at + 1] and step.request.get("tools") == request.get("tools")
+
+
+def _before(text: str, reply: Reply) -> str:
+    """What a text has before the first words of its last message, the reply."""
+    first = reply.message["content"] or reply.last
+    return text[: text.rfind(first if first in text else reply.last)]
+
+
+def _squeezed(text: str) -> str:
+    """Without blanks and marks of thinking, which some templates put only at the end of a conversation."""
+    return "".join(text.replace("<think>", "").replace("</think>", "").split())
+
+
+def cut_short(reply: Reply) -> Reply:
+    return replace(reply, finish_reason="length")

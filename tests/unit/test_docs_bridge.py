@@ -1,0 +1,50 @@
+"""The tables that `benchmarks.bridge_matrix --docs` writes into docs/bridge.md agree with one another and with the
+code."""
+
+import re
+
+from benchmarks.bridge_rig.matrix_tables import BEGIN, END
+from stepwell.gateway.bridge.outcomes import BridgeOutcome
+from tests.unit.docs_pages import DOCS
+
+PAGE = (DOCS / "bridge.md").read_text()
+GENERATED = PAGE.partition(BEGIN)[2].partition(END)[0]
+NUMBERS = re.compile(r"\d[\d,]*")
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the generated table whose first column has that heading, with its head."""
+    lines = GENERATED.partition(f"| {heading} |")[2].partition("\n\n")[0]
+    rows = f"| {heading} |{lines}".splitlines()
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in (rows[0], *rows[2:])]
+
+
+def test_the_summary_says_what_the_table_of_cases_says() -> None:
+    said = [int(number.replace(",", "")) for number in NUMBERS.findall(GENERATED.partition("\n")[0])]
+    templates, cases, tokenizers, conversations, bridged, refused, not_rendered, wrong = said
+    assert wrong == 0
+    assert templates >= 130
+    assert tokenizers == 3
+    assert bridged + refused + not_rendered == conversations == templates * cases * (tokenizers + 1)
+    rows = table("case")[1:]
+    assert len(rows) == cases
+    for _, is_bridged, is_refused, is_not_rendered, _ in rows:
+        assert int(is_bridged) + int(is_refused) + int(is_not_rendered) == templates
+
+
+def test_every_refusal_has_a_reason_that_the_page_explains() -> None:
+    explained = PAGE.partition(BEGIN)[0]
+    for _, _, refused, _, reasons in table("case")[1:]:
+        counted = {reason: int(number) for reason, number in re.findall(r"`(\w+)` (\d+)", reasons)}
+        assert sum(counted.values()) == int(refused)
+        assert all(f"`{BridgeOutcome(reason)}`" in explained for reason in counted)
+
+
+def test_the_families_of_templates_add_up() -> None:
+    heads, *rows = table("bridged of rendered")
+    templates = sum(int(NUMBERS.findall(head)[-1]) for head in heads[1:])
+    by_case = {row[0]: row for row in table("case")[1:]}
+    for case, *shares in rows:
+        bridged, rendered = (sum(int(share.split("/")[part]) for share in shares if "/" in share) for part in (0, 1))
+        assert bridged == int(by_case[case][1])
+        assert rendered == templates - int(by_case[case][3])
