@@ -3,7 +3,8 @@
     flow = BlackBoxAgentFlow(url, ClaudeCode(prompt=lambda s: s["task"], prepare=check_out, reward=tests_pass))
 
 - A harness finds its trajectory by environment variables and by configuration files in its HOME.
-- Each rollout has its own HOME, working folder and TMPDIR. They are deleted when it ends, however it ends.
+- Each rollout has its own HOME, working folder and TMPDIR. They are deleted when it ends, however it ends;
+  a process that a harness has detached may write there again.
 - A harness gets no variables of this process but those that every program needs.
 - It uses its tools without asking anyone: it does what the model says, with the rights of this process.
 """

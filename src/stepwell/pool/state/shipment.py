@@ -141,7 +141,7 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
 
 def _bases(rows: Sequence[ShippedRow]) -> tuple[list[int], list[int]]:
     """Which earlier row each row begins with, and how many tokens they share. A step that is not shipped is no base."""
-    if len({id(row.trajectory) for row in rows}) == len(rows):
+    if not any(len(row.trajectory.steps) > 1 for row in rows):
         return [NO_BASE] * len(rows), [0] * len(rows)
     bases: list[int] = []
     shared: list[int] = []
