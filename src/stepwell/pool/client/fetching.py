@@ -76,7 +76,7 @@ class _Fetch:
         self._watches: dict[str, asyncio.Task[None]] = {}
         """By shard: the call that waits for a change."""
         self._late: dict[str, asyncio.Task[None]] = {}
-        """By shard: the call that takes a part from it, while the shard is silent."""
+        """By shard: the call that takes a part from it and is not answered yet. Nothing else is taken from it."""
 
     async def run(self, timeout: float) -> LeasedGroups:
         deadline = time.monotonic() + timeout
@@ -199,7 +199,7 @@ class _Fetch:
         elif count <= self._missing:
             self._parts.append(part)
             self._missing -= count
-        else:  # others had it earlier
+        else:  # other shards were faster
             self._held.put_back([lease])
 
     async def _give_up(self, timeout: float) -> None:
