@@ -78,9 +78,12 @@ class SurvivalCluster:
         return self.fleet.urls
 
     def shard_pid(self, shard: str) -> int:
-        """The process that has the shard's journal open."""
+        """The process that has the shard's journal open. LookupError if there is none."""
         journal = self.journal / f"{shard}.sqlite"
-        return next(int(process.name) for process in Path("/proc").glob("[0-9]*") if _has_open(process, journal))
+        for process in Path("/proc").glob("[0-9]*"):
+            if _has_open(process, journal):
+                return int(process.name)
+        raise LookupError(f"no process has {journal} open")
 
     async def reading(self, metric: str) -> float:
         """The sum of a metric over all gateways that answer, and over all labels."""

@@ -99,5 +99,5 @@ class ChangedShards:
     def _runs(self, cluster: SurvivalCluster, index: int) -> bool:
         try:
             return cluster.shard_pid(f"{POOL}-{index}") > 0
-        except StopIteration:
+        except LookupError:
             return False

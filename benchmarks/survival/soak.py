@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +37,9 @@ GROUP, GROUPS_A_SECOND = 4, 2.5
 """Sequences in a group that the environment sends, and how many groups."""
 KILL_PAUSE = (1.0, 5.0)
 """Seconds from the end of one kill to the next."""
+KILL_TIMEOUT = 300.0
+"""Seconds for one kill and, of what does not restart by itself, the start that follows."""
+PROGRESS_INTERVAL = 60.0
 SAMPLE_INTERVAL = 2.0
 LEASE_TIMEOUT = 60.0
 WARM_UP = 0.25
@@ -195,20 +198,20 @@ class SoakProcesses:
     async def _kill_link(self) -> None:
         gateway = self._chance.choice(self._cluster.gateways[:-1])
         for pid in await asyncio.to_thread(_links_of, gateway.process.pid):
-            os.kill(pid, signal.SIGKILL)
+            _kill(pid)
 
     async def _kill_shard(self) -> None:
         shard = self._chance.choice((await self._cluster.pool.shards.names())[1:])
         try:
             pid = await asyncio.to_thread(self._cluster.shard_pid, shard)
-        except StopIteration:
+        except LookupError:
             return  # it is on its way back
-        os.kill(pid, signal.SIGKILL)
+        _kill(pid)
 
     async def _kill_reward_worker(self) -> None:
         workers = await asyncio.to_thread(_workers_of_ray, b"RewardLoopWorker")
         if workers:
-            os.kill(self._chance.choice(workers), signal.SIGKILL)
+            _kill(self._chance.choice(workers))
 
     async def _kill_trainer(self) -> None:
         assert self._trainer is not None
@@ -248,10 +251,14 @@ class Soak:
                 watching = working.create_task(witness.watch())
                 working.create_task(load.run(AGENTS))
                 working.create_task(environment.run(load.stopped))
-                began = time.monotonic()
+                began = told = time.monotonic()
                 while time.monotonic() - began < seconds:
                     await asyncio.sleep(chance.uniform(*KILL_PAUSE))
-                    await processes.kill_one()
+                    async with asyncio.timeout(KILL_TIMEOUT):
+                        await processes.kill_one()
+                    if time.monotonic() - told > PROGRESS_INTERVAL:
+                        told = time.monotonic()
+                        print(_progress(told - began, auditor, processes, witness), flush=True)
                 rate = auditor.answered.total() / (time.monotonic() - began)
                 load.stopped.set()
                 watching.cancel()
@@ -277,6 +284,12 @@ async def _processes(cluster: SurvivalCluster, chance: random.Random) -> AsyncIt
         processes.close()
 
 
+def _progress(seconds: float, auditor: Auditor, processes: SoakProcesses, witness: Witness) -> str:
+    steps, kills = auditor.answered.total(), sum(processes.kills.values())
+    memory = witness.samples[-1][1] / 1e6
+    return f"{seconds / 60:.0f} min: {steps} steps ({steps / seconds:.1f}/s), {kills} kills, witnesses {memory:.0f} MB"
+
+
 async def _until_no_leases(cluster: SurvivalCluster) -> None:
     """What the last trainer had returns some seconds after its death."""
     async with asyncio.timeout(LEASE_TIMEOUT):
@@ -289,6 +302,11 @@ async def _until_no_leases(cluster: SurvivalCluster) -> None:
 def _rollout_of(step: TrainedStep) -> str:
     """As the auditor names it."""
     return f"{DOOR}{step.first_id}" if step.trajectory_uid.startswith("scored-") else step.trajectory_uid
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        os.kill(pid, signal.SIGKILL)
 
 
 def _links_of(gateway: int) -> list[int]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 log = logging.getLogger("stepwell")
 
@@ -48,6 +48,12 @@ async def in_thread(function: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="agent", daemon=True).start()
     return await done
+
+
+def ignore_failure(work: asyncio.Future[Any]) -> None:
+    """A done callback for work that perhaps nobody waits for any more: asyncio prints no failure of it."""
+    if not work.cancelled():
+        work.exception()
 
 
 async def run_to_end(work: Coroutine[object, object, None]) -> None:

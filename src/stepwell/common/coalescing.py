@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from stepwell.common.async_calls import ignore_failure
 from stepwell.errors import PoolUnavailable
 
 T = TypeVar("T")
@@ -102,6 +103,7 @@ class SharedAnswer(Generic[T]):
         if self._asking is None or (self._asking.done() and (now >= self._valid_until or self._asked_at < since)):
             self._asked_at = now
             self._asking = asyncio.create_task(self._ask_and_time())
+            self._asking.add_done_callback(ignore_failure)
         return self._asking
 
     async def _ask_and_time(self) -> T:

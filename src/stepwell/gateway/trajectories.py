@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from stepwell.common.access_keys import AccessKeys
+from stepwell.common.async_calls import ignore_failure
 from stepwell.errors import PoolUnavailable, UnknownTrajectory
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.pool.api.ports import StepSink
@@ -133,7 +134,8 @@ class KnownTrajectories:
             raise PoolUnavailable("the pool did not answer a moment ago")
         asking = asyncio.create_task(self._pool.knows(uid, ref.prompt_uid))
         self._asking.add(asking)
-        asking.add_done_callback(self._asked)
+        asking.add_done_callback(self._asking.discard)
+        asking.add_done_callback(ignore_failure)
         try:
             async with asyncio.timeout(self._ask_timeout):
                 channel = await asyncio.shield(asking)
@@ -144,11 +146,6 @@ class KnownTrajectories:
             raise PoolUnavailable(str(failure)) from None
         self._ask_again_at.pop(uid, None)
         return channel
-
-    def _asked(self, asking: asyncio.Task[str | None]) -> None:
-        self._asking.discard(asking)
-        if not asking.cancelled():
-            asking.exception()  # it is retrieved: nobody may wait for it any more
 
 
 @dataclass(frozen=True, slots=True)

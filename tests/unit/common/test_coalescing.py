@@ -4,6 +4,7 @@ import pytest
 
 from stepwell.common.coalescing import BatchSender, Coalescer, SharedAnswer
 from stepwell.errors import Conflict, PoolUnavailable
+from tests.rig.complaints import Complaints
 from tests.rig.waiting import until
 
 
@@ -51,6 +52,21 @@ async def test_a_pool_that_does_not_answer_is_told_soon_and_asked_no_second_time
     assert pool.asked == 1
     pool.answers.set()
     assert await shared.get() == 1
+
+
+async def test_nothing_is_printed_of_a_question_that_fails_when_nobody_waits_for_it() -> None:
+    complaints, may_fail = Complaints(), asyncio.Event()
+
+    async def fail() -> int:
+        await may_fail.wait()
+        raise PoolUnavailable("it is away")
+
+    shared = SharedAnswer(fail, timeout=0.05)
+    with pytest.raises(PoolUnavailable, match="has not answered"):
+        await shared.get()
+    may_fail.set()
+    del shared
+    assert await complaints.when_all_has_ended() == []
 
 
 async def test_a_question_that_is_under_way_ends_with_the_dashboard() -> None:

@@ -66,8 +66,10 @@ class _Fetch:
         self._names = names
         self._request = request
         self._lease = lease
-        self._uid = ""
-        """The name of the batch; its coordinator is the first shard of which a part is taken."""
+        self._uid = self._coordinator = ""
+        """The name of the batch, and the first shard of which a part is taken."""
+        self._answered: set[str] = set()
+        """Shards that have answered to a take under this name."""
         self._numbers = count()
         self._parts: list[LeasedGroups] = []
         self._missing = request.count
@@ -84,6 +86,13 @@ class _Fetch:
             await self._take(self._names[0], self._missing)
         if self._missing:
             await self._look(self._names)
+        await self._fill(deadline, timeout)
+        while len(self._parts) > 1 and self._coordinator not in self._answered:
+            await self._rename()
+            await self._fill(deadline, timeout)
+        return merge_leased_groups(self._parts)
+
+    async def _fill(self, deadline: float, timeout: float) -> None:
         while self._missing:
             counts = self._counts()
             is_enough = sum(counts.values()) == self._missing
@@ -100,10 +109,16 @@ class _Fetch:
             self._names = await self._shards.names()
             for gone in self._summaries.keys() - set(self._names):
                 del self._summaries[gone]
-        return merge_leased_groups(self._parts)
 
-    def put_back(self) -> None:
-        self._held.put_back([lease for part in self._parts for lease in part.leases])
+    async def _rename(self) -> None:
+        """The acknowledgement would wait for a coordinator that does not answer: the parts are taken again."""
+        put_back = self.put_back()
+        self._uid, self._answered, self._parts, self._missing = "", set(), [], self._request.count
+        await asyncio.wait(put_back, timeout=LOOK_TIMEOUT)
+        await self._look(tuple(name for name in self._names if name not in self._late))
+
+    def put_back(self) -> list[asyncio.Task[None]]:
+        return self._held.put_back([lease for part in self._parts for lease in part.leases])
 
     async def close(self) -> None:
         calls = [*self._watches.values(), *self._late.values()]
@@ -183,8 +198,11 @@ class _Fetch:
 
     async def _take_part(self, name: str, count: int) -> None:
         """Each part has its own lease. A part stays missing if another consumer took it first or its shard is away."""
-        self._uid = self._uid or new_batch_uid(heartbeats=True, coordinator=name if len(self._names) > 1 else "")
-        lease = (name, part_lease_uid(self._uid, next(self._numbers)))
+        if not self._uid:
+            self._uid = new_batch_uid(heartbeats=True, coordinator=name if len(self._names) > 1 else "")
+            self._coordinator = name
+        uid = self._uid
+        lease = (name, part_lease_uid(uid, next(self._numbers)))
         shard = self._shards.at(name, await_restart=False)
         with self._held.holding(lease):
             try:
@@ -194,12 +212,15 @@ class _Fetch:
                 self._held.put_back([lease])
                 self._summaries.pop(name, None)
                 return
+        is_wanted = uid == self._uid and count <= self._missing
+        if uid == self._uid:
+            self._answered.add(name)
         if part is None:
             self._held.release([lease])
-        elif count <= self._missing:
+        elif is_wanted:
             self._parts.append(part)
             self._missing -= count
-        else:  # other shards were faster
+        else:  # other shards were faster, or the batch has another name by now
             self._held.put_back([lease])
 
     async def _give_up(self, timeout: float) -> None:

@@ -55,11 +55,10 @@ class HeldLeases:
         for lease in leases:
             self._held.pop(lease, None)
 
-    def put_back(self, leases: Sequence[PartLease]) -> None:
-        """Nobody has seen the data: it returns, and this counts as no attempt. Nothing is waited for."""
+    def put_back(self, leases: Sequence[PartLease]) -> list[asyncio.Task[None]]:
+        """Nobody has seen the data: it returns, and this counts as no attempt. The calls need not be waited for."""
         self.release(leases)
-        for shard, uid in leases:
-            self._start(self._put_back(shard, uid))
+        return [self._start(self._put_back(shard, uid)) for shard, uid in leases]
 
     async def ack(self, leases: Sequence[PartLease]) -> None:
         """LeaseExpired if a part of a batch is no longer held: then none of its parts is acknowledged. PoolUnavailable
@@ -150,10 +149,11 @@ class HeldLeases:
         ended = (Settlement.DONE, Settlement.EXPIRED)
         self.release((shard, uid) for uid, state in zip(uids, states, strict=True) if state in ended)
 
-    def _start(self, call: Coroutine[Any, Any, None]) -> None:
+    def _start(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(call)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _by_batch(leases: Sequence[PartLease]) -> Iterable[list[PartLease]]:

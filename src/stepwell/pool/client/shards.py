@@ -178,7 +178,8 @@ class ShardSet:
 
         first = asyncio.ensure_future(self.at(self.pool, timeout=timeout).plan())
         done = await _first_answers([first, asyncio.ensure_future(ask_second())], 0.0)
-        return next((task for task in done if task.exception() is None), first).result()
+        answered = [task for task in done if task.exception() is None]
+        return (answered or [first])[0].result()
 
     async def _check_pool(self, shard: str) -> None:
         """A shard that was found anew may be one of another pool."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
+from stepwell.common.async_calls import ignore_failure
 from stepwell.errors import StepwellError
 from stepwell.pool.api.transport import ActorAway, ActorFailed, ActorMissing
 
@@ -48,6 +49,7 @@ class RayTransport:
             finding = asyncio.create_task(asyncio.to_thread(ray.get_actor, actor, self._namespace))
             self._finding[actor] = finding
             finding.add_done_callback(lambda _: self._finding.pop(actor))
+            finding.add_done_callback(ignore_failure)
         try:
             handle = await asyncio.shield(finding)
         except ValueError:

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from stepwell.errors import FetchTimeout, LeaseExpired
+from stepwell.pool.api.leasing import batch_of_lease
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client.fetching import TAKE_PATIENCE
 from stepwell.steps.step import Exactness
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool, LocalTransport
+from tests.rig.waiting import until
 
 SHARDS = 4
 seconds = count(1)
@@ -96,11 +98,13 @@ class StoppingTransport(LocalTransport):
     """Its second shard stops while something is taken from it."""
 
     has_stopped = False
+    puts_back = 0
 
     async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if (shard, method) == ("data_pool-1", "take") and not self.has_stopped:
             self.has_stopped = True
             self.shards_stopped.add(shard)
+        self.puts_back += method == "put_back"
         return await super().call(shard, method, args, kwargs)
 
 
@@ -129,6 +133,37 @@ async def test_what_a_shard_hands_out_late_is_used_if_it_is_still_missing(stoppi
     stopping.transport.shards_stopped.clear()
     assert (await fetching).columns.prompt_uids == [prompt]
     assert (await stopping.stats()).leases == 1
+
+
+def prompt_of(shard: int) -> str:
+    """A prompt whose group that shard opens."""
+    return next(p for n in count() if Layout(1, SHARDS).owner(p := f"p{n}") == shard)
+
+
+async def test_a_batch_without_the_shard_that_fell_silent_is_acknowledged_without_it(stopping: LocalPool) -> None:
+    first, *others = [prompt_of(shard) for shard in (1, 0, 2)]
+    await rollouts(stopping, first, *others)
+    async with asyncio.timeout(4.0):
+        batch = await stopping.fetch_batch(2, lease=60.0)
+        assert batch.columns.prompt_uids == others
+        await stopping.ack(batch)
+    stopping.transport.shards_stopped.clear()
+    assert (await stopping.fetch_batch(1)).columns.prompt_uids == [first]
+    assert (await stopping.stats()).leases == 0
+
+
+async def test_a_part_that_comes_late_joins_no_batch_that_was_named_anew(stopping: LocalPool) -> None:
+    """The shard that fell silent answers while the others' parts are taken again."""
+    first, *others = [prompt_of(shard) for shard in (1, 0, 2)]
+    await rollouts(stopping, first, *others)
+    fetching = asyncio.create_task(stopping.fetch_batch(2, lease=60.0))
+    await until(lambda: stopping.transport.puts_back > 0, "the parts that are put back")
+    stopping.transport.shards_stopped.clear()
+    batch = await fetching
+    assert len({batch_of_lease(lease) for _, lease in batch.leases}) == 1, "it is acknowledged as one"
+    await stopping.ack(batch)
+    left = {first, *others} - set(batch.columns.prompt_uids)
+    assert {*(await stopping.fetch_batch(1)).columns.prompt_uids} == left
 
 
 async def _come_back(client: LocalPool, after: float) -> None:
