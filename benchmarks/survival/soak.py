@@ -35,8 +35,9 @@ GATEWAYS, SHARDS = 3, 3
 AGENTS, PAUSE = 16, 0.25
 GROUP, GROUPS_A_SECOND = 4, 2.5
 """Sequences in a group that the environment sends, and how many groups."""
-KILL_PAUSE = (1.0, 5.0)
-"""Seconds from the end of one kill to the next."""
+KILL_PAUSE = (4.0, 12.0)
+"""Seconds from the end of one kill to the next. Each costs two slow cores some seconds of starting, and 50 steps/s must
+find room beside that."""
 KILL_TIMEOUT = 300.0
 """Seconds for one kill and, of what does not restart by itself, the start that follows."""
 PROGRESS_INTERVAL = 60.0
