@@ -25,7 +25,7 @@ from stepwell.atropos.http import IN_THREAD, AtroposRequest
 from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registry
 from stepwell.common.coalescing import BatchSender
-from stepwell.errors import BadRequest, PoolFull
+from stepwell.errors import BadRequest, PoolFull, TooLarge
 from stepwell.pool.api.ports import GroupExchange
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import Columns, stack
@@ -43,6 +43,12 @@ READING_TIMEOUT = 0.01
 PAUSE = 0.004
 """Seconds between two messages. Environments that were just answered come back in this time with their next groups."""
 MAX_MESSAGE_TOKENS = 2**25
+SEQUENCE_WEIGHT = 2**13
+"""The tokens that cost the pool as much as a sequence by itself. Meanwhile a shard serves nobody else."""
+PIECE = 1024
+"""Sequences of one request that are packed and sent at a time, unless a single group has more."""
+MAX_SEQUENCES = 2**14
+"""In one request: some seconds of work."""
 PERIOD = 60.0
 """Seconds. The names of rollouts contain the number of the period in which they came."""
 SAME_PERIODS = (-2, -1, 1)
@@ -123,27 +129,35 @@ class GroupIntake:
         self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], key: str | None, now: float
     ) -> list[bool]:
         """For each group, whether the pool had it already. PoolFull if there is no room for one of them."""
-        if not groups:
-            return []
-        for group in groups:
-            _check_size(group, registry)
-        reset = registry.reset_at
-        names = [
-            name_by_content(channel, group, reset, self._wall_clock())
-            if key is None
-            else name_by_key(channel, key, place)
-            for place, group in enumerate(groups)
-        ]
+        _check_sizes(groups, registry)
+        repeated: list[bool] = []
+        for piece in _pieces(groups):
+            names = [
+                name_by_content(channel, group, registry.reset_at, self._wall_clock())
+                if key is None
+                else name_by_key(channel, key, place)
+                for place, group in enumerate(piece, start=len(repeated))
+            ]
+            found = await self._submit_piece(channel, registry, piece, names, now)
+            if SubmitVerdict.FULL in set().union(*found):
+                for _ in groups[len(repeated) + len(piece) :]:
+                    self._metrics.count_group("refused")
+                raise PoolFull(f"channel {channel!r} is full; there will be room once the trainer has taken some")
+            self.latest[channel] = piece[-1]
+            repeated += [verdicts <= REPEATED for verdicts in found]
+        return repeated
+
+    async def _submit_piece(
+        self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], names: Sequence[GroupName], now: float
+    ) -> list[set[SubmitVerdict]]:
+        """The verdicts on each group."""
         parts, registrations = self._pack(channel, registry, groups, names, now)
         verdicts = iter(await self._sender.submit(stack(parts), registrations))
         verdicts_of_groups = [{next(verdicts) for _ in range(len(group))} for group in groups]
         for found in verdicts_of_groups:
             result = "refused" if SubmitVerdict.FULL in found else "duplicate" if found <= REPEATED else "received"
             self._metrics.count_group(result)
-        if any(SubmitVerdict.FULL in found for found in verdicts_of_groups):
-            raise PoolFull(f"channel {channel!r} is full; there will be room once the trainer has taken some")
-        self.latest[channel] = groups[-1]
-        return [found <= REPEATED for found in verdicts_of_groups]
+        return verdicts_of_groups
 
     def forget(self, channel: str) -> None:
         self.latest.pop(channel, None)
@@ -175,13 +189,31 @@ class GroupIntake:
         return parts, registrations
 
 
-def _check_size(group: ScoredGroup, registry: Registry) -> None:
+def _check_sizes(groups: Sequence[ScoredGroup], registry: Registry) -> None:
+    total = sum(map(len, groups))
+    if total > MAX_SEQUENCES:
+        raise TooLarge(
+            f"{total} sequences are more than the {MAX_SEQUENCES} that one request may have; send several requests"
+        )
+    most = max(map(len, groups), default=0)
     largest = None if registry.trainer is None else registry.trainer.batch_size
-    if largest is not None and len(group) > largest:
+    if largest is not None and most > largest:
         raise BadRequest(
-            f"a group of {len(group)} sequences never fits a batch of {largest}, which the trainer has registered; "
+            f"a group of {most} sequences never fits a batch of {largest}, which the trainer has registered; "
             "send smaller groups"
         )
+
+
+def _pieces(groups: Sequence[ScoredGroup]) -> Iterator[Sequence[ScoredGroup]]:
+    """Whole groups, of PIECE sequences together at most, if a single one has no more."""
+    begin = size = 0
+    for place, group in enumerate(groups):
+        size += len(group)
+        if size > PIECE and place > begin:
+            yield groups[begin:place]
+            begin, size = place, len(group)
+    if begin < len(groups):
+        yield groups[begin:]
 
 
 class PackedGroups(NamedTuple):
@@ -207,7 +239,7 @@ class GroupSender:
             self._send,
             before_send=self._await_read,
             pause=PAUSE,
-            weigh=lambda groups: len(groups.columns.tokens),
+            weigh=lambda groups: len(groups.columns.tokens) + SEQUENCE_WEIGHT * len(groups.columns),
             max_weight=MAX_MESSAGE_TOKENS,
             sends_cancelled=True,
         )

@@ -33,6 +33,8 @@ TokenCount = Annotated[int, Field(ge=0, lt=2**31)]
 Version = Annotated[int, Field(ge=0, lt=2**63)]
 Logprob = Annotated[float, Field(gt=-1e38, lt=1e38)]
 """A number that fits in 32 bits; steps/soundness.py decides whether it can be a log-probability."""
+MAX_SUBMITTED_STEPS = 4096
+"""In one request: the gateway serves nobody else while it reads them."""
 JsonFields = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
 
@@ -157,7 +159,7 @@ def _step_value(column: Column, value: Any) -> Any:
 
 
 class SubmitSteps(GatewayBody):
-    steps: list[SubmittedStep]
+    steps: Annotated[list[SubmittedStep], Field(max_length=MAX_SUBMITTED_STEPS)]
 
 
 class StepsSubmitted(GatewayBody):

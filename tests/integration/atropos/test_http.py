@@ -10,6 +10,7 @@ import httpx
 import pytest
 import zstandard
 
+from stepwell.atropos.group_intake import MAX_SEQUENCES
 from stepwell.atropos.http import GZIP, MAX_BODY, decompress
 from stepwell.errors import TooLarge
 from tests.rig.atropos.server import scored_group, serve_atropos
@@ -60,6 +61,16 @@ async def test_a_body_that_grows_beyond_the_bound_is_a_413(encoding: str) -> Non
         answer = await client.post("/scored_data", content=bomb, headers=headers)
     assert answer.status_code == 413
     assert answer.json() == {"detail": "the body is larger than 1 MiB"}
+
+
+async def test_more_sequences_than_a_request_may_have_are_a_413_and_none_is_taken(
+    client: httpx.AsyncClient, pool: LocalPool
+) -> None:
+    count = MAX_SEQUENCES // 4 + 1
+    answer = await client.post("/scored_data_list", json=[scored_group(number, 4) for number in range(count)])
+    assert answer.status_code == 413
+    assert "send several requests" in answer.json()["detail"]
+    assert pool.transport.messages == []
 
 
 def test_a_bomb_takes_no_more_memory_than_the_bound() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from stepwell.errors import NotReady, RewardFailed
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
+from stepwell.wire.gateway_api import MAX_SUBMITTED_STEPS
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
@@ -148,6 +149,15 @@ async def test_submitted_groups_fill_up_over_several_requests(http: aiohttp.Clie
 async def test_refused_steps_are_counted_by_cause(http: aiohttp.ClientSession) -> None:
     _, answer = await post(http, "/submit_steps", {"steps": [STEP, STEP]})
     assert answer == {"accepted": 1, "refused": {"duplicate": 1}}
+
+
+async def test_more_steps_than_a_request_may_have_are_refused_and_none_is_taken(
+    http: aiohttp.ClientSession, pool: LocalPool
+) -> None:
+    status, answer = await post(http, "/submit_steps", {"steps": [STEP] * (MAX_SUBMITTED_STEPS + 1)})
+    assert status == 400
+    assert "at most 4096 items" in answer["error"]["message"]
+    assert pool.rules.stats().submitted == 0
 
 
 @pytest.mark.parametrize(

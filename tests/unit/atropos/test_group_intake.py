@@ -6,8 +6,21 @@ from typing import Any
 
 import pytest
 
-from stepwell.atropos.group_intake import PERIOD, GroupSender, content_digest, name_by_content, name_by_key
-from stepwell.errors import PoolUnavailable
+from stepwell.atropos.group_intake import (
+    MAX_MESSAGE_TOKENS,
+    PERIOD,
+    PIECE,
+    SEQUENCE_WEIGHT,
+    GroupIntake,
+    GroupSender,
+    content_digest,
+    name_by_content,
+    name_by_key,
+)
+from stepwell.atropos.metrics import AtroposMetrics
+from stepwell.atropos.registry import Registry
+from stepwell.errors import PoolFull, PoolUnavailable
+from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import Columns
 from stepwell.wire.scored_groups import ScoredGroup, group_from_json
@@ -89,6 +102,59 @@ async def test_one_that_no_longer_waits_takes_nothing_from_the_others() -> None:
     pool.go_on.set()
     assert await stays == [SubmitVerdict.ACCEPTED]
     assert (await pool.ready_groups("train")).total_groups == 2
+
+
+def groups_of(size: int, count: int) -> list[ScoredGroup]:
+    one = {"masks": [[-100, 2]] * size, "scores": [0] * size}
+    return [group_from_json({**one, "tokens": [[n, 2]] * size}) for n in range(1, count + 1)]
+
+
+def intake(pool: LocalPool) -> GroupIntake:
+    return GroupIntake(pool, no_metrics())
+
+
+def no_metrics() -> AtroposMetrics:
+    return AtroposMetrics(lambda: [], lambda: [])
+
+
+async def test_a_long_list_reaches_the_pool_in_pieces_that_do_not_hold_it_up() -> None:
+    pool = LocalPool()
+    repeated = await intake(pool).submit("train", Registry(), groups_of(3, 1000), None, 0.0)
+    assert repeated == [False] * 1000
+    assert sum(pool.transport.messages) == 3000
+    assert max(pool.transport.messages) <= PIECE
+    assert (await pool.ready_groups("train")).total_groups == 1000, "no group is cut"
+
+
+async def test_a_list_that_breaks_off_is_completed_when_it_is_sent_again() -> None:
+    pool, groups = LocalPool(), groups_of(3, 1000)
+    pool.transport.loses_answers = 1
+    with pytest.raises(PoolUnavailable):
+        await intake(pool).submit("train", Registry(), groups, "key", 0.0)
+    taken = (await pool.ready_groups("train")).total_groups
+    assert 0 < taken < 1000
+    assert sum(await intake(pool).submit("train", Registry(), groups, "key", 0.0)) == taken
+    assert (await pool.ready_groups("train")).total_groups == 1000
+
+
+async def test_all_groups_of_a_list_that_finds_no_room_are_counted() -> None:
+    pool, metrics = LocalPool(max_queue_size=400, overflow=Overflow.REFUSE), no_metrics()
+    with pytest.raises(PoolFull, match="'train' is full"):
+        await GroupIntake(pool, metrics).submit("train", Registry(), groups_of(3, 1000), None, 0.0)
+    counted = metrics.exposition()[0].decode()
+    assert 'stepwell_door_groups_total{result="received"} 400.0' in counted
+    assert 'stepwell_door_groups_total{result="refused"} 600.0' in counted
+
+
+async def test_several_lists_share_a_message_only_if_it_stays_small() -> None:
+    pool = SlowPool()
+    sender = GroupSender(pool)
+    first = asyncio.create_task(sender.submit(*packed_group("a", 1)))
+    await until(lambda: pool.asked == 1, "the first message")
+    others = [asyncio.create_task(sender.submit(*packed_group(f"{n}", PIECE))) for n in range(5)]
+    pool.go_on.set()
+    await asyncio.gather(first, *others)
+    assert max(pool.transport.messages) <= MAX_MESSAGE_TOKENS / SEQUENCE_WEIGHT
 
 
 def group(**changes: Any) -> ScoredGroup:
