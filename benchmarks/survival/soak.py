@@ -32,7 +32,7 @@ from tests.rig.gateways import GatewayProcess, free_port
 MINUTES = 60.0
 GATEWAYS, SHARDS = 3, 3
 """The last gateway and the first shard are the witnesses."""
-AGENTS, PAUSE = 16, 0.25
+AGENTS, PAUSE = 28, 0.25
 GROUP, GROUPS_A_SECOND = 4, 2.5
 """Sequences in a group that the environment sends, and how many groups."""
 KILL_PAUSE = (4.0, 12.0)
