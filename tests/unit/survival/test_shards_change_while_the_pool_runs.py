@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class HoldingTransport(LocalTransport):
         """The shards whose calls wait."""
 
     async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if method == "answer" and not self.go.is_set():
+        if method in ("answer", "turns", "step_extras") and not self.go.is_set():
             self.asked.add(shard)
             await self.go.wait()
         return await super().call(shard, method, args, kwargs)
@@ -145,7 +145,22 @@ async def test_a_further_shard_takes_its_share_from_all_others_and_moves_nothing
     assert max(counts.values()) < 1.3 * min(counts.values())
 
 
-async def test_all_shards_that_may_have_a_trajectory_are_asked_at_once_whether_it_is_open() -> None:
+async def uids_of_turns(pool: LocalPool, trajectory_uid: str, prompt_uid: str) -> list[str]:
+    return [turn.uid for turn in await pool.turns(trajectory_uid, prompt_uid, "digest")]
+
+
+@pytest.mark.parametrize(
+    ("ask", "of_the_step", "of_none"),
+    [
+        (LocalPool.knows, "train", None),
+        (uids_of_turns, ["s"], []),
+        (lambda pool, uid, prompt: pool.step_extras(uid, prompt, "kept", "s"), {"s": {"n": 1}}, {}),
+    ],
+    ids=["knows", "turns", "step_extras"],
+)
+async def test_all_shards_that_may_have_a_trajectory_are_asked_at_once_by_calls_that_open_no_group(
+    ask: Callable[[LocalPool, str, str], Awaitable[Any]], of_the_step: Any, of_none: Any
+) -> None:
     pool = LocalPool(shards=4, transport=HoldingTransport)
     for prompt in PROMPTS:
         await pool.register_trajectory(Registration(prompt, prompt))
@@ -154,12 +169,14 @@ async def test_all_shards_that_may_have_a_trajectory_are_asked_at_once_whether_i
     await pool.shards.agree_with("data_pool")
     prompt = max(PROMPTS, key=lambda prompt: len(plan.owners(prompt)))
     assert len(plan.owners(prompt)) == 3
+    step = make_step(prompt, prompt, uid="s", lineage={"replied": "digest"}, extras={"kept": {"n": 1}})
+    assert await pool.submit_steps([step]) == [SubmitVerdict.ACCEPTED]
     pool.transport.go.clear()
-    asking = asyncio.create_task(pool.knows(prompt, prompt))
+    asking = asyncio.ensure_future(ask(pool, prompt, prompt))
     await until(lambda: pool.transport.asked == set(plan.owners(prompt)), "three shards to be asked", 5.0)
     pool.transport.go.set()
-    assert await asking == "train"
-    assert await pool.knows(prompt, "another prompt") is None
+    assert await asking == of_the_step
+    assert await ask(pool, prompt, "another prompt") == of_none
 
 
 async def test_trajectories_of_before_are_found_by_clients_that_do_not_know_of_the_change() -> None:

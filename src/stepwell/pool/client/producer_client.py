@@ -55,14 +55,14 @@ class ProducerClient(ShardClient):
             gateway = self._flushes.gateway
             return await self.shards.at(shard).turns(trajectory_uid, prompt_uid, replied, gateway, **plan.stamp)
 
-        return await ask_owner(self.shards, prompt_uid, ask)
+        return await ask_owners(self.shards, prompt_uid, ask)
 
     async def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str, uid: str) -> dict[str, JsonObject]:
         async def ask(shard: str, plan: PoolPlan) -> dict[str, JsonObject]:
             owner, gateway = self.shards.at(shard), self._flushes.gateway
             return await owner.step_extras(trajectory_uid, prompt_uid, name, uid, gateway, **plan.stamp)
 
-        return await ask_owner(self.shards, prompt_uid, ask)
+        return await ask_owners(self.shards, prompt_uid, ask)
 
     async def pool_uid(self) -> str:
         return (await self.shards.plan()).uid
