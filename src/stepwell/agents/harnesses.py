@@ -57,6 +57,8 @@ class Invocation:
 class CommandLineHarness(ABC):
     """A program that works on a prompt in a folder and writes its answer to stdout."""
 
+    package: ClassVar[str]
+    """Its name at npm."""
     program: ClassVar[str]
     """What is started, found in PATH."""
 
@@ -108,9 +110,9 @@ class CommandLineHarness(ABC):
 
 
 class ClaudeCode(CommandLineHarness):
-    """Anthropic's Claude Code (npm: @anthropic-ai/claude-code), over the Messages API."""
+    """Anthropic's Claude Code, over the Messages API."""
 
-    program = "claude"
+    package, program = "@anthropic-ai/claude-code", "claude"
     tools: ClassVar[Sequence[str]] = ("Bash", "Edit", "NotebookEdit", "Read", "Write")
     """Used without asking; where nobody can be asked, others that need a permission are refused."""
 
@@ -130,9 +132,9 @@ class ClaudeCode(CommandLineHarness):
 
 
 class Codex(CommandLineHarness):
-    """OpenAI's Codex (npm: @openai/codex), over the Responses API."""
+    """OpenAI's Codex, over the Responses API."""
 
-    program = "codex"
+    package, program = "@openai/codex", "codex"
 
     def invocation(self, access: ModelAccess, prompt: str, workdir: Path) -> Invocation:
         provider = {
@@ -157,9 +159,9 @@ class Codex(CommandLineHarness):
 
 
 class Opencode(CommandLineHarness):
-    """opencode (npm: opencode-ai), over the chat API."""
+    """opencode, over the chat API."""
 
-    program = "opencode"
+    package, program = "opencode-ai", "opencode"
 
     def invocation(self, access: ModelAccess, prompt: str, workdir: Path) -> Invocation:
         provider = {
@@ -182,9 +184,9 @@ class Opencode(CommandLineHarness):
 
 
 class QwenCode(CommandLineHarness):
-    """qwen-code (npm: @qwen-code/qwen-code), over the chat API."""
+    """qwen-code, over the chat API."""
 
-    program = "qwen"
+    package, program = "@qwen-code/qwen-code", "qwen"
 
     def invocation(self, access: ModelAccess, prompt: str, workdir: Path) -> Invocation:
         settings = {

@@ -49,6 +49,9 @@ class DoctorSettings(Section):
     """API key that the engine requires. Prefer STEPWELL_DOCTOR_KEY: other users can read a command line."""
     ray_address: str | None = None
     """Ray's address, host:port; without it, the cluster on this machine is examined, if there is one."""
+    harness: str | None = None
+    """A harness of this machine that is tried with the engine, too: claude-code, codex, opencode or qwen-code. It works
+    on a small task in a folder of its own, with the rights of this process."""
     as_json: bool = Field(default=False, alias="json")
     """Print the findings as JSON."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 
+from stepwell.agents.harnesses import CommandLineHarness
 from stepwell.common.tokenizers import load_tokenizer
 from stepwell.config.tools import DoctorSettings
 from stepwell.doctor.case_runner import HELLO, CaseRunner
@@ -15,6 +16,7 @@ from stepwell.doctor.detokenizer import decode_by_engine, decode_by_tokenizer
 from stepwell.doctor.engine_checks import capability_checks, key_check, unreachable
 from stepwell.doctor.findings import CaseRow, Check, Finding, Grade, Report
 from stepwell.doctor.harness import CALL_TIMEOUT, open_harness
+from stepwell.doctor.harness_trial import harness_named, try_harness
 from stepwell.doctor.stream_check import PATIENCE, StreamPatience, check_stream
 from stepwell.doctor.verdicts import judge_mode
 from stepwell.engines import ENGINES
@@ -37,6 +39,7 @@ async def examine(
     show_progress: Callable[[str], None] = _no_progress,
 ) -> Report:
     """`show_progress` gets the name of each check before it runs."""
+    kind = None if settings.harness is None else harness_named(settings.harness)
     show_progress("the engine")
     key = await key_check(settings.engine, settings.key)
     async with _sessions(settings) as (questions, http):
@@ -48,7 +51,7 @@ async def examine(
         weights_before = engine.weight_version
         if engine.state is EngineState.PAUSED:
             return Report(settings.engine, (*capability_checks(engine, weights_before), key))
-        more, rows = await _run_cases(settings, engine, http, show_progress)
+        more, rows = await _run_cases(settings, engine, http, kind, show_progress)
         show_progress("the bytes of a stream")
         stream = Check("stream", await check_stream(http, settings.engine, engine.facts.model, patience))
         await engine.version_after()
@@ -56,7 +59,11 @@ async def examine(
 
 
 async def _run_cases(
-    settings: DoctorSettings, engine: EngineReplica, http: aiohttp.ClientSession, show_progress: Callable[[str], None]
+    settings: DoctorSettings,
+    engine: EngineReplica,
+    http: aiohttp.ClientSession,
+    kind: type[CommandLineHarness] | None,
+    show_progress: Callable[[str], None],
 ) -> tuple[list[Check], tuple[CaseRow, ...]]:
     model = engine.facts.model
     tokenizer, why = await asyncio.to_thread(_tokenizer, settings.tokenizer_path)
@@ -73,6 +80,9 @@ async def _run_cases(
             Check("chat template", why or await _check_template(runner, tokenizer)),
             Check("tool parser", tool_parser(rows["tools"])),
         ]
+        if kind is not None:
+            show_progress(f"the harness {settings.harness}")
+            checks += await try_harness(harness, kind)
     return checks, tuple(rows.values())
 
 

@@ -5,14 +5,19 @@ So the doctor judges what a gateway records, by the code that records it. A fail
 
 import asyncio
 import socket
+import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
+import orjson
 import uvicorn
 
+from stepwell.agents.gateway_client import GatewayClient
+from stepwell.agents.rollout import Rollout
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.doctor.detokenizer import Decode
@@ -22,6 +27,8 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
 from stepwell.gateway.app import create_app
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.gateway.http.request_body import Message, Receive, Send
+from stepwell.gateway.routes.asgi import GatewayAsgi
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import (
     TRAIN,
@@ -36,7 +43,7 @@ from stepwell.pool.api.serving_state import Serving
 from stepwell.steps.step import JsonObject, Step
 
 LONGEST = 4096
-"""Tokens of a prompt or a response: more than any case uses."""
+"""Tokens of a response: more than any case uses, and room for a prompt in the engine's context."""
 CALL_TIMEOUT = 120.0
 
 
@@ -111,15 +118,85 @@ class RecordingPool:
         await asyncio.Event().wait()
 
 
+@dataclass(slots=True)
+class AgentCall:
+    """A POST request to the gateway."""
+
+    path: str
+    """Below the agent's base_url."""
+    status: int = 0
+    """0 until it is answered."""
+    refusal: bytes = b""
+    """The body of an answer with an error."""
+
+    def refusal_text(self) -> str:
+        try:
+            return f"{self.status}: {error_text(orjson.loads(self.refusal)['error'])}"
+        except (ValueError, KeyError, TypeError):
+            return f"{self.status}: {self.refusal[:80]!r}"
+
+
+class CallLog:
+    """Before the gateway: an application that notes what reaches it, also what is refused and so not recorded."""
+
+    def __init__(self, app: GatewayAsgi) -> None:
+        self._app = app
+        self._calls: list[AgentCall] = []
+
+    def below(self, base: str) -> list[AgentCall]:
+        """The calls of the agent with this base_url, as far as they have come."""
+        calls = (call for call in self._calls if call.path.startswith(base))
+        return [replace(call, path=call.path.removeprefix(base)) for call in calls]
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        self._calls.append(call := AgentCall(scope["path"]))
+
+        async def note_answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                call.status = message["status"]
+            elif call.status >= 400:
+                call.refusal += message.get("body", b"")
+            await send(message)
+
+        await self._app(scope, receive, note_answer)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedAgent:
+    """What an agent did in one trajectory."""
+
+    calls: list[AgentCall]
+    steps: tuple[Step, ...]
+
+
 class Harness:
     def __init__(
-        self, http: aiohttp.ClientSession, pool: RecordingPool, decode: Decode, rescorer: EngineControl | None
+        self,
+        http: aiohttp.ClientSession,
+        gateway: GatewayClient,
+        log: CallLog,
+        pool: RecordingPool,
+        decode: Decode,
+        rescorer: EngineControl | None,
     ) -> None:
-        """`http` is connected to the gateway."""
+        """`http` and `gateway` are connected to the gateway, whose calls are in `log`."""
         self.decode = decode
         self._http = http
+        self._gateway = gateway
+        self._log = log
         self._pool = pool
         self._rescorer = rescorer
+
+    async def observe(self, agent: Callable[[Rollout], Awaitable[None]]) -> ObservedAgent:
+        """Runs an agent as a flow does, in a trajectory of its own."""
+        opened = await self._post("/init_trajectory", {})
+        trajectory = TrajectoryRef(opened["trajectory_uid"], opened["prompt_uid"])
+        await agent(Rollout(**opened, sample={}, attempt=0, gateway=self._gateway))
+        calls = self._log.below(_root(trajectory))
+        return ObservedAgent(calls, await self._end(trajectory))
 
     async def ask(self, path: str, body: JsonObject, *, stream: bool = False) -> ExaminedAnswer:
         trajectory = await self._open_trajectory()
@@ -187,8 +264,12 @@ class Harness:
         return parsed
 
 
+def _root(trajectory: TrajectoryRef) -> str:
+    return f"/{trajectory.trajectory_uid}/{trajectory.prompt_uid}"
+
+
 def _base(trajectory: TrajectoryRef) -> str:
-    return f"/{trajectory.trajectory_uid}/{trajectory.prompt_uid}/v1/"
+    return f"{_root(trajectory)}/v1/"
 
 
 class _Server(uvicorn.Server):
@@ -219,18 +300,22 @@ async def open_harness(
         engines=EngineFleet((engine,), api_key=key),
         tokenizer=BackgroundTokenizer("--tokenizer-path", lambda _: tokenizer),
         rewards=None,
-        prompt_length=LONGEST,
+        prompt_length=sys.maxsize,
         response_length=LONGEST,
         keys=AccessKeys(()),
         bridge=ThinkingPolicy.TEMPLATE,
     )
-    server = _Server(uvicorn.Config(app, log_config=None, log_level="warning", access_log=False))
+    log = CallLog(app)
+    server = _Server(uvicorn.Config(log, log_config=None, log_level="warning", access_log=False))
     with _listen() as listener:
         serving = asyncio.create_task(server.serve([listener]))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
-            async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http:
-                yield Harness(http, pool, decode, rescorer)
+            async with (
+                aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http,
+                GatewayClient(url) as gateway,
+            ):
+                yield Harness(http, gateway, log, pool, decode, rescorer)
         finally:
             server.should_exit = True
             await serving

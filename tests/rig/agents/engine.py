@@ -19,10 +19,13 @@ CONTEXT = 400_000
 
 
 class TaskEngine(FakeEngine):
-    """Makes the `calls` one by one after PROMPT, answers with the word that the last result has, and with ASIDE to all
-    else."""
+    """Makes the `calls` one by one after `prompt`, answers with the word that the last result has, and with `aside` to
+    all else."""
 
+    prompt: str = PROMPT
     calls: tuple[ToolCall, ...] = ()
+    aside: Reply | None = Reply(ASIDE)
+    """None: any text, as of a fake engine without a task."""
 
     def __init__(self) -> None:
         super().__init__(max_model_len=CONTEXT)
@@ -35,9 +38,9 @@ class TaskEngine(FakeEngine):
     def next_replies(self, n: int) -> list[Reply | None]:
         return [self._reply(self._answering.get())] * n
 
-    def _reply(self, body: Json) -> Reply:
-        messages = body["messages"]
-        asked = [place for place, said in enumerate(messages) if said["role"] == "user" and PROMPT in str(said)]
+    def _reply(self, body: Json) -> Reply | None:
+        messages = body.get("messages") or []
+        asked = [place for place, said in enumerate(messages) if said["role"] == "user" and self.prompt in str(said)]
         later = messages[asked[-1] + 1 :] if asked else []
         replies = sum(said["role"] == "assistant" for said in later)
         tools = [tool["function"]["name"] for tool in body.get("tools") or []]
@@ -46,4 +49,4 @@ class TaskEngine(FakeEngine):
         results = [str(said["content"]) for said in later if said["role"] == "tool"]
         if results and replies == len(self.calls) and (word := re.search(r"The word is (\w+)", results[-1])):
             return Reply(f"It keeps {word[1]}.")
-        return Reply(ASIDE)
+        return self.aside
