@@ -3,8 +3,8 @@
     flow = BlackBoxAgentFlow(url, ClaudeCode(prompt=lambda s: s["task"], prepare=check_out, reward=tests_pass))
 
 - A harness finds its trajectory by environment variables and by configuration files in its HOME.
-- Each rollout has its own HOME, working folder and TMPDIR. They are deleted when it ends, however it ends;
-  a process that a harness has detached may write there again.
+- Each rollout has its own HOME, working folder and TMPDIR. When it ends, however it ends, all processes of the harness
+  are killed (on Linux also those that it has detached), and the folders are deleted.
 - A harness gets no variables of this process but those that every program needs.
 - It uses its tools without asking anyone: it does what the model says, with the rights of this process.
 """
@@ -19,10 +19,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeAlias
+from uuid import uuid4
 
 from stepwell.agents.rollout import Rollout, Sample
 from stepwell.common.async_calls import call, run_to_end
-from stepwell.common.processes import plain_environment, run_command
+from stepwell.common.processes import kill_marked, plain_environment, run_command
 
 MakePrompt: TypeAlias = Callable[[Sample], str]
 PrepareFolder: TypeAlias = Callable[[Sample, Path], None] | Callable[[Sample, Path], Awaitable[None]]
@@ -32,6 +33,8 @@ RewardFolder: TypeAlias = (
 PROVIDER = "stepwell"
 """The name of the gateway in configuration files."""
 KEY_VARIABLE = "STEPWELL_TRAJECTORY_KEY"
+RUN_VARIABLE = "STEPWELL_HARNESS_RUN"
+"""Marks the processes of one run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +101,16 @@ class CommandLineHarness(ABC):
         for name, text in made.files.items():
             (path := home / name).parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return await run_command(
-            [self._program, *made.arguments, *self._arguments],
-            env={**plain_environment(), "HOME": str(home), "TMPDIR": str(temporary), **made.env, **self._env},
-            stdin=made.stdin.encode(),
-            cwd=workdir,
-        )
+        told = {"HOME": str(home), "TMPDIR": str(temporary), RUN_VARIABLE: (run := uuid4().hex)}
+        try:
+            return await run_command(
+                [self._program, *made.arguments, *self._arguments],
+                env={**plain_environment(), **told, **made.env, **self._env},
+                stdin=made.stdin.encode(),
+                cwd=workdir,
+            )
+        finally:
+            await run_to_end(asyncio.to_thread(kill_marked, RUN_VARIABLE, run))
 
     @abstractmethod
     def invocation(self, access: ModelAccess, prompt: str, workdir: Path) -> Invocation: ...

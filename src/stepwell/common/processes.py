@@ -281,6 +281,17 @@ def end_group(process: subprocess.Popen[bytes], *, timeout: float) -> None:
             time.sleep(0.05)
 
 
+def kill_marked(name: str, value: str, *, timeout: float = 5.0) -> None:
+    """Kills all processes that were started with this environment variable, and waits until they have ended: also those
+    that have left the session of the process that started them. Only on Linux; elsewhere it does nothing."""
+    deadline = time.monotonic() + timeout
+    while (pids := _marked(f"{name}={value}".encode())) and time.monotonic() < deadline:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
 def free_port(host: str) -> int:
     with socket.create_server((host, 0)) as probe:
         return int(probe.getsockname()[1])
@@ -290,6 +301,15 @@ def last_lines(log_file: Path, count: int) -> str:
     """For an error text: the end of a child's log file."""
     lines = log_file.read_text(errors="replace").splitlines()[-count:]
     return "\n".join([f"the last lines of {log_file}:", *lines])
+
+
+def _marked(variable: bytes) -> list[int]:
+    pids = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or belongs to another user
+            if variable in environment.read_bytes().split(b"\0"):
+                pids.append(int(environment.parent.name))
+    return pids
 
 
 def _group_is_alive(process: subprocess.Popen[bytes]) -> bool:

@@ -13,6 +13,7 @@ from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.harnesses import HARNESSES, ClaudeCode
 from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import RolloutStatus, Sample
+from tests.integration.agents.test_gateway_process import is_alive
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.waiting import until
 
@@ -32,6 +33,11 @@ report.with_suffix(".new").write_text(json.dumps(told))
 report.with_suffix(".new").rename(report)
 """
 ENDS = {"error": "sys.exit(3)", "too_long": "import time; time.sleep(600)"}
+DETACHING = """
+import subprocess
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(left.pid)
+"""
 
 
 class StandIn:
@@ -101,6 +107,19 @@ async def test_nothing_is_left_of_a_harness_that_fails(failure: str, gateway: st
         result = await flow.rollout({}, "p")
     assert result.failure is AgentFailure(failure)
     assert stand_in.left() == []
+
+
+async def test_a_process_that_a_harness_detached_ends_with_the_rollout(gateway: str, stand_in: StandIn) -> None:
+    left: list[int] = []
+
+    def reward(sample: Sample, answer: str, folder: Path) -> float:
+        left.append(int(answer))
+        return 1.0
+
+    made = ClaudeCode(lambda sample: "Go.", reward=reward, **stand_in.write(DETACHING))
+    async with flow_of(gateway, made) as flow:
+        await flow.rollout({}, "p")
+    assert not is_alive(left[0])
 
 
 async def test_nothing_is_left_of_a_harness_that_is_cancelled(gateway: str, stand_in: StandIn) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.common.processes import CommandFailed, end_group, exit_text, run_command
+from stepwell.common.processes import CommandFailed, end_group, exit_text, kill_marked, run_command
 from tests.rig.waiting import until, wait_until
 
 STUBBORN = """
@@ -16,6 +16,9 @@ open(sys.argv[1] + ".new", "w").write(f"{os.getpid()} {child.pid}")
 os.rename(sys.argv[1] + ".new", sys.argv[1])
 time.sleep(float(sys.argv[2]))
 """
+
+
+MARKS = ("this-run", "this-run-of-another")
 
 
 def python(code: str, *arguments: str) -> list[str]:
@@ -79,3 +82,21 @@ def test_a_process_and_all_that_it_started_are_ended(tmp_path: Path) -> None:
     assert not any(map(is_alive, map(int, pids.read_text().split())))
     assert exit_text(process.wait()) == "signal 9 (SIGKILL)"
     assert exit_text(3) == "exit code 3"
+
+
+def test_processes_with_a_mark_are_killed_also_in_sessions_of_their_own_and_no_others(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    marked, other = (
+        subprocess.Popen(python(STUBBORN, f"{pids}-{mark}", "600"), env={"MARK": mark}, start_new_session=True)
+        for mark in MARKS
+    )
+    try:
+        for mark in MARKS:
+            wait_until(Path(f"{pids}-{mark}").exists, "the process to start its child")
+        kill_marked("MARK", "this-run")
+        assert marked.wait(timeout=10) == -9
+        alive = {mark: is_alive(int(Path(f"{pids}-{mark}").read_text().split()[1])) for mark in MARKS}
+        assert alive == {"this-run": False, "this-run-of-another": True}
+        assert other.poll() is None
+    finally:
+        end_group(other, timeout=0.1)
