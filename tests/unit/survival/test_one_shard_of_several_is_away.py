@@ -119,7 +119,7 @@ async def test_a_trainer_gets_the_groups_of_the_other_shards_without_delay(pool:
     for _ in range(2):
         batch = await pool.fetch_batch(1, lease=60.0)
         assert pool.transport.services[AWAY].pool.state.trajectories.keys().isdisjoint(batch.columns.trajectory_uids)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 2.5
 
 
 class StopsAtTake(LocalTransport):

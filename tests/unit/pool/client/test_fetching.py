@@ -117,7 +117,7 @@ async def test_a_shard_that_stops_while_it_is_taken_from_holds_up_no_group_of_th
     first = next(p for n in count() if Layout(1, SHARDS).owner(p := f"p{n}") == 1)
     then = next(p for n in count() if Layout(1, SHARDS).owner(p := f"p{n}") != 1)
     await rollouts(stopping, first, then)
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(4.0):
         assert (await stopping.fetch_batch(1)).columns.prompt_uids == [then]
     stopping.transport.shards_stopped.clear()
     assert (await stopping.fetch_batch(1)).columns.prompt_uids == [first], "it is put back, and its lease is not over"
@@ -143,7 +143,7 @@ def prompt_of(shard: int) -> str:
 async def test_a_batch_without_the_shard_that_fell_silent_is_acknowledged_without_it(stopping: LocalPool) -> None:
     first, *others = [prompt_of(shard) for shard in (1, 0, 2)]
     await rollouts(stopping, first, *others)
-    async with asyncio.timeout(4.0):
+    async with asyncio.timeout(20.0):
         batch = await stopping.fetch_batch(2, lease=60.0)
         assert batch.columns.prompt_uids == others
         await stopping.ack(batch)
