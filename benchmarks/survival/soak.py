@@ -25,7 +25,7 @@ from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
 from benchmarks.survival.soak_trainer import TrainedStep, TrainerRecord, describe, read_record
 from stepwell.pool.client import PoolClient
-from stepwell.steps.step import Step
+from stepwell.steps.step import Step, ids_array
 from tests.rig.atropos.server import atropos_process, scored_group
 from tests.rig.gateways import GatewayProcess, free_port
 
@@ -49,6 +49,8 @@ SLOPE_MINUTES = 30.0
 """Shorter runs cannot tell two percent in an hour from noise, and only show the figure."""
 REWARD = "def score(sample):\n    return 1.0\n"
 DOOR = "door-"
+FILL, FILL_MESSAGE = "fill", 3000
+"""The channel of trajectories that are remembered from the beginning, and how many come in a message."""
 
 
 class SoakAuditor(Auditor):
@@ -245,6 +247,8 @@ class Soak:
             ) as cluster,
             _processes(cluster, chance) as processes,
         ):
+            if not quick:
+                await _fill_memories(cluster.pool)
             witness = Witness([cluster.gateways[-1].process.pid, cluster.shard_pid("data_pool")])
             load = AgentLoad(cluster.urls, auditor, pause=PAUSE, reward=None)
             environment = Environment(auditor, processes.door_port)
@@ -283,6 +287,22 @@ async def _processes(cluster: SurvivalCluster, chance: random.Random) -> AsyncIt
         yield processes
     finally:
         processes.close()
+
+
+async def _fill_memories(pool: PoolClient) -> None:
+    """A shard keeps a snapshot of many trajectories that are gone. While that fills up, a leak could not be seen."""
+    limits, began = (await pool.shards.plan()).limits, time.monotonic()
+    wanted = int(1.1 * SHARDS * limits.gone_kept)
+    for start in range(0, wanted, FILL_MESSAGE):
+        uids = [f"fill-{number}" for number in range(start, start + FILL_MESSAGE)]
+        await pool.submit_steps([_last_step(uid) for uid in uids], channel=FILL)
+        await pool.clear(FILL)
+    print(f"{wanted} trajectories are remembered after {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _last_step(uid: str) -> Step:
+    ids = ids_array([1, 2])
+    return Step(prompt_ids=ids, response_ids=ids, trajectory_uid=uid, prompt_uid=uid, reward=0.0, is_last=True)
 
 
 def _progress(seconds: float, auditor: Auditor, processes: SoakProcesses, witness: Witness) -> str:
