@@ -24,6 +24,7 @@ from stepwell.errors import BadRequest
 from stepwell.gateway.http.error_responses import is_context_overflow
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows
+from stepwell.steps.sampling import SIDE_CALL
 from stepwell.steps.step import BRIDGED, RENDERED, Step
 
 NOTE = "The word is heron.\n"
@@ -133,7 +134,7 @@ def judge_turns(steps: Sequence[Step], answered: int) -> Finding:
     for finding in (judge_ids(examined), judge_logprobs(examined)):
         if finding.grade is Grade.FAULT:
             return finding
-    turns = sorted((step for step in steps if not step.untrainable), key=lambda step: step.started_at)
+    turns = sorted((step for step in steps if not _is_aside(step)), key=lambda step: step.started_at)
     aside = len(steps) - len(turns)
     recorded = f"{_counted(len(turns), 'turn')} recorded" + (f", {_counted(aside, 'side call')}" if aside else "")
     if len(turns) < 2:
@@ -145,6 +146,11 @@ def judge_turns(steps: Sequence[Step], answered: int) -> Finding:
     reasons = [turn.prompt_made.removeprefix(f"{RENDERED}: ") for turn in turns[1:] if turn.prompt_made != BRIDGED]
     what = f"{recorded}: {rows} rows to train on; not joined: {', '.join(dict.fromkeys(reasons))}"
     return Finding(Grade.WARNING, what, BRIDGE_REMEDIES.get(reasons[0], NOT_BRIDGED) if reasons else NOT_BRIDGED)
+
+
+def _is_aside(step: Step) -> bool:
+    """A turn may be untrainable, too, by its sampling; a gateway's --sampling decides that."""
+    return (step.untrainable or "").startswith(SIDE_CALL)
 
 
 def _answered(calls: Sequence[AgentCall]) -> int:

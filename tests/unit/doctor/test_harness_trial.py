@@ -109,7 +109,8 @@ def test_a_refusal_after_which_the_harness_went_on_is_a_warning() -> None:
 
 
 def test_turns_that_extend_one_another_are_one_row_and_side_calls_are_counted() -> None:
-    first, second = turn(1, [1, 2], [3]), turn(3, [1, 2, 3, 4], [5], prompt_made=BRIDGED)
+    first = turn(1, [1, 2], [3], untrainable="greedy: temperature is 0")
+    second = turn(3, [1, 2, 3, 4], [5], prompt_made=BRIDGED)
     aside = turn(2, [9], [9], untrainable="side_call: title")
     found = judge_turns([second, first, aside], answered=3)
     assert found == Finding(Grade.EXACT, "2 turns recorded, 1 side call: one row to train on")
