@@ -19,9 +19,12 @@ from tests.rig import chat_templates
 from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
+from tests.rig.waiting import until
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 CALL = Reply("", (ToolCall("add", {"a": 1, "b": "ü"}),))
+RENDER, PROBE = "/v1/chat/completions/render", 5
+"""The engine's route, and the renderings by which a template is probed."""
 USER = {"role": "user", "content": "hello"}
 NEXT = {"role": "user", "content": "And <|im_end|> then?"}
 
@@ -126,6 +129,19 @@ async def test_turns_are_sent_as_exact_ids_and_become_one_row(
         assert engine.rendered(body) == step.prompt_ids.tolist()
 
 
+@pytest.mark.parametrize("is_call", [False, True])
+async def test_the_template_is_probed_before_the_agent_comes_back(
+    engine: FakeEngine, pool: LocalPool, is_call: bool
+) -> None:
+    engine.replies.extend([CALL if is_call else Reply("Yes."), Reply("So it is 4.")])
+    async with conversing(engine, pool, tools=TOOLS) as talk:
+        await talk.ask({"role": "system", "content": "Be brief."}, USER)
+        await until(lambda: engine.asked[RENDER] == PROBE, "the probe of the template")
+        await (talk.answer_calls() if is_call else talk.ask(NEXT))
+        assert made(await talk.steps())[1:] == ["bridged"]
+    assert engine.asked[RENDER] == PROBE + 1
+
+
 async def test_without_a_bridge_nothing_is_added_to_calls_and_steps(engine: FakeEngine, pool: LocalPool) -> None:
     async with conversing(engine, pool, None) as talk:
         await talk.ask(USER)
@@ -133,7 +149,7 @@ async def test_without_a_bridge_nothing_is_added_to_calls_and_steps(engine: Fake
         steps = await talk.steps()
     assert [(step.prompt_made, step.lineage) for step in steps] == [("", {})] * 2
     assert all("kv_transfer_params" not in seen.body for seen in engine.requests)
-    assert engine.asked["/v1/chat/completions/render"] == 0
+    assert engine.asked[RENDER] == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -114,7 +114,7 @@ def intake(pool: LocalPool) -> GroupIntake:
 
 
 def no_metrics() -> AtroposMetrics:
-    return AtroposMetrics(lambda: [], lambda: [])
+    return AtroposMetrics(list, list)
 
 
 async def test_a_long_list_reaches_the_pool_in_pieces_that_do_not_hold_it_up() -> None:

@@ -116,6 +116,8 @@ class Bridge:
                 log.exception("a reply has no digest; it is not continued")
                 kept = None
             lineages.append({} if kept is None else {**kept.to_json(), "thinking": self.thinking})
+            if kept is not None and reply is not None and plan.outcome is BridgeOutcome.FIRST_TURN:
+                self._foresee(plan, reply)
         return lineages
 
     def note(self, plan: PromptPlan, steps: Sequence[Step]) -> None:
@@ -149,6 +151,15 @@ class Bridge:
             raise CannotBridge(BridgeOutcome.RENDER_FAILED) from None
         plan.outcome, plan.parent, plan.template = BridgeOutcome.BRIDGED, parent, template
         plan.ids = np.concatenate([parent.tokens, delta])
+
+    def _foresee(self, plan: PromptPlan, reply: Mapping[str, Any]) -> None:
+        """Probe the template for the likely continuation, so that the agent need not wait for it."""
+        template, head = self.engines.template, plan.body["messages"]
+        if not template or not plan.request.is_text or _asks_for_another_prompt(plan.body):
+            return
+        calls = len(reply.get("tool_calls") or [])
+        shape = shape_of(reply, [{"role": "tool"}] * calls or [{"role": "user"}], head)
+        self.probes.begin(EngineRenderer(self.engines, template, plan.body, plan.request), shape)
 
     def _prove(self, plan: PromptPlan, prompt_ids: IntArray) -> None:
         """Compare, once for each kind of request, what the engine rendered for a call with what its renderer gives."""

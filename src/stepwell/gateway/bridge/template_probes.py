@@ -83,6 +83,10 @@ class TemplateProbes:
         rendered = await renderer.render([*model_head(shape), stand_in(reply, self.sentinel), *tail], reply)
         return cut_delta(rendered, anchor)
 
+    def begin(self, renderer: Renderer, shape: ContinuationShape) -> None:
+        """Probe a shape that will probably be asked for."""
+        self._start((renderer.key, shape), lambda: self._anchor(renderer, shape))
+
     async def check_thinking(self, renderer: Renderer, shape: ContinuationShape, places: ThinkingPlaces) -> None:
         """CannotBridge unless the template shows the reply's thinking, and as much of the earlier thinking with the new
         messages as without."""
@@ -109,14 +113,17 @@ class TemplateProbes:
 
     async def _once(self, key: Hashable, probe: Callable[[], Awaitable[T]]) -> T:
         """What a probe finds, or why it finds nothing."""
+        found: T = await asyncio.shield(self._start(key, probe))
+        return found
+
+    def _start(self, key: Hashable, probe: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
         known = self._probes.get(key)
         if known is None:
             known = self._probes[key] = asyncio.ensure_future(probe())
             known.add_done_callback(lambda done: self._note_end(key, done))
             if len(self._probes) > MOST_PROBES:
                 self._probes.popitem(last=False)
-        found: T = await asyncio.shield(known)
-        return found
+        return known
 
     def _note_end(self, key: Hashable, done: asyncio.Future[Any]) -> None:
         """A probe that found nothing is repeated: at once if the engine failed, later if the template was unfit."""
