@@ -58,7 +58,7 @@ class GatewaySettings(ServerSection):
     """The model or adapter that is trained, and that agents may ask for; without it, the engines' first one."""
     other_models: Listed = ()
     """Further models or adapters that agents may ask for, separated by commas; their steps are left out of training."""
-    bridge: Literal["off", "on"] = "off"
+    bridge: Literal["on", "off"] = "on"
     """on sends a call that continues a recorded conversation to the engine as exact token ids, so that the turns of a
     rollout are trained as one sequence; off lets the engine render every prompt from its messages."""
     thinking: Literal["template", "tool_cycle", "all"] = "template"

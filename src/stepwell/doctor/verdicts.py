@@ -172,7 +172,7 @@ def judge_prefix(first: Step, second: Step, texts: tuple[str, str]) -> Finding:
     within = at - len(first.prompt_ids) if where == "response" else at
     before, after = (repr(text[:SHOWN]) for text in texts)
     what = f"the next prompt differs from the first turn at token {within} of its {where}: {before} became {after}"
-    return Finding(Grade.WARNING, what, f"{FORK}, unless a gateway with --bridge on joins them (see the case bridge)")
+    return Finding(Grade.WARNING, what, f"{FORK}, unless the bridge joins them (see the case bridge)")
 
 
 def prefix_break(first: Step, second: Step) -> int | None:
