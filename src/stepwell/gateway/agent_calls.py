@@ -287,7 +287,7 @@ class AgentCalls:
         if plan is None or self.bridge is None or not choices:
             return NO_ORIGIN
         plan.check_echo(choices[0].prompt_ids)
-        return PromptOrigin(plan.prompt_made, self.bridge.lineages(plan, messages()))
+        return PromptOrigin(plan.prompt_made, self.bridge.lineages(plan, messages()) if plan.can_be_continued else [])
 
     async def _whole(self, exchange: Exchange, reply: EngineReply) -> None:
         call = exchange.call

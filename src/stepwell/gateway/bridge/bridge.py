@@ -42,6 +42,8 @@ ASK_PAUSE = 10.0
 """Seconds until the pool is asked again after it did not answer."""
 OTHER_PROMPTS = ("continue_final_message", "echo", "truncate_prompt_tokens", "prompt_embeds")
 """Fields by which a request asks for another prompt than its messages alone give."""
+NOT_DIGESTED = RequestDigest("", "", "")
+"""Of engines that do not render, whose calls cannot be continued."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +70,10 @@ class PromptPlan:
             self.give_up(BridgeOutcome.ECHO_DIFFERS)
 
     @property
+    def can_be_continued(self) -> bool:
+        return self.request is not NOT_DIGESTED
+
+    @property
     def prompt_made(self) -> str:
         return BRIDGED if self.outcome is BridgeOutcome.BRIDGED else f"{RENDERED}: {self.outcome}"
 
@@ -89,6 +95,8 @@ class Bridge:
         """How the prompt of a call is made. None for calls that have no messages."""
         if call.upstream is not Upstream.CHAT:
             return None
+        if not self.engines.template:
+            return PromptPlan(call.request, NOT_DIGESTED, BridgeOutcome.NO_RENDERER)
         try:
             asked = digest_request(call.request, self.engines.template)
         except Exception:
