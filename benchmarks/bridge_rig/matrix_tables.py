@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from benchmarks.bridge_rig.second_opinion import BridgedCall
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "bridge.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.bridge_matrix --docs -->\n", "<!-- end -->\n"
@@ -20,6 +22,7 @@ class Cell:
     outcome: str
     """One of the above, or the reason for which a call was not bridged."""
     faults: tuple[str, ...] = ()
+    bridged: tuple[BridgedCall, ...] = field(default=(), repr=False, compare=False)
 
 
 def count(outcomes: Iterable[str]) -> dict[str, int]:

@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 
 from benchmarks.bridge_rig.public_templates import END, NotRendered, PublicTemplate
+from benchmarks.bridge_rig.second_opinion import BridgedCall
 from benchmarks.bridge_rig.tokenizing import Tokens
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.bridge.bridge import Bridge, PromptPlan
@@ -69,7 +70,12 @@ class RecordedReply:
     request: Mapping[str, Any]
     reply: Reply
     written: Written
-    tokens: IntArray
+    prompt: IntArray
+    response: IntArray
+
+    @property
+    def tokens(self) -> IntArray:
+        return np.concatenate([self.prompt, self.response])
 
 
 @dataclass
@@ -102,6 +108,7 @@ class Judged:
     outcomes: list[BridgeOutcome] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """Of calls that were bridged: what is wrong with them."""
+    bridged: list[BridgedCall] = field(default_factory=list)
 
 
 class Talk:
@@ -144,8 +151,7 @@ class Talk:
         begun = make_step("t", "p", uid=f"step {len(self._steps)}")
         steps = build_steps(begun, [sampled], NO_USAGE, prompt_length=10**6, origin=origin)
         self._bridge.note(plan, steps)
-        tokens = np.concatenate([prompt, response])
-        self._steps[begun.uid] = RecordedReply(call.request, reply, written, tokens)
+        self._steps[begun.uid] = RecordedReply(call.request, reply, written, prompt, response)
 
     def _write(self, call: ModelCall, reply: Reply) -> Written:
         """As a model does that has learned its template."""
@@ -207,8 +213,8 @@ class Talk:
         except NotRendered:
             self.judged.faults.append("the template refuses the messages")
             return
-        before, text = self.tokens.decode(step.tokens), self.tokens.decode(delta)
-        encoded, shown_before = self.tokens.encode(whole)[-len(delta) :], _before(alone, step.reply)
+        before, text, rendered = self.tokens.decode(step.tokens), self.tokens.decode(delta), self.tokens.encode(whole)
+        encoded, shown_before = rendered[-len(delta) :], _before(alone, step.reply)
         checks = {
             "the ids do not begin with those of the step": np.array_equal(plan.ids[:known], step.tokens),
             "the step is another conversation": _is_continued(step, call.request, plan.request.reply_at),
@@ -221,6 +227,20 @@ class Talk:
             "the template shows other thinking": all((t in before) == (t in whole) for t in self._thoughts()),
         }
         self.judged.faults += [fault for fault, is_right in checks.items() if not is_right]
+        self.judged.bridged.append(
+            BridgedCall(
+                template=self.template.name,
+                tokens=self.tokens.name,
+                controls=self.tokens.controls,
+                prompt=step.prompt,
+                response=step.response,
+                messages=messages,
+                reply_at=plan.request.reply_at,
+                tools=call.request.get("tools") or [],
+                whole=rendered,
+                ids=plan.ids,
+            )
+        )
 
     def _thoughts(self) -> list[str]:
         messages = (step.reply.message for step in self._steps.values())

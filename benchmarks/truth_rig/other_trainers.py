@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import torch
 
+from benchmarks.environments import installed_python
 from benchmarks.truth_rig.gradients import Case, with_trl, with_verl
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -58,10 +59,3 @@ def gradients_of(trainer: str, cases: Sequence[Case]) -> OtherGradients:
 
 def by_formula(trainer: str, cases: Sequence[Case]) -> OtherGradients:
     return OtherGradients(f"{trainer}: formula", [FORMULAS[trainer](case) for case in cases])
-
-
-def installed_python(trainer: str) -> Path | None:
-    """The interpreter of the trainer's environment. A benchmark does not build one: that takes minutes."""
-    cache = Path(os.environ.get("STEPWELL_CACHE", "~/.cache/stepwell")).expanduser()
-    home = cache / f"{trainer}-env"
-    return home / "bin" / "python" if (home / "stepwell-stamp").exists() else None

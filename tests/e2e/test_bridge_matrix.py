@@ -2,6 +2,10 @@
 tried by `python -m benchmarks.bridge_matrix`."""
 
 import asyncio
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +13,7 @@ from benchmarks.bridge_matrix import fill_all
 from benchmarks.bridge_rig.cases import CASES, NEVER_BRIDGED
 from benchmarks.bridge_rig.matrix_tables import BRIDGED, NOT_RENDERED, Cell
 from benchmarks.bridge_rig.public_templates import PublicTemplate, public_templates
+from benchmarks.bridge_rig.second_opinion import second_opinions, summary
 
 DIFFICULT = (
     "axolotl/pixtral",  # moves the system message
@@ -20,7 +25,8 @@ DIFFICULT = (
     "vllm/tool_chat_template_functiongemma",  # lists the tools in every system message
     "vllm/tool_chat_template_mistral",  # moves the system message
 )
-PLAIN = "axolotl/qwen_25"
+PLAIN, GEMMA = "axolotl/qwen_25", "trl/gemma4_v5"
+CHECKOUT = Path(__file__).parents[2]
 
 
 def selected() -> list[PublicTemplate]:
@@ -61,3 +67,15 @@ def test_chatml_is_bridged_in_every_case_that_may_be_and_has_no_thinking(cells: 
     assert {case for case, outcome in outcomes.items() if outcome == BRIDGED} == (
         CASES.keys() - NEVER_BRIDGED - with_thinking
     )
+
+
+def test_renderers_continues_the_conversations_that_it_knows_with_the_same_ids(cells: list[Cell]) -> None:
+    subprocess.run([sys.executable, CHECKOUT / "scripts" / "renderers_env.py"], check=True)
+    opinions = second_opinions(call for cell in cells for call in cell.bridged)
+    assert opinions is not None
+    assert summary(opinions)["renderers_differs"] == 0
+    same = [opinion.call for opinion in opinions if opinion.same]
+    assert {(call.template, call.tokens) for call in same} >= {(PLAIN, "text"), (PLAIN, "qwen"), (GEMMA, "text")}
+    last_token_lost = replace(same[0], ids=same[0].ids[:-1])
+    (opinion,) = second_opinions([last_token_lost]) or []
+    assert opinion.differs
