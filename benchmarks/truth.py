@@ -11,7 +11,7 @@ TRL and verl compute with their own code where their environments are installed 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
 
 import torch
 
@@ -28,11 +28,18 @@ AT_LEAST = 0.999
 MIXED = "ours_mixed_temperatures"
 IGNORED = "control_temperature_ignored"
 """How far off a trainer is that takes every sample for one of temperature 1. It shows that the measure can fail."""
+OTHER_CREDIT = "control_other_credit"
+"""How close a trainer comes that has another setting for the credit of a tree's steps."""
 
 
 def cosine(some: torch.Tensor, other: torch.Tensor) -> float:
     """Small values count too."""
     return torch.nn.functional.cosine_similarity(some.double().ravel(), other.double().ravel(), dim=0).item()
+
+
+def case_of(task: Task) -> Case:
+    scenario = task.scenario
+    return Case(task.batch(), task.table, scenario.advantage, task.temperature, credit=scenario.credit)
 
 
 def worst_cosines(
@@ -42,12 +49,14 @@ def worst_cosines(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """By trainer and scenario; and by trainer, whose code computed the gradient."""
     tasks = [Task(scenario, temperature) for scenario, temperature in product(scenarios, temperatures)]
-    cases = [Case(task.batch(), task.table, task.scenario.advantage, task.temperature) for task in tasks]
+    cases = [case_of(task) for task in tasks]
     trl = others("trl", cases)
     verl = others("verl", [*cases, *(replace(case, merged=True) for case in cases)])
     gradients = {
-        "ours": [ours(case.batch, case.table, Settings(advantage=case.advantage)) for case in cases],
-        "loader": [with_loader(case.batch, case.table, case.advantage) for case in cases],
+        "ours": [
+            ours(case.batch, case.table, Settings(advantage=case.advantage, credit=case.credit)) for case in cases
+        ],
+        "loader": [with_loader(case) for case in cases],
         "trl": trl.gradients,
         "verl": verl.gradients[: len(cases)],
         "verl_merged": verl.gradients[len(cases) :],
@@ -86,6 +95,15 @@ def temperature_ignored(temperature: float) -> float:
     return cosine(with_trl(case, divided_by=1.0), task.exact_gradient())
 
 
+def other_credit(temperature: float) -> float:
+    """The best of ours with a credit that is not the scenario's."""
+    tasks = [Task(scenario, temperature) for scenario in SCENARIOS if scenario.is_tree]
+    return max(
+        cosine(ours(task.batch(), task.table, Settings(credit=other.scenario.credit)), task.exact_gradient())
+        for task, other in permutations(tasks, 2)
+    )
+
+
 def capped(temperature: float) -> float:
     """Ours with an importance cap instead of the clip, for weights that changed much."""
     (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == FAR]
@@ -106,6 +124,7 @@ def measure() -> dict[str, float]:
     figures[MIXED] = mixed_temperatures()
     figures[f"capped_{FAR}"] = min(map(capped, TEMPERATURES))
     figures[IGNORED] = min(map(temperature_ignored, TEMPERATURES))
+    figures[OTHER_CREDIT] = max(map(other_credit, TEMPERATURES))
     return figures
 
 

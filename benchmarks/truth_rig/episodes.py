@@ -1,6 +1,7 @@
-"""All rollouts of a task with two steps, in a real pool, and the exact gradient of what they are worth.
+"""All rollouts of a task with three sampled tokens, in a real pool, and the exact gradient of what they are worth.
 
-The first step answers with two tokens, the second with one.
+The first step answers with two tokens, the second with one. In a tree there are three steps with one token each: two
+that continue the first one, or one after the other.
 """
 
 from collections.abc import Iterator
@@ -18,10 +19,17 @@ from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.rules.pool import Pool
 from stepwell.steps.advantages import AdvantageKind
 from stepwell.steps.columns import pack
+from stepwell.steps.credit import CreditKind
 from stepwell.steps.step import Exactness, Step, VersionSpan, ids_array, logprobs_array
 
 REPLY = (6, 4)
 """What the environment says between the steps."""
+OTHER_REPLY = (4, 6)
+"""What it says to a second attempt."""
+RETRIED = 0
+"""In a tree: the first answer after which the agent goes back to it for its third step."""
+FORK, CHAIN = ((0, 1), (0, 2)), ((0, 1, 2),)
+"""The ways from the root of a tree to its leaves, as steps."""
 OLD, NEW = 0, 1
 """Versions of the weights."""
 
@@ -37,6 +45,9 @@ class Scenario:
     advantage: AdvantageKind = "rollout"
     is_forked: bool = False
     """Does the second prompt drop a part of the first answer?"""
+    is_tree: bool = False
+    """Does the agent go back to its first step after some answers?"""
+    credit: CreditKind = "root"
     left_out: int | None = None
     """The step that is marked untrainable."""
     rewarded_steps: tuple[int, ...] = ()
@@ -63,6 +74,9 @@ SCENARIOS = (
     Scenario(name="rewards_to_go", rewarded_steps=BOTH, advantage="reward_to_go"),
     Scenario(name="first_step_rewarded", rewarded_steps=(0,), advantage="reward_to_go"),
     Scenario(name="rewards_to_go_over_forks", rewarded_steps=BOTH, advantage="reward_to_go", is_forked=True),
+    Scenario(name="credit_root", is_tree=True),
+    Scenario(name="credit_leaf", is_tree=True, credit="leaf"),
+    Scenario(name="credit_split", is_tree=True, credit="split"),
 )
 
 
@@ -76,6 +90,13 @@ class Rollout:
     @property
     def total(self) -> float:
         return self.outcome + sum(self.step_rewards)
+
+    def credit(self, kind: CreditKind, step: int) -> float:
+        """What a step of a tree counts, by the definition: `leaf` sums over the ways to the leaves that it is on, and
+        `split` takes their mean."""
+        ways = FORK if self.sampled[0].token == RETRIED else CHAIN
+        of_step = sum(step in way for way in ways)
+        return {"root": 1.0, "leaf": float(of_step), "split": of_step / len(ways)}[kind]
 
 
 class Task:
@@ -121,19 +142,27 @@ class Task:
     def exact_gradient(self) -> torch.Tensor:
         """Of the expected return with respect to the table, for the tokens of steps that are trained.
 
-        With `advantage="step"`, of the expected outcome and own reward of each step with respect to its own tokens.
+        With `advantage="step"`, of the expected outcome and own reward of each step with respect to its own tokens. In
+        a tree, of the expected advantage, which each step has as often as the credit says. The credit depends on what
+        was sampled, so the mean that is subtracted matters there, and nowhere else.
         """
         table = self.table.clone().requires_grad_()
-        worth = torch.zeros(())
+        worth, mean = torch.zeros(()), self._mean_return() if self.scenario.is_tree else 0.0
         for rollout in self.rollouts:
             for step, own in enumerate(rollout.step_rewards):
                 if step == self.scenario.left_out:
                     continue
                 counts = rollout.outcome + own if self.scenario.advantage == "step" else rollout.total
+                if self.scenario.is_tree:
+                    counts = rollout.credit(self.scenario.credit, step) * (counts - mean)
                 worth = worth + counts * self._probability(table, rollout, step)
         worth.backward()  # type: ignore[no-untyped-call]
         assert table.grad is not None
         return table.grad
+
+    def _mean_return(self) -> float:
+        times = [self._times(rollout) for rollout in self.rollouts]
+        return float(np.average([rollout.total for rollout in self.rollouts], weights=times))
 
     def deviation(self) -> float:
         """The standard deviation of the returns in the batch, by which a group's advantages are divided."""
@@ -154,7 +183,16 @@ class Task:
             times *= share(self.tables[sampled.version], self.temperature, sampled)
         return times
 
+    def _tree(self, a: int, b: int, c: int) -> Rollout:
+        first, second = (self.prompt,), (self.prompt, a, *REPLY)
+        third = (self.prompt, a, *OTHER_REPLY) if a == RETRIED else (*second, b, *REPLY)
+        prompts = (first, second, third)
+        sampled = tuple(SampledToken(prompts[step], token, step, NEW) for step, token in enumerate((a, b, c)))
+        return Rollout(sampled, prompts, float(self._outcomes[a, b, c]), (0.0,) * 3)
+
     def _rollout(self, a: int, b: int, c: int) -> Rollout:
+        if self.scenario.is_tree:
+            return self._tree(a, b, c)
         first = (self.prompt,)
         second = (self.prompt, b, *REPLY) if self.scenario.is_forked else (self.prompt, a, b, *REPLY)
         sampled = (

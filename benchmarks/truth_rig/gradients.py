@@ -14,6 +14,7 @@ from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.client import DataPool
 from stepwell.pool.client.batch import Batch
 from stepwell.steps.advantages import AdvantageKind
+from stepwell.steps.credit import CreditKind
 from stepwell.trainers.learner import Learner
 from stepwell.trainers.loader import pool_loader
 from stepwell.trainers.rows import choose_rows
@@ -36,6 +37,11 @@ class Case:
     temperature: float
     merged: bool = False
     """For verl: one row per chain of steps."""
+    credit: CreditKind = "root"
+
+    @property
+    def rows(self) -> RowSettings:
+        return RowSettings(advantage=self.advantage, credit=self.credit, temperature=self.temperature)
 
 
 def ours(batch: Batch, table: torch.Tensor, settings: Settings) -> torch.Tensor:
@@ -56,10 +62,11 @@ class OneBatch(DataPool):
     def ack(self, leased: HasLeases) -> None: ...
 
 
-def with_loader(batch: Batch, table: torch.Tensor, advantage: AdvantageKind) -> torch.Tensor:
+def with_loader(case: Case) -> torch.Tensor:
     """As a loop of one's own does it, with the tensors of `pool_loader`."""
-    policy = TreePolicy(table)
-    (tensors,) = pool_loader(OneBatch(batch), 1, batches=1, rows=RowSettings(advantage=advantage))
+    policy = TreePolicy(case.table)
+    rows = RowSettings(advantage=case.advantage, credit=case.credit)
+    (tensors,) = pool_loader(OneBatch(case.batch), 1, batches=1, rows=rows)
     _add_loss(
         policy,
         tensors["input_ids"],
@@ -75,7 +82,7 @@ def with_loader(batch: Batch, table: torch.Tensor, advantage: AdvantageKind) -> 
 def with_trl(case: Case, *, divided_by: float | None = None) -> torch.Tensor:
     """`divided_by` is the temperature that the loss uses, if it is another one."""
     policy = TreePolicy(case.table)
-    rows = choose_rows(case.batch, (), RowSettings(advantage=case.advantage, temperature=case.temperature))
+    rows = choose_rows(case.batch, (), case.rows)
     for sample in samples_of(rows, 0, 0):
         ids = torch.from_numpy(sample.input_ids.astype(np.int64))[None]
         is_trained = torch.from_numpy(sample.completion_mask).bool()[None]
@@ -91,7 +98,7 @@ def with_verl(case: Case) -> torch.Tensor:
     length = int(case.batch.columns.lengths_S.max())
     rows = verl_rows(
         case.batch,
-        RowSettings(advantage=case.advantage, temperature=case.temperature),
+        case.rows,
         prompt_length=length,
         response_length=length,
         pad_id=PAD,

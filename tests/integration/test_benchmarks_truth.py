@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.truth import AT_LEAST, cosine, mixed_temperatures, temperature_ignored, worst_cosines
+from benchmarks.truth import AT_LEAST, cosine, mixed_temperatures, other_credit, temperature_ignored, worst_cosines
 from benchmarks.truth_rig.episodes import FAR, SCENARIOS, Scenario, Task
 from benchmarks.truth_rig.gradients import ours
 from benchmarks.truth_rig.other_trainers import by_formula
@@ -50,6 +50,10 @@ def test_wrong_log_probabilities_or_rewards_are_noticed() -> None:
 
 def test_a_temperature_that_is_ignored_is_noticed() -> None:
     assert temperature_ignored(0.5) < AT_LEAST
+
+
+def test_another_credit_for_the_steps_of_a_tree_is_noticed() -> None:
+    assert other_credit(0.5) < AT_LEAST
 
 
 def test_a_gradient_has_no_entry_where_nothing_was_sampled() -> None:

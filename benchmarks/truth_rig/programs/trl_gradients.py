@@ -24,7 +24,6 @@ from benchmarks.truth_rig.policy import ANSWERS, TreePolicy, next_state
 from stepwell.errors import FetchTimeout
 from stepwell.pool.client.batch import Batch
 from stepwell.trainers.rows import choose_rows
-from stepwell.trainers.settings import RowSettings
 from stepwell.trainers.trl import StepwellRolloutWorker, samples_of
 
 
@@ -92,9 +91,11 @@ def main() -> None:
 def gradient(case: Case) -> torch.Tensor:
     model, pool = PolicyModel(case.table), DrainedPool(case.batch)
     async_grpo_trainer.create_model_from_path = lambda *args, **terms: model
-    rows = choose_rows(case.batch, (), RowSettings(advantage=case.advantage, temperature=case.temperature))
+    rows = choose_rows(case.batch, (), case.rows)
     count = len(samples_of(rows, 0, 0))
-    worker = StepwellRolloutWorker(pool, samples_ahead=count, temperature=case.temperature, advantage=case.advantage)
+    worker = StepwellRolloutWorker(
+        pool, samples_ahead=count, temperature=case.temperature, advantage=case.advantage, credit=case.credit
+    )
     with TemporaryDirectory() as folder:
         trainer = AsyncGRPOTrainer(
             "the counted policy",

@@ -44,6 +44,7 @@ def gradient(case: Case, config: Any) -> torch.Tensor:
         merged=case.merged,
         temperature=case.temperature,
         advantage=case.advantage,
+        credit=case.credit,
     )
     rows = data.batch
     logits = (
