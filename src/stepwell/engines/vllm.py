@@ -69,6 +69,16 @@ SAMPLE_CHAT: tuple[JsonObject, ...] = (
     {"role": "assistant", "content": "It is 4, naïve 你好."},
     {"role": "user", "content": "Thanks!"},
 )
+SAMPLE_TOOLS: tuple[JsonObject, ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Adds two numbers.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+        },
+    },
+)
 OLDEST_WITH_TOKEN_IDS = (0, 11)
 REFUSES_AN_EMPTY_BODY = (400, 422)
 """How an open route answers a request that asks for nothing; a closed one answers 403, a missing one 404."""
@@ -131,14 +141,20 @@ class VllmEngine(EngineKind):
 
     async def _probe_renderer(self, http: EngineHttp, model: str, *, scale_out: bool) -> dict[str, Any]:
         facts = EngineFacts(model=model, renderer=RENDER if scale_out else TOKENIZE)
-        path, body = self.rendering({"model": model, "messages": SAMPLE_CHAT, "user": PROBE_USER}, facts)
         try:
-            status, raw = await http.ask(path, body)
-            ids = self.read_rendered(raw) if status == 200 else NO_IDS
+            ids = await self._render_sample(http, facts)
+            if not len(ids):  # some templates refuse a conversation without tools
+                ids = await self._render_sample(http, facts, tools=SAMPLE_TOOLS)
         except EngineUnavailable:
             return {}
         template = blake2b(model.encode() + ids.tobytes(), digest_size=8).hexdigest() if len(ids) else ""
         return {"renderer": facts.renderer, "renders_chat": scale_out, "template": template} if template else {}
+
+    async def _render_sample(self, http: EngineHttp, facts: EngineFacts, **more: Any) -> IntArray:
+        asked = {"model": facts.model, "messages": SAMPLE_CHAT, "user": PROBE_USER, **more}
+        path, body = self.rendering(asked, facts)
+        status, raw = await http.ask(path, body)
+        return self.read_rendered(raw) if status == 200 else NO_IDS
 
     async def check_health(self, http: EngineHttp) -> None:
         await http.require_ok("/health")

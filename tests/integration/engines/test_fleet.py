@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from typing import Any
 
 import orjson
 import pytest
@@ -24,6 +25,7 @@ from tests.integration.engines.engine_calls import (
 )
 from tests.rig import chat_templates
 from tests.rig.fake_engine import FakeEngine, Faults
+from tests.rig.fake_engine.asking import RefusedError
 from tests.rig.gateways import free_port
 from tests.rig.waiting import until
 
@@ -213,6 +215,20 @@ async def test_engines_share_a_template_if_they_render_alike(two: tuple[FakeEngi
         async with FakeEngine(template=chat_templates.headers) as other:
             await engines.add(other.url)
             assert engines.template == ""
+
+
+def only_with_tools(messages: list[Any], tools: list[Any], add_generation_prompt: bool) -> str:
+    """As Hermes' template for tools."""
+    if not tools:
+        raise RefusedError(400, "BadRequestError", "'NoneType' object is not iterable")
+    return chat_templates.chatml(messages, tools, add_generation_prompt)
+
+
+async def test_a_template_that_refuses_conversations_without_tools_is_known() -> None:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "tools": [{"type": "function"}]}
+    async with FakeEngine(template=only_with_tools) as engine, EngineFleet([engine.url]) as engines:
+        assert engines.template
+        assert (await engines.render(asked, engines.template)).tolist() == engine.rendered(asked)
 
 
 async def test_a_plain_openai_server_is_recognised_and_watched() -> None:
