@@ -47,6 +47,7 @@ bench:
     {{python}} -m benchmarks.streams
     {{python}} -m benchmarks.bridge
     {{python}} -m benchmarks.bridge_matrix
+    {{python}} -m benchmarks.exactness
     {{python}} -m benchmarks.rewards
     {{python}} -m benchmarks.atropos
     {{python}} -m benchmarks.learning

@@ -16,7 +16,7 @@ def _tool(name: str, *properties: str) -> dict[str, Any]:
 
 
 TOOLS = [_tool("weather", "city", "days"), _tool("time", "city")]
-CALL_IDS = {"Bergen": "callabcd1", "Molde": "callabcd2"}
+CALL_IDS = {"Bergen": "callabcd1", "Molde": "callabcd2", "Hamar": "callabcd3", "Narvik": "callabcd4"}
 RULES = {"role": "system", "content": "You answer questions about cities.\nBe brief."}
 QUESTION = {"role": "user", "content": "How is it in Oslo?"}
 NEXT = {"role": "user", "content": "  And in Kyōto (京都)?\n"}

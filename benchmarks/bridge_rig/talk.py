@@ -9,14 +9,14 @@ The judge renders the whole conversation, which the bridge never does. A call th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any, cast
 
 import numpy as np
 import orjson
 
-from benchmarks.bridge_rig.public_templates import END, NotRendered, PublicTemplate
+from benchmarks.bridge_rig.public_templates import NotRendered, PublicTemplate
 from benchmarks.bridge_rig.second_opinion import BridgedCall
+from benchmarks.bridge_rig.template_writer import TemplateWriter, Written
 from benchmarks.bridge_rig.tokenizing import Tokens
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.bridge.bridge import Bridge, PromptPlan
@@ -36,10 +36,6 @@ REF = TrajectoryRef("t", "p")
 AROUND = CallSurroundings(response_length=64)
 PATIENCE = 3600.0
 """Seconds for a rendering: nothing here waits for an engine, so a slow machine changes no result."""
-NEXT_OPENER = {True: "<|observation|>", False: "<|user|>"}
-"""With what a model ends its calls, or else its answer, if its template does not end messages."""
-AFTER_CLOSING_TAGS = ("<|end_of_msg|>",)
-"""Ends of replies that are not the first control token after an answer: Kimi K3 closes tags before."""
 
 Message = dict[str, Any]
 
@@ -52,15 +48,6 @@ class Reply:
     last: str
     """The word that it says last."""
     finish_reason: str = "stop"
-
-
-@dataclass(frozen=True)
-class Written:
-    """The text of a reply as the model samples it."""
-
-    text: str
-    end: str
-    """Its last word and what follows, to the token that ends the reply; empty if the template does not show it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +102,7 @@ class Talk:
     def __init__(self, template: PublicTemplate, tokens: Tokens, probes: TemplateProbes) -> None:
         self.template, self.tokens = template, tokens
         self.judged = Judged()
+        self._writer = TemplateWriter(template, tokens)
         self._steps: dict[str, RecordedReply] = {}
         self._bridge = Bridge(
             engines=cast("EngineFleet", TemplateEngine(template, tokens)),
@@ -154,52 +142,9 @@ class Talk:
         self._steps[begun.uid] = RecordedReply(call.request, reply, written, prompt, response)
 
     def _write(self, call: ModelCall, reply: Reply) -> Written:
-        """As a model does that has learned its template."""
         sent_back = {"model": "m", "messages": [*call.request["messages"], reply.message]}
         messages = CHAT.read(orjson.dumps(sent_back), AROUND).request["messages"]
-        tools = call.request.get("tools") or []
-        whole, prompt = self.template.render(messages, tools, add_generation_prompt=False), self._prompt(call)
-        at = whole.rfind(reply.last)
-        calls = bool(reply.message.get("tool_calls"))
-        if at < 0:
-            return Written(reply.last + self._stop("", calls=calls), "")
-        end = reply.last + self._ended(whole[at + len(reply.last) :], calls=calls)
-        return Written(whole[self._begin(call, whole, prompt, at) : at] + end, end)
-
-    def _begin(self, call: ModelCall, whole: str, prompt: str, at: int) -> int:
-        """Where the model begins to write the reply that says its last word at that place."""
-        before = self.template.render(
-            call.request["messages"], call.request.get("tools") or [], add_generation_prompt=False
-        )
-        opener = prompt.removeprefix(before)
-        opened_at = len(before) if whole.startswith(before) else whole.rfind(opener.strip(), 0, at)
-        if opened_at < 0:
-            return at
-        pairs = zip(whole[opened_at:at], opener, strict=False)
-        return opened_at + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-    def _ended(self, after: str, *, calls: bool) -> str:
-        """What the template writes after the last word of a reply, to the token that ends it."""
-        stop = self._stop(after, calls=calls)
-        until = after.rfind(stop) if calls else after.find(stop)
-        return (after.rstrip() if until < 0 else after[:until]) + stop
-
-    def _stop(self, after: str, *, calls: bool) -> str:
-        shown = self.tokens.controls_in(after)
-        if not shown:
-            opener = NEXT_OPENER[calls]
-            return opener if opener in self.tokens.controls else END
-        usual = self._usual_stop() if calls else _stop_in(shown)
-        return usual if usual in shown else shown[-1]
-
-    def _usual_stop(self) -> str:
-        """The token that ends an answer without calls."""
-        asked = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "LASTWORD"}]
-        try:
-            after = self.template.render(asked, [], add_generation_prompt=False).rpartition("LASTWORD")[2]
-        except NotRendered:
-            return END
-        return _stop_in(self.tokens.controls_in(after) or [END])
+        return self._writer.write(messages, call.request.get("tools") or [], reply.last)
 
     def _judge(self, plan: PromptPlan, call: ModelCall) -> None:
         assert plan.parent is not None
@@ -245,11 +190,6 @@ class Talk:
     def _thoughts(self) -> list[str]:
         messages = (step.reply.message for step in self._steps.values())
         return [message["reasoning"] for message in messages if message.get("reasoning")]
-
-
-def _stop_in(controls: Sequence[str]) -> str:
-    """The one of these control tokens, which follow an answer, with which the model ends it."""
-    return next((control for control in controls if control in AFTER_CLOSING_TAGS), controls[0])
 
 
 def _is_continued(step: RecordedReply, request: Mapping[str, Any], reply_at: int) -> bool:

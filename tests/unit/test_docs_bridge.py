@@ -1,14 +1,19 @@
-"""The tables that `benchmarks.bridge_matrix --docs` writes into docs/bridge.md agree with one another and with the
-code."""
+"""The tables that `benchmarks.bridge_matrix --docs` and `benchmarks.exactness --docs` write into docs/bridge.md agree
+with one another and with the code."""
 
 import re
 
+import pytest
+
 from benchmarks.bridge_rig.matrix_tables import BEGIN, END
+from benchmarks.exactness_rig.exactness_tables import BEGIN as EXACTNESS_BEGIN
+from benchmarks.exactness_rig.exactness_tables import DIALECTS
 from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from tests.unit.docs_pages import DOCS
 
 PAGE = (DOCS / "bridge.md").read_text()
 GENERATED = PAGE.partition(BEGIN)[2].partition(END)[0]
+KINDS_OF_TOOLS = 3
 NUMBERS = re.compile(r"\d[\d,]*")
 
 
@@ -48,3 +53,16 @@ def test_the_families_of_templates_add_up() -> None:
         bridged, rendered = (sum(int(share.split("/")[part]) for share in shares if "/" in share) for part in (0, 1))
         assert bridged == int(by_case[case][1])
         assert rendered == templates - int(by_case[case][3])
+
+
+@pytest.mark.parametrize("on_vllm", [False])
+def test_no_cell_of_the_exactness_matrix_is_wrong_and_every_refusal_is_explained(on_vllm: bool) -> None:
+    before, _, rest = PAGE.partition(EXACTNESS_BEGIN[on_vllm])
+    summary, _, *rows = rest.partition(END)[0].strip().splitlines()
+    families, conversations, exact, refused, wrong = map(int, NUMBERS.findall(summary))
+    assert (wrong, exact + refused) == (0, conversations)
+    assert conversations == families * KINDS_OF_TOOLS * len(DIALECTS) * 2
+    assert len(rows) == families + 2
+    assert families >= 7
+    assert "WRONG" not in rest
+    assert all(f"`{reason}`" in before for reason in re.findall(r"`([^`]+)`", "\n".join(rows)))

@@ -16,7 +16,7 @@ from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls
-from stepwell.gateway.bridge.bridge import Bridge
+from stepwell.gateway.bridge.bridge import RENDER_TIMEOUT, Bridge
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect
@@ -61,6 +61,8 @@ class GatewayLimits:
     """Seconds that a call waits for the pool to confirm its trajectory, before it is answered unchecked."""
     drain_timeout: float = 30.0
     """Seconds in which the pool must take the last steps when the gateway ends."""
+    render_timeout: float = RENDER_TIMEOUT
+    """Seconds in which engines must render what a bridged call needs, before they get its messages instead."""
 
 
 DEFAULT_LIMITS = GatewayLimits()
@@ -112,8 +114,9 @@ def create_app(
         trained_model=trained_model,
         is_durable=is_durable,
     )
-    bridges = None if bridge is None else Bridge(engines=engines, pool=pool, thinking=bridge)
-    if bridges is not None:
+    bridges = None
+    if bridge is not None:
+        bridges = Bridge(engines=engines, pool=pool, thinking=bridge, render_timeout=limits.render_timeout)
         known.on_forget = bridges.turns.forget
     keep_alives = KeepAlives(limits.keep_alive_seconds)
     calls = AgentCalls(

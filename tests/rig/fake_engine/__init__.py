@@ -6,6 +6,6 @@ tokenizer.
 
 from tests.rig.fake_engine.engine import FakeEngine, Seen
 from tests.rig.fake_engine.faults import Faults
-from tests.rig.fake_engine.sampling import Reply, ToolCall
+from tests.rig.fake_engine.sampling import Reply, TokenizedReply, ToolCall
 
-__all__ = ["FakeEngine", "Faults", "Reply", "Seen", "ToolCall"]
+__all__ = ["FakeEngine", "Faults", "Reply", "Seen", "TokenizedReply", "ToolCall"]

@@ -33,7 +33,7 @@ LARGEST_BODY = 256 * 1024 * 1024
 
 def create_app(engine: "FakeEngine") -> web.Application:
     app = web.Application(middlewares=[_watch(engine)], client_max_size=LARGEST_BODY)
-    chat = Chat(engine.template, engine.takes_prompt_ids)
+    chat = Chat(engine.template, engine.takes_prompt_ids, engine.encode)
     shapes: dict[str, Shape] = {CHAT: chat, "/v1/completions": Completions(engine.model)}
     if engine.is_plain:
         add_plain_routes(app, engine)

@@ -12,12 +12,14 @@ from tests.rig.vocabulary import encode, token_name
 
 Template = Callable[[list[Json], list[Json], bool], str]
 """Renders messages and tools, with the beginning of a reply or without."""
+Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
     template: Template = render_chat
     takes_prompt_ids: bool = True
+    encode: Encode = encode
 
     def parse(self, body: Json) -> Ask:
         tools = body.get("tools") or []
@@ -34,7 +36,7 @@ class Chat:
 
     def render(self, body: Json) -> list[int]:
         gives_prompt = body.get("add_generation_prompt") is not False
-        return encode(self.template(required(body, "messages"), body.get("tools") or [], gives_prompt))
+        return self.encode(self.template(required(body, "messages"), body.get("tools") or [], gives_prompt))
 
     def _reused_ids(self, body: Json) -> list[int] | None:
         """As in vLLM, the ids for a prompt are ignored without a word where content is not text."""
@@ -158,7 +160,7 @@ def _finish_reason(generation: Generation, output: Output) -> str:
 
 
 def _call_id(generation: Generation, output: Output, i: int) -> str:
-    return f"chatcmpl-tool-{generation.id}-{output.index}-{i}"
+    return _calls(generation, output)[i].id or f"chatcmpl-tool-{generation.id}-{output.index}-{i}"
 
 
 def _call_deltas(generation: Generation, output: Output) -> dict[int, Json]:
@@ -167,15 +169,14 @@ def _call_deltas(generation: Generation, output: Output) -> dict[int, Json]:
     The tokens between have empty deltas, as vLLM's have while its parser holds text back.
     """
     deltas: dict[int, Json] = {}
-    start = output.thought + (len(encode(output.reply.text)) if output.reply else 0)
-    for i, call in enumerate(_calls(generation, output)):
-        end = start + len(encode(call.written()))
+    calls = _calls(generation, output)
+    spans = output.reply.call_spans() if output.reply and calls else []
+    for i, (call, (start, end)) in enumerate(zip(calls, spans, strict=True)):
         named = {"id": _call_id(generation, output, i), "type": "function", "index": i, "function": {"name": call.name}}
         argued = {"index": i, "function": {"arguments": call.arguments_json()}}
         deltas |= {k: {} for k in range(start, end)}
         deltas[start] = {"content": None, "tool_calls": [named]}
         deltas[end - 1] = {"content": None, "tool_calls": [argued]}
-        start = end
     return deltas
 
 
@@ -184,8 +185,7 @@ def _text_delta(ask: Ask, output: Output, k: int) -> Json:
         return {}
     if k >= output.thought:
         return {"content": output.pieces[k]}
-    is_mark = k in (0, output.thought - 1)
-    return {} if is_mark or not ask.include_reasoning else {"reasoning": output.pieces[k]}
+    return {} if k in output.marks or not ask.include_reasoning else {"reasoning": output.pieces[k]}
 
 
 def _hides_reasoning(ask: Ask, output: Output) -> bool:

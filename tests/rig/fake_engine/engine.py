@@ -14,12 +14,13 @@ from stepwell.steps.sampling import PROCESSED, RAW
 from tests.rig.chatml import render_chat
 from tests.rig.fake_engine.app import create_app
 from tests.rig.fake_engine.asking import Json, PauseMode
-from tests.rig.fake_engine.chat import Chat, Template
+from tests.rig.fake_engine.chat import Chat, Encode, Template
 from tests.rig.fake_engine.faults import Faults, FaultSwitch
 from tests.rig.fake_engine.generation import Generation
 from tests.rig.fake_engine.sampling import Reply
+from tests.rig.vocabulary import encode
 
-REMEMBERED = 1000
+REMEMBERED, REMEMBERED_GENERATIONS = 1000, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class FakeEngine:
         version: str = "0.32.0",
         scale_out: bool = True,
         template: Template = render_chat,
+        encode: Encode = encode,
         takes_prompt_ids: bool = True,
     ) -> None:
         self.is_plain = plain
@@ -61,6 +63,9 @@ class FakeEngine:
         """Without, /inference/v1/generate and derender are closed, as in a vLLM without --enable-scale-out."""
 
         self.template = template
+        self.encode = encode
+        """How a rendered chat becomes ids."""
+
         self.takes_prompt_ids = takes_prompt_ids
         """Without, a chat's prompt is always rendered from its messages, whatever ids it has."""
 
@@ -83,6 +88,9 @@ class FakeEngine:
         self.requests: deque[Seen] = deque(maxlen=REMEMBERED)
         """The last requests, oldest first, whatever their path; those under /fake are left out, and those that only
         ask how it is: without a body, to paths that take one or are there to be read."""
+
+        self.generations: deque[Generation] = deque(maxlen=REMEMBERED_GENERATIONS)
+        """The last ones that have ended: what was really sampled, for which prompt."""
 
         self.asked: Counter[str] = Counter()
         """How often each path was asked for, whatever for."""
@@ -127,7 +135,7 @@ class FakeEngine:
 
     def rendered(self, body: Json) -> list[int]:
         """The prompt ids of a chat request's messages."""
-        return Chat(self.template).render(body)
+        return Chat(self.template, encode=self.encode).render(body)
 
     def pause(self, mode: PauseMode = "keep") -> None:
         """As vLLM: generations in flight are held before their next token, run to their end, or end there with
@@ -143,6 +151,7 @@ class FakeEngine:
             await self._drained.wait()
 
     def note_end(self, generation: Generation) -> None:
+        self.generations.append(generation)
         self._generating.pop(generation.id, None)
         self._drained.set()
 

@@ -6,6 +6,7 @@ import secrets
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 from tests.rig.chatml import render_call
@@ -25,6 +26,8 @@ LETTERS = b"abcdefghijklmnopqrstuvwxyz     ."
 class ToolCall:
     name: str
     arguments: Mapping[str, Any]
+    id: str = ""
+    """The engine makes one up if it is empty."""
 
     def arguments_json(self) -> str:
         return json.dumps(self.arguments, ensure_ascii=False)
@@ -47,8 +50,57 @@ class Reply:
         calls = "".join(call.written() for call in self.tool_calls)
         return [*encode(self.thought() + self.text + calls), END_OF_TURN]
 
+    def pieces(self) -> list[str]:
+        """The text that each token adds."""
+        return pieces(self.ids())
+
     def thought(self) -> str:
         return f"<think>{self.reasoning}</think>" if self.reasoning else ""
+
+    def thought_length(self) -> int:
+        """In tokens, its marks among them."""
+        return len(encode(self.thought()))
+
+    def marks(self) -> tuple[int, ...]:
+        """The tokens before and after the thought, which are not shown."""
+        length = self.thought_length()
+        return (0, length - 1) if length else ()
+
+    def call_spans(self) -> list[tuple[int, int]]:
+        """Where each tool call begins and ends among the tokens."""
+        start = self.thought_length() + len(encode(self.text))
+        ends = list(accumulate((len(encode(call.written())) for call in self.tool_calls), initial=start))
+        return list(pairwise(ends))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedReply(Reply):
+    """A reply of a model with another tokenizer or another way to write: its tokens are given, and how an engine's
+    parsers share them out."""
+
+    tokens: tuple[int, ...]
+    """To the one that ends it."""
+    shown: tuple[str, ...]
+    """What each token adds to the reasoning or to the text."""
+    thinks: int = 0
+    """How many tokens at the start are reasoning."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Of the tool calls."""
+
+    def ids(self) -> list[int]:
+        return list(self.tokens)
+
+    def pieces(self) -> list[str]:
+        return list(self.shown)
+
+    def thought_length(self) -> int:
+        return self.thinks
+
+    def marks(self) -> tuple[int, ...]:
+        return ()
+
+    def call_spans(self) -> list[tuple[int, int]]:
+        return list(self.spans)
 
 
 @dataclass(slots=True)
@@ -72,7 +124,10 @@ class Output:
     """The stop string that ended it."""
 
     thought: int = 0
-    """How many tokens at the start are reasoning, its two marks among them."""
+    """How many tokens at the start are reasoning, its marks among them."""
+
+    marks: tuple[int, ...] = ()
+    """Those of them that are not shown."""
 
     versions: list[str] = field(default_factory=list)
     """The weights that wrote each token; grows while the tokens are sent."""
@@ -84,7 +139,8 @@ class Output:
 
     @property
     def reasoning(self) -> str | None:
-        return "".join(self.pieces[1 : self.thought - 1]) if self.thought else None
+        shown = (piece for k, piece in enumerate(self.pieces[: self.thought]) if k not in self.marks)
+        return "".join(shown) if self.thought else None
 
     def cut(self, k: int, finish_reason: str) -> None:
         """End before token k."""
@@ -102,11 +158,11 @@ def sample(ask: Ask, faults: Faults, replies: Sequence[Reply | None]) -> list[Ou
 def _sample_one(ask: Ask, faults: Faults, index: int, reply: Reply | None) -> Output:
     reply = reply or _demanded(ask)
     ids = reply.ids()[: ask.max_tokens] if reply else _unscripted(ask, index, faults)
-    finish_reason = "stop" if ids[-1] == END_OF_TURN else "length"
+    finish_reason = "stop" if ids[-1] == (reply.ids()[-1] if reply else END_OF_TURN) else "length"
     for reason, at in (("abort", faults.abort_at_token), ("error", faults.error_at_token)):
         if at is not None and at < len(ids):
             ids, finish_reason = ids[:at], reason
-    shown, stop = pieces(ids), None
+    shown, stop = (reply.pieces()[: len(ids)] if reply else pieces(ids)), None
     if not faults.ignore_stop and (stop := _first_stop("".join(shown), ask.stop)) is not None:
         ids, shown = _stopped(ids, shown, stop)
         finish_reason = "stop"
@@ -122,7 +178,8 @@ def _sample_one(ask: Ask, faults: Faults, index: int, reply: Reply | None) -> Ou
         reply=reply if finish_reason == "stop" and stop is None else None,
         pieces=shown,
         stop_reason=stop,
-        thought=len(encode(reply.thought())) if reply else 0,
+        thought=reply.thought_length() if reply else 0,
+        marks=reply.marks() if reply else (),
     )
 
 
