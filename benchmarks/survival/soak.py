@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import uuid4
 
 import aiohttp
 
@@ -290,19 +291,19 @@ async def _processes(cluster: SurvivalCluster, chance: random.Random) -> AsyncIt
 
 
 async def _fill_memories(pool: PoolClient) -> None:
-    """A shard keeps a snapshot of many trajectories that are gone. While that fills up, a leak could not be seen."""
+    """A shard remembers many trajectories that are gone. While that fills up, a leak could not be seen."""
     limits, began = (await pool.shards.plan()).limits, time.monotonic()
-    wanted = int(1.1 * SHARDS * limits.gone_kept)
-    for start in range(0, wanted, FILL_MESSAGE):
-        uids = [f"fill-{number}" for number in range(start, start + FILL_MESSAGE)]
-        await pool.submit_steps([_last_step(uid) for uid in uids], channel=FILL)
+    wanted = int(1.1 * SHARDS * limits.closed_kept)
+    for _ in range(0, wanted, FILL_MESSAGE):
+        await pool.submit_steps([_last_step() for _ in range(FILL_MESSAGE)], channel=FILL)
         await pool.clear(FILL)
     print(f"{wanted} trajectories are remembered after {time.monotonic() - began:.0f} s", flush=True)
 
 
-def _last_step(uid: str) -> Step:
-    ids = ids_array([1, 2])
-    return Step(prompt_ids=ids, response_ids=ids, trajectory_uid=uid, prompt_uid=uid, reward=0.0, is_last=True)
+def _last_step() -> Step:
+    """With names as long as those that gateways give."""
+    ids, uid, prompt_uid = ids_array([1, 2]), uuid4().hex, uuid4().hex
+    return Step(prompt_ids=ids, response_ids=ids, trajectory_uid=uid, prompt_uid=prompt_uid, reward=0.0, is_last=True)
 
 
 def _progress(seconds: float, auditor: Auditor, processes: SoakProcesses, witness: Witness) -> str:
