@@ -159,12 +159,7 @@ PER_STEP = tuple(name for name in STATE if name not in (*FLAT, "carried", "bases
 NAMES = tuple(column.name for column in SCALAR_COLUMNS)
 SCALARS = attrgetter(*NAMES)
 UNPACKED = ("prompt_ids", "response_ids", "response_logprobs", "response_mask", *NAMES)
-PACKED_LISTS = tuple((place, column.packed) for place, column in enumerate(SCALAR_COLUMNS) if column.kind not in DTYPES)
-PACKED_ARRAYS = tuple(
-    (DTYPES[kind], [(place, column.packed) for place, column in enumerate(SCALAR_COLUMNS) if column.kind is kind])
-    for kind in DTYPES
-)
-"""By their type: the columns with their places among all."""
+PACKING = tuple((column.packed, DTYPES.get(column.kind)) for column in SCALAR_COLUMNS)
 CARRIED_NAMES = tuple(column.packed for column in CARRIED)
 
 
@@ -217,11 +212,11 @@ def packed_column(columns: Columns, column: Column) -> Any:
 
 
 def pack(steps: Sequence[Step]) -> Columns:
-    values = list(zip(*map(SCALARS, steps), strict=True)) if steps else [()] * len(SCALAR_COLUMNS)
-    scalars: dict[str, Any] = {name: list(values[place]) for place, name in PACKED_LISTS}
-    for dtype, columns in PACKED_ARRAYS:
-        arrays = arrays_of([values[place] for place, _ in columns], dtype)
-        scalars.update((name, array) for (_, name), array in zip(columns, arrays, strict=True))
+    values = zip(*map(SCALARS, steps), strict=True) if steps else ((),) * len(PACKING)
+    scalars: dict[str, Any] = {
+        name: list(of_steps) if dtype is None else np.array(of_steps, dtype)
+        for (name, dtype), of_steps in zip(PACKING, values, strict=True)
+    }
     response_lengths = [len(s.response_ids) for s in steps]
     return Columns(
         added=join([part for s in steps for part in (s.prompt_ids, s.response_ids)], np.int32),
@@ -349,11 +344,6 @@ def _dump(value: object) -> bytes:
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
-
-
-def arrays_of(rows: Sequence[Sequence[Any]], dtype: type[D]) -> NDArray[D]:
-    """One array for each row of values, all of the same length: as rows of one array, they are made in one go."""
-    return np.array([value for row in rows for value in row], dtype).reshape(len(rows), len(rows[0]))
 
 
 def join(parts: list[NDArray[D]], dtype: type[D]) -> NDArray[D]:

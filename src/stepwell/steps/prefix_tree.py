@@ -144,15 +144,12 @@ class PrefixTree:
             shared += common_prefix(node.tail, tokens[shared:])
         return node.branch, shared
 
-    def content(self) -> list[tuple[int, bytes]]:
-        """Equal for trees in which the same sequences were placed in the same order."""
-        return [(node.start, node.tail.tobytes()) for node in self._branches]
-
-    def has_content(self, content: Sequence[tuple[int, bytes]]) -> bool:
-        if len(self._branches) != len(content):
+    def is_like(self, other: "PrefixTree") -> bool:
+        """Were the same sequences placed in both in the same order?"""
+        if len(self._branches) != len(other._branches):
             return False
-        for node, (start, tail) in zip(self._branches, content, strict=True):
-            if node.start != start or node.tail.nbytes != len(tail) or node.tail.tobytes() != tail:
+        for a, b in zip(self._branches, other._branches, strict=True):
+            if a.start != b.start or len(a.tail) != len(b.tail) or a.tail.tobytes() != b.tail.tobytes():
                 return False
         return True
 

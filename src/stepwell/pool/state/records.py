@@ -192,9 +192,8 @@ class Group:
         """Did several rollouts all write the same tokens? Then comparing them teaches nothing."""
         if len(self.trajectories) < 2:
             return False
-        first, *others = (trajectory.tokens for trajectory in self.trajectories.values())
-        content = first.content()
-        return all(other.has_content(content) for other in others)
+        first, *others = self.trajectories.values()
+        return all(other.tokens.is_like(first.tokens) for other in others)
 
     def dissolve(self) -> None:
         """Break the reference cycle with the trajectories, so that the memory is freed at once."""

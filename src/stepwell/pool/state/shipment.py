@@ -13,7 +13,7 @@ import numpy as np
 
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.columns import NO_BASE, Bases, Columns, arrays_of, join, join_masks, pack_values
+from stepwell.steps.columns import NO_BASE, Bases, Columns, join, join_masks, pack_values
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.left_out import NO_STEP, NOTHING_LEFT_OUT, LeftOutSteps
 from stepwell.steps.schema import CARRIED
@@ -109,42 +109,22 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
     ]
     carried = zip(*(step.carried for step in steps), strict=True) if steps else ((),) * len(CARRIED)
     response_lengths = [step.response_length for step in steps]
-    prompt_lengths_S, response_lengths_S, reward_revisions_S, step_indexes_S, base_S, shared_S = arrays_of(
-        [
-            [step.prompt_length for step in steps],
-            response_lengths,
-            [owner.reward_revision for owner in rewarded],
-            [row.step_index for row in rows],
-            bases,
-            shared,
-        ],
-        np.int32,
-    )
-    rewards_S, returns_S, outcomes_S, started_at_S = arrays_of(
-        [
-            [owner.reward for owner in rewarded],
-            _returns(rows),
-            [row.trajectory.reward for row in rows],
-            [step.started_at for step in steps],
-        ],
-        np.float64,
-    )
     return Columns(
         added=join(tokens, np.int32),
         logprobs=join([_logprobs(step) for step in steps], np.float32),
         mask=join_masks([token_mask(step) for step in steps], response_lengths),
-        prompt_lengths_S=prompt_lengths_S,
-        response_lengths_S=response_lengths_S,
-        rewards_S=rewards_S,
-        returns_S=returns_S,
-        outcomes_S=outcomes_S,
-        reward_revisions_S=reward_revisions_S,
+        prompt_lengths_S=np.array([step.prompt_length for step in steps], np.int32),
+        response_lengths_S=np.array(response_lengths, np.int32),
+        rewards_S=np.array([owner.reward for owner in rewarded], np.float64),
+        returns_S=np.array(_returns(rows), np.float64),
+        outcomes_S=np.array([row.trajectory.reward for row in rows], np.float64),
+        reward_revisions_S=np.array([owner.reward_revision for owner in rewarded], np.int32),
         reward_sources=[owner.reward_source for owner in rewarded],
         rewards_of=[OF_TRAJECTORY if row.shows_outcome else "" if row.step.reward is None else OF_STEP for row in rows],
-        step_indexes_S=step_indexes_S,
+        step_indexes_S=np.array([row.step_index for row in rows], np.int32),
         policy_versions_S=np.array([step.policy_version for step in steps], np.int64),
         is_last_S=np.array([row.is_last for row in rows], np.bool_),
-        started_at_S=started_at_S,
+        started_at_S=np.array([step.started_at for step in steps], np.float64),
         trajectory_uids=[row.trajectory.uid for row in rows],
         prompt_uids=[row.trajectory.group.prompt_uid for row in rows],
         uids=[step.uid for step in steps],
@@ -155,7 +135,7 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
         untrainable=[step.untrainable for step in steps],
         models=[step.model for step in steps],
         carried={column.packed: pack_values(column, values) for column, values in zip(CARRIED, carried, strict=True)},
-        bases=Bases(base_S, shared_S),
+        bases=Bases(np.array(bases, np.int32), np.array(shared, np.int32)),
     )
 
 
