@@ -12,10 +12,9 @@ import pytest
 
 from stepwell.errors import FetchTimeout
 from stepwell.pool.client import DataPool
-from stepwell.steps.step import Step
+from stepwell.steps.step import BRIDGED, Step
 from tests.e2e.episodes import Episode
 from tests.rig.calls import post
-from tests.rig.chatml import render_call
 from tests.rig.vllm_server import VllmServer
 from tests.rig.vocabulary import pieces
 
@@ -79,10 +78,12 @@ async def test_a_required_tool_call_round_trips_over_two_turns(
     assert [len(first.response_ids), len(second.response_ids)] == [first_count, second_count]
     assert_constrained(first, "tool_choice")
     assert_constrained(second, "a tool is strict")
-    prompt = "".join(pieces(second.prompt_ids.tolist()))
-    for (name, arguments), result in zip(called.tools, results, strict=True):
-        assert render_call(name, json.dumps(json.loads(arguments))) in prompt
-        assert f"<tool_response>{result['content']}</tool_response>" in prompt
+    assert second.prompt_made == BRIDGED
+    tokens = [*first.prompt_ids, *first.response_ids]
+    assert second.prompt_ids[: len(tokens)].tolist() == tokens, "the model sees its calls as it wrote them"
+    added = "".join(pieces(second.prompt_ids[len(tokens) :].tolist()))
+    for result in results:
+        assert f"<tool_response>{result['content']}</tool_response>" in added
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
