@@ -80,6 +80,7 @@ SAMPLE_TOOLS: tuple[JsonObject, ...] = (
     },
 )
 OLDEST_WITH_TOKEN_IDS = (0, 11)
+NOT_SERVED = (403, 404)
 REFUSES_AN_EMPTY_BODY = (400, 422)
 """How an open route answers a request that asks for nothing; a closed one answers 403, a missing one 404."""
 NOT_DERENDERED = frozenset(("stream", "stream_options", "n"))
@@ -154,6 +155,8 @@ class VllmEngine(EngineKind):
         asked = {"model": facts.model, "messages": SAMPLE_CHAT, "user": PROBE_USER, **more}
         path, body = self.rendering(asked, facts)
         status, raw = await http.ask(path, body)
+        if status in NOT_SERVED:
+            raise EngineUnavailable(f"{path} is not served")
         return self.read_rendered(raw) if status == 200 else NO_IDS
 
     async def check_health(self, http: EngineHttp) -> None:

@@ -34,7 +34,7 @@ def test_the_documented_command_line_is_understood() -> None:
         "routing": "round_robin",
         "durability": "async",
         "unchecked_calls": "answer",
-        "bridge": "off",
+        "bridge": "on",
         "thinking": "template",
         "sampling": ("train=on_policy",),
         "temperature": 1.0,
