@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-HEALED, BUSY_HEALED = "disk_full_journal.healed_s", 40.0
-"""The row has its own limit for it; beside other tests, the machine is slower."""
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
 
 
@@ -19,7 +17,6 @@ def test_a_pool_recovers_from_a_full_disk_and_loses_nothing() -> None:
     row = [sys.executable, "-m", "benchmarks.survival", "--only", "disk_full_journal", "--quick"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     ran = subprocess.run([*NAMESPACE, *row], capture_output=True, text=True, timeout=240, env=environment)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
     outcome = json.loads(ran.stdout.splitlines()[-1])
-    assert set(outcome["missed"]) <= {HEALED}, ran.stdout[-2000:] + ran.stderr[-2000:]
-    assert outcome["figures"][HEALED] < BUSY_HEALED
     assert outcome["figures"]["disk_full_journal.rollouts"] > 0
