@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ from tests.rig.ray_nodes import RayNodes, ray_nodes, redis_server
 from tests.rig.threads import in_thread
 
 POOL = "data_pool"
-READY_TIMEOUT = 60.0
+READY_TIMEOUT = 240.0
+"""Seconds. On a busy machine it takes more than half a minute only to join Ray."""
 POOL_NODE: Mapping[str, Any] = {"resources": {"pool": 1}}
 """A node on which any number of shards may run."""
 LOG_LINES = 15
@@ -171,12 +173,14 @@ def logs_of_failure(folder: Path) -> Iterator[None]:
 
 
 async def _until_ready(client: PoolClient) -> None:
-    async with asyncio.timeout(READY_TIMEOUT):
-        while True:
-            try:
-                return await client.check()
-            except PoolUnavailable:
-                await asyncio.sleep(0.2)
+    deadline = time.monotonic() + READY_TIMEOUT
+    while True:
+        try:
+            return await client.check()
+        except PoolUnavailable as away:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {READY_TIMEOUT:g} s for the pool: {away}") from away
+            await asyncio.sleep(0.2)
 
 
 def _has_open(process: Path, file: Path) -> bool:

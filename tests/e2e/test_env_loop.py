@@ -61,7 +61,7 @@ class Trainer:
 
     def train(self, batches: int) -> None:
         for _ in range(batches):
-            wait_until(self.take, f"batch {self.version + 1}", timeout=60)
+            wait_until(self.take, f"batch {self.version + 1}")
             self.version += 1
             self.label(str(self.version))
             self.pool.set_policy_version(self.version)
@@ -76,7 +76,7 @@ class Trainer:
     def pause(self) -> None:
         """Until the environment has filled what may wait, and has sent what was under way."""
         full = AHEAD * GROUPS_A_BATCH
-        wait_until(lambda: self.waiting() >= full, "the environment to fill the queue", timeout=60)
+        wait_until(lambda: self.waiting() >= full, "the environment to fill the queue")
         last, since = self.waiting(), time.monotonic()
 
         def is_still() -> bool:
@@ -85,7 +85,7 @@ class Trainer:
                 last, since = now, time.monotonic()
             return time.monotonic() - since > STILL
 
-        wait_until(is_still, "the environment to pause", timeout=60)
+        wait_until(is_still, "the environment to pause")
         assert last <= full + WORKERS
 
 
@@ -128,7 +128,7 @@ def trainer(ray_cluster: RayCluster, namespace: str, vllm: VllmServer, tmp_path:
     }
     with (
         atropos_process(tmp_path / "atropos.log", **flags) as server,
-        httpx.Client(base_url=server.url, timeout=60) as http,
+        httpx.Client(base_url=server.url, timeout=120) as http,
     ):
         trainer = Trainer(http, DataPool(PoolClient("env_loop", namespace)), vllm.url)
         yield trainer

@@ -56,7 +56,7 @@ def test_an_example_makes_groups_of_exact_tokens(
 
 def train(url: str, steps: int, **run: Any) -> list[dict[str, Any]]:
     """Take so many batches; gives their groups."""
-    with httpx.Client(base_url=url, timeout=60) as server:
+    with httpx.Client(base_url=url, timeout=120) as server:
         server.post("/register", json={**TRAINER, "num_steps": steps, **run})
         taken: list[dict[str, Any]] = []
         deadline = time.monotonic() + 120

@@ -112,7 +112,7 @@ def test_four_turns_of_a_harness_are_one_row_and_its_home_is_deleted(
     assert home != str(Path.home())
     assert not Path(home).exists()
 
-    ((steps,),) = gateway.pool.fetch_batch(1, untrainable=True, timeout=10).groups()
+    ((steps,),) = gateway.pool.fetch_batch(1, untrainable=True, timeout=60).groups()
     assert sorted(step.prompt_ids.tolist() for step in steps) == sorted(gateway.prompts())
     assert [step.untrainable for step in steps if step.untrainable] == SIDE_CALLS.get(name, [])
     task = [step for step in steps if not step.untrainable]

@@ -62,4 +62,4 @@ def test_a_new_user_sees_the_first_step_within_five_commands_and_five_minutes(
     assert re.search(r"^lost +nothing$", shown, re.M), shown
     assert seconds < LONGEST
     clean.run("bash", "-ec", down)
-    wait_until(lambda: not clean.pids(), "every process to be gone", timeout=15)
+    wait_until(lambda: not clean.pids(), "every process to be gone")

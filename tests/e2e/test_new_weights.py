@@ -179,7 +179,7 @@ async def test_calls_made_while_the_engine_is_paused_are_answered_once_it_resume
         return "paused" in [engine["state"] for engine in (await get(f"{gateway.url}/engines")).json()["engines"]]
 
     wanted = {"prompt_ids": PROMPT_IDS, "sampling_params": {"max_tokens": 8}}
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with httpx.AsyncClient(timeout=120) as http:
         async with paused(vllm):
             await until(is_paused, "the gateway to know of the pause")
             asking = asyncio.create_task(episode.ask(stream=True, **ASKED | {"max_tokens": 8}))

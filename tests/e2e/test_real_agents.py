@@ -34,7 +34,7 @@ def gateway(
 def control(gateway: AgentsGateway) -> Iterator[httpx.Client]:
     """The gateway, as whoever runs the agents reaches it."""
     headers = {"Authorization": f"Bearer {CONTROL_KEY}"}
-    with httpx.Client(base_url=gateway.url, headers=headers, timeout=60) as client:
+    with httpx.Client(base_url=gateway.url, headers=headers, timeout=120) as client:
         yield client
 
 
@@ -55,7 +55,7 @@ def test_every_call_of_an_agent_is_a_step_and_its_side_calls_are_told_apart(
 
     assert said.strip() == ANSWER
     control.post(f"{opened['base_url']}/v1/complete_trajectory", json={"reward": 1.0}).raise_for_status()
-    ((steps,),) = gateway.pool.fetch_batch(1, untrainable=True, timeout=10).groups()
+    ((steps,),) = gateway.pool.fetch_batch(1, untrainable=True, timeout=60).groups()
     assert sorted(step.prompt_ids.tolist() for step in steps) == sorted(gateway.prompts())
     task = [step for step in steps if step.untrainable is None]
     assert agent.read_tool in reply_text(task[0])

@@ -70,7 +70,7 @@ def test_a_three_turn_conversation_becomes_three_steps_that_equal_vllms_own_answ
         with OpenAI(base_url=base_url, api_key=t.api_key) as client:
             prompts = converse(client)
         t.reward = 0.5
-    (group,) = pool.fetch_batch(1, channel="asked", untrainable=True, timeout=10).groups()
+    (group,) = pool.fetch_batch(1, channel="asked", untrainable=True, timeout=60).groups()
     (steps,) = group
     assert [step.step_index for step in steps] == [0, 1, 2]
     for seed, (step, messages) in enumerate(zip(steps, prompts, strict=True)):
@@ -91,7 +91,7 @@ def test_a_channel_that_is_trained_is_sampled_as_the_trainer_computes(
         with OpenAI(base_url=t.base_url, api_key=t.api_key) as client:
             (messages, *_) = converse(client)
         t.reward = 0.5
-    ((steps,),) = pool.fetch_batch(1, timeout=10).groups()
+    ((steps,),) = pool.fetch_batch(1, timeout=60).groups()
     on_policy = {**SAMPLING, "temperature": 1.0, "top_p": 1.0}
     assert_is_what_vllm_answers(steps[0], straight_from_vllm(vllm, messages, 0, on_policy))
     assert [(step.temperature, step.untrainable) for step in steps] == [(1.0, None)] * 3
@@ -116,9 +116,9 @@ def test_rollouts_of_one_prompt_come_out_together_past_an_unfinished_group(
     for i in range(4):
         rollout("finished", i)
     rollout("validated", 3, "validation")
-    (group,) = pool.fetch_batch(1, timeout=10).groups()
+    (group,) = pool.fetch_batch(1, timeout=60).groups()
     assert [(steps[0].prompt_uid, steps[0].reward) for steps in group] == [("finished", float(i)) for i in range(4)]
-    (validation,) = pool.fetch_batch(1, channel="validation", timeout=10).groups()
+    (validation,) = pool.fetch_batch(1, channel="validation", timeout=60).groups()
     assert {step.prompt_uid for steps in validation for step in steps} == {"validated"}
     with pytest.raises(stepwell.StepwellError, match="'unfinished', has 3 of 4 trajectories complete"):
         pool.fetch_batch(1, timeout=0.1)
@@ -127,7 +127,7 @@ def test_rollouts_of_one_prompt_come_out_together_past_an_unfinished_group(
 def test_generate_gives_the_tokens_and_the_weights_that_wrote_them(gateway: GatewayProcess, vllm: VllmServer) -> None:
     prompt_ids = list(b"Once upon a time")
     wanted = {"prompt_ids": prompt_ids, "sampling_params": {"max_tokens": 12, "seed": 5, "temperature": 1.0}}
-    answer = httpx.post(f"{gateway.url}/generate", json=wanted, timeout=60).json()
+    answer = httpx.post(f"{gateway.url}/generate", json=wanted, timeout=120).json()
     direct = httpx.post(
         f"{vllm.url}/inference/v1/generate",
         json={"token_ids": prompt_ids, "sampling_params": {**wanted["sampling_params"], "logprobs": 0}},  # type: ignore[dict-item]

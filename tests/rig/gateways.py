@@ -132,7 +132,7 @@ def served_process(
     finally:
         process.terminate()
         try:
-            process.wait(15)
+            process.wait(60)
         finally:
             process.kill()
             process.wait()

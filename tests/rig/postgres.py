@@ -59,7 +59,7 @@ class PostgresServer:
             line += ["-c", option]
         with self.folder.with_name(f"{self.folder.name}.log").open("ab") as log:
             self._process = subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True, **identity())
-        wait_until(self._answers, "PostgreSQL to answer", timeout=60.0)
+        wait_until(self._answers, "PostgreSQL to answer")
 
     def kill(self) -> None:
         """SIGKILL to all its processes."""

@@ -22,11 +22,11 @@ from tests.rig.waiting import wait_until
 logger = logging.getLogger("ray_node_process")
 
 STARTED = "the node has started"
-START_TIMEOUT = 60.0
+START_TIMEOUT = 120.0
 
 LOOK_INTERVAL = 0.5
 """Seconds."""
-END_TIMEOUT = 30.0
+END_TIMEOUT = 60.0
 
 
 @contextmanager

@@ -109,6 +109,23 @@ def ray_nodes(redis: str | None = None, host: str = LOOPBACK) -> Iterator[RayNod
 
 
 @contextmanager
+def joined_node(**params: Any) -> Iterator[str]:
+    """Another node, without CPUs unless told, of the cluster that this process has joined; gives its id."""
+    import ray
+
+    def is_alive() -> bool:
+        return any(known["NodeID"] == node.node_id and known["Alive"] for known in ray.nodes())  # type: ignore[no-untyped-call]
+
+    node = start_node({"gcs_address": ray.get_runtime_context().gcs_address, "num_cpus": 0, **params}, is_head=False)
+    try:
+        wait_until(is_alive, "the node to join")
+        yield node.node_id
+    finally:
+        kill_node_processes(node)
+        wait_until(lambda: not is_alive(), "Ray to know that the node is gone")
+
+
+@contextmanager
 def redis_server() -> Iterator[str]:
     """A Redis on loopback, in memory; gives its address."""
     port = free_port()

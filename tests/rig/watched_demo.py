@@ -52,7 +52,7 @@ def demo_dashboard(model: Path, log: Path, flags: Mapping[str, object]) -> Itera
         process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ)
     try:
         url = f"http://127.0.0.1:{flags['port']}/health"
-        wait_until(lambda: process.poll() is not None or answers(url), "the dashboard", timeout=60.0)
+        wait_until(lambda: process.poll() is not None or answers(url), "the dashboard")
         assert process.poll() is None, log.read_text()
         yield
     finally:

@@ -16,7 +16,7 @@ OFFLINE = ("down", "status", "doctor", "reward try", "rescore", "demo")
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=180, check=False)
 
 
 @cache

@@ -94,7 +94,7 @@ async def test_it_is_ready_inside_the_block_and_gone_after_it(
         assert (await flow.rollout({}, "p")).is_completed
     assert not is_alive(gateway.pid)
     assert not answers(f"{gateway.url}/health")
-    assert len(data_pool.fetch_batch(1, timeout=10)) == 1, "it delivered what it had"
+    assert len(data_pool.fetch_batch(1, timeout=60)) == 1, "it delivered what it had"
     said = [record for record in caplog.records if record.getMessage() == f"gateway: gateway on {gateway.url}"]
     assert [record.levelno for record in said] == [logging.INFO]
 
@@ -134,7 +134,7 @@ async def test_a_killed_gateway_is_started_again_and_rollouts_go_on(
     tally = await AsyncRollouter(flow, dataset, gateway=gateway, concurrency=8).run(groups=40)
     assert (tally.groups, tally.given_up, gateway.restarts) == (40, 0, 1)
     assert tally.rollouts["aborted"] > 0, "it was killed under an agent's feet"
-    groups = data_pool.fetch_batch(40, timeout=30).groups()
+    groups = data_pool.fetch_batch(40, timeout=60).groups()
     assert [[len(trajectory) for trajectory in group] for group in groups] == [[2] * 4] * 40, "a step is lost"
     assert data_pool.stats().channels["train"].groups == 0, "no group is left that will never be whole"
 
@@ -146,10 +146,10 @@ def test_a_gateway_does_not_outlive_a_parent_that_is_killed(
     arguments = [f"{name}={value}" for name, value in flags.items()]
     parent = subprocess.Popen([sys.executable, "-c", ORPHANING, str(told), *arguments], stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: told.exists() or parent.poll() is not None, "the gateway to be ready", timeout=60)
+        wait_until(lambda: told.exists() or parent.poll() is not None, "the gateway to be ready")
         pid, url = told.read_text().split()
         assert answers(f"{url}/health")
     finally:
         parent.kill()
         parent.wait()
-    wait_until(lambda: not is_alive(int(pid)), "the gateway to end", timeout=60)
+    wait_until(lambda: not is_alive(int(pid)), "the gateway to end")

@@ -61,7 +61,7 @@ def test_from_registering_to_a_batch_over_real_ray(start_server: StartServer, da
         second = [int(group.tokens[0]) for group in groups_from_arrow(arrow.content)]
         assert second in ([2, 3], [2, 4]), "the groups of one list may be on two shards, where they have no order"
         assert client.get("/status").json() == {"current_step": 2, "queue_size": 1}
-    (trajectories,) = data_pool.fetch_batch(1, timeout=10).groups()
+    (trajectories,) = data_pool.fetch_batch(1, timeout=60).groups()
     assert [steps[0].extras["messages"] for steps in trajectories] == [[], []]
 
 
@@ -105,5 +105,5 @@ def test_what_is_wrong_with_the_state_file_is_said_in_one_line(
 
 def test_without_a_pool_it_says_so_and_waits(start_server: StartServer, namespace: str) -> None:
     with start_server(data_pool_name="nothing") as server:
-        missing = httpx.get(f"{server.url}/ready", timeout=30).json()["missing"]
+        missing = httpx.get(f"{server.url}/ready", timeout=120).json()["missing"]
         assert "stepwell pool --name nothing" in missing["data_pool"]

@@ -15,6 +15,6 @@ def pool() -> MadeUpPool:
 @pytest.fixture
 async def client(pool: MadeUpPool) -> AsyncIterator[httpx.AsyncClient]:
     """Of a dashboard that is open to all and has read all but the texts."""
-    async with serve_dashboard(pool) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+    async with serve_dashboard(pool) as url, httpx.AsyncClient(base_url=url, timeout=120) as client:
         await known(client, trajectories=400)
         yield client

@@ -30,7 +30,7 @@ def url(ray_cluster: RayCluster, namespace: str, tiny_model: Path, tmp_path: Pat
 
 
 async def test_a_real_pool_is_shown_and_obeys(url: str, namespace: str) -> None:
-    client, keyed = PoolClient("data_pool", namespace), httpx.AsyncClient(base_url=url, headers=BEARER, timeout=30)
+    client, keyed = PoolClient("data_pool", namespace), httpx.AsyncClient(base_url=url, headers=BEARER, timeout=120)
     for number in range(6):
         said = f"<|im_start|>user\nThis is number {number}<|im_end|>\n<|im_start|>assistant\n"
         steps, registrations = make_group(
@@ -68,6 +68,6 @@ async def test_a_real_pool_is_shown_and_obeys(url: str, namespace: str) -> None:
 
 def test_a_pool_that_is_not_there_is_said_in_one_line(ray_cluster: RayCluster, namespace: str) -> None:
     command = [sys.executable, "-m", "stepwell", "dashboard", "--ray-address", ray_cluster.address]
-    ended = subprocess.run([*command, "--ray-namespace", namespace], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([*command, "--ray-namespace", namespace], capture_output=True, text=True, timeout=180)
     assert ended.returncode == 1
     assert "no DataPool named 'data_pool'" in ended.stderr

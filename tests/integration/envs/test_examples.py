@@ -73,7 +73,7 @@ def test_an_example_makes_groups_from_the_command_line(name: str, tmp_path: Path
     flags = "process --groups 2 --group-size 3 --env.ensure-scores-are-not-same false --openai.model-name tiny".split()
     with in_thread(serving()) as url:
         command = [sys.executable, str(FOLDER / f"{name}.py"), *flags, "--openai.base-url", f"{url}/v1"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("groups in groups; to read: groups/groups.html\n")
     groups = list(read_lines(tmp_path / "groups" / "groups.jsonl"))

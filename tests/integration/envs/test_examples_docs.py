@@ -72,7 +72,7 @@ class Shell:
                 with suppress(ProcessLookupError):
                     os.killpg(session, sent)
             with suppress(AssertionError):
-                wait_until(lambda: not any(map(self.lives, self.sessions)), "what the page started to end", 15)
+                wait_until(lambda: not any(map(self.lives, self.sessions)), "what the page started to end")
 
 
 @asynccontextmanager
@@ -112,7 +112,7 @@ def test_it_serves_a_trainer(tmp_path: Path, tiny_model: Path, ray_cluster: RayC
         sh.run(example("bash", "sums.py serve --env"))
         environment = sh.sessions[-1]
         printed = sh.run(example("python", "import httpx"), interpreter=f"{sys.executable} -c")
-        wait_until(lambda: not sh.lives(environment), "the environment to end", 60)
+        wait_until(lambda: not sh.lives(environment), "the environment to end")
     lines = [line for line in printed.splitlines() if re.match(r"[01] \[", line)]
     assert len(lines) == 4, printed
     assert [line[0] for line in lines] == ["0", "0", "1", "1"]

@@ -58,7 +58,7 @@ class Agent:
         return next((float(found.removeprefix(line)) for found in lines if found.startswith(f"{line} ")), None)
 
     async def until_metric(self, line: str, value: float) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await self.metric(line) != value:
                 await asyncio.sleep(0.005)
 

@@ -43,7 +43,7 @@ async def complete(http: aiohttp.ClientSession, path: str, **wanted: Any) -> str
 
 async def known_version(http: aiohttp.ClientSession, version: int) -> None:
     """Returns once the gateway knows that the engine has it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             async with http.get("/engines") as listed:
                 if (await listed.json())["engines"][0]["weight_version"] == str(version):
@@ -186,7 +186,7 @@ async def test_an_agent_never_waits_for_the_pool(http: aiohttp.ClientSession, po
     path = await init(http)
     await post(http, f"{path}/v1/chat/completions", HELLO)
     pool.away = True
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         status, _ = await post(http, f"{path}/v1/chat/completions", HELLO)
     assert status == 200
     pool.away = False

@@ -20,7 +20,7 @@ def example(language: str, start: str) -> str:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -31,7 +31,7 @@ def test_curl_opens_a_trajectory_and_the_sdks_record_others(data_pool: DataPool,
         assert opened["base_url"] == f"{gateway.url}/{opened['trajectory_uid']}/task-7"
         code = example("python", "import stepwell") + example("python", "import anthropic")
         said = run(sys.executable, "-c", code.replace("http://127.0.0.1:8100", gateway.url))
-    with data_pool.batch(2, timeout=10) as batch:
+    with data_pool.batch(2, timeout=60) as batch:
         steps = batch.steps()
     assert [(step.prompt_uid, step.reward) for step in steps] == [("task-8", 1.0), ("task-9", 1.0)]
     streamed, _, blocks = said.strip().rpartition("\n")

@@ -218,7 +218,7 @@ async def states(agent: Agent) -> list[str]:
 
 
 async def until_states(agent: Agent, *wanted: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await states(agent) != list(wanted):
             await asyncio.sleep(0.01)
 

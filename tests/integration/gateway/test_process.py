@@ -46,7 +46,7 @@ sys.meta_path.insert(0, Hold())
 """A slow disk: the library that reads the tokenizer loads only once a file appears."""
 
 
-get, post = partial(httpx.get, timeout=30.0), partial(httpx.post, timeout=30.0)
+get, post = partial(httpx.get, timeout=120.0), partial(httpx.post, timeout=120.0)
 """A busy machine takes its time, which is not what these tests are about."""
 
 
@@ -75,7 +75,7 @@ def test_it_serves_while_the_tokenizer_loads_and_ready_names_what_is_missing(
         assert "still loading" in answer.json()["missing"]["tokenizer"]
         with stepwell.Run(gateway.url).trajectory() as t:
             assert say(t.base_url).status_code == 200
-        assert len(data_pool.fetch_batch(1, timeout=10)) == 1
+        assert len(data_pool.fetch_batch(1, timeout=60)) == 1
         go_on.touch()
         wait_until(lambda: is_ready(gateway.url), "the gateway to be ready")
         assert get(f"{gateway.url}/ready").json() == {"ready": True, "missing": {}}
@@ -109,7 +109,7 @@ def gateway_output(**changes: str) -> tuple[int, str]:
     for name, value in changes.items():
         (env if name.isupper() else flags)[name.replace("_", "-") if name.islower() else name] = value
     command = [sys.executable, "-m", "stepwell.gateway", *(x for k, v in flags.items() for x in (f"--{k}", v))]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=180, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -178,7 +178,7 @@ def test_a_gateway_killed_in_mid_trajectory_and_started_again_goes_on_where_it_w
     with start_gateway(port=port):
         assert say(base_url, "third").status_code == 200
         assert post(f"{base_url}/v1/complete_trajectory", json={"reward": 1.0}).json() == {"status": "completed"}
-    ((trajectory,),) = data_pool.fetch_batch(1, channel="validation", timeout=10).groups()
+    ((trajectory,),) = data_pool.fetch_batch(1, channel="validation", timeout=60).groups()
     assert [(step.step_index, step.is_last) for step in trajectory] == [(0, False), (1, False), (2, True)]
     assert all(step.metadata == {"task": 7} for step in trajectory)
     assert "train" not in data_pool.stats().channels
@@ -194,7 +194,7 @@ def test_two_gateways_serving_one_trajectory_by_turns_leave_no_gap_and_no_repeat
             assert say((base_url, elsewhere)[turn % 2], "x" * turn).status_code == 200
         wait_until(lambda: data_pool.stats().channels["train"].accepted.steps == 20, "all steps in the pool")
         assert post(f"{elsewhere}/v1/complete_trajectory", json={}).json() == {"status": "completed"}
-    ((trajectory,),) = data_pool.fetch_batch(1, timeout=10).groups()
+    ((trajectory,),) = data_pool.fetch_batch(1, timeout=60).groups()
     assert [step.step_index for step in trajectory] == list(range(20))
     lengths = [len(step.prompt_ids) for step in trajectory]
     assert lengths == sorted(lengths), "the steps are not in the order of the calls"

@@ -16,7 +16,7 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.integration.gateway.conftest import StartGateway
-from tests.integration.pool.conftest import pid_of
+from tests.rig.actors import pid_of
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import GatewayProcess, free_port
 from tests.rig.waiting import wait_until
@@ -54,7 +54,7 @@ def opened(gateway: GatewayProcess) -> str:
 
 def say(base_url: str, text: str) -> httpx.Response:
     body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
-    return httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=60)
+    return httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=120)
 
 
 def steps_in(pool: DataPool) -> int:
@@ -84,10 +84,10 @@ def test_steps_answered_while_the_pool_was_away_survive_the_kill_of_their_gatewa
             gateway.kill()
             os.kill(pid, signal.SIGKILL)  # and with it what the gateway had already sent
     with start_gateway(port=port, spool=spool):
-        wait_until(lambda: steps_in(data_pool) == 3, "the steps of the killed gateway in the pool", 60)
+        wait_until(lambda: steps_in(data_pool) == 3, "the steps of the killed gateway in the pool")
         assert httpx.post(f"{base_url}/v1/complete_trajectory", json={}).json() == {"status": "completed"}
         wait_until(lambda: spooled(spool) == 0, "the spool to be empty")
-    ((trajectory,),) = data_pool.fetch_batch(1, timeout=10).groups()
+    ((trajectory,),) = data_pool.fetch_batch(1, timeout=60).groups()
     assert [step.step_index for step in trajectory] == [0, 1, 2]
     lengths = [len(step.prompt_ids) for step in trajectory]
     assert lengths == sorted(lengths), "the steps are not in the order of the calls"
@@ -105,9 +105,9 @@ def test_a_trajectory_is_completed_only_after_what_an_earlier_gateway_left_of_it
             gateway.kill()
             os.kill(pid, signal.SIGKILL)
     with start_gateway(port=port, spool=spool):
-        answer = httpx.post(f"{base_url}/v1/complete_trajectory", json={}, timeout=60)
+        answer = httpx.post(f"{base_url}/v1/complete_trajectory", json={}, timeout=120)
         assert answer.json() == {"status": "completed"}
-    ((trajectory,),) = data_pool.fetch_batch(1, timeout=10).groups()
+    ((trajectory,),) = data_pool.fetch_batch(1, timeout=60).groups()
     assert len(trajectory) == 1
 
 

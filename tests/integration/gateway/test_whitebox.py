@@ -63,7 +63,7 @@ async def post(http: aiohttp.ClientSession, path: str, body: Any) -> tuple[int, 
 
 
 async def ready(http: aiohttp.ClientSession) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await http.get("/ready")).status != 200:
             await asyncio.sleep(0.01)
 

@@ -19,7 +19,7 @@ from tests.rig.waiting import answers, wait_until
 
 CALLS = 12
 WORKERS = 2
-post = partial(httpx.post, timeout=60.0)
+post = partial(httpx.post, timeout=120.0)
 
 
 def free_ports(count: int) -> int:
@@ -54,7 +54,7 @@ def say(base_url: str) -> None:
 
 
 def recorded(url: str) -> float:
-    text = httpx.get(f"{url}/metrics", timeout=30.0).text
+    text = httpx.get(f"{url}/metrics", timeout=120.0).text
     return sum(map(float, re.findall(r"^stepwell_delivered_steps_total{.*} (\S+)$", text, re.M)))
 
 
@@ -85,7 +85,7 @@ def test_workers_share_a_port_and_a_link_and_die_without_a_loss(
         wait_until(lambda: children(gateway.process.pid, "link_process") not in ([], [link]), "another link")
         assert post(f"{base}/complete_trajectory", json={"reward": 1.0}).status_code == httpx.codes.OK
     assert not children(gateway.process.pid, "")
-    batch = data_pool.fetch_batch(1, timeout=30)
+    batch = data_pool.fetch_batch(1, timeout=60)
     assert len(list(batch.steps())) == WORKERS + 2 * CALLS
     assert {file.name for file in tmp_path.glob("spool*") if "-wal" not in file.name} >= {"spool", "spool-1"}
 

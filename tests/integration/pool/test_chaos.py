@@ -52,7 +52,7 @@ async def test_what_a_killed_trainer_had_comes_back_once_and_in_order(
         assert process.stdout.readline().split() == ["s0", "s1"]
         process.kill()
     pool = DataPool(client)
-    batch = pool.fetch_batch(4, timeout=20.0, lease=60.0)
+    batch = pool.fetch_batch(4, timeout=60.0, lease=60.0)
     assert batch.columns.uids == ["s0", "s1", "s2", "s3"]
     assert batch.attempts_G.tolist() == [1, 1, 0, 0]
     with pytest.raises(FetchTimeout):

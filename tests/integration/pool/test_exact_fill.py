@@ -21,7 +21,8 @@ from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.steps.step import Step
 from tests.builders import EVERYTHING, make_group
-from tests.integration.pool.conftest import pid_of, started
+from tests.integration.pool.conftest import started
+from tests.rig.actors import pid_of
 
 SHARDS = 3
 FILL_TIMEOUT = 120.0

@@ -60,7 +60,7 @@ async def test_a_pool_is_used_through_the_link_as_it_is_directly(link: RayLink, 
     with pytest.raises(UnknownTrajectory):
         await client.complete_trajectory("nobody", "p", None)
     await client.complete_trajectory("t", "p", 1.0)
-    (group,) = (await client.fetch_batch(1, timeout=10)).groups()
+    (group,) = (await client.fetch_batch(1, timeout=60)).groups()
     assert [[found.uid for found in trajectory] for trajectory in group] == [[step.uid]]
 
 

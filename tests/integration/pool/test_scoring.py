@@ -12,7 +12,8 @@ from stepwell.pool.api.scoring import Attempt, Judgement, JudgementOutcome, Scor
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step
 from tests.builders import make_step
-from tests.integration.pool.conftest import pid_of, started
+from tests.integration.pool.conftest import started
+from tests.rig.actors import pid_of
 
 LIMITS = Limits(require_reward=True)
 

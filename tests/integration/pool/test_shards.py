@@ -15,7 +15,8 @@ from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_step
-from tests.integration.pool.conftest import pid_of, started
+from tests.integration.pool.conftest import started
+from tests.rig.actors import pid_of
 
 SHARDS = 4
 

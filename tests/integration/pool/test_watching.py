@@ -15,7 +15,8 @@ from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import DataPool, PoolClient
 from tests.builders import make_step
-from tests.integration.pool.conftest import pid_of, started
+from tests.integration.pool.conftest import started
+from tests.rig.actors import pid_of
 from tests.rig.ray_cluster import RayCluster
 
 GROUPS = [f"p{n}" for n in range(6)]

@@ -1,13 +1,10 @@
 """Rollouts that wait for a reward in a real DataPool, and the workers that give it."""
 
 import asyncio
-import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import ray
 
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
@@ -85,8 +82,3 @@ def written(folder: Path, functions: str) -> str:
     path = folder / "functions.py"
     path.write_text(functions)
     return str(path)
-
-
-def pid_of(worker: str, namespace: str) -> int:
-    actor: Any = ray.get_actor(worker, namespace)
-    return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())))

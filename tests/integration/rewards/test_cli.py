@@ -103,13 +103,13 @@ def test_workers_score_what_agents_do_and_what_a_gateway_asks(
         with run.trajectory() as t, OpenAI(base_url=t.base_url, api_key=t.api_key) as agent:
             reply = agent.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
         said = reply.choices[0].message.content or ""
-        (step,) = DataPool(PoolClient("data_pool", namespace)).fetch_batch(1, timeout=30.0).steps()
+        (step,) = DataPool(PoolClient("data_pool", namespace)).fetch_batch(1, timeout=60.0).steps()
         assert (step.reward, step.reward_source) == (len(said) / 100, "functions.py:length")
         ids = {"prompt_ids": step.prompt_ids.tolist(), "response_ids": step.response_ids.tolist()}
-        answer = httpx.post(f"{gateway.url}/compute_reward", json=ids, timeout=30.0).json()
+        answer = httpx.post(f"{gateway.url}/compute_reward", json=ids, timeout=120.0).json()
         assert answer == {"reward_score": len(said) / 100, "reward_extra_info": {}}
         ids["prompt_ids"] = encode(render_chat([{"role": "user", "content": "goodbye"}]))
-        refused = httpx.post(f"{gateway.url}/compute_reward", json=ids, timeout=30.0)
+        refused = httpx.post(f"{gateway.url}/compute_reward", json=ids, timeout=120.0)
         assert refused.status_code >= 500
         assert "AssertionError" in refused.json()["error"]["message"]
 

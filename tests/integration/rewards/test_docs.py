@@ -88,7 +88,7 @@ def test_workers_start_as_described(folder: Path, tiny_model: Path, ray_cluster:
         await PoolClient("data_pool", namespace).submit_steps([step], channel="train")
 
     asyncio.run(rollout())
-    (step,) = DataPool(PoolClient("data_pool", namespace)).fetch_batch(1, timeout=30.0).steps()
+    (step,) = DataPool(PoolClient("data_pool", namespace)).fetch_batch(1, timeout=60.0).steps()
     assert (step.reward, step.reward_source) == (1.0, "my_rewards.py:brief")
 
 
@@ -117,7 +117,7 @@ def test_feedback_is_given_as_described() -> None:
     block = "from openai import OpenAI\n" + example("python", "run.feedback").replace("\n    ...\n", ASKING)
     with in_thread(serving(pool)) as url:
         program = block.replace("http://127.0.0.1:8100", url)
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert [(step.reward, step.reward_source) for step in pool.taken()] == [(1.0, "thumbs")]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from stepwell.pool.api.plan import OnRewardFailure
-from tests.integration.rewards.rollouts import WORKERS, Scored, pid_of, written
+from tests.integration.rewards.rollouts import WORKERS, Scored, written
+from tests.rig.actors import pid_of, wait_until_back
 from tests.rig.waiting import wait_until
 
 FUNCTIONS = """
@@ -44,13 +45,13 @@ def test_all_is_scored_once_though_a_worker_is_killed_under_load(namespace: str,
     scored = Scored(namespace, shards=2, group_size=4)
     scored.work(f"{functions}:slow", children=1, longest_lease=4.0)
     scored.put(600, group_size=4)
-    wait_until(lambda: scored.scoring.scored > 50, "the first scores", timeout=60.0)
+    wait_until(lambda: scored.scoring.scored > 50, "the first scores")
     victim = pid_of(WORKERS, namespace)
     os.kill(victim, signal.SIGKILL)
     assert scored.scoring.scored < 600, "it was killed too late to be under load"
     scored.put(200, first=600, group_size=4)
     batch = scored.pool.fetch_batch(200, timeout=120.0)
-    assert pid_of(WORKERS, namespace) != victim
+    wait_until_back(WORKERS, namespace, victim)
     rewards = {step.trajectory_uid: step.reward for step in batch.steps()}
     assert rewards == {f"t{number}": number for number in range(800)}
     assert {step.reward_revision for step in batch.steps()} == {1}
@@ -85,9 +86,9 @@ def test_a_function_that_loops_for_one_in_ten_delays_no_other(namespace: str, fu
     scored.put(30)
     wait_until(lambda: scored.scoring.scored == 27, "the other 27 scores")
     assert not scored.scoring.failed, "the others waited until those that loop were killed"
-    wait_until(lambda: scored.scoring.failed == {"timeout": 3}, "those that loop to be killed", timeout=60.0)
+    wait_until(lambda: scored.scoring.failed == {"timeout": 3}, "those that loop to be killed")
     assert scored.pool.stats().channels["train"].dropped["reward_failed"].steps == 3
-    batch = scored.pool.fetch_batch(27, timeout=10.0)
+    batch = scored.pool.fetch_batch(27, timeout=60.0)
     assert {step.reward for step in batch.steps()} == {1.0}
 
 
@@ -111,7 +112,7 @@ def test_what_cannot_be_scored_follows_the_policy(namespace: str, functions: str
     )
     if policy is OnRewardFailure.DROP:
         scored.put(1, first=2, group_size=2, prompt_uid="p0", reward=0.0)
-        assert [step.reward for step in scored.pool.fetch_batch(1, timeout=5.0).steps()] == [1.0, 0.0]
+        assert [step.reward for step in scored.pool.fetch_batch(1, timeout=60).steps()] == [1.0, 0.0]
 
 
 def test_a_reward_that_came_with_the_completion_is_never_scored_again(namespace: str, functions: str) -> None:
@@ -120,7 +121,7 @@ def test_a_reward_that_came_with_the_completion_is_never_scored_again(namespace:
     scored.put(20, first=20)
     scored.work(f"{functions}:slow")
     wait_until(lambda: scored.scoring.scored == 20, "the other rewards")
-    given = {step.trajectory_uid: step for step in scored.pool.fetch_batch(40, timeout=30.0).steps()}
+    given = {step.trajectory_uid: step for step in scored.pool.fetch_batch(40, timeout=60.0).steps()}
     for number in range(20):
         step = given[f"t{number}"]
         assert (step.reward, step.reward_source, step.reward_revision) == (-5.0, "completion", 1)

@@ -21,6 +21,7 @@ from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.steps.step import Json, Step
 from tests.builders import make_group
+from tests.rig.actors import pid_of, wait_until_back
 from tests.rig.waiting import wait_until
 
 FUNCTIONS = """
@@ -72,11 +73,6 @@ def started(plan: RewardPlan, namespace: str, trajectories: int = 0) -> DataPool
     return DataPool(PoolClient("data_pool", namespace))
 
 
-def pid_of(worker: str, namespace: str) -> int:
-    actor: Any = ray.get_actor(worker, namespace)
-    return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())))
-
-
 def scored(pool: DataPool) -> int:
     return pool.stats().scoring.scored
 
@@ -103,11 +99,9 @@ def test_a_killed_worker_comes_back_and_everything_is_scored_once(functions: str
     wait_until(lambda: scored(pool) > 10, "the first scores")
     victim = pid_of("rewards", namespace)
     os.kill(victim, signal.SIGKILL)
-    wait_until(
-        lambda: pool.stats().channels["train"].ready_groups == 300, "every trajectory to be scored", timeout=60.0
-    )
+    wait_until(lambda: pool.stats().channels["train"].ready_groups == 300, "every trajectory to be scored")
     assert scored(pool) == 300
-    assert pid_of("rewards", namespace) != victim
+    wait_until_back("rewards", namespace, victim)
 
 
 async def test_a_gateways_question_is_answered_by_the_same_function(functions: str, namespace: str) -> None:

@@ -13,7 +13,8 @@ from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import reshard_pool, start_pool
 from tests.builders import make_step
-from tests.integration.pool.conftest import actor, pid_of, started
+from tests.integration.pool.conftest import started
+from tests.rig.actors import actor, pid_of
 
 PROMPTS = [f"p{n}" for n in range(12)]
 

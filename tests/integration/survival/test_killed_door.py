@@ -9,7 +9,7 @@ import httpx
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.integration.pool.conftest import pid_of
+from tests.rig.actors import pid_of
 from tests.rig.atropos.server import atropos_process, scored_group
 from tests.rig.ray_cluster import RayCluster
 
@@ -23,7 +23,7 @@ def test_a_group_that_is_sent_again_after_a_kill_is_in_once(
     answers = []
     for log in ("first.log", "second.log"):
         with atropos_process(tmp_path / log, ray_address=ray_cluster.address, ray_namespace=namespace) as server:
-            answers.append(httpx.post(f"{server.url}/scored_data_list", json=groups, timeout=60).json())
+            answers.append(httpx.post(f"{server.url}/scored_data_list", json=groups, timeout=120).json())
             server.kill()
         for shard in plan.shard_names():
             os.kill(pid_of(shard, namespace), signal.SIGKILL)

@@ -16,17 +16,17 @@ KNOWN_CALLS = 5
 
 def say(base_url: str) -> int:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-    return httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=30).status_code
+    return httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=120).status_code
 
 
 def reading(url: str, metric: str) -> float:
     """The sum of a metric's values, whatever their labels."""
-    text = httpx.get(f"{url}/metrics", timeout=30).text
+    text = httpx.get(f"{url}/metrics", timeout=120).text
     return sum(float(value) for value in re.findall(rf"^{metric}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
 
 
 def missing(url: str) -> dict[str, str]:
-    ready = httpx.get(f"{url}/ready", timeout=30)
+    ready = httpx.get(f"{url}/ready", timeout=120)
     assert ready.status_code == 503
     found: dict[str, str] = ready.json()["missing"]
     return found
@@ -44,9 +44,9 @@ def test_calls_are_answered_without_a_head_and_delivered_to_the_pool_of_the_next
             ray_address=nodes.address,
             spool=tmp_path / "spool",
         ) as gateway:
-            known = httpx.post(f"{gateway.url}/init_trajectory", json={}, timeout=30).json()["base_url"]
+            known = httpx.post(f"{gateway.url}/init_trajectory", json={}, timeout=120).json()["base_url"]
             named = {"trajectory_uid": "opened-elsewhere", "prompt_uid": "p"}
-            unknown = httpx.post(f"{gateway.url}/init_trajectory", json=named, timeout=30).json()["base_url"]
+            unknown = httpx.post(f"{gateway.url}/init_trajectory", json=named, timeout=120).json()["base_url"]
             assert say(known) == 200
             nodes.kill_head()
             wait_until(lambda: reading(gateway.url, "stepwell_ray_joined") == 0, "the gateway to miss Ray")
@@ -61,5 +61,5 @@ def test_calls_are_answered_without_a_head_and_delivered_to_the_pool_of_the_next
             assert reading(gateway.url, "stepwell_delivered_steps_total") == 1 + KNOWN_CALLS + 2
             assert reading(gateway.url, "stepwell_lost_steps_total") == 0
             for base_url in (known, unknown):
-                ended = httpx.post(f"{base_url}/complete_trajectory", json={"reward": 1.0}, timeout=30)
+                ended = httpx.post(f"{base_url}/complete_trajectory", json={"reward": 1.0}, timeout=120)
                 assert ended.json() == {"status": "completed"}

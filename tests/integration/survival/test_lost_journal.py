@@ -4,14 +4,11 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stepwell.errors import PoolUnavailable
@@ -20,9 +17,11 @@ from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_step
-from tests.integration.pool.conftest import actor, pid_of, started
+from tests.integration.pool.conftest import started
+from tests.rig.actors import actor, pid_of
+from tests.rig.ray_nodes import joined_node
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 SOON = 2.0
 SECOND = "127.0.0.2"
 
@@ -108,24 +107,12 @@ def test_a_pool_that_is_created_again_has_as_many_shards_as_before(tmp_path: Pat
     assert start_pool(PoolPlan(shards=3, journal=str(tmp_path)), namespace) == plan
 
 
-@contextmanager
-def second_node() -> Iterator[str]:
-    """A node of the tests' cluster with an address of its own; gives its id."""
-    nodes = Cluster(shutdown_at_exit=False)
-    nodes.head_node = ray._private.worker._global_node
-    node = nodes.add_node(num_cpus=0, node_ip_address=SECOND, object_store_memory=80 * 2**20)
-    try:
-        yield node.node_id
-    finally:
-        nodes.remove_node(node)
-
-
 async def test_a_shard_waits_for_the_node_with_its_journal_and_does_not_start_on_another(
     tmp_path: Path, namespace: str
 ) -> None:
     plan = PoolPlan(journal=str(tmp_path))
     client = PoolClient(plan.name, namespace, timeout=SOON)
-    with second_node() as node:
+    with joined_node(node_ip_address=SECOND) as node:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         in_force: PoolPlan = ray.get(
             ray.remote(start_pool).options(num_cpus=0, scheduling_strategy=there).remote(plan, namespace)
@@ -137,5 +124,5 @@ async def test_a_shard_waits_for_the_node_with_its_journal_and_does_not_start_on
         start_pool(plan, namespace, timeout=SOON)
     with pytest.raises(PoolUnavailable):
         await client.submit_steps([make_step("t", "p", uid="early")])
-    with second_node():
+    with joined_node(node_ip_address=SECOND):
         assert await delivered(client, "kept") is SubmitVerdict.ACCEPTED

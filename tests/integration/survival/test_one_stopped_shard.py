@@ -11,7 +11,7 @@ from typing import TypeVar
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.integration.pool.conftest import pid_of
+from tests.rig.actors import pid_of
 
 T = TypeVar("T")
 

@@ -45,7 +45,7 @@ async def test_a_rollout_over_several_gateways_is_completed_with_all_its_steps()
             client = PoolClient(pool.plan.name, transport=pool.transport)
             urls.append(await stack.enter_async_context(serve_gateway(client, [engine.url])))
         statuses = await asyncio.gather(*(roll_out(http, urls, number) for number in range(ROLLOUTS)))
-        batch = await pool.fetch_batch(ROLLOUTS, timeout=30.0)
+        batch = await pool.fetch_batch(ROLLOUTS, timeout=60.0)
     assert Counter(statuses) == {"completed": ROLLOUTS}
     assert Counter(batch.columns.trajectory_uids) == asked
     assert {step.reward for step in batch.steps() if step.is_last} == {1.0}

@@ -75,7 +75,7 @@ async def opened(http: aiohttp.ClientSession, **wanted: Any) -> str:
 
 
 async def ready(http: aiohttp.ClientSession) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await http.get("/ready")).status != 200:
             await asyncio.sleep(0.01)
 

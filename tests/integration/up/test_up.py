@@ -117,7 +117,7 @@ def test_a_killed_part_is_restarted_and_records_steps(up: Up, part: str) -> None
     killed, before = up.pid_of(part), up.submitted()
     assert killed is not None
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: up.pid_of(part) not in (None, killed), f"the {part} to be started again", timeout=60)
+    wait_until(lambda: up.pid_of(part) not in (None, killed), f"the {part} to be started again")
     up.call()
     wait_until(lambda: answers(f"{up.place('dashboard').split('/#')[0]}/"), "the dashboard")
     wait_until(lambda: up.submitted() == before + 1, "the step to be seen")
@@ -127,7 +127,7 @@ def test_a_killed_part_is_restarted_and_records_steps(up: Up, part: str) -> None
 
 def test_a_trainer_joins_from_a_shell_that_has_read_the_environment(up: Up) -> None:
     up.call()
-    fetch = "from stepwell.pool.client import connect; print(len(connect('data_pool').fetch_batch(1, timeout=20)))"
+    fetch = "from stepwell.pool.client import connect; print(len(connect('data_pool').fetch_batch(1, timeout=60)))"
     assert up.shell.run("bash", "-ec", f'. .stepwell/env; python -c "{fetch}"') == "1\n"
 
 
@@ -136,7 +136,7 @@ def test_down_leaves_no_process_and_the_next_up_keeps_key_and_journal(up: Up, fl
     up.call()
     wait_until(lambda: up.submitted() > 0, "the step to be seen")
     assert "ended" in up.shell.run("stepwell", "down")
-    wait_until(lambda: not up.shell.pids(), "every process to be gone", timeout=15)
+    wait_until(lambda: not up.shell.pids(), "every process to be gone")
     assert "nothing is running" in up.shell.run("stepwell", "down")
     assert "nothing is running in this folder" in up.shell.run("stepwell", "status", status=1)
     again = up.shell.start("stepwell", "up", *flags)
@@ -148,7 +148,7 @@ def test_down_leaves_no_process_and_the_next_up_keeps_key_and_journal(up: Up, fl
     rest, _ = again.communicate(timeout=60)
     assert again.returncode == 0, rest
     assert "ending: the gateway delivers its waiting steps" in rest
-    wait_until(lambda: not up.shell.pids(), "every process to be gone", timeout=15)
+    wait_until(lambda: not up.shell.pids(), "every process to be gone")
 
 
 def test_without_an_engine_it_waits_with_advice_and_can_be_stopped(shell: Shell) -> None:

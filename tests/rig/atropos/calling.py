@@ -68,7 +68,7 @@ class AtroposClient:
 
 @asynccontextmanager
 async def calling(url: str) -> AsyncIterator[AtroposClient]:
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         yield AtroposClient(url, client)
 
 

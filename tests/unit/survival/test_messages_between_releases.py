@@ -116,7 +116,7 @@ def neighbour(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told_by(neighbour: Path, *words: str) -> bytes:
     command = [sys.executable, "-c", NEIGHBOUR, *words]
     environment = {**os.environ, "PYTHONPATH": str(neighbour)}
-    ended = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, timeout=180, check=False)
     assert ended.returncode == 0, ended.stderr.decode()
     return ended.stdout
 
@@ -196,7 +196,7 @@ def test_the_class_of_an_actor_is_loaded_where_none_of_our_modules_exists() -> N
     exported: Any = ray.remote(portable_actor(ShardActor))
     pickled = cloudpickle.dumps(exported.__ray_metadata__.modified_class)  # type: ignore[no-untyped-call]
     command = [sys.executable, "-c", LOADING, "stepwell"]
-    loaded = subprocess.run(command, input=pickled, capture_output=True, timeout=60, check=False)
+    loaded = subprocess.run(command, input=pickled, capture_output=True, timeout=180, check=False)
     assert loaded.returncode == 0, loaded.stderr.decode()
     assert loaded.stdout.decode().startswith("ShardActor True")
 

@@ -18,7 +18,7 @@ VERLS_EPSILON = 1e-6
 def main() -> None:
     asked = json.loads(sys.argv[1])
     pool = connect(asked["pool"], address=asked["address"], namespace=asked["namespace"])
-    with pool.batch(asked["groups"], timeout=30) as batch:
+    with pool.batch(asked["groups"], timeout=60) as batch:
         data = to_data_proto(batch, prompt_length=16, response_length=16, pad_id=0, merged=True)
         parts = data.chunk(2)
         again = DataProto.concat(parts)
