@@ -19,13 +19,16 @@ from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineKind
 from stepwell.engines.fleet import EngineFleet
-from stepwell.gateway.app import DEFAULT_LIMITS, GatewayLimits, create_app
+from stepwell.gateway.app import GatewayLimits, create_app
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.gateway.routes.asgi import MountedApp
 from stepwell.pool.api.ports import RewardScorer, StepSink
 from stepwell.wiring import IDLE_CONNECTION_TIMEOUT
 from tests.rig.waiting import answers, until, wait_until
+
+PATIENT = GatewayLimits(ask_timeout=30.0, render_timeout=30.0)
+"""On a starved machine a call would otherwise be answered unchecked or unbridged, as it should for users."""
 
 
 class NoTokenizer:
@@ -50,7 +53,7 @@ async def serve_gateway(
     kinds: Sequence[EngineKind] = ENGINES,
     atropos: MountedApp | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
-    limits: GatewayLimits = DEFAULT_LIMITS,
+    limits: GatewayLimits = PATIENT,
     **more: Any,
 ) -> AsyncIterator[str]:
     """A gateway on a free loopback port; gives its URL."""

@@ -6,18 +6,17 @@ A file that is missing is written, and its test fails. Ids, times and ports are 
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from stepwell.gateway.app import GatewayLimits
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.steps.step import Step
 from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
-from tests.rig.gateways import serve_gateway
+from tests.rig.gateways import PATIENT, serve_gateway
 from tests.rig.local_pool import LocalPool
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -214,7 +213,7 @@ def compare(name: str, text: str) -> None:
 
 
 async def transcript(case: Case) -> str:
-    pool, limits = NotingPool(), GatewayLimits(keep_alive_seconds=case.keep_alive)
+    pool, limits = NotingPool(), replace(PATIENT, keep_alive_seconds=case.keep_alive)
     async with (
         FakeEngine(replies=case.replies, **case.engine) as engine,
         serve_gateway(pool, [engine.url], load_tokenizer=lambda _: Tokenizer(), limits=limits) as url,
