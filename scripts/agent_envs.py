@@ -22,6 +22,7 @@ LIBRARIES = (
 CLIS = {
     "claude": "@anthropic-ai/claude-code@2.1.325",
     "codex": "@openai/codex@0.166.0",
+    "openclaw": "openclaw@2026.9.6",
     "opencode": "opencode-ai@1.18.33",
     "qwen": "@qwen-code/qwen-code@0.15.10",
 }
@@ -34,7 +35,7 @@ def main() -> None:
 
 
 def build(home: Path) -> None:
-    say(f"building the agents' environment in {home} (once; some minutes, about 1.6 GB)")
+    say(f"building the agents' environment in {home} (once; some minutes, about 2.3 GB)")
     new_venv(home)(*LIBRARIES)
     env = {**os.environ, "PATH": f"{home / 'bin'}:{os.environ['PATH']}"}
     npm = home / "npm"

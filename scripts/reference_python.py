@@ -26,7 +26,7 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.agents.blackbox": ("BlackBoxAgentFlow",),
         "stepwell.agents.whitebox": ("AgentFlowBase", "Generation"),
         "stepwell.agents.flows": ("SingleTurn", "ToolLoop", "SubprocessAgent", "last_number"),
-        "stepwell.agents.harnesses": ("ClaudeCode", "Codex", "Opencode", "QwenCode"),
+        "stepwell.agents.harnesses": ("ClaudeCode", "Codex", "OpenClaw", "Opencode", "QwenCode"),
         "stepwell.agents.rollout": ("Rollout", "RolloutResult", "RolloutStatus"),
         "stepwell.agents.outcome": ("AgentFailure", "AgentFailed"),
         "stepwell.agents.rollouter": ("AsyncRollouter",),

@@ -27,7 +27,8 @@ from tests.rig.threads import in_thread
 
 LOOK = "env > env.txt; cat note.txt"
 SIDE_CALLS: Mapping[str, list[str]] = {"opencode": ["side_call: title"]}
-TIMEOUT = 120.0
+TIMEOUT = 600.0
+"""OpenClaw compiles its modules when it is started for the first time, which takes minutes on a slow machine."""
 
 
 def claude_code(note: str) -> list[ToolCall]:
@@ -41,6 +42,14 @@ def claude_code(note: str) -> list[ToolCall]:
 def codex(note: str) -> list[ToolCall]:
     commands = [f"cat {note}", f"sed -i s/heron/egret/ {note}", LOOK]
     return [ToolCall("exec_command", {"cmd": command}) for command in commands]
+
+
+def openclaw(note: str) -> list[ToolCall]:
+    return [
+        ToolCall("read", {"path": note}),
+        ToolCall("edit", {"path": note, "edits": [{"oldText": "heron", "newText": "egret"}]}),
+        ToolCall("exec", {"command": LOOK}),
+    ]
 
 
 def opencode(note: str) -> list[ToolCall]:
@@ -62,6 +71,7 @@ def qwen_code(note: str) -> list[ToolCall]:
 CALLS: Mapping[str, Callable[[str], list[ToolCall]]] = {
     "claude-code": claude_code,
     "codex": codex,
+    "openclaw": openclaw,
     "opencode": opencode,
     "qwen-code": qwen_code,
 }

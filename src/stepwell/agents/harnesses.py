@@ -165,6 +165,39 @@ class Codex(CommandLineHarness):
         )
 
 
+class OpenClaw(CommandLineHarness):
+    """OpenClaw, one task without its gateway and channels, over the chat API."""
+
+    package, program = "openclaw", "openclaw"
+    tools: ClassVar[Sequence[str]] = ("apply_patch", "edit", "exec", "ls", "read", "write")
+    """Offered to the model. With `process` or `sessions_spawn` it would end each prompt in a message about running
+    processes and sub-agents that the next prompt does not have, so that turns would not join."""
+
+    def invocation(self, access: ModelAccess, prompt: str, workdir: Path) -> Invocation:
+        provider = {
+            "baseUrl": f"{access.base_url}/v1",
+            "apiKey": access.api_key,
+            "api": "openai-completions",
+            "models": [{"id": access.model, "name": access.model}],
+        }
+        settings = {
+            "models": {"mode": "replace", "providers": {PROVIDER: provider}, "catalogRefresh": {"enabled": False}},
+            "agents": {"defaults": {"model": {"primary": f"{PROVIDER}/{access.model}"}}},
+            "tools": {"allow": self.tools, "toolSearch": False},
+        }
+        return Invocation(
+            arguments=["agent", "exec", "--message-file", "-", "--code-mode", "direct", "--timeout", "0"],
+            env={
+                "OPENCLAW_NO_RESPAWN": "1",  # otherwise it runs in a session of its own
+                "OPENCLAW_NO_AUTO_UPDATE": "1",
+                "OPENCLAW_OFFLINE": "1",
+                "OPENCLAW_LOG_LEVEL": "silent",  # of a file in /tmp
+            },
+            files={".openclaw/openclaw.json": json.dumps(settings)},
+            stdin=prompt,
+        )
+
+
 class Opencode(CommandLineHarness):
     """opencode, over the chat API."""
 
@@ -217,6 +250,7 @@ class QwenCode(CommandLineHarness):
 HARNESSES: Mapping[str, type[CommandLineHarness]] = {
     "claude-code": ClaudeCode,
     "codex": Codex,
+    "openclaw": OpenClaw,
     "opencode": Opencode,
     "qwen-code": QwenCode,
 }

@@ -50,8 +50,8 @@ class DoctorSettings(Section):
     ray_address: str | None = None
     """Ray's address, host:port; without it, the cluster on this machine is examined, if there is one."""
     harness: str | None = None
-    """A harness of this machine that is tried with the engine, too: claude-code, codex, opencode or qwen-code. It works
-    on a small task in a folder of its own, with the rights of this process."""
+    """A harness of this machine to try with the engine, too: claude-code, codex, openclaw, opencode or qwen-code. It
+    works on a small task in a folder of its own, with the rights of this process."""
     as_json: bool = Field(default=False, alias="json")
     """Print the findings as JSON."""
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stepwell.agents.harnesses import CommandLineHarness, Opencode
+from stepwell.agents.harnesses import CommandLineHarness, OpenClaw, Opencode
 from stepwell.common.processes import run_command
 
 CHECKOUT = Path(__file__).parents[3]
@@ -28,8 +28,11 @@ def environment() -> Path:
 def installed(harness: type[CommandLineHarness]) -> dict[str, Any]:
     """The arguments with which a harness of the agents' environment is run."""
     program = environment() / "npm" / "node_modules" / ".bin" / harness.program
-    proxy = {"HTTPS_PROXY": NOWHERE} if harness is Opencode else {}
-    return {"program": str(program), "env": {"PATH": _path(), **proxy}}
+    own: dict[type[CommandLineHarness], dict[str, str]] = {
+        OpenClaw: {"NODE_COMPILE_CACHE": str(environment() / "compile-cache")},
+        Opencode: {"HTTPS_PROXY": NOWHERE},
+    }
+    return {"program": str(program), "env": {"PATH": _path(), **own.get(harness, {})}}
 
 
 def output_of(program: Path, *, folder: Path, home: Path, settings: Mapping[str, str]) -> str:
