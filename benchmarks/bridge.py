@@ -2,6 +2,8 @@
 
 - Rows: rollouts of 8 turns, two questions with three tool calls each, with a template that drops earlier thinking, and
   clients that do not send it back. By setting: rows of a rollout, trained tokens, and tokens that a trainer computes.
+- Harnesses: the same figures for a task of four turns that Claude Code, Codex, opencode and qwen-code do, each with its
+  own tools and dialect (bridge_rig/harness_traffic.py). They are run where they are installed (scripts/agent_envs.py).
 - Time: the same calls with the bridge and without, in turns, to an engine in another process. The difference of the
   medians is what a bridged call costs. With --vllm the engine is real vLLM on a tiny model; its prefix cache is read.
 
@@ -24,6 +26,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from benchmarks.bridge_rig.harness_traffic import installed_harnesses, roll_out_harness
 from benchmarks.report import report
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.steps.columns import pack
@@ -43,6 +46,8 @@ HISTORY = 2_000
 """Characters of the first message of timed conversations; 900 on vLLM, whose window is small here."""
 TOOLS = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}}]
 POLICIES: dict[str, ThinkingPolicy | None] = {"off": None, **{policy.value: policy for policy in ThinkingPolicy}}
+OF_HARNESSES = ("off", "template", "all")
+"""`tool_cycle` is `all` for a task with one question."""
 
 
 class Conversation:
@@ -110,6 +115,19 @@ def rows_and_tokens(rollouts: Sequence[Sequence[Step]], name: str) -> dict[str, 
     }
 
 
+async def run_harnesses() -> dict[str, float]:
+    """One rollout of each, by setting."""
+    figures: dict[str, float] = {}
+    names = installed_harnesses()
+    if not names:
+        print("no harness was run: their environment is not installed (scripts/agent_envs.py)")
+    for name in names:
+        for setting in OF_HARNESSES:
+            steps = await roll_out_harness(name, POLICIES[setting], THINKING)
+            figures |= rows_and_tokens([steps], f"{name}_{setting}")
+    return figures
+
+
 async def time_calls(engine: str, options: dict[str, Any], history: int) -> dict[str, float]:
     """Milliseconds of calls that continue a conversation, without the bridge and with it, in turns."""
     seconds: dict[str, list[float]] = {"off": [], "on": []}
@@ -173,7 +191,8 @@ async def run_fake() -> dict[str, float]:
     for name, policy in POLICIES.items():
         figures |= rows_and_tokens(await roll_out(policy), name)
     async with fake_engine_process() as engine:
-        return figures | await time_calls(engine, {"max_tokens": 64}, HISTORY)
+        figures |= await time_calls(engine, {"max_tokens": 64}, HISTORY)
+    return figures | await run_harnesses()
 
 
 def run_vllm() -> dict[str, float]:
@@ -193,6 +212,7 @@ def main() -> None:
     else:
         figures = asyncio.run(run_fake())
         most = {"rows_per_rollout_all": 1.0, "rows_per_rollout_tool_cycle": 2.0, "added_ms_p50": 3.0}
+        most |= {name: 1.0 for name in figures if name.startswith("rows_per_rollout_") and name.endswith("_all")}
         report(figures, at_most=most, at_least={"bridged_share": 1.0})
 
 

@@ -5,7 +5,7 @@ bridge, pool and flow are the real ones.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,60 +21,13 @@ from stepwell.steps.rows import merge_rows
 from tests.rig.agents import TaskEngine, installed
 from tests.rig.agents.engine import NOTE, PROMPT
 from tests.rig.agents.gateway import CONTROL_KEY, AgentsGateway, agents_gateway, reply_text
-from tests.rig.fake_engine import ToolCall
+from tests.rig.agents.task import CALLS
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.threads import in_thread
 
-LOOK = "env > env.txt; cat note.txt"
 SIDE_CALLS: Mapping[str, list[str]] = {"opencode": ["side_call: title"]}
 TIMEOUT = 600.0
 """OpenClaw compiles its modules when it is started for the first time, which takes minutes on a slow machine."""
-
-
-def claude_code(note: str) -> list[ToolCall]:
-    return [
-        ToolCall("Read", {"file_path": note}),
-        ToolCall("Edit", {"file_path": note, "old_string": "heron", "new_string": "egret"}),
-        ToolCall("Bash", {"command": LOOK, "description": "Look at the note"}),
-    ]
-
-
-def codex(note: str) -> list[ToolCall]:
-    commands = [f"cat {note}", f"sed -i s/heron/egret/ {note}", LOOK]
-    return [ToolCall("exec_command", {"cmd": command}) for command in commands]
-
-
-def openclaw(note: str) -> list[ToolCall]:
-    return [
-        ToolCall("read", {"path": note}),
-        ToolCall("edit", {"path": note, "edits": [{"oldText": "heron", "newText": "egret"}]}),
-        ToolCall("exec", {"command": LOOK}),
-    ]
-
-
-def opencode(note: str) -> list[ToolCall]:
-    return [
-        ToolCall("read", {"filePath": note}),
-        ToolCall("edit", {"filePath": note, "oldString": "heron", "newString": "egret"}),
-        ToolCall("bash", {"command": LOOK, "description": "Look at the note"}),
-    ]
-
-
-def qwen_code(note: str) -> list[ToolCall]:
-    return [
-        ToolCall("read_file", {"file_path": note}),
-        ToolCall("edit", {"file_path": note, "old_string": "heron", "new_string": "egret"}),
-        ToolCall("run_shell_command", {"command": LOOK, "is_background": False}),
-    ]
-
-
-CALLS: Mapping[str, Callable[[str], list[ToolCall]]] = {
-    "claude-code": claude_code,
-    "codex": codex,
-    "openclaw": openclaw,
-    "opencode": opencode,
-    "qwen-code": qwen_code,
-}
 
 
 @pytest.fixture(scope="module")
