@@ -2,8 +2,8 @@
 
 - Rows: rollouts of 8 turns, two questions with three tool calls each, with a template that drops earlier thinking, and
   clients that do not send it back. By setting: rows of a rollout, trained tokens, and tokens that a trainer computes.
-- Harnesses: the same figures for a task of four turns that Claude Code, Codex, opencode and qwen-code do, each with its
-  own tools and dialect (bridge_rig/harness_traffic.py). They are run where they are installed (scripts/agent_envs.py).
+- Harnesses: the same figures for a task of four turns that Claude Code, Codex, OpenClaw, opencode and qwen-code do,
+  each with its own tools and dialect (bridge_rig/harness_traffic.py), where they are installed (scripts/agent_envs.py).
 - Time: the same calls with the bridge and without, in turns, to an engine in another process. The difference of the
   medians is what a bridged call costs. With --vllm the engine is real vLLM on a tiny model; its prefix cache is read.
 

@@ -21,7 +21,7 @@ from stepwell.steps.rows import merge_rows
 from tests.rig.agents import TaskEngine, installed
 from tests.rig.agents.engine import NOTE, PROMPT
 from tests.rig.agents.gateway import CONTROL_KEY, AgentsGateway, agents_gateway, reply_text
-from tests.rig.agents.task import CALLS
+from tests.rig.agents.task import CALLS, DELEGATING, ERRAND
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.threads import in_thread
 
@@ -84,4 +84,33 @@ def test_four_turns_of_a_harness_are_one_row_and_its_home_is_deleted(
     assert [step.reward for step in task] == [None, None, None, 0.75]
     rows = merge_rows(pack(task), np.zeros(len(task), np.int64), np.zeros(1, np.int64))
     assert len(rows.trajectory_of_R) == 1
+    assert int(rows.loss_mask.sum()) == sum(len(step.response_ids) for step in task)
+
+
+@pytest.mark.parametrize("name", DELEGATING)
+def test_a_sub_agent_is_a_row_of_its_own_in_the_same_trajectory(
+    name: str, gateway: AgentsGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPWELL_GATEWAY_CONTROL_KEYS", CONTROL_KEY)
+    gateway.engine.requests.clear()
+
+    def prepare(sample: Mapping[str, Any], folder: Path) -> None:
+        (note := folder / "note.txt").write_text(NOTE)
+        calls, errand = DELEGATING[name](str(note))
+        gateway.engine.calls, gateway.engine.delegated = tuple(calls), {ERRAND: tuple(errand)}
+
+    kind = HARNESSES[name]
+    harness = kind(lambda sample: PROMPT, prepare, lambda *of: 0.5, **installed(kind))
+    result = asyncio.run(roll_out(gateway.url, harness))
+    assert (result.status, result.why, result.reward) == (RolloutStatus.COMPLETED, "", 0.5)
+
+    ((steps,),) = gateway.pool.fetch_batch(1, untrainable=True, timeout=60).groups()
+    task = [step for step in steps if not step.untrainable]
+    (asks, looks), (reads,) = gateway.engine.calls, gateway.engine.delegated[ERRAND]
+    answer = "It keeps heron."
+    replies = [reply_text(step) for step in task]
+    assert replies == [asks.written(), reads.written(), answer, looks.written(), answer]
+    assert [step.prompt_made == "bridged" for step in task] == [False, False, True, True, True]
+    rows = merge_rows(pack(task), np.zeros(len(task), np.int64), np.zeros(1, np.int64))
+    assert len(rows.trajectory_of_R) == 2
     assert int(rows.loss_mask.sum()) == sum(len(step.response_ids) for step in task)

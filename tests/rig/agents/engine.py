@@ -4,6 +4,7 @@ Agents send side calls at any moment, beside the task's own, so replies that are
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
 from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
@@ -20,10 +21,12 @@ CONTEXT = 400_000
 
 class TaskEngine(FakeEngine):
     """Makes the `calls` one by one after `prompt`, answers with the word that the last result has, and with `aside` to
-    all else."""
+    all else. After the prompt of a sub-agent it makes the calls of that one."""
 
     prompt: str = PROMPT
     calls: tuple[ToolCall, ...] = ()
+    delegated: Mapping[str, tuple[ToolCall, ...]] = {}
+    """The calls of sub-agents, by their prompt."""
     aside: Reply | None = Reply(ASIDE)
     """None: any text, as of a fake engine without a task."""
 
@@ -40,13 +43,18 @@ class TaskEngine(FakeEngine):
 
     def _reply(self, body: Json) -> Reply | None:
         messages = body.get("messages") or []
-        asked = [place for place, said in enumerate(messages) if said["role"] == "user" and self.prompt in str(said)]
-        later = messages[asked[-1] + 1 :] if asked else []
-        replies = sum(said["role"] == "assistant" for said in later)
         tools = [tool["function"]["name"] for tool in body.get("tools") or []]
-        if asked and replies < len(self.calls) and self.calls[replies].name in tools:
-            return Reply(tool_calls=(self.calls[replies],))
+        for prompt, calls in {self.prompt: self.calls, **self.delegated}.items():
+            asked = [place for place, said in enumerate(messages) if said["role"] == "user" and prompt in str(said)]
+            if asked:
+                return self._next_of(calls, messages[asked[-1] + 1 :], tools)
+        return self.aside
+
+    def _next_of(self, calls: Sequence[ToolCall], later: Sequence[Json], tools: Sequence[str]) -> Reply | None:
+        replies = sum(said["role"] == "assistant" for said in later)
+        if replies < len(calls) and calls[replies].name in tools:
+            return Reply(tool_calls=(calls[replies],))
         results = [str(said["content"]) for said in later if said["role"] == "tool"]
-        if results and replies == len(self.calls) and (word := re.search(r"The word is (\w+)", results[-1])):
+        if results and replies == len(calls) and (word := re.search(r"The word is (\w+)", results[-1])):
             return Reply(f"It keeps {word[1]}.")
         return self.aside

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from tests.rig.fake_engine import ToolCall
 
 LOOK = "env > env.txt; cat note.txt"
+ERRAND = "Read the note and tell me its word."
+"""The prompt of a sub-agent."""
 
 
 def claude_code(note: str) -> list[ToolCall]:
@@ -52,3 +54,22 @@ CALLS: Mapping[str, Callable[[str], list[ToolCall]]] = {
     "qwen-code": qwen_code,
 }
 """By harness; given the path of the note."""
+
+
+def claude_code_delegates(note: str) -> tuple[list[ToolCall], list[ToolCall]]:
+    errand = {"description": "Read the note", "prompt": ERRAND, "run_in_background": False}
+    look = ToolCall("Bash", {"command": LOOK, "description": "Look at the note"})
+    return [ToolCall("Agent", errand), look], [ToolCall("Read", {"file_path": note})]
+
+
+def opencode_delegates(note: str) -> tuple[list[ToolCall], list[ToolCall]]:
+    errand = {"description": "Read the note", "prompt": ERRAND, "subagent_type": "general"}
+    look = ToolCall("bash", {"command": LOOK, "description": "Look at the note"})
+    return [ToolCall("task", errand), look], [ToolCall("read", {"filePath": note})]
+
+
+DELEGATING: Mapping[str, Callable[[str], tuple[list[ToolCall], list[ToolCall]]]] = {
+    "claude-code": claude_code_delegates,
+    "opencode": opencode_delegates,
+}
+"""By harness: the calls of the agent, of which the first asks a sub-agent, and those of the sub-agent."""
