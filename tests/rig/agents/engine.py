@@ -12,6 +12,7 @@ from tests.rig.fake_engine.asking import Json
 
 PROMPT = "Which word does note.txt keep in the end?"
 NOTE = "The word is heron."
+SUMMARY = "So far: the note was read, and has to be read once more."
 ASIDE = "Nothing to add."
 """The reply to a side call."""
 
@@ -21,12 +22,14 @@ CONTEXT = 400_000
 
 class TaskEngine(FakeEngine):
     """Makes the `calls` one by one after `prompt`, answers with the word that the last result has, and with `aside` to
-    all else. After the prompt of a sub-agent it makes the calls of that one."""
+    all else. After the prompt of a sub-agent it makes the calls of that one, and it summarises when it is asked to."""
 
     prompt: str = PROMPT
     calls: tuple[ToolCall, ...] = ()
     delegated: Mapping[str, tuple[ToolCall, ...]] = {}
-    """The calls of sub-agents, by their prompt."""
+    """The calls of sub-agents, by their prompt, and those after a summary."""
+    compaction: str | None = None
+    """What the last message says if it asks for a summary of the conversation."""
     aside: Reply | None = Reply(ASIDE)
     """None: any text, as of a fake engine without a task."""
 
@@ -44,7 +47,9 @@ class TaskEngine(FakeEngine):
     def _reply(self, body: Json) -> Reply | None:
         messages = body.get("messages") or []
         tools = [tool["function"]["name"] for tool in body.get("tools") or []]
-        for prompt, calls in {self.prompt: self.calls, **self.delegated}.items():
+        if self.compaction is not None and messages and self.compaction in str(messages[-1]):
+            return Reply(SUMMARY)
+        for prompt, calls in {**self.delegated, self.prompt: self.calls}.items():
             asked = [place for place, said in enumerate(messages) if said["role"] == "user" and prompt in str(said)]
             if asked:
                 return self._next_of(calls, messages[asked[-1] + 1 :], tools)
