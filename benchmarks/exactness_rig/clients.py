@@ -60,7 +60,7 @@ class Setting:
     tools: Sequence[Mapping[str, Any]]
     """As chat has them."""
     options: Mapping[str, Any]
-    """Sampling parameters that all dialects have."""
+    """Sampling parameters that all dialects have, though not all packages."""
 
 
 class DialectAgent(Protocol):
@@ -72,7 +72,7 @@ class ChatAgent:
     def __init__(self, packages: Packages, setting: Setting) -> None:
         self._client = packages.openai.with_options(base_url=setting.base_url, api_key=setting.api_key)
         self._history: list[Any] = [{"role": "system", "content": setting.system}]
-        self._options: dict[str, Any] = {"model": MODEL, "max_tokens": MAX_TOKENS, **setting.options}
+        self._options: dict[str, Any] = {"model": MODEL, "max_tokens": MAX_TOKENS, "extra_body": setting.options}
         if setting.tools:
             self._options["tools"] = setting.tools
 
@@ -112,7 +112,7 @@ class MessagesAgent:
             "model": MODEL,
             "max_tokens": MAX_TOKENS,
             "system": setting.system,
-            **setting.options,
+            "extra_body": setting.options,
         }
         if setting.tools:
             self._options["tools"] = [_anthropic_tool(tool["function"]) for tool in setting.tools]
@@ -156,7 +156,7 @@ class ResponsesAgent:
             "instructions": setting.system,
             "store": False,
             "include": ["reasoning.encrypted_content"],
-            **setting.options,
+            "extra_body": setting.options,
         }
         if setting.tools:
             self._options["tools"] = [{"type": "function", **tool["function"]} for tool in setting.tools]

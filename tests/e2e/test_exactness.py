@@ -1,5 +1,5 @@
 """The exactness matrix in short: some families of chat templates with all tools and dialects, whole and streamed. All
-are tried by `python -m benchmarks.exactness`."""
+are tried by `python -m benchmarks.exactness`, and some on real vLLM."""
 
 import asyncio
 from collections.abc import AsyncIterator

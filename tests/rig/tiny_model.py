@@ -12,6 +12,7 @@ padded rows of the (tied) embedding weigh it strongly negative.
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tests.rig.chatml import CHAT_TEMPLATE
 from tests.rig.vocabulary import CONTROL_TOKENS, END_OF_TEXT, END_OF_TURN, MARKER_TOKENS, VOCABULARY_SIZE
 
-PADDED_SIZE = 320
+PADDED_SIZE, ROUND = 320, 64
 HIDDEN = 128
 INTERMEDIATE = 256
 LAYERS = 2
@@ -42,9 +43,16 @@ PADDING_MARK = -100.0
 Array = NDArray[np.float32]
 
 
-def make_tiny_model(folder: Path, *, seed: int = 0) -> Path:
-    """Write a complete Hugging Face model folder and return it."""
-    _write_folder(folder, _weights(seed), _model_config())
+def make_tiny_model(
+    folder: Path, *, seed: int = 0, control_tokens: Sequence[str] = (), **tokenizer_config: Any
+) -> Path:
+    """Write a complete Hugging Face model folder and return it. `control_tokens` come after the vocabulary."""
+    size = VOCABULARY_SIZE + len(control_tokens)
+    padded = max(PADDED_SIZE, -(-size // ROUND) * ROUND)
+    _write_folder(folder, _weights(seed, size, padded), _model_config() | {"vocab_size": padded})
+    if control_tokens:
+        _tokenizer(control_tokens).save(str(folder / "tokenizer.json"))
+    _write(folder / "tokenizer_config.json", _tokenizer_config() | tokenizer_config)
     _write(folder / "generation_config.json", {"eos_token_id": [END_OF_TURN], "pad_token_id": END_OF_TEXT})
     return folder
 
@@ -69,7 +77,7 @@ def _write_folder(folder: Path, weights: dict[str, Array], config: dict[str, Any
     _write(folder / "config.json", config)
 
 
-def _weights(seed: int) -> dict[str, Array]:
+def _weights(seed: int, vocabulary: int = VOCABULARY_SIZE, padded: int = PADDED_SIZE) -> dict[str, Array]:
     random = np.random.default_rng(seed)
 
     def normal(*shape: int) -> Array:
@@ -84,7 +92,8 @@ def _weights(seed: int) -> dict[str, Array]:
         return matrix
 
     kv_width = HIDDEN * KV_HEADS // HEADS
-    weights = {"model.embed_tokens.weight": _embedding(normal(PADDED_SIZE, HIDDEN)), "model.norm.weight": norm()}
+    embedding = _embedding(normal(padded, HIDDEN), vocabulary)
+    weights = {"model.embed_tokens.weight": embedding, "model.norm.weight": norm()}
     for layer in range(LAYERS):
         of_layer = {
             "input_layernorm.weight": norm(),
@@ -104,14 +113,14 @@ def _weights(seed: int) -> dict[str, Array]:
     return weights
 
 
-def _embedding(rows: Array) -> Array:
-    rows[:VOCABULARY_SIZE, 0] = REAL_MARK
-    rows[VOCABULARY_SIZE:] = 0.0
-    rows[VOCABULARY_SIZE:, 0] = PADDING_MARK
+def _embedding(rows: Array, vocabulary: int) -> Array:
+    rows[:vocabulary, 0] = REAL_MARK
+    rows[vocabulary:] = 0.0
+    rows[vocabulary:, 0] = PADDING_MARK
     return rows
 
 
-def _tokenizer() -> Tokenizer:
+def _tokenizer(control_tokens: Sequence[str] = ()) -> Tokenizer:
     alphabet = _byte_characters()
     vocabulary = {character: byte for byte, character in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -120,6 +129,7 @@ def _tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL_TOKENS])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKER_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control_tokens])
     return tokenizer
 
 

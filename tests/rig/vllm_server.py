@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,14 +48,22 @@ class VllmServer:
 
 
 @contextlib.contextmanager
-def start_vllm(model: Path, *, log: Path, dtype: str = "float32", in_one_process: bool = False) -> Iterator[VllmServer]:
+def start_vllm(
+    model: Path,
+    *,
+    log: Path,
+    dtype: str = "float32",
+    in_one_process: bool = False,
+    flags: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[VllmServer]:
     """Serve a model folder until the block ends; whatever vLLM started is gone afterwards.
 
-    `in_one_process` costs less, and serves where only the answers matter.
+    `in_one_process` costs less, and serves where only the answers matter. `flags` and `environment` come on top.
     """
-    flags = (*FLAGS, "--dtype", dtype, *(IN_ONE_PROCESS if in_one_process else ()))
-    environment = {**engine.ENVIRONMENT, **ENVIRONMENT} if in_one_process else ENVIRONMENT
-    with engine.start_engine(model, python=vllm_python(), log=log, flags=flags, environment=environment) as started:
+    given = (*FLAGS, "--dtype", dtype, *(IN_ONE_PROCESS if in_one_process else ()), *flags)
+    variables = {**(engine.ENVIRONMENT if in_one_process else {}), **ENVIRONMENT, **(environment or {})}
+    with engine.start_engine(model, python=vllm_python(), log=log, flags=given, environment=variables) as started:
         started.wait()
         yield VllmServer(url=started.url, pid=started.process.pid, log=log)
 

@@ -108,3 +108,12 @@ def test_the_template_shows_tools_and_calls(tokenizer: Any) -> None:
 @pytest.mark.parametrize("tools", [[], TOOLS])
 def test_a_longer_conversation_begins_as_the_shorter_one(tools: Any) -> None:
     assert render_chat(CONVERSATION, tools).startswith(render_chat(CONVERSATION[:2], tools))
+
+
+def test_control_tokens_of_other_templates_come_after_the_vocabulary(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, control_tokens=["<|eot_id|>", "[INST]"], eos_token="<|eot_id|>")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer("a<|eot_id|>[INST]").input_ids == [ord("a"), VOCABULARY_SIZE, VOCABULARY_SIZE + 1]
+    assert tokenizer.eos_token_id == VOCABULARY_SIZE
+    rows = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert [row[0] > 0 for row in rows[VOCABULARY_SIZE : VOCABULARY_SIZE + 3]] == [True, True, False]
