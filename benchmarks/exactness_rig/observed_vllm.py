@@ -39,12 +39,10 @@ CHAT, RENDER, TOKENIZE = "/v1/chat/completions", "/v1/chat/completions/render", 
 CALL_ID = re.compile(r'"id":\s*"((?:chatcmpl-tool-|call_)[^"]+)"')
 EXTENSION = "stepwell_observed_sampling"
 FLAGS = (
-    *("--trust-request-chat-template", "--max-model-len", str(CONTEXT), "--reasoning-parser", "deepseek_v3"),
+    *("--trust-request-chat-template", "--max-model-len", str(CONTEXT), "--reasoning-parser", "qwen3"),
     *("--worker-extension-cls", f"{EXTENSION}.ObservedSampling"),
     *("--logits-processors", f"{EXTENSION}:ScriptedSampling"),
 )
-THINKS = {"enable_thinking": True}
-"""With it, vLLM's parser for DeepSeek V3 looks for thinking."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +77,8 @@ class ScriptingProxy:
     http: aiohttp.ClientSession
     added: dict[str, Any]
     script: list[int] = field(default_factory=list)
+    sent: list[Message] = field(default_factory=list)
+    """The messages of the last call."""
     answer: tuple[bool, str] = (False, "")
     """Of the last call: is it streamed, and its text."""
 
@@ -93,6 +93,7 @@ class ScriptingProxy:
         if request.path in (CHAT, RENDER, TOKENIZE) and b'"messages"' in raw:
             body = orjson.loads(raw)
             is_call, is_stream = request.path == CHAT, bool(body.get("stream"))
+            self.sent = body["messages"] if is_call else self.sent
             raw = orjson.dumps(body | self.added | (self._scripted() if is_call else {}))
         headers, text = {"Content-Type": "application/json"}, b""
         url = f"{self.vllm}{request.path_qs}"
@@ -144,13 +145,26 @@ class ObservedVllm:
         return [Sampling(**json.loads(line)) for line in found]
 
     async def render(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
-        asked = {"model": MODEL_NAME, "messages": messages, "max_tokens": 1, **self.proxy.added}
+        renamed = with_ids_of(self.proxy.sent, messages)
+        asked = {"model": MODEL_NAME, "messages": renamed, "max_tokens": 1, **self.proxy.added}
         body = asked | ({"tools": tools} if tools else {})
         async with self.proxy.http.post(f"{self.vllm.url}{RENDER}", json=body) as answer:
             rendered = await answer.json()
         if answer.status != 200:
             raise NotRendered(str(rendered))
         return list(rendered["token_ids"])
+
+
+def with_ids_of(sent: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
+    """The messages with the ids of tool calls that were sent: dialects rename them, and some templates print them."""
+    made = iter([call["id"] for message in sent for call in message.get("tool_calls") or []])
+    answered = iter([message["tool_call_id"] for message in sent if message["role"] == "tool"])
+    renamed: list[Message] = []
+    for message in messages:
+        calls = [{**call, "id": next(made, call["id"])} for call in message.get("tool_calls") or []]
+        answers = {"tool_call_id": next(answered)} if message["role"] == "tool" else {}
+        renamed.append({**message, **({"tool_calls": calls} if calls else {}), **answers})
+    return renamed
 
 
 @contextmanager
@@ -177,7 +191,7 @@ def shared_vllm(families: Sequence[Family]) -> Iterator[SharedVllm]:
 async def observed_vllm(vllm: SharedVllm, family: Family) -> AsyncIterator[ObservedEngine]:
     template = template_of(family)
     model = ScriptedModel(TemplateWriter(template, TinyTokens(list(template.controls), vllm.ids)))
-    added = {"chat_template": template.source, **({"chat_template_kwargs": THINKS} if family.thinks else {})}
+    added = {"chat_template": template.source, "chat_template_kwargs": {"enable_thinking": family.thinks}}
     async with aiohttp.ClientSession() as http:
         proxy = ScriptingProxy(vllm.url, http, added)
         app = web.Application(client_max_size=2**26)

@@ -3,7 +3,7 @@
 - Two messages have the same digest if a chat template cannot tell them apart: tool arguments are compared as JSON, a
   text and a list with this one text are equal, and no content is an empty text.
 - Or if clients send one back for the other: 5 for 5.0 in tool arguments, a default of the tool's schema for an argument
-  that the model left out, nothing for a reply's text of blanks alone.
+  that the model left out, nothing for a reply's text of blanks alone, reasoning without the blanks around it.
 - The ids of tool calls are left out, because dialects rename them; a tool's answer counts by the place of its call.
 - Reasoning has a digest of its own: clients often drop it, but none may replace it.
 """
@@ -134,8 +134,8 @@ def lineage_of(asked: RequestDigest, reply: Mapping[str, Any], inherited: Mappin
 def thought_of(message: Mapping[str, Any]) -> str:
     """The digest of an assistant message's reasoning; empty if it has none."""
     reasoning = message.get("reasoning") or message.get("reasoning_content")
-    if isinstance(reasoning, str) and reasoning:
-        return blake2b(reasoning.encode(), digest_size=FIELD_BYTES).hexdigest()
+    if isinstance(reasoning, str) and (text := reasoning.strip()):
+        return blake2b(text.encode(), digest_size=FIELD_BYTES).hexdigest()
     content = message.get("content")
     texts = [content] if isinstance(content, str) else _texts(content)
     return next((mark for mark in END_OF_THINKING if any(mark in text for text in texts)), "")

@@ -154,6 +154,14 @@ def test_any_content_has_a_digest(messages: list[dict[str, Any]]) -> None:
     assert digest_request({"messages": messages}) == digest_request({"messages": json.loads(json.dumps(messages))})
 
 
+def test_blanks_around_reasoning_do_not_count() -> None:
+    """Models end it with a line break, and qwen-code sends it back without."""
+    served = {"reasoning": "\nFirst I look.\n\n"}
+    assert thought_of(served) == thought_of({"reasoning_content": "First I look."})
+    assert thought_of(served) != thought_of({"reasoning": "First I  look."})
+
+
 def test_empty_reasoning_is_none() -> None:
     """Engines report it under one name, and the history has it under two."""
     assert thought_of({"reasoning": "", "reasoning_content": ""}) == thought_of({"reasoning": ""}) == ""
+    assert thought_of({"reasoning": "\n"}) == ""
