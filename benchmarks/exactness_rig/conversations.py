@@ -75,8 +75,8 @@ class ExactnessLab:
                 heard, talk.refusal = None, str(refused)
             prompt, served = await self._render(history, tools), self.engine.served() if heard else {}
             talk.exchanges.append(Exchange(turn, prompt, served, heard, self.engine.sampled()))
-            if heard is None:
-                break
+            if heard is None or len(heard.calls) != len(turn.reply.message.get("tool_calls") or []):
+                break  # the script cannot go on
             history.append(served)
         path = f"/{given['trajectory_uid']}/{given['prompt_uid']}/v1/complete_trajectory"
         async with self.http.post(path, json={"reward": 1.0}) as ended:

@@ -127,7 +127,8 @@ class ObservedVllm:
         functions = [call["function"] for call in reply.message.get("tool_calls") or []]
         text = f"<think>\n{thought}\n</think>\n\n" if thought else ""
         text += content or "\n".join(render_call(one["name"], one["arguments"]) for one in functions)
-        self.proxy.script = self.model.tokens.encode(text + stop).tolist()
+        ends = END if stop in text else stop  # GLM's last token of a call ends every call, and not the reply
+        self.proxy.script = self.model.tokens.encode(text + ends).tolist()
 
     def served(self) -> Message:
         streamed, text = self.proxy.answer
