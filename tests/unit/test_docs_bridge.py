@@ -55,7 +55,7 @@ def test_the_families_of_templates_add_up() -> None:
         assert rendered == templates - int(by_case[case][3])
 
 
-@pytest.mark.parametrize("on_vllm", [False])
+@pytest.mark.parametrize("on_vllm", EXACTNESS_BEGIN)
 def test_no_cell_of_the_exactness_matrix_is_wrong_and_every_refusal_is_explained(on_vllm: bool) -> None:
     before, _, rest = PAGE.partition(EXACTNESS_BEGIN[on_vllm])
     summary, _, *rows = rest.partition(END)[0].strip().splitlines()

@@ -68,9 +68,9 @@ FOREIGN_FLAGS = {
         "--slurm",
         "--testing",
     ),
-    *("--help", "--head", "--groups", "--out", "--config", "--kills"),
+    *("--help", "--head", "--groups", "--out", "--config", "--kills", "--vllm"),
 }
-"""Of vLLM, Ray, Atropos, and of an environment's own command line."""
+"""Of vLLM, Ray, Atropos, of benchmarks, and of an environment's own command line."""
 
 
 def settings_of(command: str) -> type[BaseSettings]:
