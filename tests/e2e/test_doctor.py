@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 def doctor(vllm: VllmServer, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "stepwell", "doctor", "--engine", vllm.url, *flags]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, 
 from tests.rig.waiting import wait_until
 
 LAPTOP = {"width": 1440, "height": 900}
-PATIENCE = 60_000
+PATIENCE = 180_000
 """Milliseconds that a busy machine may take to show something."""
 expect.set_options(timeout=PATIENCE)
 

@@ -118,6 +118,7 @@ def test_a_killed_part_is_restarted_and_records_steps(up: Up, part: str) -> None
     assert killed is not None
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: up.pid_of(part) not in (None, killed), f"the {part} to be started again")
+    wait_until(lambda: answers(f"{up.gateway}/ready"), "the gateway to be ready")
     up.call()
     wait_until(lambda: answers(f"{up.place('dashboard').split('/#')[0]}/"), "the dashboard")
     wait_until(lambda: up.submitted() == before + 1, "the step to be seen")

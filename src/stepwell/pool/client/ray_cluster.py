@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from stepwell.errors import RayRefused, RayUnreachable
@@ -23,6 +24,8 @@ JOIN_TIMEOUT = 45.0
 CHECK_INTERVAL = 0.1
 UP_HINT = "one that `stepwell up` started is joined after: . .stepwell/env"
 WRONG_TOKEN = b"InvalidAuthToken"
+TOO_SLOW = "timed out during startup"
+"""Ray says so of its own processes, after 30 s."""
 LOCAL_CPUS = 2
 """The actors of the pool and of the rewards ask for none."""
 QUIET_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
@@ -77,7 +80,8 @@ def local_ray(namespace: str, *, token: Path, store: int) -> Iterator[Mapping[st
     os.environ.update(QUIET_SETTINGS | settings)
     import ray
 
-    ray.init(
+    start = partial(
+        ray.init,
         address="local",
         num_cpus=LOCAL_CPUS,
         object_store_memory=store,
@@ -86,6 +90,12 @@ def local_ray(namespace: str, *, token: Path, store: int) -> Iterator[Mapping[st
         logging_level=logging.ERROR,
         namespace=namespace,
     )
+    try:
+        start()
+    except Exception as failure:
+        if TOO_SLOW not in str(failure):
+            raise
+        start()  # on a busy machine the second attempt finds Ray's programs in memory
     try:
         yield settings | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     finally:
