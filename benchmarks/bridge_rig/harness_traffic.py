@@ -3,15 +3,18 @@
 The harness itself is run, unmodified, and not its recorded requests: what it sends back of a reply, and how, is what
 the bridge depends on, and a recording of it would hold the prompts of other people's products. Gateway, bridge, pool
 and flow are the real ones. A fake engine plays the model: it thinks before each reply, reads a file, edits it, runs a
-command and answers.
+command and answers. Or real vLLM with a tiny model does, which samples the same replies without the thinking.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from benchmarks.environments import installed_python
+from benchmarks.exactness_rig.observed_vllm import ScriptingProxy, serve_proxy
 from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.harnesses import HARNESSES
 from stepwell.agents.rollout import RolloutStatus
@@ -24,8 +27,9 @@ from tests.rig.agents.task import CALLS
 from tests.rig.fake_engine import Reply
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
+from tests.rig.vocabulary import END_OF_TURN, encode
 
-TIMEOUT = 300.0
+TIMEOUT = 600.0
 CHANNEL = "harness"
 
 
@@ -47,11 +51,35 @@ def installed_harnesses() -> tuple[str, ...]:
 
 async def roll_out_harness(name: str, policy: ThinkingPolicy | None, thinking: str) -> list[Step]:
     """The steps of the task, without side calls."""
-    pool, kind = LocalPool(), HARNESSES[name]
+    async with ThinkingEngine(thinking) as engine:
+        return await _do_task(name, policy, engine, engine.url)
+
+
+async def roll_out_harness_on_vllm(name: str, policy: ThinkingPolicy | None, vllm: str) -> list[Step]:
+    """The same on real vLLM with ScriptedSampling."""
+    task = TaskEngine()
     async with (
-        ThinkingEngine(thinking) as engine,
-        serve_gateway(pool, [engine.url], bridge=policy, prompt_length=CONTEXT, response_length=1_000) as url,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(TIMEOUT)) as http,
+        serve_proxy(TaskProxy(vllm, http, {}, task=task)) as url,
     ):
+        return await _do_task(name, policy, task, url)
+
+
+@dataclass
+class TaskProxy(ScriptingProxy):
+    """Tells vLLM to sample what the task says."""
+
+    task: TaskEngine = field(kw_only=True)
+
+    def scripted(self, body: dict[str, Any]) -> dict[str, Any]:
+        reply = self.task.reply_to(body) or Reply()
+        text = reply.text + "".join(call.written() for call in reply.tool_calls)
+        return {"vllm_xargs": {"script": [*encode(text), END_OF_TURN]}, "temperature": 0.0}
+
+
+async def _do_task(name: str, policy: ThinkingPolicy | None, engine: TaskEngine, engine_url: str) -> list[Step]:
+    pool, kind = LocalPool(), HARNESSES[name]
+    async with serve_gateway(pool, [engine_url], bridge=policy, prompt_length=CONTEXT, response_length=1_000) as url:
 
         def prepare(sample: Mapping[str, Any], folder: Path) -> None:
             (note := folder / "note.txt").write_text(NOTE)

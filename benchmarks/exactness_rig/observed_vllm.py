@@ -94,7 +94,7 @@ class ScriptingProxy:
             body = orjson.loads(raw)
             is_call, is_stream = request.path == CHAT, bool(body.get("stream"))
             self.sent = body["messages"] if is_call else self.sent
-            raw = orjson.dumps(body | self.added | (self._scripted() if is_call else {}))
+            raw = orjson.dumps(body | self.added | (self.scripted(body) if is_call else {}))
         headers, text = {"Content-Type": "application/json"}, b""
         url = f"{self.vllm}{request.path_qs}"
         async with self.http.request(request.method, url, data=raw or None, headers=headers) as answer:
@@ -108,7 +108,8 @@ class ScriptingProxy:
         await response.write_eof()
         return response
 
-    def _scripted(self) -> dict[str, Any]:
+    def scripted(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What the request says besides."""
         return {"vllm_xargs": {"script": self.script}, "stop_token_ids": self.script[-1:]}
 
 
@@ -195,12 +196,18 @@ async def observed_vllm(vllm: SharedVllm, family: Family) -> AsyncIterator[Obser
     added = {"chat_template": template.source, "chat_template_kwargs": {"enable_thinking": family.thinks}}
     async with aiohttp.ClientSession() as http:
         proxy = ScriptingProxy(vllm.url, http, added)
-        app = web.Application(client_max_size=2**26)
-        app.router.add_route("*", "/{path:.*}", proxy.pass_on)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield ObservedVllm(f"http://127.0.0.1:{runner.addresses[0][1]}", vllm, proxy, model)
-        finally:
-            await runner.cleanup()
+        async with serve_proxy(proxy) as url:
+            yield ObservedVllm(url, vllm, proxy, model)
+
+
+@asynccontextmanager
+async def serve_proxy(proxy: ScriptingProxy) -> AsyncIterator[str]:
+    app = web.Application(client_max_size=2**26)
+    app.router.add_route("*", "/{path:.*}", proxy.pass_on)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

@@ -44,15 +44,19 @@ Array = NDArray[np.float32]
 
 
 def make_tiny_model(
-    folder: Path, *, seed: int = 0, control_tokens: Sequence[str] = (), **tokenizer_config: Any
+    folder: Path, *, seed: int = 0, context: int = CONTEXT, control_tokens: Sequence[str] = (), **tokenizer_config: Any
 ) -> Path:
     """Write a complete Hugging Face model folder and return it. `control_tokens` come after the vocabulary."""
     size = VOCABULARY_SIZE + len(control_tokens)
     padded = max(PADDED_SIZE, -(-size // ROUND) * ROUND)
-    _write_folder(folder, _weights(seed, size, padded), _model_config() | {"vocab_size": padded})
+    _write_folder(
+        folder,
+        _weights(seed, size, padded),
+        _model_config() | {"vocab_size": padded, "max_position_embeddings": context},
+    )
     if control_tokens:
         _tokenizer(control_tokens).save(str(folder / "tokenizer.json"))
-    _write(folder / "tokenizer_config.json", _tokenizer_config() | tokenizer_config)
+    _write(folder / "tokenizer_config.json", _tokenizer_config() | {"model_max_length": context} | tokenizer_config)
     _write(folder / "generation_config.json", {"eos_token_id": [END_OF_TURN], "pad_token_id": END_OF_TEXT})
     return folder
 

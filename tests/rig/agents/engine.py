@@ -42,9 +42,9 @@ class TaskEngine(FakeEngine):
         self._answering.set(body)
 
     def next_replies(self, n: int) -> list[Reply | None]:
-        return [self._reply(self._answering.get())] * n
+        return [self.reply_to(self._answering.get())] * n
 
-    def _reply(self, body: Json) -> Reply | None:
+    def reply_to(self, body: Json) -> Reply | None:
         messages = body.get("messages") or []
         tools = [tool["function"]["name"] for tool in body.get("tools") or []]
         if self.compaction is not None and messages and self.compaction in str(messages[-1]):
