@@ -6,7 +6,7 @@ vendor's package. It is
 - `exact` if every recorded step has the prompt that the engine was sent, the tokens and the log-probabilities that it
   sampled, and every turn continues the tokens of the one before;
 - `refused: reason` if the same is true, and the engine rendered a prompt anew because of its chat template;
-- WRONG otherwise, also if streaming changes anything.
+- WRONG otherwise, also if streaming changes anything that the engine itself has not read otherwise.
 
 The engine is a fake one with public chat templates and real tokenizers, which are fetched on first use
 (scripts/chat_templates.py), and a model that writes as its template does. With --vllm it is real vLLM with a tiny model

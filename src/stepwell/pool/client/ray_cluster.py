@@ -19,6 +19,8 @@ from pathlib import Path
 from stepwell.errors import RayRefused, RayUnreachable
 from stepwell.pool.shard.cluster_watch import listens
 
+log = logging.getLogger("stepwell.pool")
+
 JOIN_TIMEOUT = 45.0
 """Seconds. Ray itself waits for minutes for a cluster that is gone."""
 CHECK_INTERVAL = 0.1
@@ -95,6 +97,7 @@ def local_ray(namespace: str, *, token: Path, store: int) -> Iterator[Mapping[st
     except Exception as failure:
         if TOO_SLOW not in str(failure):
             raise
+        log.warning("Ray's processes did not start within its own 30 s; it is started once more")
         start()  # on a busy machine the second attempt finds Ray's programs in memory
     try:
         yield settings | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}

@@ -32,10 +32,13 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowRay:
     return slow
 
 
-def test_ray_that_was_too_slow_to_start_is_started_once_more(slow: SlowRay, tmp_path: Path) -> None:
+def test_ray_that_was_too_slow_to_start_is_started_once_more_and_that_is_said(
+    slow: SlowRay, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with local_ray("tests", token=tmp_path / "token", store=2**27) as settings:
         assert settings["RAY_ADDRESS"] == "127.0.0.1:1"
     assert slow.started == 2
+    assert "it is started once more" in caplog.text
 
 
 def test_any_other_failure_of_ray_is_told_at_once(slow: SlowRay, tmp_path: Path) -> None:
