@@ -37,14 +37,24 @@ docs:
     {{python}} scripts/api_docs.py
     {{python}} -m mkdocs build --strict
 
+# the versions and hashes of every package of the container and of CI, into locks/; to be run after a change of dependencies
+lock:
+    {{python}} scripts/lock.py
+
+# what the environment contains, as a CycloneDX document; `just sbom FILE PYTHON` for another environment
+sbom file="sbom.json" of=python:
+    {{python}} scripts/lock.py --sbom {{of}} {{file}}
+
 # every benchmark; each prints one JSON object last and fails if it misses a target
 bench:
     {{python}} -m benchmarks.pool_rules
     {{python}} -m benchmarks.pool
     {{python}} -m benchmarks.long_rollout
     {{python}} -m benchmarks.truth
+    {{python}} -m benchmarks.live
     {{python}} -m benchmarks.gateway
     {{python}} -m benchmarks.streams
+    {{python}} -m benchmarks.attacks
     {{python}} -m benchmarks.bridge
     {{python}} -m benchmarks.bridge_matrix
     {{python}} -m benchmarks.exactness

@@ -76,11 +76,11 @@ class GatedPool(PoolClient):
         super().__init__(name, namespace)
         self._gate = gate
 
-    async def take_unscored(self, count: int, *, lease: float, timeout: float) -> Any:
+    async def take_unscored(self, count: int, *, lease: float, timeout: float, by_step: bool = False) -> Any:
         if self._gate.exists():
             await asyncio.sleep(0.002)
             return None
-        return await super().take_unscored(count, lease=lease, timeout=0.1)
+        return await super().take_unscored(count, lease=lease, timeout=0.1, by_step=by_step)
 
 
 class BareActor:

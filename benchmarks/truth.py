@@ -4,6 +4,10 @@ Every rollout of a small task goes through a real pool as often as it is probabl
 trainer, a loop over `pool_loader`, TRL and verl give is compared with the exact gradient of the expected return, which
 is computed by enumeration: 1 is the same direction. Each figure is the worst over the temperatures.
 
+Baselines, loss aggregations and units have rollouts of two prompts, in groups and as sessions without siblings: there,
+the whole gradient of the reference trainer is compared with one that follows from the definitions (1 minus the relative
+error), and its direction with the exact one where they should be the same.
+
 TRL and verl compute with their own code where their environments are installed (scripts/trainer_envs.py).
 
     python -m benchmarks.truth
@@ -19,6 +23,7 @@ from benchmarks.report import report
 from benchmarks.truth_rig.episodes import FAR, SCENARIOS, Scenario, Task
 from benchmarks.truth_rig.gradients import Case, ours, with_loader, with_trl
 from benchmarks.truth_rig.other_trainers import OtherTrainers, gradients_of
+from benchmarks.truth_rig.sessions import CASES, BaselineCase, Sessions, agreement
 from stepwell.pool.client.batch import make_batch
 from stepwell.steps.columns import stack
 from stepwell.trainers.settings import Settings
@@ -30,6 +35,12 @@ IGNORED = "control_temperature_ignored"
 """How far off a trainer is that takes every sample for one of temperature 1. It shows that the measure can fail."""
 OTHER_CREDIT = "control_other_credit"
 """How close a trainer comes that has another setting for the credit of a tree's steps."""
+
+SOME = 5
+"""A batch with every fifth rollout shows which mean is subtracted."""
+OTHER_BASELINE = "control_other_baseline"
+OTHER_AGGREGATION = "control_other_aggregation"
+"""How close a trainer comes that has another baseline, or another aggregation."""
 
 
 def cosine(some: torch.Tensor, other: torch.Tensor) -> float:
@@ -111,6 +122,33 @@ def capped(temperature: float) -> float:
     return cosine(ours(task.batch(), task.table, Settings(importance_cap=2.0)), task.exact_gradient())
 
 
+def of_cases(cases: Sequence[BaselineCase] = CASES) -> dict[str, float]:
+    """By case: agreement with its definition, and the cosine with the exact gradient where it should be 1."""
+    every, some, figures = Sessions(), Sessions(every=SOME), {}
+    for case in cases:
+        figures[f"ours_case_{case.name}"] = agreement(some.trained_gradient(case), some.defined_gradient(case))
+        if case.is_exact:
+            figures[f"ours_exact_{case.name}"] = cosine(every.trained_gradient(case), every.exact_gradient())
+    return figures
+
+
+def other_setting(*names: str) -> float:
+    """The best agreement of one of these cases' settings with the definition of another, on the other's batch."""
+    sessions, cases = Sessions(every=SOME), [case for case in CASES if case.name in names]
+    return max(
+        agreement(sessions.trained_gradient(case, other.settings), sessions.defined_gradient(case))
+        for case, other in permutations(cases, 2)
+    )
+
+
+def print_cases(figures: dict[str, float]) -> None:
+    print(f"{'':<32}{'by its definition':>26}{'exact direction':>26}")
+    for case in CASES:
+        exact = figures.get(f"ours_exact_{case.name}")
+        told = "" if exact is None else f"{exact:.6f}"
+        print(f"{case.name:<32}{figures[f'ours_case_{case.name}']:>26.6f}{told:>26}")
+
+
 def print_table(figures: dict[str, float], computed_by: dict[str, str]) -> None:
     print(" " * 32, *(f"{title:>26}" for title in computed_by.values()), sep="")
     for scenario in SCENARIOS:
@@ -125,6 +163,11 @@ def measure() -> dict[str, float]:
     figures[f"capped_{FAR}"] = min(map(capped, TEMPERATURES))
     figures[IGNORED] = min(map(temperature_ignored, TEMPERATURES))
     figures[OTHER_CREDIT] = max(map(other_credit, TEMPERATURES))
+    cases = of_cases()
+    print_cases(cases)
+    figures |= cases
+    figures[OTHER_BASELINE] = other_setting("batch", "none", "group_undivided")
+    figures[OTHER_AGGREGATION] = other_setting("group", "sequence_mean", "fixed_length")
     return figures
 
 

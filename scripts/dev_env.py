@@ -23,7 +23,9 @@ CHECKOUT = Path(__file__).parents[1]
 VENV = CHECKOUT / ".venv"
 LINK = "shared-packages.pth"
 TORCH = "torch==2.13.0"
-RECIPE = 1
+LOCKS = ("build", "ci")
+"""Of scripts/lock.py. They contain all but torch and what only torch needs."""
+RECIPE = 2
 """Raise it when the steps of `build` change, so that environments made by older steps are not used."""
 KEPT_DAYS = 14
 
@@ -47,7 +49,8 @@ def requirements() -> str:
     declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     project = declared["project"]
     names = ("requires-python", "dependencies", "optional-dependencies")
-    parts = [TORCH, THIS_PYTHON, RECIPE, declared["build-system"], {name: project[name] for name in names}]
+    locks = [hashlib.sha256(path.read_bytes()).hexdigest() for path in lock_files()]
+    parts = [TORCH, THIS_PYTHON, RECIPE, declared["build-system"], {name: project[name] for name in names}, locks]
     return json.dumps(parts) + "\n"
 
 
@@ -55,8 +58,11 @@ def build(home: Path) -> None:
     say(f"building the environment of development in {home} (once; some minutes, about 3 GB)")
     pip = new_venv(home)
     pip(TORCH)
-    pip(f"{CHECKOUT}[dev]", "hatchling", "editables")  # the last two install a checkout without downloading anything
-    run(home / "bin" / "python", "-m", "pip", "uninstall", "--quiet", "--yes", "stepwell")
+    pip("--no-deps", "--require-hashes", *(word for path in lock_files() for word in ("--requirement", str(path))))
+
+
+def lock_files() -> list[Path]:
+    return [CHECKOUT / "locks" / f"{name}.txt" for name in LOCKS]
 
 
 def delete_unused(cache: Path) -> None:

@@ -51,6 +51,8 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.trainers.settings": ("Settings", "RowSettings"),
         "stepwell.trainers.reporting": ("ToConsole", "ToJsonl", "ToWandb"),
         "stepwell.trainers.weight_sync": ("WeightSync", "SyncReport"),
+        "stepwell.trainers.guard.guarded_sync": ("GuardedSync",),
+        "stepwell.trainers.guard.guard_settings": ("GuardSettings",),
         "stepwell.trainers.transfers": ("CheckpointTransfer",),
         "stepwell.trainers.nccl": ("NcclTransfer",),
         "stepwell.trainers.loader": ("pool_loader",),

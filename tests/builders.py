@@ -118,7 +118,8 @@ class EasyPool(Pool):
         request = ExactFill(
             trajectories=trajectories, channel=channel, shares=shares or {}, lease=seconds, step_filter=step_filter
         )
-        chosen = choose_groups(self.leasing.offers(request), trajectories, request.shares)
+        share = self.state.limits.max_share_per_user
+        chosen = choose_groups(self.leasing.offers(request), trajectories, request.shares, share)
         if chosen is None:
             return None
         self.leases += 1
@@ -127,13 +128,22 @@ class EasyPool(Pool):
         assert taken is not None, "what was just offered is gone"
         return uid, taken
 
-    def take_unscored(self, count: int = 100, lease_uid: str = "lease", *, seconds: float = 60.0) -> list[list[Step]]:
+    def take_unscored(
+        self, count: int = 100, lease_uid: str = "lease", *, seconds: float = 60.0, by_step: bool = False
+    ) -> list[list[Step]]:
         """Trajectories for a reward worker, under that lease."""
-        columns = self.rewards_due.take(count, lease_uid, self.state.now + seconds)
+        columns = self.rewards_due.take(count, lease_uid, self.state.now + seconds, by_step=by_step)
         steps = [] if columns is None else unpack(columns, copy=False)
         return [list(found) for _, found in groupby(steps, key=lambda step: step.trajectory_uid)]
 
-    def judge(self, uid: str, prompt: str, score: Score | float | JudgementOutcome, lease_uid: str = "lease") -> bool:
+    def judge(
+        self,
+        uid: str,
+        prompt: str,
+        score: Score | float | JudgementOutcome,
+        lease_uid: str = "lease",
+        steps: Sequence[str] = (),
+    ) -> bool:
         """A worker's judgement: a score, or how it failed."""
         value = score if isinstance(score, Score) else None if isinstance(score, JudgementOutcome) else Score(score)
         judgement = Judgement(
@@ -142,6 +152,7 @@ class EasyPool(Pool):
             lease_uid=lease_uid,
             attempt=Attempt(score if isinstance(score, JudgementOutcome) else JudgementOutcome.SCORE, value),
             source="judge",
+            steps=tuple(steps),
         )
         return self.rewards_due.settle([judgement])[0]
 

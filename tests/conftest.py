@@ -9,8 +9,8 @@ from tests.rig.ray_cluster import RayCluster, start_ray
 from tests.rig.tiny_model import make_tiny_model
 
 WITHOUT_SHARED_ENGINE = (
-    *("atropos_environments", "atroposlib", "batch_torch", "dashboard", "demo", "engine_restarted", "missed_update"),
-    *("trl", "verl"),
+    *("atropos_environments", "atroposlib", "batch_torch", "dashboard", "demo", "engine_restarted", "live_demo"),
+    *("missed_update", "trl", "verl"),
 )
 """How the names of those e2e files begin that start an engine of their own, or need none."""
 
@@ -19,6 +19,7 @@ LONGEST = (
     "e2e/test_broken_tool_call",  # with it, all that share the engine
     "e2e/test_trl",
     "e2e/test_demo",
+    "e2e/test_live_demo",
     "e2e/test_engine_restarted_during_training",
     "e2e/test_missed_update",
     "e2e/test_atroposlib",
@@ -44,6 +45,25 @@ class EngineInOneProcess(LoadScopeScheduling):  # type: ignore[misc]  # xdist ha
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> EngineInOneProcess:
     config.option.loadscopereorder = False  # else the files with most tests begin, which are not the longest
     return EngineInOneProcess(config, log)
+
+
+class FailuresAtOnce:
+    """Names each failure when it happens: a run that is cut off has said what failed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            cause = report.longreprtext.strip().rpartition("\n")[2]
+            terminal.ensure_newline()
+            terminal.write_line(f"FAILED {report.nodeid} ({report.when}, {report.duration:.0f} s): {cause}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -90,7 +90,13 @@ class OurGateway:
 
 @contextmanager
 def our_gateway(
-    engine: Server, folder: Path, address: str, namespace: str, *, response_length: int = canned.RESPONSE
+    engine: Server,
+    folder: Path,
+    address: str,
+    namespace: str,
+    *,
+    response_length: int = canned.RESPONSE,
+    program: str = "stepwell.gateway",
 ) -> Iterator[OurGateway]:
     """Ray runs already, at that address, and this process has joined it."""
     start_pool(PoolPlan(name=POOL, limits=Limits(max_queue_size=100_000)), namespace)
@@ -106,7 +112,7 @@ def our_gateway(
         "--host": "127.0.0.1",
         "--port": "{port}",
     }
-    command = [sys.executable, "-m", "stepwell.gateway", *(word for flag in flags.items() for word in flag)]
+    command = [sys.executable, "-m", program, *(word for flag in flags.items() for word in flag)]
     env = {"STEPWELL_GATEWAY_CONTROL_KEYS": key}
     with serving(command, folder / "gateway.log", ready="/ready", env=env) as server:
         yield OurGateway(server, DataPool(PoolClient(POOL, namespace)), _pid_of_pool(namespace), key)

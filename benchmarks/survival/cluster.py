@@ -131,7 +131,7 @@ async def survival_cluster(
         await asyncio.to_thread(link.start)
         stack.push_async_callback(link.close)
         client = PoolClient(POOL, transport=link)
-        await _until_ready(client)
+        await until_ready(client)
         given = {
             "data_pool_name": POOL,
             "vllm_addresses": engine.url,
@@ -172,7 +172,7 @@ def logs_of_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-async def _until_ready(client: PoolClient) -> None:
+async def until_ready(client: PoolClient) -> None:
     deadline = time.monotonic() + READY_TIMEOUT
     while True:
         try:

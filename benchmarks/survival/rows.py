@@ -8,6 +8,7 @@ from benchmarks.survival.head import LostHead
 from benchmarks.survival.hostile import HostileRequests
 from benchmarks.survival.killed_clients import KilledClients
 from benchmarks.survival.link_down import LinkDown
+from benchmarks.survival.live_kills import LiveKills
 from benchmarks.survival.lost_node import NodeLostWithDatabase, NodeLostWithFiles
 from benchmarks.survival.postgres_failover import PostgresFailover
 from benchmarks.survival.power_loss import PowerLoss
@@ -42,6 +43,7 @@ ROWS: tuple[SurvivalRow, ...] = (
     ClockJump(+1),
     ClockJump(-1),
     KilledClients(),
+    LiveKills(),
     Soak(),
     ChangedShards(),
 )

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from stepwell import logs
+from stepwell.common.private_files import keep_files_private
 from stepwell.errors import RayUnreachable, StepwellError
 
 COMMANDS = {
@@ -16,13 +17,39 @@ COMMANDS = {
     "doctor": ("check whether an engine is token-exact", "tools.DoctorSettings", "doctor.command.run_doctor"),
     "pool": ("create the DataPool on a running Ray cluster", "pool.PoolSettings", "run_pool"),
     "gateway": ("serve agents and record their calls", "serving.GatewaySettings", "run_gateway"),
+    "gateway key": ("make a key by which a user opens sessions", "serving.SessionKeySettings", "run_gateway_key"),
     "atropos": ("serve environments and trainers written for Atropos", "serving.AtroposSettings", "run_atropos"),
     "dashboard": ("serve the web dashboard", "serving.DashboardSettings", "run_dashboard"),
     "rewards": ("start reward workers on a running Ray cluster", "rewards.RewardSettings", "run_rewards"),
     "reward try": ("call a reward function on stored trajectories", "rewards.TrySettings", "run_try"),
     "rescore": ("copy stored trajectories with new rewards", "rewards.RescoreSettings", "run_rescore"),
+    "policy list": (
+        "show the policy's versions, the canary and decisions",
+        "policy_commands.PolicyListSettings",
+        "up.command_policy.run_list",
+    ),
+    "policy promote": (
+        "give the canary to all sessions",
+        "policy_commands.PromoteSettings",
+        "up.command_policy.run_promote",
+    ),
+    "policy rollback": (
+        "end the canary at once",
+        "policy_commands.RollbackSettings",
+        "up.command_policy.run_rollback",
+    ),
     "export": ("write steps to Parquet, JSONL or a dataset", "exports.ExportSettings", "run_export"),
     "import": ("send exported steps into a running pool", "exports.ImportSettings", "run_import"),
+    "forget": (
+        "delete everything of one person, with a receipt",
+        "forgetting.ForgetSettings",
+        "up.command_forget.run_forget",
+    ),
+    "lineage": (
+        "show what a version of the policy was trained on",
+        "lineage.LineageSettings",
+        "up.command_lineage.run_lineage",
+    ),
     "demo": ("train a tiny model on a CPU", "tools.DemoSettings", "demo.run.run_demo"),
 }
 """Each command, of one or two words: its line in --help, its settings class in config/, and its function. A function
@@ -40,13 +67,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def command_of(arguments: Sequence[str]) -> str | None:
-    """The command that the first word or the first two words name."""
-    candidates = (" ".join(arguments[:words]) for words in (1, 2))
+    """The command that the first two words or the first word name."""
+    candidates = (" ".join(arguments[:words]) for words in (2, 1))
     return next((command for command in candidates if command in COMMANDS), None)
 
 
 def usage() -> str:
-    lines = [f"  {name:10} {text}" for name, (text, *_) in COMMANDS.items()]
+    lines = [f"  {name:15} {text}" for name, (text, *_) in COMMANDS.items()]
     return "\n".join(
         (
             "usage: stepwell COMMAND [FLAGS]\n",
@@ -60,6 +87,7 @@ def usage() -> str:
 def run(command: str, arguments: Sequence[str], program: str) -> None:
     """Run one command. A failure is reported in one line."""
     logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")
+    keep_files_private()
     _, settings_name, function_name = COMMANDS[command]
     try:
         sections = import_module("stepwell.config.sections")

@@ -18,7 +18,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 from uuid import uuid4
 
 from stepwell.errors import BadRequest, GatewayUnreachable, NotReady, StepwellError, from_answer
@@ -77,17 +77,24 @@ class Run:
         self,
         trajectory_uid: str,
         prompt_uid: str,
-        value: float,
+        value: float | None = None,
         *,
-        step_index: int | None = None,
+        thumb: Literal["up", "down"] | None = None,
+        rating: float | None = None,
+        scale: tuple[float, float] | None = None,
+        step_index: int | Literal["last"] | None = None,
         source: str | None = None,
         note: str | None = None,
     ) -> str:
         """Score a rollout, or one of its steps, now or long after its end: a rating, an edit, a sale.
 
+        A value is the reward; a thumb counts 1 or -1; a rating is mapped from its scale (1 to 5) to -1 … 1. Without a
+        step_index, a value is for the whole rollout, a thumb or a rating for its last step.
+
         Returns "counted" if the reward is trained or stored in the archive, "late" if it is too late for both.
         """
-        given = _given({"value": value, "step_index": step_index, "source": source, "note": note})
+        said = {"value": value, "thumb": thumb, "rating": rating, "scale": scale, "step_index": step_index}
+        given = _given({**said, "source": source, "note": note})
         url = f"{self.url}/{_quoted(trajectory_uid)}/{_quoted(prompt_uid)}/v1/feedback"
         return str(_call("POST", url, given, self._key)["status"])
 

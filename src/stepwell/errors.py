@@ -56,6 +56,10 @@ class Conflict(StepwellError):
     """The request contradicts existing data."""
 
 
+class Forgotten(StepwellError):
+    """The data of this subject was deleted, and nothing of it is taken any more; a retry does not help."""
+
+
 class PoolFull(StepwellError):
     """The channel is full and drops nothing; a retry helps after the trainer has taken groups."""
 

@@ -23,7 +23,8 @@ from fastapi import FastAPI
 
 from stepwell import logs
 from stepwell.atropos.app import AtroposAsgi, create_atropos
-from stepwell.common.access_keys import AccessKeys
+from stepwell.common.access_keys import AccessKeys, SessionKey
+from stepwell.common.bounded_http import MOST_CONNECTIONS, BoundedHttp
 from stepwell.common.die_with_parent import set_parent_death_signal
 from stepwell.common.tokenizers import BackgroundTokenizer, load_decode, load_tokenizer
 from stepwell.common.worker_processes import CANNOT_START, WorkerProcesses
@@ -31,7 +32,7 @@ from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import FunctionSection, RescoreSettings, RewardSettings, TrySettings
 from stepwell.config.sections import DNS, PoolSection
-from stepwell.config.serving import ON_POLICY, AtroposSettings, DashboardSettings, GatewaySettings
+from stepwell.config.serving import ON_POLICY, AtroposSettings, DashboardSettings, GatewaySettings, SessionKeySettings
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.engines.discovery import EngineDiscovery
@@ -41,7 +42,9 @@ from stepwell.errors import NotReady, StepwellError
 from stepwell.exports import commands as exporting
 from stepwell.gateway.app import create_app
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
+from stepwell.gateway.http.quotas import CallQuota
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.asgi import GatewayAsgi
 from stepwell.pool.api.plan import JournalSync, PoolPlan
@@ -50,6 +53,7 @@ from stepwell.pool.client.link import LinkClient, RayLink, SharedLink
 from stepwell.pool.client.pool_keeper import keep_pool
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.rewards.client import RewardClient
+from stepwell.rewards.confinement.sandbox import SandboxLevel
 from stepwell.rewards.offline import rescore, try_function
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.steps.parquet import ParquetReader
@@ -152,8 +156,16 @@ def _gateway(settings: GatewaySettings, link: LinkClient, watch: Path | None = N
         other_models=settings.other_models,
         answers_unchecked=settings.unchecked_calls == "answer",
         bridge=ThinkingPolicy(settings.thinking) if settings.bridge == "on" else None,
+        session_sample=settings.session_sample,
+        rules=RequestRules(frozenset(settings.forward_fields), frozenset(settings.media_hosts)),
+        quota=CallQuota.read(settings.quota),
         atropos=_atropos(pool(), keys, settings.atropos_state) if settings.atropos else None,
     )
+
+
+def run_gateway_key(settings: SessionKeySettings) -> None:
+    keys = AccessKeys(settings.control_keys)
+    _say(keys.session_key(SessionKey(settings.user, settings.capture == "on")))
 
 
 def run_atropos(settings: AtroposSettings) -> None:
@@ -198,6 +210,8 @@ def _serve(
         host=settings.host,
         port=settings.port,
         timeout_keep_alive=IDLE_CONNECTION_TIMEOUT,
+        http=BoundedHttp,
+        limit_concurrency=MOST_CONNECTIONS,
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -275,7 +289,10 @@ def run_rewards(settings: RewardSettings) -> None:
     in_force = start_rewards(plan, pool_client, settings.ray_namespace)
     if in_force != plan:
         log.warning("reward worker %r runs already with other settings, which are kept: %s", plan.name, in_force)
-    log.info("%d reward workers are up in Ray namespace %r", in_force.workers, settings.ray_namespace)
+    log.info(
+        "%d reward workers are up in Ray namespace %r; generated code runs in a sandbox of level %s",
+        *(in_force.workers, settings.ray_namespace, in_force.job.sandbox),
+    )
 
 
 def run_try(settings: TrySettings) -> None:
@@ -300,8 +317,8 @@ def run_import(settings: ImportSettings) -> None:
 
 def _job(function: str, settings: FunctionSection) -> Job:
     """The settings have the same names in both."""
-    same = settings.model_dump(include=set(FunctionSection.model_fields))
-    return Job(function=function, folder=str(Path.cwd()), **same)
+    same = settings.model_dump(include=set(FunctionSection.model_fields) - {"sandbox"})
+    return Job(function=function, folder=str(Path.cwd()), sandbox=SandboxLevel(settings.sandbox), **same)
 
 
 def _say(line: str) -> None:

@@ -1,38 +1,14 @@
 """`stepwell demo`, the command itself, with a real vLLM: shortened, but long enough that learning shows."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.rig.demo_command import demo, mentioning
 from tests.rig.vllm_server import vllm_python
 
 UPDATES = 40
-LONGEST = 1_500.0
-"""Seconds; it takes some hundred on two cores that have nothing else to do."""
-
-
-def demo(*flags: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "stepwell", "demo", *flags]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=LONGEST, env={**os.environ, **(env or {})}
-    )
-
-
-def mentioning(text: str) -> list[str]:
-    """The command lines of running processes that have it in them."""
-    lines = [_command_line(folder) for folder in Path("/proc").iterdir() if folder.name.isdecimal()]
-    return [line for line in lines if text in line]
-
-
-def _command_line(folder: Path) -> str:
-    try:
-        return (folder / "cmdline").read_text().replace("\0", " ")
-    except OSError:  # it has just ended
-        return ""
 
 
 def test_a_tiny_model_learns_and_leaves_its_numbers_its_picture_and_no_process(tmp_path: Path) -> None:

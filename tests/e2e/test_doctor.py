@@ -38,7 +38,7 @@ def test_the_page_shows_what_is_printed(printed: str) -> None:
 
 def outline(report: str) -> list[str]:
     """Its lines, without what is told of the machine, and what is another in every run."""
-    text = re.sub(r"(?m)^\S+ +(packages|control keys|disk|Ray) .*(\n +→.*)?\n", "", report)
+    text = re.sub(r"(?m)^\S+ +(packages|control keys|disk|Ray|sandbox) .*(\n +→.*)?\n", "", report)
     return re.sub(r"http://\S+|begins after .*", "…", text).splitlines()
 
 

@@ -6,11 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.truth import AT_LEAST, cosine, mixed_temperatures, other_credit, temperature_ignored, worst_cosines
+from benchmarks.truth import (
+    AT_LEAST,
+    cosine,
+    mixed_temperatures,
+    of_cases,
+    other_credit,
+    other_setting,
+    temperature_ignored,
+    worst_cosines,
+)
 from benchmarks.truth_rig.episodes import FAR, SCENARIOS, Scenario, Task
 from benchmarks.truth_rig.gradients import ours
 from benchmarks.truth_rig.other_trainers import by_formula
+from benchmarks.truth_rig.sessions import CASES, BaselineCase, Sessions
 from stepwell.pool.client.batch import Batch
+from stepwell.steps.baselines import BASELINES
+from stepwell.trainers.aggregation import AGGREGATIONS
 from stepwell.trainers.settings import Settings
 
 
@@ -54,6 +66,28 @@ def test_a_temperature_that_is_ignored_is_noticed() -> None:
 
 def test_another_credit_for_the_steps_of_a_tree_is_noticed() -> None:
     assert other_credit(0.5) < AT_LEAST
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_baselines_aggregations_and_units_give_the_gradient_of_their_definition(case: BaselineCase) -> None:
+    assert min(of_cases([case]).values()) >= AT_LEAST
+
+
+def test_every_baseline_and_aggregation_has_a_case() -> None:
+    assert {case.settings.baseline for case in CASES} == set(BASELINES)
+    assert {case.settings.loss_aggregation for case in CASES} == set(AGGREGATIONS)
+    assert {case.settings.unit for case in CASES} == {"groups", "trajectories", "steps"}
+
+
+def test_another_baseline_or_aggregation_is_noticed() -> None:
+    assert other_setting("batch", "none", "group_undivided") < 0.9
+    assert other_setting("group", "sequence_mean", "fixed_length") < 0.9
+
+
+def test_sessions_stand_for_the_whole_distribution() -> None:
+    sessions = Sessions()
+    assert len(sessions.rollouts) == 2 * 4**3
+    assert {len(rollout.tokens) for rollout in sessions.rollouts} == {1, 2, 3}
 
 
 def test_a_gradient_has_no_entry_where_nothing_was_sampled() -> None:

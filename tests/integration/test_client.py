@@ -151,5 +151,5 @@ def test_a_gateway_with_keys_gives_each_agent_one_for_its_own_trajectory() -> No
             with pytest.raises(AuthenticationError), OpenAI(base_url=one.base_url, api_key=other.api_key) as client:
                 client.models.list()
         assert one.status == "completed"
-        with pytest.raises(Forbidden, match="needs a control key"), stepwell.connect(url).trajectory():
+        with pytest.raises(Forbidden, match="or a control key"), stepwell.connect(url).trajectory():
             pass

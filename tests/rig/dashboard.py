@@ -25,6 +25,7 @@ from stepwell.dashboard.gateway_monitor import INTERVAL, GatewayMonitor
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.curation import AuditEntry, AuditPage, Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.policy import Canary, PolicyDecision, PolicyStatus, RewardTally
 from stepwell.pool.api.series import ChannelSeries, TimeSeries
 from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
@@ -89,6 +90,20 @@ class MadeUpPool:
             leases=1,
             forks=3,
             scoring=ScoringStats(waiting=2, under_way=1, resting=0, scored=11, failed=Counter({"timeout": 1}), late=0),
+        )
+
+    async def policy_status(self, channel: str = "train") -> PolicyStatus:
+        await self._asked("policy_status")
+        began = time.time() - 90
+        return PolicyStatus(
+            policy_version=VERSIONS,
+            canary=Canary(VERSIONS + 2, ("http://canary:8000",), 0.1, began),
+            withdrawn=(VERSIONS + 1,),
+            decisions=[
+                PolicyDecision(VERSIONS + 1, "rollback", "guard", "worse by 0.4 after 30 rewards", began - 600),
+                PolicyDecision(VERSIONS + 2, "canary", "guard", "validation 0.81, best 0.80", began),
+            ],
+            rewards={VERSIONS: RewardTally(400, 300.0), VERSIONS + 2: RewardTally(40, 32.0)},
         )
 
     async def series(self, *, seconds: float) -> TimeSeries:

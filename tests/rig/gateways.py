@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 from stepwell.common.access_keys import AccessKeys
+from stepwell.common.bounded_http import BoundedHttp
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineKind
@@ -72,7 +73,14 @@ async def serve_gateway(
         **more,
     )
     server = uvicorn.Server(
-        uvicorn.Config(app, port=0, timeout_keep_alive=IDLE_CONNECTION_TIMEOUT, log_level="warning", access_log=False)
+        uvicorn.Config(
+            app,
+            port=0,
+            http=BoundedHttp,
+            timeout_keep_alive=IDLE_CONNECTION_TIMEOUT,
+            log_level="warning",
+            access_log=False,
+        )
     )
     serving = asyncio.create_task(server.serve())
     try:

@@ -11,7 +11,7 @@ import pytest
 from stepwell import cli
 
 HEAVY = ("ray", "fastapi", "pydantic", "torch", "transformers", "aiohttp", "uvicorn")
-OFFLINE = ("down", "status", "doctor", "reward try", "rescore", "demo")
+OFFLINE = ("down", "status", "doctor", "gateway key", "reward try", "rescore", "lineage", "demo")
 """Commands without --ray-namespace."""
 
 
@@ -57,8 +57,9 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_is_refused_with_the_ones_there_are() -> None:
     done = run("-m", "stepwell", "puol")
     assert done.returncode == 2
-    known = "up, down, status, doctor, pool, gateway, atropos, dashboard, rewards, reward try, rescore, export, import"
-    assert done.stderr == f"stepwell: unknown command 'puol'; there are: {known}, demo\n"
+    known = "up, down, status, doctor, pool, gateway, gateway key, atropos, dashboard, rewards, reward try, rescore"
+    more = "policy list, policy promote, policy rollback, export, import, forget, lineage, demo"
+    assert done.stderr == f"stepwell: unknown command 'puol'; there are: {known}, {more}\n"
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -84,7 +85,8 @@ def test_the_gateway_takes_exactly_the_flags_it_documents() -> None:
         *("--bridge", "--thinking"),
         *("--spool", "--spool-bytes", "--workers"),
         *("--atropos", "--no-atropos", "--atropos-state"),
-        *("--sampling", "--temperature", "--model", "--other-models"),
+        *("--sampling", "--temperature", "--model", "--other-models", "--session-sample"),
+        *("--forward-fields", "--media-hosts", "--quota"),
     }
 
 

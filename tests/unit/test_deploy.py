@@ -227,18 +227,6 @@ def test_services_and_budgets_select_pods_that_there_are() -> None:
             assert names[made["spec"]["serviceName"]]["clusterIP"] == "None"
 
 
-def test_only_gateways_and_trainers_reach_the_engines() -> None:
-    (rule,) = manifest("NetworkPolicy", "vllm")["spec"]["ingress"]
-    (source,) = rule["from"]
-    let_in = [name for name, pod in pods() if _has(pod, source["podSelector"]["matchLabels"])]
-    assert let_in == ["gateway"]
-
-
-def _has(pod: Manifest, wanted: Mapping[str, str]) -> bool:
-    labels: Mapping[str, str] = pod.get("metadata", {}).get("labels", {})
-    return wanted.items() <= labels.items()
-
-
 def test_volumes_and_secrets_that_are_used_are_there() -> None:
     claims = {made["metadata"]["name"] for made in manifests() if made["kind"] == "PersistentVolumeClaim"}
     for name, pod in pods():
@@ -299,13 +287,10 @@ def test_the_image_runs_as_no_one_special_and_is_watched() -> None:
         for source in sources.split():
             assert (CHECKOUT / source).exists()
             assert f"!{source}" in ignored
-    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", DOCKERFILE)
-    for extra in extras.split(","):
-        assert f"\n{extra} = [" in (CHECKOUT / "pyproject.toml").read_text()
 
 
 def test_ray_has_one_version() -> None:
-    (version,) = re.findall(r"^ARG RAY_VERSION=(\S+)$", DOCKERFILE, re.M)
+    (version,) = re.findall(r"^ray==(\S+)", (CHECKOUT / "locks" / "container.txt").read_text(), re.M)
     assert manifest("RayCluster", "ray")["spec"]["rayVersion"] == version
 
 

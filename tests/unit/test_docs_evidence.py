@@ -84,5 +84,5 @@ def test_the_comparison_admits_what_is_not_there() -> None:
     assert dialects == {"chat", "completions", "messages", "responses"}, "say so under 'Four dialects'"
     assert [kind.name for kind in ENGINES if kind.name == "sglang"] == [], "say so under 'One exact engine'"
     assert [column.name for column in STEP_COLUMNS if "expert" in column.name] == [], "say so under 'No routing replay'"
-    for said in ("**Four dialects**", "**One exact engine.**", "**No routing replay.**", "**No deletion.**"):
+    for said in ("**Four dialects**", "**One exact engine.**", "**No routing replay.**", "**No unlearning.**"):
         assert said in page

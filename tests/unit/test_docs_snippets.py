@@ -42,6 +42,7 @@ RUN_BY = {
     "docs/export.md": "tests/integration/exports/test_docs.py",
     "docs/environments.md": "tests/integration/envs/test_examples_docs.py",
     "docs/gateway.md": "tests/integration/gateway/test_docs.py",
+    "docs/live.md": "tests/unit/trainers/test_live_docs.py",
     "docs/operations/backup.md": "tests/unit/test_docs_snippets.py",
     "docs/operations/upgrade.md": "tests/unit/test_docs_snippets.py",
     "docs/pool.md": "tests/unit/test_docs_snippets.py",
@@ -60,6 +61,10 @@ FOREIGN_FLAGS = {
     *(flag for flag in VLLM_FLAGS if flag.startswith("--")),
     *(
         "--address",
+        "--security-opt",
+        "--temp-dir",
+        "--rm",
+        "--all",
         "--object-store-memory",
         "--runner",
         "--weight-transfer-config",

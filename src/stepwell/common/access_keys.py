@@ -1,15 +1,18 @@
-"""Access keys: a control key allows everything, a trajectory key allows calls for one trajectory.
+"""Access keys: a control key allows everything, a trajectory key allows calls for one trajectory, a session key allows
+a user to open sessions.
 
 - A trajectory key is an HMAC of the trajectory's names under the control key. Every process with the same control key
   can check it, and none has to store it.
+- A session key names its user, and says whether the user's calls are recorded, with an HMAC of both.
 - The time of a comparison does not depend on where two keys differ.
 - A header that cannot be parsed is refused like a wrong key; it never raises.
 """
 
 import hmac
-from base64 import b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 
 from stepwell.errors import BadRequest
@@ -20,10 +23,24 @@ MIN_LENGTH = 16
 PREFIX = b"sk-sw-"
 DOMAIN = b"stepwell trajectory key 1\0"
 """Separates these HMACs from other uses of the same secret."""
+SESSION_KEY_PREFIX = b"sk-sws-"
+SESSION_DOMAIN = b"stepwell session key 1\0"
+CAPTURED, NOT_CAPTURED = b"1", b"0"
 BEARER = b"bearer "
 BASIC = b"basic "
 CACHED_KEYS = 10_000
 """An agent calls many times with the same key."""
+LONGEST_MESSAGE = 1_000
+"""Bytes of a trajectory's two names. Longer ones name nothing, and are not cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """What a session key says of its holder."""
+
+    user: str = ""
+    is_captured: bool = True
+    """False: calls with this key are not recorded."""
 
 
 class AccessKeys:
@@ -56,8 +73,31 @@ class AccessKeys:
         if self.open:
             return True
         key, message = _key_in(authorization), _key_message(trajectory_uid, prompt_uid)
-        is_own = any(hmac.compare_digest(key, _derived_key(control, message)) for control in self._control)
+        is_own = len(message) <= LONGEST_MESSAGE and any(
+            hmac.compare_digest(key, _derived_key(control, message)) for control in self._control
+        )
         return is_own or self._is_control(key)
+
+    def session_key(self, key: SessionKey) -> str:
+        """Without control keys it is no secret, but it still tells users apart."""
+        return _session_key((self._control or (b"",))[0], key).decode("ascii")
+
+    def find_session_key(self, authorization: str | bytes | None) -> SessionKey | None:
+        """What the session key in that header says; None if it has no valid one."""
+        given = _key_in(authorization)
+        if not given.startswith(SESSION_KEY_PREFIX):
+            return None
+        said = _read_session_key(given)
+        controls = self._control or (b"",)
+        is_valid = said and any(hmac.compare_digest(given, _session_key(control, said)) for control in controls)
+        return said if is_valid else None
+
+    def session_caller(self, *authorizations: str | bytes | None) -> SessionKey | None:
+        """The session key by which a request with one of these headers is allowed; None if it is by a control key, or
+        if no key is needed and none is given."""
+        if not self.open and any(self._is_control(_key_in(header)) for header in authorizations):
+            return None
+        return next(filter(None, map(self.find_session_key, authorizations)), None)
 
     def secrets(self, domain: bytes) -> tuple[bytes, ...]:
         """A secret for another use, one for each control key; without keys, one that is no secret."""
@@ -102,3 +142,20 @@ def _key_message(trajectory_uid: str, prompt_uid: str) -> bytes:
 @lru_cache(maxsize=CACHED_KEYS)
 def _derived_key(control: bytes, message: bytes) -> bytes:
     return PREFIX + urlsafe_b64encode(hmac.digest(control, DOMAIN + message, "sha256")).rstrip(b"=")
+
+
+def _session_key(control: bytes, key: SessionKey) -> bytes:
+    said = (CAPTURED if key.is_captured else NOT_CAPTURED) + key.user.encode(errors="surrogatepass")
+    digest = hmac.digest(control, SESSION_DOMAIN + said, "sha256")
+    parts = (urlsafe_b64encode(part).rstrip(b"=") for part in (said, digest))
+    return SESSION_KEY_PREFIX + b".".join(parts)
+
+
+def _read_session_key(key: bytes) -> SessionKey | None:
+    """What it says, whether it is valid or not; None if it says nothing."""
+    encoded = key.removeprefix(SESSION_KEY_PREFIX).partition(b".")[0]
+    with suppress(ValueError):
+        said = urlsafe_b64decode(encoded + b"=" * (-len(encoded) % 4))
+        if said[:1] in (CAPTURED, NOT_CAPTURED):
+            return SessionKey(said[1:].decode(errors="surrogatepass"), said[:1] == CAPTURED)
+    return None

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from stepwell.common.private_files import open_private
+
 SUFFIX = ".part"
 
 
@@ -34,11 +36,11 @@ def writing_under_temporary_name(fs: Any, path: str) -> Iterator[str]:
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that replaces `path` at the end of the block and is then on disk, also after a power failure. If the
-    block fails, `path` stays as it was."""
+    """A new file that replaces `path` at the end of the block and is then on disk, also after a power failure. Only
+    its owner can read it. If the block fails, `path` stays as it was."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}{SUFFIX}")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=open_private) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -7,7 +7,10 @@
 
 import sqlite3
 import struct
+from contextlib import suppress
 from pathlib import Path
+
+from stepwell.common.private_files import create_private
 
 PAGE_SIZE = 16_384
 WAL_HEADER, FRAME_HEADER = 32, 24
@@ -18,13 +21,16 @@ MAX_SET_ASIDE = 1000
 def open_wal(
     path: Path, *, exclusive: bool = False, sync: bool = False, lock_timeout: float = 5.0
 ) -> sqlite3.Connection:
-    """Open a database in WAL mode, with explicit transactions. The folder is created if it is missing.
+    """Open a database in WAL mode, with explicit transactions. The folder is created if it is missing. Only its
+    owner can read a new file and its log.
 
     With `sync`, a commit is on the disk when it returns, and survives a loss of power. Without, it survives a kill of
     the process. With `exclusive`, no other process can open the file from the first change until this process closes it
     or ends.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(OSError):  # SQLite says why it cannot be opened
+        create_private(path)  # its log gets the same mode
     db = sqlite3.connect(path, timeout=lock_timeout, isolation_level=None, check_same_thread=False)
     try:
         db.execute(f"PRAGMA page_size = {PAGE_SIZE}")
@@ -47,6 +53,22 @@ def set_aside_damaged(path: Path) -> Path:
         if source.exists():
             source.rename(aside.with_name(aside.name + suffix))
     return aside
+
+
+def scrub_database(db: sqlite3.Connection) -> None:
+    """Write the whole file again, so that no page has anything of deleted rows, and empty the write-ahead log.
+
+    sqlite3.OperationalError if it cannot be done now: another process reads the file, or the disk is full. It takes
+    about a second for each gigabyte, and as much free space as the file has.
+    """
+    db.execute("PRAGMA secure_delete = ON")
+    try:
+        db.execute("VACUUM")
+        busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    finally:
+        db.execute("PRAGMA secure_delete = OFF")
+    if busy:
+        raise sqlite3.OperationalError("another process reads the file")
 
 
 def count_wal_frames(path: Path) -> int:

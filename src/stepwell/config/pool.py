@@ -67,6 +67,10 @@ class PoolSettings(RaySection):
     """Trained groups kept per channel and shard, for batches that mix in history."""
     completion_grace: float = Field(default=30.0, ge=0)
     """Seconds after a completion in which a call that began before it may still bring its step; then nothing may."""
+    session_idle: float | None = Field(default=None, gt=0)
+    """Seconds without a call after which a session is completed by itself; without it, sessions stay open."""
+    max_share_per_user: float | None = Field(default=None, gt=0, le=1)
+    """Largest share of a batch that sessions of one user may be; what is more waits for a later batch."""
     batch_size: int | None = Field(default=None, ge=1)
     """Trajectories per training step, for pacing; without it, the size of the last fetch."""
 

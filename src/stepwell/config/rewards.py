@@ -1,7 +1,7 @@
 """The settings of the commands that score: `stepwell rewards`, `stepwell reward try` and `stepwell rescore`."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, field_validator
 from pydantic_settings import CliPositionalArg, NoDecode, SettingsConfigDict
@@ -20,6 +20,8 @@ class FunctionSection(Section):
     """Seconds that one call may take."""
     memory_mb: int = Field(default=2_048, ge=64)
     """Megabytes of memory for each process that runs the function."""
+    sandbox: Literal["strict", "user", "none"] = "strict"
+    """Where generated code runs: in bubblewrap, as another user (needs root), or with the worker's rights."""
     children: int = Field(default=2, ge=1, le=1_024)
     """Processes that run the function; each runs one call at a time, or many calls of an async function."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from stepwell.config.sections import Addresses, EngineAddresses, Listed, ServerSection
+from stepwell.config.sections import Addresses, EngineAddresses, Listed, Section, ServerSection
 
 ON_POLICY, AS_ASKED = "on_policy", "as_asked"
 
@@ -58,12 +58,23 @@ class GatewaySettings(ServerSection):
     """The model or adapter that is trained, and that agents may ask for; without it, the engines' first one."""
     other_models: Listed = ()
     """Further models or adapters that agents may ask for, separated by commas; their steps are left out of training."""
+    forward_fields: Listed = ()
+    """Fields of chat and completion requests that engines get beside the usual ones, separated by commas, such as
+    structured_outputs; others are removed."""
+    quota: Listed = ()
+    """What one trajectory, or the user of a session key, may use at a time, as NAME=NUMBER, separated by commas:
+    in_flight calls (512), bytes of their requests (134217728), and calls per_second and tokens_per_second (0: any)."""
+    media_hosts: Listed = ()
+    """Hosts from which engines may fetch the images that a request names, over https, separated by commas; without any,
+    an image must be in the request."""
     bridge: Literal["on", "off"] = "on"
     """on sends a call that continues a recorded conversation to the engine as exact token ids, so that the turns of a
     rollout are trained as one sequence; off lets the engine render every prompt from its messages."""
     thinking: Literal["template", "tool_cycle", "all"] = "template"
     """What the model sees of its own earlier thinking over a bridge: what the chat template shows, all of it until the
     user's next message, or all of it."""
+    session_sample: float = Field(default=1.0, ge=0, le=1)
+    """Share of sessions that are recorded; the same ones at every gateway with the same share."""
     spool: str | None = None
     """File in which steps wait for the pool, so that they survive this process; without it, they wait in memory."""
     spool_bytes: int = Field(default=16 * 2**30, ge=2**20)
@@ -90,6 +101,19 @@ class GatewaySettings(ServerSection):
         """The settings of one of several workers. The first one has the spool of a single process."""
         spool = self.spool and (f"{self.spool}-{number}" if number else self.spool)
         return self.model_copy(update={"spool": spool, "port": self.port + 1 + number})
+
+
+class SessionKeySettings(Section):
+    """Print a session key, by which a user opens sessions at the gateways that have the same control key."""
+
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_GATEWAY_")
+
+    user: str = Field(min_length=1, max_length=200)
+    """Name of the user or the deployment; it is in the metadata of the sessions."""
+    capture: Literal["on", "off"] = "on"
+    """off: calls with this key are answered and not recorded."""
+    control_keys: Listed = ()
+    """Control keys of the gateways, separated by commas; the first one is used. Prefer the environment variable."""
 
 
 class AtroposSettings(ServerSection):

@@ -12,13 +12,14 @@ from stepwell.config.sections import Section
 class DemoSettings(Section):
     """Train a tiny model on the actions of its agent, with a real vLLM, on a CPU.
 
-    It takes about four minutes on two cores, and writes its numbers, a chart and its logs to a folder.
+    It takes about four minutes on two cores (live: six), and writes its numbers, a chart and its logs to a folder.
     """
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_DEMO_")
 
-    task: Literal["rev", "tool"] = "rev"
-    """What the model learns: rev, to reverse a word; tool, to call a calculator and repeat its result."""
+    task: Literal["rev", "tool", "live"] = "rev"
+    """What the model learns: rev, to reverse a word; tool, to call a calculator and repeat its result; live, what the
+    users of a chat service want, from what they say next, while a guard rolls back a bad update."""
     seed: int = 0
     """Seed of the model's weights, of the held-out samples and of the order of the other samples."""
     updates: int | None = Field(default=None, ge=1)

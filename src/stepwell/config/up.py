@@ -68,6 +68,8 @@ class UpSettings(Section):
     """Ray namespace of the DataPool."""
     detach: bool = False
     """Continue in the background once everything is ready."""
+    show_key: bool = False
+    """Print the key. Without it, only the path of its file is printed."""
     pool: CliSuppress[dict[str, JsonValue]] = Field(default_factory=dict)
     gateway: CliSuppress[dict[str, JsonValue]] = Field(default_factory=dict)
     dashboard: CliSuppress[dict[str, JsonValue]] = Field(default_factory=dict)

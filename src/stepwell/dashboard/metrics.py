@@ -85,6 +85,13 @@ METRICS = (
     ),
     _one("uniform_groups", "Groups handed out in which all rollouts were equal.", lambda stats: stats.uniform_groups),
     _one("grace_steps", "Steps taken in shortly after a completion.", lambda stats: stats.in_grace),
+    _one("sessions_open", "Sessions of live users whose trajectory is open.", lambda stats: stats.sessions.open),
+    _one(
+        "sessions_deferred",
+        "Ready items that a batch left in the queue because of --max-share-per-user.",
+        lambda stats: stats.sessions.deferred,
+    ),
+    _one("sessions_ended_idle", "Trajectories that ended by idle sessions.", lambda stats: stats.sessions.ended_idle),
     _by_channel("groups", "Groups held and not under lease.", lambda channel: channel.groups),
     _by_channel("ready_groups", "Groups that a trainer could take.", lambda channel: channel.ready_groups),
     _by_channel("trajectories", "Trajectories neither taken nor dropped.", lambda channel: channel.trajectories),
@@ -99,6 +106,7 @@ METRICS = (
     _wasted("wasted_tokens", "Their tokens.", lambda count: count.tokens),
     _counted("refused_steps", "Steps not taken in.", "cause", lambda stats: stats.refused),
     _counted("quarantined_steps", "Steps in which something is inconsistent.", "kind", lambda stats: stats.quarantined),
+    _counted("policy_decisions", "Decisions about versions of the policy.", "action", lambda stats: stats.decided),
     _one("scoring_waiting", "Trajectories that lack a reward.", lambda stats: stats.scoring.waiting),
     _counted("scoring_failed", "Judgements that gave no reward.", "outcome", lambda stats: stats.scoring.failed),
 )

@@ -29,6 +29,7 @@ class DashboardState:
         self.texts = ConversationTexts()
         self.follower = PoolFollower(pool, self.index, self.texts)
         self.stats = SharedAnswer(pool.stats)
+        self.policy = SharedAnswer(pool.policy_status)
         self._series = {span: SharedAnswer(partial(pool.series, seconds=span)) for span in SERIES_SPANS}
 
     async def series(self, seconds: float) -> TimeSeries:
@@ -45,5 +46,6 @@ class DashboardState:
                 yield
         finally:
             await self.stats.close()
+            await self.policy.close()
             for shared in self._series.values():
                 await shared.close()

@@ -2,10 +2,8 @@
 
     python -m stepwell.demo.episodes ORDERS
 
-It starts the gateway as its child, writes a line, and then follows the lines on its stdin: `evaluate` (each held-out
-sample several times), `train` (rollouts, as many as the pool takes, until `stop`). It answers each with a line that
-contains a number: when the order is done, or for `train` when it has started. It ends at the end of stdin, so it does
-not outlive the process that started it.
+It follows `evaluate` (each held-out sample several times; the answer is the mean reward) and `train` (rollouts, as
+many as the pool takes, until `stop`; it answers when they have started). See following.py.
 """
 
 import asyncio
@@ -15,36 +13,25 @@ import sys
 from stepwell import logs
 from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.dataset import Dataset, Prompt
-from stepwell.agents.gateway_process import GatewayProcess
 from stepwell.agents.rollout import Rollout, RolloutResult
 from stepwell.agents.rollouter import AsyncRollouter
 from stepwell.demo.agent_process import Orders
+from stepwell.demo.following import follow, sdk_client
 from stepwell.demo.tasks import TASKS, Task, split
-from stepwell.demo.vocabulary import CONTEXT
 
 GROUP = 8
 """Rollouts per prompt."""
 TIMES = 4
 """Rollouts per held-out sample in an evaluation."""
 VALIDATION = "validation"
-CALL_TIMEOUT = 60.0
-"""Seconds for a call on a busy machine."""
 
 
 class SdkAgent:
     """A task's agent with an OpenAI client for each rollout; all clients share their connections."""
 
     def __init__(self, task: Task) -> None:
-        from openai import AsyncOpenAI, DefaultAioHttpClient
-
         self._task = task
-        self._client = AsyncOpenAI(
-            base_url="http://127.0.0.1",
-            api_key="-",
-            timeout=CALL_TIMEOUT,
-            max_retries=0,
-            http_client=DefaultAioHttpClient(),
-        )
+        self._client = sdk_client("http://127.0.0.1")
 
     async def __call__(self, rollout: Rollout) -> float:
         client = self._client.with_options(base_url=rollout.base_url, api_key=rollout.api_key)
@@ -92,26 +79,7 @@ class Episodes:
 
 
 async def serve(orders: Orders, task: Task, make: type[Episodes] = Episodes) -> None:
-    gateway = GatewayProcess(
-        data_pool_name=orders.data_pool_name,
-        vllm_addresses=orders.engine,
-        tokenizer_path=orders.tokenizer,
-        prompt_length=CONTEXT,
-        response_length=CONTEXT,
-        ray_address=orders.ray_address,
-        ray_namespace=orders.ray_namespace,
-    )
-    async with gateway:
-        episodes = make(gateway.url, orders, task)
-        _say(0.0)
-        while order := await asyncio.to_thread(sys.stdin.readline):
-            _say(await episodes.do(order.strip()))
-        await episodes.stop()
-
-
-def _say(number: float) -> None:
-    sys.stdout.write(f"{number}\n")
-    sys.stdout.flush()
+    await follow(orders, lambda gateway: make(gateway, orders, task))
 
 
 if __name__ == "__main__":

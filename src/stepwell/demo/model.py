@@ -6,6 +6,7 @@ result). With random wrong answers the model learned nothing.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 STEPS = 400
 EXAMPLES = 64
-"""Examples per step."""
+"""Conversations per step, if they are short."""
 RATE = 2e-3
 WARMUP_STEPS = 20
 """Steps of the linear rise of the learning rate, which meanwhile decays to a tenth."""
@@ -68,15 +69,20 @@ def write_model(model: "Qwen2ForCausalLM", folder: Path) -> Path:
     return folder
 
 
-def warm_up(model: "torch.nn.Module", conversations: Iterator[Sequence[ScriptTurn]], steps: int = STEPS) -> float:
-    """Trains the model on the assistant's turns of the conversations; returns the last loss."""
+def warm_up(
+    model: "torch.nn.Module",
+    conversations: Iterator[Sequence[ScriptTurn]],
+    steps: int = STEPS,
+    examples: int = EXAMPLES,
+) -> float:
+    """Trains the model on the assistant's turns of the conversations, so many per step; returns the last loss."""
     import torch
 
     tokenizer = make_tokenizer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_factor)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_factor, steps=steps))
     for _ in range(steps):
-        ids, labels = _batch(tokenizer, list(islice(conversations, EXAMPLES)))
+        ids, labels = _batch(tokenizer, list(islice(conversations, examples)))
         logits = model(input_ids=ids, attention_mask=(ids != END_OF_TEXT).long()).logits
         loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         optimizer.zero_grad()
@@ -87,8 +93,9 @@ def warm_up(model: "torch.nn.Module", conversations: Iterator[Sequence[ScriptTur
     return loss.item()
 
 
-def rate_factor(step: int) -> float:
-    return min(1.0, (step + 1) / WARMUP_STEPS) * (1.0 - 0.9 * step / STEPS)
+def rate_factor(step: int, steps: int) -> float:
+    """Of the learning rate at this one of so many steps; it never reaches 0."""
+    return min(1.0, (step + 1) / WARMUP_STEPS) * (1.0 - 0.9 * step / steps)
 
 
 def _batch(

@@ -1,13 +1,15 @@
 """The demo's DataPool, on its own Ray cluster on loopback, which ends with the demo."""
 
 import secrets
-import tempfile
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from stepwell.demo.termination import keeping_sigterm
+from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client.ray_cluster import local_ray
+from stepwell.pool.client.ray_folder import make_ray_folder
 
 if TYPE_CHECKING:
     from stepwell.pool.client import DataPool
@@ -20,12 +22,15 @@ STORE = 128 * 2**20
 @contextmanager
 def demo_ray() -> Iterator[str]:
     """Yields its address."""
-    with tempfile.TemporaryDirectory() as folder:
-        token = Path(folder) / "token"
+    folder = make_ray_folder()
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
-        with local_ray(NAMESPACE, token=token, store=STORE) as joining:
-            yield joining["RAY_ADDRESS"]
+        with keeping_sigterm():
+            joining = stack.enter_context(local_ray(NAMESPACE, token=token, store=STORE, folder=folder))
+        yield joining["RAY_ADDRESS"]
 
 
 def make_pool(name: str, *, batch: int, ahead: int) -> "DataPool":
@@ -33,10 +38,12 @@ def make_pool(name: str, *, batch: int, ahead: int) -> "DataPool":
 
     No step is dropped for its age: the trainer corrects for it.
     """
-    from stepwell.pool.api.plan import Limits, PoolPlan
+    return pool_with(name, Limits(batch_size=batch, max_staleness=ahead, on_stale="keep"))
+
+
+def pool_with(name: str, limits: Limits) -> "DataPool":
     from stepwell.pool.client import DataPool, PoolClient
     from stepwell.pool.shard.actor import start_pool
 
-    limits = Limits(batch_size=batch, max_staleness=ahead, on_stale="keep")
     start_pool(PoolPlan(name=name, limits=limits), NAMESPACE)
     return DataPool(PoolClient(name, NAMESPACE))

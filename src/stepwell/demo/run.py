@@ -3,13 +3,14 @@
 vLLM takes the longest to start, so it starts first, with the untrained model; it gets the warm-up's weights by the
 first sync.
 
-- After a failure, nothing that was started is left running.
+- After a failure, Ctrl-C or SIGTERM, nothing that was started is left running.
 - After every sync the engine's log-probabilities are compared with the trainer's. If they differ by more than 1e-3,
   the run ends with SyncFailed.
 """
 
 import json
 import math
+import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -22,10 +23,12 @@ from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.chart import write_picture
 from stepwell.demo.engine import find_vllm, start_engine
 from stepwell.demo.episodes import GROUP
+from stepwell.demo.live.live_run import run_live
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.pool import NAMESPACE, demo_ray, make_pool
 from stepwell.demo.screen import DemoScreen
 from stepwell.demo.tasks import TASKS, shown, split
+from stepwell.demo.termination import Terminated, ending_on_sigterm
 from stepwell.trainers.reporting import Report, ToJsonl, UpdateMetrics
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
@@ -69,11 +72,17 @@ class DemoResult:
 
 def run_demo(settings: DemoSettings) -> None:
     screen = DemoScreen()
+    for package in NEEDED:
+        require(package, "demo")
     try:
-        result, updates = Demo(settings, screen).run()
-    except KeyboardInterrupt:
+        with ending_on_sigterm():
+            if settings.task == "live":
+                run_live(settings, screen)
+                return
+            result, updates = Demo(settings, screen).run()
+    except (KeyboardInterrupt, Terminated) as ended:
         screen.say("stopped")
-        sys.exit(130)
+        sys.exit(128 + (signal.SIGTERM if isinstance(ended, Terminated) else signal.SIGINT))
     result.write(settings.out / "outcome.json")
     if settings.plot:
         rewards = [metrics.reward for metrics in updates]
@@ -87,8 +96,6 @@ def run_demo(settings: DemoSettings) -> None:
 class Demo:
     def __init__(self, settings: DemoSettings, screen: DemoScreen) -> None:
         self._python = find_vllm(settings.vllm_python)
-        for package in NEEDED:
-            require(package, "demo")
         self._settings = settings
         self._screen = screen
         self._task = TASKS[settings.task]

@@ -24,11 +24,13 @@ from stepwell.doctor.detokenizer import Decode
 from stepwell.doctor.replies import CHAT, ExaminedAnswer, ParsedReply, error_text, parse_reply
 from stepwell.engines.engine import BROKEN, EngineControl, failure_text
 from stepwell.engines.fleet import EngineFleet
-from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
+from stepwell.errors import EngineUnavailable, NotReady, PoolUnavailable, SyncFailed
 from stepwell.gateway.app import create_app
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.gateway.http.request_body import Message, Receive, Send
 from stepwell.gateway.routes.asgi import GatewayAsgi
+from stepwell.pool.api.forgetting import ShardReceipt
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import (
     TRAIN,
@@ -40,6 +42,7 @@ from stepwell.pool.api.producing import (
     TrajectoryRef,
 )
 from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.sessions import SessionCall, SessionPlace
 from stepwell.steps.step import JsonObject, Step
 
 LONGEST = 4096
@@ -88,6 +91,12 @@ class RecordingPool:
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> str:
         return TRAIN
 
+    async def place_session(self, call: SessionCall) -> SessionPlace:
+        return SessionPlace(call.session_id, TRAIN)
+
+    async def find_session(self, user: str, replied: str) -> str:
+        return ""
+
     async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
         return []
 
@@ -107,6 +116,9 @@ class RecordingPool:
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         return EndResult.ABORTED
+
+    async def forget(self, subject: str) -> list[ShardReceipt]:
+        raise PoolUnavailable("a trial keeps nothing that could be forgotten")
 
     async def pacing(self, channel: str) -> Pacing:
         return Pacing(batch=0, batches_ahead=1, in_flight=0, queued=0)
@@ -304,6 +316,7 @@ async def open_harness(
         response_length=LONGEST,
         keys=AccessKeys(()),
         bridge=ThinkingPolicy.TEMPLATE,
+        rules=RequestRules(frozenset(("structured_outputs",))),
     )
     log = CallLog(app)
     server = _Server(uvicorn.Config(log, log_config=None, log_level="warning", access_log=False))

@@ -14,7 +14,8 @@ from pathlib import Path
 from stepwell.common.access_keys import AccessKeys
 from stepwell.config.sections import split
 from stepwell.doctor.findings import Check, Finding, Grade
-from stepwell.errors import BadRequest, RayUnreachable
+from stepwell.errors import BadRequest, NotReady, RayUnreachable
+from stepwell.pool.client.cluster_address import AUTO, cluster_settings
 
 SHOWN = ("stepwell", "ray", "vllm", "transformers", "tokenizers")
 CONTROL_KEYS = "STEPWELL_GATEWAY_CONTROL_KEYS"
@@ -22,8 +23,6 @@ FREE_BYTES = 5 * 2**30
 """Bytes that should be free for a journal."""
 SLOW_COMMIT = 0.1
 """Seconds; the pool commits once per message."""
-CLUSTER_FILE = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
-"""Where `ray start` writes the address of this machine's cluster."""
 NAMESPACE = "default"
 
 
@@ -33,6 +32,7 @@ def machine_checks(ray_address: str | None, folder: Path) -> list[Check]:
         Check("control keys", control_keys(os.environ.get(CONTROL_KEYS, ""))),
         Check("disk", disk(folder)),
         Check("Ray", ray(ray_address)),
+        Check("sandbox", sandbox()),
     ]
 
 
@@ -83,14 +83,25 @@ def disk(folder: Path) -> Finding:
 
 
 def ray(address: str | None) -> Finding:
-    found = address or os.environ.get("RAY_ADDRESS") or _local_cluster()
-    if found is None:
-        return Finding(Grade.UNKNOWN, "no cluster runs on this machine, and no --ray-address was given")
     try:
+        found = address or _own_cluster()
+        if found is None:
+            return Finding(Grade.UNKNOWN, "no cluster of yours runs on this machine, and no --ray-address was given")
         return Finding(Grade.OK, _describe_cluster(found))
     except (RayUnreachable, RuntimeError) as failure:
         grade = Grade.FAULT if address else Grade.WARNING
         return Finding(grade, str(failure).splitlines()[0], "ray start --head, with the same Ray and Python everywhere")
+
+
+def sandbox() -> Finding:
+    """Where reward workers on this machine would run generated code."""
+    from stepwell.rewards.confinement.sandbox import SandboxLevel, open_sandbox
+
+    try:
+        return Finding(Grade.OK, f"generated code runs {open_sandbox(SandboxLevel.STRICT).description}")
+    except NotReady as why:
+        remedy = "needed only for rewards that run generated code (python_tests); see docs/operations/security.md"
+        return Finding(Grade.WARNING, str(why), remedy)
 
 
 def _describe_cluster(address: str) -> str:
@@ -104,7 +115,8 @@ def _describe_cluster(address: str) -> str:
     try:
         nodes = sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
         cores = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
-        return f"Ray {ray.__version__} at {address}: {nodes} {'node' if nodes == 1 else 'nodes'}, {cores:g} CPUs"
+        joined = ray.get_runtime_context().gcs_address
+        return f"Ray {ray.__version__} at {joined}: {nodes} {'node' if nodes == 1 else 'nodes'}, {cores:g} CPUs"
     finally:
         if not was_initialized:
             ray.shutdown()
@@ -133,8 +145,6 @@ def _commit_seconds(folder: Path) -> float:
         return time.monotonic() - began
 
 
-def _local_cluster() -> str | None:
-    try:
-        return CLUSTER_FILE.read_text().strip() or None
-    except OSError:
-        return None
+def _own_cluster() -> str | None:
+    """RayUnreachable if one is written down where others can write."""
+    return AUTO if cluster_settings() else None

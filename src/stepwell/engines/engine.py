@@ -271,6 +271,8 @@ class EngineControl(Protocol):
 
     def resume(self) -> None: ...
 
+    def is_paused(self) -> bool: ...
+
     def set_version(self, version: str) -> None:
         """A number, or one that begins with CHANGING."""
 

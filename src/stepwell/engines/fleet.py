@@ -30,8 +30,10 @@ from stepwell.engines.engine import (
 from stepwell.engines.replica import EngineReplica
 from stepwell.engines.replies import EngineReply, RefusedReply
 from stepwell.engines.routing import EngineSelector, routing_named
+from stepwell.engines.session_split import SplitCounts
 from stepwell.errors import BadRequest, EngineUnavailable, PoolUnavailable
 from stepwell.pool.api.ports import EngineDirectory
+from stepwell.pool.api.serving_state import Serving
 from stepwell.steps.step import IntArray, JsonObject
 from stepwell.wire.openai import Sampled, Upstream
 
@@ -72,11 +74,24 @@ class EngineFleet:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def share(self, directory: EngineDirectory) -> None:
-        """Use the policy version and the list of engines of a pool. `follow` keeps both up to date."""
+        """Use the policy version, the canary and the list of engines of a pool. `follow` keeps them up to date."""
         self._directory = directory
 
     async def follow(self) -> None:
-        """Keeps the engines those of the pool's list, until cancelled."""
+        """Keeps the engines those of the pool's list, and sessions where its canary puts them, until cancelled."""
+        await asyncio.gather(self._follow_list(), self._follow_canary())
+
+    async def _follow_canary(self) -> None:
+        """No engine is asked anything here: a rollback must not wait for one that does not answer."""
+        assert self._directory is not None
+        seen = None
+        while True:
+            seen = await self._directory.serving_after(seen)
+            self._selector.set_canary(seen.canary)
+            for engine in self._selector.engines:
+                engine.review()
+
+    async def _follow_list(self) -> None:
         assert self._directory is not None
         seen, is_published = None, False
         while True:
@@ -231,6 +246,16 @@ class EngineFleet:
     def replicas(self) -> Sequence[EngineReplica]:
         return self._selector.engines
 
+    @property
+    def split_counts(self) -> SplitCounts:
+        """How calls were split between a canary's engines and the others."""
+        return self._selector.split_counts
+
+    @property
+    def serving(self) -> Serving | None:
+        """What the pool has last said of the policy; None before, and without a pool."""
+        return None if self._directory is None else self._directory.serving
+
     async def changed(self) -> None:
         """Returns when an engine was added, removed, or has changed its state."""
         await self._selector.changed()
@@ -255,7 +280,7 @@ class EngineFleet:
             if engine.address == address:
                 return engine
         http = EngineHttp(self._questions, address)
-        engine = EngineReplica(http, self._kinds, self._selector.note_change, self._policy_version)
+        engine = EngineReplica(http, self._kinds, self._selector.note_change, self._policy_version, self._withdrawn)
         self._selector.add(engine)
         return engine
 
@@ -264,6 +289,9 @@ class EngineFleet:
             return 0
         serving = self._directory.serving
         return None if serving is None else serving.policy_version
+
+    def _withdrawn(self) -> tuple[int, ...]:
+        return () if self.serving is None else self.serving.withdrawn
 
     def _adopt(self, addresses: Sequence[str]) -> None:
         """The watch probes those that are new."""

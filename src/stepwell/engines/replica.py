@@ -3,12 +3,13 @@
 - An engine that is not probed is down; an engine that was down is probed again before it gets a call.
 - An engine whose kind tells versions, and that tells no number, serves only the weights that it was started with: once
   the pool's policy version is above 0, it gets no calls until a weight sync.
+- So does an engine whose version was refused or rolled back.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
@@ -69,8 +70,10 @@ class EngineReplica:
         kinds: Sequence[EngineKind],
         on_change: Callable[[], None],
         policy_version: Callable[[], int | None] = lambda: 0,
+        withdrawn: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        """`policy_version` is the pool's; None if the pool has not told it yet."""
+        """`policy_version` is the pool's; None if the pool has not told it yet. `withdrawn`: versions that were refused
+        or rolled back."""
         self.address = http.address
         self.kind = kinds[-1]
         """Known once it is probed."""
@@ -91,6 +94,7 @@ class EngineReplica:
         self._kinds = kinds
         self._on_change = on_change
         self._policy_version = policy_version
+        self._withdrawn = withdrawn
         self._checking = Coalescer(self._check)
         self._asking_version = Coalescer(self._ask_version, every=VERSION_INTERVAL)
         self._mode_known = False
@@ -144,6 +148,7 @@ class EngineReplica:
         self.kind = next(kind for kind in self._kinds if kind.name == sight.facts.kind)
         self.facts, self.probed, self._mode_known = sight.facts, True, sight.facts.logprobs_mode != ""
         self._set_state(sight.state, sight.why)
+        self.review()
 
     async def version_after(self) -> int | None:
         """The version of what it has sampled, from a question that began after this call; None if it does not tell."""
@@ -207,7 +212,16 @@ class EngineReplica:
         answer = await self.kind.is_paused(self._http) if self.facts.pause else False
         return self.state is EngineState.PAUSED if answer is None else answer
 
+    def review(self) -> None:
+        """Its version may have been withdrawn since the last check."""
+        if self.state is EngineState.HEALTHY and self.version in self._withdrawn():
+            self._set_state(EngineState.UNSYNCED, self._why_unsynced())
+
     def _why_unsynced(self) -> str:
+        if self.version is not None and self.version in self._withdrawn():
+            return (
+                f"its weights are version {self.version}, which was refused or rolled back: it waits for a weight sync"
+            )
         if self.version is not None or not self.facts.reports_version:
             return ""
         if self.is_changing:

@@ -5,6 +5,8 @@
 - A call that samples no tokens may go to an unsynced engine.
 - Engines that are down are tried only if all are down.
 - No call gets the same engine twice.
+- While there is a canary, a session's calls go to the engines of its side. If none of them answers, those of the other
+  side do.
 """
 
 import asyncio
@@ -14,7 +16,9 @@ from hashlib import blake2b
 from typing import Protocol
 
 from stepwell.engines.replica import EngineReplica, EngineState
+from stepwell.engines.session_split import SessionSplit, SplitCounts
 from stepwell.errors import BadRequest, EngineUnavailable
+from stepwell.pool.api.policy import Canary
 
 WAITED_FOR = (EngineState.PAUSED, EngineState.UNSYNCED)
 RESUME_TOGETHER = 0.2
@@ -82,6 +86,14 @@ class EngineSelector:
         self._hold_timeout = hold_timeout
         self._healthy: list[EngineReplica] = []
         self._changed = asyncio.Event()
+        self._canary: Canary | None = None
+        self._split: SessionSplit | None = None
+        self.split_counts = SplitCounts()
+
+    def set_canary(self, canary: Canary | None) -> None:
+        if canary != self._canary:
+            self._canary = canary
+            self.note_change()
 
     def add(self, engine: EngineReplica) -> None:
         self.engines.append(engine)
@@ -94,6 +106,7 @@ class EngineSelector:
     def note_change(self) -> None:
         """The state of an engine has changed."""
         self._healthy = [engine for engine in self.engines if engine.state is EngineState.HEALTHY]
+        self._split = None if self._canary is None else SessionSplit(self._canary, self.engines)
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -105,6 +118,8 @@ class EngineSelector:
         self, sticky: str, tried: Collection[EngineReplica], *, samples: bool = True
     ) -> EngineReplica | None:
         """An engine that was not tried yet; None if there is none left. `samples`: the call's tokens are sampled."""
+        if self._split is not None and samples and (engine := await self._of_side(sticky, tried)) is not None:
+            return engine
         if self._healthy and not tried:
             return self._routing.choose(self._healthy, sticky)
         if not samples and (left := self._left(tried, EngineState.HEALTHY, EngineState.UNSYNCED)):
@@ -113,6 +128,26 @@ class EngineSelector:
             await self._wait_for_resume(tried)
         left = self._left(tried, EngineState.HEALTHY) or self._left(tried, EngineState.DOWN)
         return self._routing.choose(left, sticky) if left else None
+
+    async def _of_side(self, sticky: str, tried: Collection[EngineReplica]) -> EngineReplica | None:
+        """An engine of the session's side; None if the canary has ended, or no engine of that side answers."""
+        while (split := self._split) is not None:
+            side = split.side_of(sticky)
+            if healthy := side.healthy(tried):
+                self.split_counts.calls[side.name] += not tried
+                return self._routing.choose(healthy, sticky)
+            if not side.is_paused(tried):
+                self.split_counts.served_by_other[side.name] += bool(self._left(tried, EngineState.HEALTHY))
+                return None
+            await self._wait_for_change(self._left(tried, EngineState.PAUSED))
+        return None
+
+    async def _wait_for_change(self, paused: Sequence[EngineReplica]) -> None:
+        try:
+            async with asyncio.timeout(self._hold_timeout):
+                await self.changed()
+        except TimeoutError:
+            raise EngineUnavailable(self._still_paused(paused)) from None
 
     def _left(self, tried: Collection[EngineReplica], *states: EngineState) -> list[EngineReplica]:
         return [engine for engine in self.engines if engine.state in states and engine not in tried]
@@ -126,10 +161,12 @@ class EngineSelector:
                 while self._must_wait(tried):
                     await self.changed()
         except TimeoutError:
-            left = self._left(tried, *WAITED_FOR)
-            names = ", ".join(f"{engine.address}{engine.why and f' ({engine.why})'}" for engine in left)
-            raise EngineUnavailable(f"waited {self._hold_timeout:g} s for a paused engine to resume: {names}") from None
+            raise EngineUnavailable(self._still_paused(self._left(tried, *WAITED_FOR))) from None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RESUME_TOGETHER):
                 while self._left(tried, EngineState.PAUSED):
                     await self.changed()
+
+    def _still_paused(self, engines: Sequence[EngineReplica]) -> str:
+        names = ", ".join(f"{engine.address}{engine.why and f' ({engine.why})'}" for engine in engines)
+        return f"waited {self._hold_timeout:g} s for a paused engine to resume: {names}"

@@ -315,6 +315,9 @@ class VllmControl:
     def resume(self) -> None:
         self._post("/resume")
 
+    def is_paused(self) -> bool:
+        return self._call("GET", "/is_paused", None, may_be_absent=True).get("is_paused") is True
+
     def set_version(self, version: str) -> None:
         self._post("/update_weight_version", {"new_version": version})
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypedDict
 
 import orjson
 
+from stepwell.common.private_files import open_private
 from stepwell.errors import BadRequest
 
 Item = Any
@@ -146,7 +147,7 @@ def as_list(groups: Any) -> list[Any]:
 def append_group(path: Path, group: Mapping[str, Any]) -> None:
     """Adds one JSON line to the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
+    with open(path, "ab", opener=open_private) as file:
         file.write(orjson.dumps(group, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
 
 

@@ -128,7 +128,7 @@ class EnvTracking:
 
 
 def _write_evaluation(folder: Path, whole: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / "metrics.json").write_text(json.dumps(whole, indent=2))
     if samples:
         (folder / "samples.jsonl").write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))

@@ -32,8 +32,10 @@ REWARD_FIELDS = ("trajectory_uid", "prompt_uid", "step_index", "value", "source"
 class FileSource:
     """A path, or any fsspec URL."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, late_rewards: bool = True) -> None:
+        """Without late rewards, groups have the rewards with which they were trained."""
         self._url = url
+        self._takes_late_rewards = late_rewards
         self._fs: Any
         self._fs, self._path = require("fsspec", EXTRA).core.url_to_fs(url)
 
@@ -41,7 +43,7 @@ class FileSource:
         files = self._files()
         if not files:
             raise BadRequest(f"there is no Parquet or JSONL file in {self._url}")
-        late_rewards = LateRewards(self._read_tables(f"{self._path}/{REWARDS}"))
+        late_rewards = LateRewards(self._read_tables(f"{self._path}/{REWARDS}") if self._takes_late_rewards else ())
         for file in files:
             groups = self._read_lines(file) if file.endswith(".jsonl") else read_step_groups(self._fs, file)
             yield from map(late_rewards.apply, groups) if late_rewards else groups

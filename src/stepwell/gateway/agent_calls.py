@@ -13,13 +13,16 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stepwell.common.access_keys import SessionKey
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import EngineReply
 from stepwell.errors import EngineUnavailable, Overloaded, StepwellError
 from stepwell.gateway.bridge.bridge import Bridge, PromptPlan
 from stepwell.gateway.bridge.outcomes import BridgeOutcome
+from stepwell.gateway.call_placement import CallPlace, CallPlacement
 from stepwell.gateway.continuation import Continuation
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall, StreamWriter
+from stepwell.gateway.dialects.markers import writes_markers
 from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
 from stepwell.gateway.dialects.request_sampling import AS_ASKED, SamplingPolicy
 from stepwell.gateway.dialects.side_calls import side_call_kind
@@ -33,21 +36,26 @@ from stepwell.gateway.http.error_responses import (
     describe_unforeseen,
     openai_error,
 )
-from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.http.request_body import Message, Receive, Send, read_body
+from stepwell.gateway.http.metrics import GatewayMetrics, RemovedFields
+from stepwell.gateway.http.quotas import CallQuotas
+from stepwell.gateway.http.request_body import Message, Receive, Send, declared_length, read_body
 from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
 from stepwell.gateway.http.tracing import Tracing
 from stepwell.gateway.recording.step_builder import NO_ORIGIN, PromptOrigin, StepBuilder
 from stepwell.gateway.stored_conversations import StoredConversations, store_turn
 from stepwell.gateway.trajectories import KnownTrajectories
-from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, add_origins, as_unrecorded
+from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, add_origins, as_uncaptured, as_unrecorded
 from stepwell.pool.api.ports import StepSink
-from stepwell.pool.api.producing import ENDED_BY, Registration, TrajectoryRef
+from stepwell.pool.api.producing import ENDED_BY, TRAIN, Registration, TrajectoryRef
+from stepwell.steps.conversation import MARKERS_IN_TEXT
 from stepwell.steps.sampling import SIDE_CALL, LeftOutLog
-from stepwell.steps.step import Step
+from stepwell.steps.step import Json, Step
 from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled
 
 MAX_IN_FLIGHT = 20_000
+TRAJECTORY_HEADER = b"x-stepwell-trajectory"
+"""In the answer to a call with a session key: `trajectory_uid/prompt_uid`, where its operator can give feedback."""
+WHITEBOX = CallPlace(NO_TRAJECTORY, "", "")
 MALFORMED_HISTORY = "malformed_history"
 """In a step's extras: how many tool calls in its history had arguments that are not a JSON object."""
 CLOSE_TIMEOUT = 1.0
@@ -60,13 +68,15 @@ class Exchange:
 
     kind: str
     """Its label in metrics and traces."""
-    channel: str
+    placed: CallPlace
     call: ModelCall
     begun: Step
     """What is known of the call's steps before its answer."""
     writer: ResponseWriter
     headers: CallHeaders
     stream: StreamWriter
+    is_whitebox: bool = False
+    """It is a call at the gateway's root, whose client keeps its tokens itself."""
     is_abandoned: bool = False
     """The client left, and no other client waits for the answer."""
     is_over: bool = False
@@ -121,6 +131,7 @@ class AgentCalls:
     pool: StepSink
     engines: EngineFleet
     known: KnownTrajectories
+    placement: CallPlacement
     steps: StepBuilder
     metrics: GatewayMetrics
     tracing: Tracing | None
@@ -137,6 +148,8 @@ class AgentCalls:
     in_flight: int = 0
     continuation: Continuation = field(init=False)
     stored: StoredConversations = field(init=False)
+    quotas: CallQuotas = field(default_factory=CallQuotas)
+    removed: RemovedFields = field(init=False)
     deduplicator: RequestDeduplicator = field(default_factory=lambda: RequestDeduplicator(time.monotonic))
 
     _surroundings: dict[tuple[str, str], CallSurroundings] = field(default_factory=dict)
@@ -145,27 +158,44 @@ class AgentCalls:
     def __post_init__(self) -> None:
         self.continuation = Continuation(self.engines)
         self.stored = StoredConversations(self.pool, self.steps.outbox)
+        self.removed = RemovedFields(self.metrics)
 
-    async def serve(self, scope: Message, receive: Receive, send: Send, ref: TrajectoryRef, dialect: Dialect) -> None:
-        """A call of NO_TRAJECTORY is not recorded."""
+    async def serve(
+        self,
+        scope: Message,
+        receive: Receive,
+        send: Send,
+        ref: TrajectoryRef,
+        dialect: Dialect,
+        key: SessionKey | None = None,
+    ) -> None:
+        """With a session key, the call names no trajectory. Without, a call of NO_TRAJECTORY is not recorded."""
         writer = ResponseWriter(send, time.monotonic)
-        kind = f"whitebox_{dialect.name}" if ref == NO_TRAJECTORY else dialect.name
+        is_whitebox = ref == NO_TRAJECTORY and key is None
+        kind = f"whitebox_{dialect.name}" if is_whitebox else dialect.name
         began, self.in_flight = writer.touched_at, self.in_flight + 1
         exchange = None
         try:
             if self.in_flight > self.max_in_flight:
                 raise Overloaded(f"{self.max_in_flight} calls are in flight; try again in a moment")
             headers = read_call_headers(scope["headers"])
-            raw = await read_body(receive)
-            if ref == NO_TRAJECTORY:
-                channel, call = "", as_unrecorded(dialect.read(raw, self.around))
-            else:
-                channel = await self.known.channel_of(ref)
-                call = await self.stored.complete(dialect.read(raw, self.surroundings(channel)), ref)
-            begun = self._begin(call, ref, headers)
-            exchange = Exchange(kind, channel, call, begun, writer, headers, dialect.stream(call))
-            with self.known.call_of(ref.trajectory_uid):
-                await self._join_or_lead(exchange, receive, headers.key(begun.trajectory_uid, raw))
+            size = declared_length(scope["headers"])
+            with self.quotas.call_of(caller_of(ref, key), size or 0) as use:
+                raw = await read_body(receive, on_part=None if size is not None else use.grow)
+                if is_whitebox:
+                    placed, call = WHITEBOX, as_unrecorded(dialect.read(raw, self.around))
+                else:
+                    placed, call = await self._placed(ref, key, headers, dialect, raw)
+                    ref = placed.ref
+                if call.removed:
+                    self.removed.note(call.removed)
+                begun = self._begin(call, ref, headers, raw)
+                exchange = Exchange(kind, placed, call, begun, writer, headers, dialect.stream(call), is_whitebox)
+                if key is not None and exchange.is_recorded:
+                    writer.headers.append((TRAJECTORY_HEADER, f"{ref.trajectory_uid}/{ref.prompt_uid}".encode()))
+                with self.known.call_of(ref):
+                    await self._join_or_lead(exchange, receive, headers.key(begun.trajectory_uid, raw))
+                use.use(exchange.prompt_tokens + exchange.response_tokens)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
             error = describe_unforeseen(failure, f"a call of trajectory {ref.trajectory_uid}")
             self.metrics.calls_refused[kind, error.code].inc()
@@ -173,6 +203,21 @@ class AgentCalls:
         finally:
             self.in_flight -= 1
             self._count(kind, writer, began, exchange)
+
+    async def _placed(
+        self, ref: TrajectoryRef, key: SessionKey | None, headers: CallHeaders, dialect: Dialect, raw: bytes
+    ) -> tuple[CallPlace, ModelCall]:
+        """An agent's call, and the trajectory to which it belongs."""
+        if key is None:
+            placed = await self.placement.by_url(ref, headers)
+            call = dialect.read(raw, self.surroundings(placed.channel))
+        else:
+            call = dialect.read(raw, self.surroundings(TRAIN))
+            placed = await self.placement.by_key(key, headers, call)
+        if placed.unrecorded is None:
+            return placed, await self.stored.complete(call, placed.ref)
+        self.metrics.calls_unrecorded[placed.unrecorded].inc()
+        return placed, as_uncaptured(call)
 
     def surroundings(self, channel: str) -> CallSurroundings:
         trained = self.steps.trained_model or self.engines.model
@@ -185,8 +230,13 @@ class AgentCalls:
             )
         return known
 
-    def _begin(self, call: ModelCall, ref: TrajectoryRef, headers: CallHeaders) -> Step:
+    def _begin(self, call: ModelCall, ref: TrajectoryRef, headers: CallHeaders, raw: bytes) -> Step:
         side = side_call_kind(call.texts, call.request["max_tokens"], headers.kind)
+        extras: dict[str, Json] = {}
+        if call.malformed_history:
+            extras[MALFORMED_HISTORY] = call.malformed_history
+        if writes_markers(call, raw):
+            extras[MARKERS_IN_TEXT] = True
         return Step(
             prompt_ids=NO_IDS,
             response_ids=NO_IDS,
@@ -198,7 +248,7 @@ class AgentCalls:
             sampling=call.sampling,
             temperature=call.request["temperature"],
             untrainable=f"{SIDE_CALL}: {side}" if side else None,
-            extras={MALFORMED_HISTORY: call.malformed_history} if call.malformed_history else {},
+            extras=extras,
         )
 
     async def _join_or_lead(self, exchange: Exchange, receive: Receive, key: Hashable) -> None:
@@ -270,14 +320,14 @@ class AgentCalls:
             exchange.plan = plan = await self.bridge.plan(call, ref)
             if plan is not None and plan.ids is not None:
                 ids, template = plan.ids.tolist(), plan.template
-                reply = await self.engines.send_exact(call.request, ids, template, sticky=step.trajectory_uid)
+                reply = await self.engines.send_exact(call.request, ids, template, sticky=exchange.placed.sticky)
                 if reply.engine.facts.template != template:
                     plan.give_up(BridgeOutcome.OTHER_ENGINE)
                 if plan.ids is None or not 400 <= reply.status < 500:
                     return reply
                 reply.close()
                 plan.give_up(BridgeOutcome.REFUSED)
-        return await self.engines.send(call.upstream, call.request, sticky=step.trajectory_uid)
+        return await self.engines.send(call.upstream, call.request, sticky=exchange.placed.sticky)
 
     def _origin(
         self, exchange: Exchange, choices: Sequence[Sampled], messages: Callable[[], Sequence[Mapping[str, Any] | None]]
@@ -299,8 +349,9 @@ class AgentCalls:
         steps = await self.steps.build(exchange.begun, call, reply, answer.choices, answer.usage, answer.texts, origin)
         exchange.count(steps)
         if exchange.is_recorded:
+            self._note_turn(exchange, answer.messages)
             await self._record(exchange, store_turn(call, steps, answer.messages), reply)
-        else:
+        elif exchange.is_whitebox:
             add_origins(call, answer, await self.steps.confirm(steps, reply.engine))
         body = call.dialect.reply(call, answer)
         exchange.is_over = exchange.is_answered = True
@@ -331,22 +382,31 @@ class AgentCalls:
             origin = self._origin(exchange, choices, answer.messages)
             steps = await self.steps.build(exchange.begun, call, reply, choices, usage, answer.texts, origin)
             exchange.count(steps)
-            await self._record(exchange, store_turn(call, steps, answer.messages), reply)
+            if exchange.is_recorded:
+                self._note_turn(exchange, answer.messages)
+                await self._record(exchange, store_turn(call, steps, answer.messages), reply)
             rest += exchange.stream.finish(usage)
         exchange.is_over, exchange.is_answered = True, answer.error is None
         await exchange.writer.end(rest)
         await _read_to_end(reply)
 
     async def _record(self, exchange: Exchange, steps: Sequence[Step], reply: EngineReply) -> None:
-        self.left_out.note(exchange.channel, [step.untrainable for step in steps])
+        self.left_out.note(exchange.placed.channel, [step.untrainable for step in steps])
         if exchange.plan is not None and self.bridge is not None:
             self.bridge.note(exchange.plan, steps)
         await self.steps.record(steps, reply.engine)
+
+    def _note_turn(self, exchange: Exchange, messages: Callable[[], Sequence[Mapping[str, Any] | None]]) -> None:
+        """So that a later call with the same session key can continue it."""
+        if (conversation := exchange.placed.conversation) is not None:
+            self.placement.conversations.note(conversation, exchange.begun.uid, messages)
 
     def _record_cut_short(
         self, exchange: Exchange, reply: EngineReply, choices: Sequence[Sampled], *, by_agent: bool
     ) -> None:
         """No call continues such a step."""
+        if not exchange.is_recorded:
+            return
         origin = self._origin(exchange, choices, lambda: ())
         self.steps.record_cut_short(exchange.begun, exchange.call, reply, choices, by_agent=by_agent, origin=origin)
 
@@ -365,6 +425,11 @@ class AgentCalls:
         self.metrics.call_done(kind, writer.status, took, first_byte, prompt, response)
         if self.tracing is not None and exchange is not None:
             self.tracing.record(kind, exchange.begun.started_at, exchange.headers.traceparent, exchange.attributes())
+
+
+def caller_of(ref: TrajectoryRef, key: SessionKey | None) -> str:
+    """Whose quota a call takes: the user's of a session key, or the trajectory's. Operators have none."""
+    return f"user {key.user}" if key is not None and key.user else ref.trajectory_uid
 
 
 async def _watch_client(exchange: Exchange, receive: Receive, leave: Callable[[], object]) -> None:

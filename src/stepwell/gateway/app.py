@@ -18,13 +18,18 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls
 from stepwell.gateway.bridge.bridge import RENDER_TIMEOUT, Bridge
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.gateway.call_placement import CallPlacement
+from stepwell.gateway.conversations import Conversations
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect
+from stepwell.gateway.dialects.request_fields import NO_MORE, RequestRules
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.dialects.step_seal import StepSeal
 from stepwell.gateway.http import error_responses, tracing
 from stepwell.gateway.http.metrics import GatewayMetrics
+from stepwell.gateway.http.quotas import CallQuota, CallQuotas
 from stepwell.gateway.http.response_writer import SILENCE, KeepAlives
+from stepwell.gateway.live_sessions import LiveSessions
 from stepwell.gateway.recording.outbox import SETTLE_TIMEOUT, Outbox
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.recording.step_builder import StepBuilder
@@ -42,7 +47,8 @@ from stepwell.gateway.routes.operator_routes import (
 from stepwell.gateway.routes.trajectory_routes import opening_router, trajectory_router
 from stepwell.gateway.routes.whitebox_routes import whitebox_router
 from stepwell.gateway.token_counts import TokenCounts
-from stepwell.gateway.trajectories import ASK_TIMEOUT, KnownTrajectories, TrajectoryLifecycle
+from stepwell.gateway.trajectories import ASK_TIMEOUT, KnownTrajectories
+from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.ports import RayLinkStatus, RewardScorer, StepSink
 from stepwell.steps.sampling import LeftOutLog
 
@@ -66,6 +72,7 @@ class GatewayLimits:
 
 
 DEFAULT_LIMITS = GatewayLimits()
+NO_CHOICE = CallQuota()
 
 
 def create_app(
@@ -88,18 +95,24 @@ def create_app(
     trained_model: str = "",
     other_models: Sequence[str] = (),
     bridge: ThinkingPolicy | None = None,
+    session_sample: float = 1.0,
+    rules: RequestRules = NO_MORE,
+    quota: CallQuota = NO_CHOICE,
     dialects: Sequence[Dialect] = DIALECTS,
     limits: GatewayLimits = DEFAULT_LIMITS,
 ) -> GatewayAsgi:
     """`sampling` is by channel; AS_ASKED for others. Agents may name `trained_model` and `other_models` only.
 
     `watch` keeps the states of the engines up to date in place of their own. With `answers_unchecked`, calls are
-    answered also while the pool cannot be asked for their trajectory. Without `bridge`, engines render every prompt.
+    answered also while the pool cannot be asked for their trajectory. `session_sample` is the share of
+    sessions that are recorded. Without `bridge`, engines render every prompt.
     """
     metrics, traces = GatewayMetrics(), tracing.start()
     left_out = LeftOutLog(log, "; see --sampling in docs/gateway.md")
     engines.share(pool)
     known = KnownTrajectories(pool, answers_unchecked=answers_unchecked, ask_timeout=limits.ask_timeout)
+    sessions = LiveSessions(pool, known, answers_unchecked=answers_unchecked, ask_timeout=limits.ask_timeout)
+    placement = CallPlacement(known, sessions, Conversations(pool), session_sample)
     confirmer = VersionConfirmer(engines)
     outbox = Outbox(
         pool, on_refused=known.forget, confirmer=confirmer, spool=spool, confirm_timeout=limits.confirm_timeout
@@ -123,20 +136,22 @@ def create_app(
         pool=pool,
         engines=engines,
         known=known,
+        placement=placement,
         steps=steps,
         metrics=metrics,
         tracing=traces,
-        around=CallSurroundings(response_length, seal=StepSeal(keys)),
+        around=CallSurroundings(response_length, seal=StepSeal(keys), rules=rules),
         sampling=sampling,
         other_models=other_models,
         left_out=left_out,
         keep_alives=keep_alives,
         bridge=bridges,
         max_in_flight=limits.max_in_flight,
+        quotas=CallQuotas(quota),
     )
     register_readings(metrics, calls, engines, outbox, spool)
     register_pool_readings(metrics, known, link)
-    lifecycle = TrajectoryLifecycle(pool, outbox, known, keys)
+    lifecycle = TrajectoryLifecycle(pool, outbox, known, keys, sessions, placement)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -146,6 +161,7 @@ def create_app(
             pool.follow(),
             pool.follow_flushes(lifecycle.flush, spool.gateway if spool is not None else ""),
             readiness.announce(),
+            sessions.run(),
             keep_alives.run(),
             metrics.watch_loop(),
         )
@@ -176,7 +192,7 @@ def create_app(
     error_responses.install(app)
     app.include_router(operator_router(engines, readiness, metrics))
     app.add_middleware(FastRoutes, lifecycle)
-    app.include_router(opening_router(lifecycle, pool))
+    app.include_router(opening_router(lifecycle, pool, engines))
     app.include_router(
         whitebox_router(
             pool,

@@ -10,7 +10,8 @@ from stepwell.gateway.http.error_responses import describe_refusal, describe_unf
 from stepwell.gateway.http.request_body import Receive, Send, read_body
 from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
-from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.pool.api.producing import TRAIN, TrajectoryRef
+from stepwell.pool.api.sessions import session_id_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +39,9 @@ class TokenCounts:
 
     async def _count(self, raw: bytes, ref: TrajectoryRef, counter: TokenCounter) -> int | RefusedReply:
         calls = self.calls
-        around = calls.around if ref == NO_TRAJECTORY else calls.surroundings(await calls.known.channel_of(ref))
+        if ref == NO_TRAJECTORY:
+            around = calls.around
+        else:
+            is_session = bool(session_id_of(ref.prompt_uid))  # a count opens no trajectory
+            around = calls.surroundings(TRAIN if is_session else await calls.known.channel_of(ref))
         return await calls.engines.count_tokens(counter.read(raw, around))

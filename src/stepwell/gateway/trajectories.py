@@ -1,4 +1,4 @@
-"""Trajectories as this gateway knows them, and how a black-box rollout begins and ends.
+"""Trajectories as this gateway knows them.
 
 The URL names the trajectory and its state is in the pool, so any gateway serves any call. If what is kept here is lost,
 the pool is asked again.
@@ -9,16 +9,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from uuid import uuid4
 
-from stepwell.common.access_keys import AccessKeys
 from stepwell.common.async_calls import ignore_failure
 from stepwell.errors import PoolUnavailable, UnknownTrajectory
-from stepwell.gateway.recording.outbox import Outbox
 from stepwell.pool.api.ports import StepSink
-from stepwell.pool.api.producing import TRAIN, Registration, TrajectoryRef
-from stepwell.wire import gateway_api
+from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.pool.api.sessions import session_id_of
 
 MAX_KNOWN = 100_000
 UNCHECKED = ""
@@ -27,18 +23,16 @@ ASK_TIMEOUT = 2.0
 """Seconds that a call waits for the pool to confirm its trajectory."""
 ASK_PAUSE = 10.0
 """Seconds until the pool is asked again for a trajectory, after it did not answer."""
-LEAVING_SECONDS = 1.0
-"""How long a completion waits for calls in flight: an agent whose time is over leaves its call at the same moment."""
 
 
 class CallsInFlight:
     """Of one trajectory; entered by each call. Forgets itself when the last one ends."""
 
-    __slots__ = ("_all", "_count", "_trajectory_uid", "ended")
+    __slots__ = ("_all", "_count", "ended", "ref")
 
-    def __init__(self, trajectory_uid: str, every: dict[str, "CallsInFlight"]) -> None:
+    def __init__(self, ref: TrajectoryRef, every: dict[str, "CallsInFlight"]) -> None:
         self.ended = asyncio.Event()
-        self._trajectory_uid = trajectory_uid
+        self.ref = ref
         self._all = every
         self._count = 0
 
@@ -48,7 +42,7 @@ class CallsInFlight:
     def __exit__(self, *_: object) -> None:
         self._count -= 1
         if self._count == 0:
-            del self._all[self._trajectory_uid]
+            del self._all[self.ref.trajectory_uid]
             self.ended.set()
 
 
@@ -89,12 +83,22 @@ class KnownTrajectories:
         self._known.pop(trajectory_uid, None)
         self.on_forget(trajectory_uid)
 
-    def call_of(self, trajectory_uid: str) -> CallsInFlight:
+    def forget_all(self) -> None:
+        """The pool is asked again for each: it may have been told to forget some of them."""
+        for trajectory_uid in list(self._known):
+            self.forget(trajectory_uid)
+
+    def call_of(self, ref: TrajectoryRef) -> CallsInFlight:
         """To be entered while a call of the trajectory is in flight."""
-        calls = self._calls.get(trajectory_uid)
+        calls = self._calls.get(ref.trajectory_uid)
         if calls is None:
-            calls = self._calls[trajectory_uid] = CallsInFlight(trajectory_uid, self._calls)
+            calls = self._calls[ref.trajectory_uid] = CallsInFlight(ref, self._calls)
         return calls
+
+    def sessions_in_flight(self, trajectory_uid: str | None = None) -> list[TrajectoryRef]:
+        """The trajectories of sessions that have a call in flight; only this one, if it is given."""
+        calls = self._calls.values() if trajectory_uid is None else filter(None, [self._calls.get(trajectory_uid)])
+        return [call.ref for call in calls if session_id_of(call.ref.prompt_uid)]
 
     async def calls_end(self, trajectory_uid: str, timeout: float) -> None:
         """Wait until no call of the trajectory is in flight, or for so many seconds."""
@@ -103,13 +107,18 @@ class KnownTrajectories:
                 async with asyncio.timeout(timeout):
                     await self._calls[trajectory_uid].ended.wait()
 
+    def cached_channel(self, ref: TrajectoryRef) -> str | None:
+        """None if the pool must be asked."""
+        prompt_uid, channel = self._known.get(ref.trajectory_uid, (None, None))
+        return channel if prompt_uid == ref.prompt_uid else None
+
     async def channel_of(self, ref: TrajectoryRef) -> str:
         """UnknownTrajectory if the pool would refuse the call's step, before the call costs the engine anything.
 
         UNCHECKED if the pool cannot be asked and the call is to be answered all the same.
         """
-        prompt_uid, channel = self._known.get(ref.trajectory_uid, (None, None))
-        if channel is not None and prompt_uid == ref.prompt_uid:
+        channel = self.cached_channel(ref)
+        if channel is not None:
             return channel
         try:
             channel = await self._ask(ref)
@@ -146,48 +155,3 @@ class KnownTrajectories:
             raise PoolUnavailable(str(failure)) from None
         self._ask_again_at.pop(uid, None)
         return channel
-
-
-@dataclass(frozen=True, slots=True)
-class TrajectoryLifecycle:
-    pool: StepSink
-    outbox: Outbox
-    known: KnownTrajectories
-    keys: AccessKeys
-
-    async def open(self, wanted: gateway_api.InitTrajectory, root: str) -> gateway_api.TrajectoryOpened:
-        """`root` is the gateway's own address as the caller knows it, with a slash at its end."""
-        ref = TrajectoryRef(wanted.trajectory_uid or uuid4().hex, wanted.prompt_uid or uuid4().hex)
-        await self.pool.register_trajectory(
-            Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, wanted.group_size, wanted.metadata)
-        )
-        if wanted.channel or not wanted.trajectory_uid:  # a trajectory that is opened again may be in any channel
-            self.known.add(ref, wanted.channel or TRAIN)
-        return gateway_api.TrajectoryOpened(
-            trajectory_uid=ref.trajectory_uid,
-            prompt_uid=ref.prompt_uid,
-            base_url=f"{root}{ref.trajectory_uid}/{ref.prompt_uid}",
-            api_key=self.keys.trajectory_key(ref.trajectory_uid, ref.prompt_uid),
-        )
-
-    async def complete(self, ref: TrajectoryRef, wanted: gateway_api.CompleteTrajectory) -> gateway_api.TrajectoryEnded:
-        await self.known.calls_end(ref.trajectory_uid, LEAVING_SECONDS)
-        await self.outbox.settle(ref.trajectory_uid)
-        if wanted.channel is not None:
-            await self.pool.register_trajectory(Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel))
-        ending = await self.pool.complete_trajectory(ref.trajectory_uid, ref.prompt_uid, wanted.reward, wanted.failure)
-        self.known.forget(ref.trajectory_uid)
-        return gateway_api.TrajectoryEnded(status=ending)
-
-    async def flush(self, trajectory_uid: str) -> None:
-        """The trajectory is completed at another gateway, which waits for what is held here. Further calls ask the pool
-        again."""
-        self.known.forget(trajectory_uid)
-        await self.known.calls_end(trajectory_uid, LEAVING_SECONDS)
-        await self.outbox.settle(trajectory_uid)
-
-    async def abort(self, ref: TrajectoryRef) -> gateway_api.TrajectoryEnded:
-        await self.outbox.settle(ref.trajectory_uid)
-        ending = await self.pool.abort_trajectory(ref.trajectory_uid, ref.prompt_uid)
-        self.known.forget(ref.trajectory_uid)
-        return gateway_api.TrajectoryEnded(status=ending)

@@ -1,13 +1,15 @@
-"""Model calls that are not recorded, for clients that keep their tokens themselves, such as environments.
+"""Model calls that are not recorded: of clients that keep their tokens themselves, such as environments, and of users
+who do not want it.
 
-The calls are at the gateway's root, where the URL names no trajectory. They are forwarded like an agent's: every
-sampling parameter explicit, to a healthy engine, held while engines pause, continued if an engine breaks off.
+The former call at the gateway's root, where the URL names no trajectory. Their calls are forwarded like an agent's:
+every sampling parameter explicit, to a healthy engine, held while engines pause, continued if an engine breaks off.
 
 - Ids and log-probabilities that the engine gives are consistent, or the call fails.
 - Ids that are made from text are marked as such. A choice whose ids cannot be made has none.
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 from stepwell.errors import BadRequest, EngineUnavailable, PreviousResponseNotFound
@@ -18,6 +20,23 @@ from stepwell.steps.step import Exactness, Step
 from stepwell.wire.openai import Upstream
 
 NO_TRAJECTORY = TrajectoryRef("", "")
+
+
+class Unrecorded(StrEnum):
+    """Why an agent's call is not recorded."""
+
+    HEADER = "header"
+    """The call says so."""
+    SESSION = "session"
+    """Its session was opened so."""
+    KEY = "key"
+    """Its session key was issued so."""
+    SAMPLE = "sample"
+    """Its session is not in the share of sessions that are recorded."""
+    POOL = "pool"
+    """The pool cannot take a new trajectory now: it is away, or full."""
+
+
 NOT_ASKED = ("stream", "stream_options", "return_token_ids")
 """Fields of an agent's call that mean nothing here: the answer is whole and has its ids."""
 EVERYTHING = Wants(ids=True, logprobs=True, usage=True)
@@ -29,6 +48,15 @@ def as_unrecorded(call: ModelCall) -> ModelCall:
     if call.part is not None and call.part.after:
         raise PreviousResponseNotFound("calls without a trajectory in their URL are not stored; send the whole input")
     return call._replace(wants=EVERYTHING, part=None)
+
+
+def as_uncaptured(call: ModelCall) -> ModelCall:
+    """An agent's call that is answered as always, and leaves nothing behind."""
+    if call.part is not None and call.part.after:
+        raise PreviousResponseNotFound(
+            "a call that is not recorded has no stored response before it; send the whole input"
+        )
+    return call._replace(part=None)
 
 
 def add_origins(call: ModelCall, answer: ChoicesReply, steps: Sequence[Step]) -> None:

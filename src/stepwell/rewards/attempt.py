@@ -7,7 +7,7 @@
 import math
 import sysconfig
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 
@@ -56,6 +56,8 @@ def as_score(result: object, steps: int) -> Score:
         parts={str(name): _number(part, f"as part {name!r} it") for name, part in result.parts.items()},
         step_rewards=rewards,
         notes=shortened(str(result.notes), LONGEST_NOTES),
+        step_details=_details(result.step_details, steps),
+        steps_only=bool(result.steps_only),
     )
 
 
@@ -83,6 +85,18 @@ def shortened(text: str, limit: int = LONGEST_TEXT) -> str:
         return text
     half = limit // 2
     return f"{text[:half]} […] {text[-half:]}"
+
+
+def _details(details: Sequence[object], steps: int) -> tuple[dict[str, str] | None, ...]:
+    if details and len(details) != steps:
+        raise NoScore(f"it returned details of {len(details)} steps for a trajectory of {steps} steps")
+    texts: list[dict[str, str] | None] = []
+    for detail in details:
+        if detail is not None and not isinstance(detail, Mapping):
+            raise NoScore(f"the details of a step are a {type(detail).__name__}; they must be texts by name")
+        items = None if detail is None else detail.items()
+        texts.append(None if items is None else {str(name): shortened(str(text)) for name, text in items})
+    return tuple(texts)
 
 
 def _number(value: object, subject: str) -> float:

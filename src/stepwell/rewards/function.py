@@ -16,6 +16,9 @@ class RewardFunction:
     """The source of the rewards that it returns."""
     call: Call
     is_async: bool
+    by_step: bool = False
+    """It rewards single steps, of open trajectories too, as soon as a later step shows what came next. A function says
+    so by an attribute `by_step = True`."""
 
 
 Loader: TypeAlias = Callable[..., RewardFunction]

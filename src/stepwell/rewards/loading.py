@@ -8,26 +8,30 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 from pydantic import ValidationError
 
 from stepwell.common.async_calls import is_async
-from stepwell.errors import BadRequest
+from stepwell.errors import BadRequest, NotReady
 from stepwell.rewards.attempt import failure_text
+from stepwell.rewards.confinement.sandbox import SandboxLevel
 from stepwell.rewards.function import RewardFunction
 from stepwell.steps.step import JsonObject
 
 HOW_TO_NAME = "your own is named module:function or path/to/file.py:function"
 
 
-def load(name: str, options: JsonObject | None = None) -> RewardFunction:
+def load(
+    name: str, options: JsonObject | None = None, *, sandbox: SandboxLevel = SandboxLevel.STRICT
+) -> RewardFunction:
     """The function of that name. Files and modules are searched in the current folder first; only built-ins have
-    options."""
+    options. `sandbox` is where a built-in function runs generated code."""
     place, colon, member = name.rpartition(":")
     if not colon:
-        return _as_function(name, _built_in(name, options or {}))
+        return _as_function(name, _built_in(name, options or {}, sandbox))
     if options:
         raise BadRequest(f"options are for built-in functions; {name} takes none")
     if place.endswith(".py"):
@@ -39,19 +43,21 @@ def load(name: str, options: JsonObject | None = None) -> RewardFunction:
 def _as_function(name: str, call: object) -> RewardFunction:
     if not callable(call):
         raise BadRequest(f"{name} is no function but a {type(call).__name__}")
-    return RewardFunction(name, call, is_async(call))
+    return RewardFunction(name, call, is_async(call), bool(getattr(call, "by_step", False)))
 
 
-def _built_in(name: str, options: JsonObject) -> object:
+def _built_in(name: str, options: JsonObject, sandbox: SandboxLevel) -> object:
     from stepwell.rewards.builtin.table import BUILT_IN, make_built_in  # slow; a child needs it only for a built-in
 
     if name not in BUILT_IN:
         raise BadRequest(f"no built-in reward function is called {name!r}; {HOW_TO_NAME}; there are {_list(BUILT_IN)}")
     try:
-        return make_built_in(name, options, load)
+        return make_built_in(name, options, partial(load, sandbox=sandbox), sandbox)
     except ValidationError as invalid:
         text = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in invalid.errors())
         raise BadRequest(f"{name} cannot be made with these options: {text}") from invalid
+    except NotReady as why:
+        raise BadRequest(f"{name} cannot run here: {why}") from why
     except (TypeError, ValueError, ImportError) as failure:
         raise BadRequest(f"{name} cannot be made with these options: {failure}") from failure
 

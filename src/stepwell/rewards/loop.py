@@ -89,7 +89,8 @@ class RewardLoop:
             while (room := self._pace.room()) == 0:
                 self._has_room.clear()
                 await self._has_room.wait()
-            take = partial(self._pool.take_unscored, room, lease=self._lease, timeout=TAKE_TIMEOUT)
+            by_step = self._runner.by_step
+            take = partial(self._pool.take_unscored, room, lease=self._lease, timeout=TAKE_TIMEOUT, by_step=by_step)
             if (taken := await self._until_answered(take, "no trajectories can be taken now")) is not None:
                 self._start_scoring(*taken)
 
@@ -114,6 +115,7 @@ class RewardLoop:
                 lease_uid=lease_uid,
                 attempt=attempt,
                 source=self._runner.name,
+                steps=tuple(step.identity for step in steps),
             )
         )
         self._has_judgements.set()

@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -47,10 +47,13 @@ class AttemptSummary:
     def __init__(self) -> None:
         self._failures: Counter[JudgementOutcome] = Counter()
         self._values: list[float] = []
+        self._abstentions = 0
 
     def add(self, attempt: Attempt) -> None:
         if attempt.score is None:
             self._failures[attempt.outcome] += 1
+        elif attempt.score.is_abstention:
+            self._abstentions += 1
         else:
             self._values.append(attempt.score.value)
 
@@ -59,6 +62,8 @@ class AttemptSummary:
         text, values = f"{len(self._values)} scored", self._values
         if values:
             text += f" (mean {sum(values) / len(values):.4g}, from {min(values):.4g} to {max(values):.4g})"
+        if self._abstentions:
+            text += f"; {self._abstentions} abstained"
         if self._failures:
             failures = ", ".join(f"{outcome}: {count}" for outcome, count in sorted(self._failures.items()))
             raise RewardFailed(f"{text}; {self._failures.total()} without a score ({failures})")
@@ -122,15 +127,18 @@ def rescored(stored: StoredTrajectory, attempt: Attempt, source: str) -> "pyarro
     return _with_columns(
         stored.table,
         reward=rewards,
-        trajectory_return=[None if attempt.score is None else attempt.score.value] * len(steps),
-        outcome_reward=[None if attempt.score is None else attempt.score.rest] * len(steps),
+        trajectory_return=[_return(attempt.score)] * len(steps),
+        outcome_reward=[None if attempt.score is None else attempt.score.outcome] * len(steps),
         reward_of=[
             "" if shown is None else OF_TRAJECTORY if of_step is None else OF_STEP
             for shown, of_step in zip(rewards, own, strict=True)
         ],
         reward_source=[source if changed else "" for changed in is_changed],
         reward_revision=[revision if changed else 0 for changed in is_changed],
-        metadata=[json.dumps(_with_explanation(step.metadata, explanation)) for step in steps],
+        metadata=[
+            json.dumps(_with_explanation(step.metadata, {**explanation, **(details or {})}))
+            for step, details in zip_longest(steps, attempt.score.step_details if attempt.score else ())
+        ],
     )
 
 
@@ -141,8 +149,12 @@ def step_rewards(steps: Sequence[Step], score: Score | None) -> list[float | Non
     rewards = list(score.step_rewards) or [None] * len(steps)
     carrier = reward_carrier([step.untrainable for step in steps])
     if rewards[carrier] is None:
-        rewards[carrier] = score.rest
+        rewards[carrier] = score.outcome
     return rewards
+
+
+def _return(score: Score | None) -> float | None:
+    return None if score is None or score.is_abstention else score.value
 
 
 def _explanation(attempt: Attempt) -> dict[str, Json]:
@@ -173,7 +185,7 @@ def _with_columns(table: "pyarrow.Table", **columns: Sequence[object]) -> "pyarr
 def _line(stored: StoredTrajectory, attempt: Attempt) -> str:
     before = return_of(stored.steps)
     had = "none" if before is None else f"{before:.4g}"
-    value = "" if attempt.score is None else f"{attempt.score.value:.4g}"
+    value = "" if (total := _return(attempt.score)) is None else f"{total:.4g}"
     details = shortened(" ".join(_details(attempt).split()), LONGEST_DETAILS)
     uid = stored.steps[0].trajectory_uid
     return LINE.format(uid, had, attempt.outcome, value, f"{attempt.seconds:.3f}", details).rstrip()

@@ -1,7 +1,8 @@
 """The Sample: one trajectory as a reward function sees it.
 
 - Ids are the engine's own. Texts are decoded when they are first read; a function that reads none costs no decoding.
-- A response is never searched for chat template markers, so a model cannot forge messages of another role.
+- A response is never searched for chat template markers, so a model cannot forge messages of another role. Nor can
+  what an agent or a tool says: a prompt whose messages write markers is one message.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from functools import cached_property
 
 from stepwell.common.tokenizers import Decode, no_tokenizer
 from stepwell.pool.api.scoring import RewardRequest
-from stepwell.steps.conversation import ChatMessage, read_messages, without_end
+from stepwell.steps.conversation import MARKERS_IN_TEXT, ChatMessage, read_messages, without_end
 from stepwell.steps.step import IntArray, Json, JsonObject, Step, ids_array
 
 SIDE_CALL = "side_call:"
@@ -25,6 +26,8 @@ class SampleStep:
     finish_reason: str | None = None
     untrainable: str | None = None
     """Why it is not trained; None if it is."""
+    is_forgeable: bool = False
+    """A message of the prompt writes a chat template's markers: what looks like turns may be none."""
     texts: tuple[str, str] | None = field(default=None, repr=False)
     """Prompt and response, if they are decoded already."""
     decode: Decode = field(default=no_tokenizer, repr=False)
@@ -69,7 +72,7 @@ class Sample:
     def messages(self) -> list[ChatMessage]:
         """The whole conversation, each message as {"role": …, "content": …}."""
         last = self._conversation[-1]
-        return read_messages(last.prompt_text, last.response_text)
+        return read_messages(last.prompt_text, last.response_text, is_forgeable=last.is_forgeable)
 
     @cached_property
     def _conversation(self) -> tuple[SampleStep, ...]:
@@ -95,6 +98,7 @@ def sample_of(steps: Sequence[Step], decode: Decode = no_tokenizer) -> Sample:
                 response_ids=step.response_ids,
                 finish_reason=step.finish_reason,
                 untrainable=step.untrainable,
+                is_forgeable=MARKERS_IN_TEXT in step.extras,
                 decode=decode,
             )
             for step in steps

@@ -72,6 +72,8 @@ class RewardLoopWorker:
         if attempt.score is None:
             raise RewardFailed(f"{self._runner.name}: {attempt.outcome}: {attempt.why}")
         score = attempt.score
+        if score.is_abstention:
+            raise RewardFailed(f"{self._runner.name} abstains: nothing tells how good it is")
         details: dict[str, Json] = {
             "parts": dict(score.parts),
             "step_rewards": list(score.step_rewards),
@@ -90,6 +92,9 @@ class RewardLoopWorker:
         try:
             await self._runner.start()
             self._load_failure = None
+            log.info(
+                "%s is loaded; generated code runs in a sandbox of level %s", self._runner.name, self._plan.job.sandbox
+            )
         except StepwellError as why:
             log.error("%s cannot be loaded: %s", self._plan.job.function, why)
             self._load_failure = why

@@ -27,6 +27,9 @@ TURN_ENDS = (
     *("<end_of_turn>", "<|end|>", "<eos>", "</s>"),
 )
 """The texts of stop tokens."""
+MARKERS = (*ROLE_STARTS, "<|end_header_id|>", *SEPARATORS)
+MARKERS_IN_TEXT = "markers_in_text"
+"""In a step's extras: a message of its prompt writes markers, so that turns cannot be told apart."""
 NO_ROLE = "text"
 ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
@@ -61,12 +64,12 @@ def read_turns(prompt: Sequence[str], response: Sequence[str]) -> list[Conversat
     return [*_split(prompt, NO_ROLE), *(ConversationTurn(turn.role, turn.text, is_response=True) for turn in answered)]
 
 
-def read_messages(prompt: str, response: str) -> list[ChatMessage]:
+def read_messages(prompt: str, response: str, *, is_forgeable: bool = False) -> list[ChatMessage]:
     """The messages of a prompt, then the response: as a message of its own, or as the end of one that the prompt began.
 
-    The response is not searched for markers.
+    The response is not searched for markers; nor is the prompt if its messages wrote some themselves (`is_forgeable`).
     """
-    for template in TEMPLATES:
+    for template in TEMPLATES if not is_forgeable else ():
         turns: list[tuple[str, str, str]] = template.findall(prompt)
         if turns:
             return _answered(turns, response)

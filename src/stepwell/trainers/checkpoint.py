@@ -5,13 +5,13 @@ Invariants:
 - The trajectories that a checkpoint names are in its weights, and no others are.
 - A lease stays in the ledger until a checkpoint with its rollouts is on disk; then it is acknowledged.
 - A lease that expired before comes back with the same rollouts; the ledger knows their names, so they are not trained
-  again.
+  again. Where single steps are trained, it has the names of steps.
 """
 
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -43,6 +43,8 @@ class Checkpoint:
     """Trained, and not acknowledged when this was written."""
     trajectories: list[str]
     """The last trained ones, the oldest first: those of the leases above, and many before them."""
+    statistics: dict[str, list[float]] = field(default_factory=dict)
+    """Of the rewards of earlier batches: RunningStatistics. An older checkpoint has none."""
 
 
 class TrainedLedger:
@@ -87,11 +89,11 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
-    fields = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}
+    values = {of.name: getattr(checkpoint, of.name) for of in fields(Checkpoint)}
     for unfinished in folder.glob(f"{FILE}.*{SUFFIX}"):  # of a trainer that was killed while it wrote
         unfinished.unlink()
     with replacing_file(folder / FILE) as file:
-        torch.save(fields, file)
+        torch.save(values, file)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
@@ -101,10 +103,12 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     path = folder / FILE
     if not path.exists():
         return None
-    fields = torch.load(path, map_location="cpu", weights_only=True)
-    if not isinstance(fields, dict) or fields.keys() != Checkpoint.__dataclass_fields__.keys():
+    values = torch.load(path, map_location="cpu", weights_only=True)
+    known = {of.name for of in fields(Checkpoint)}
+    needed = {of.name for of in fields(Checkpoint) if of.default_factory is MISSING}
+    if not isinstance(values, dict) or not needed <= values.keys() <= known:
         raise BadRequest(f"{path} is not a checkpoint of this version of Stepwell; name another folder to start anew")
-    return Checkpoint(**fields)
+    return Checkpoint(**values)
 
 
 def random_state() -> "dict[str, torch.Tensor]":

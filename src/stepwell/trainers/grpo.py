@@ -1,7 +1,7 @@
 """The GRPO loss per token: functions of tensors with N trained tokens each.
 
-- A batch's loss is the sum of its tokens' losses divided by the number of trained tokens, so it does not depend on how
-  tokens are divided into rows, and rows into passes.
+- A batch's loss is the sum of its tokens' losses, each with a weight (trainers/aggregation.py). It does not depend on
+  how tokens are divided into rows, and rows into passes.
 - Advantages and recorded log-probabilities carry no gradient.
 - torch is not imported here; the caller has imported it.
 """

@@ -14,18 +14,23 @@ log = logging.getLogger("stepwell.trainers")
 
 REASONS = {
     "groups_single": (
-        "groups with a single scored rollout, which is compared with nothing",
-        "give the rollouts of one prompt the same prompt_uid, and groups two rollouts or more (group_size)",
+        "groups of one (a single scored rollout), which baseline group or leave_one_out compares with nothing",
+        "set fallback_baseline to running if there are no others of a group, as in live sessions; else give the "
+        "rollouts of one prompt the same prompt_uid, and groups two rollouts or more (group_size)",
     ),
     "groups_identical": (
         "groups whose rollouts are the same token for token",
         "sample at a temperature above 0 and without a fixed seed",
     ),
     "groups_equal": (
-        "groups whose rollouts all have the same return",
+        "groups whose rollouts all have the same return, or that of their baseline",
         "check that the reward tells good answers from bad ones, or choose tasks that sometimes succeed",
     ),
-    "rollouts_unscored": ("unscored rollouts", "give each rollout a reward when it ends, or start reward workers"),
+    "rollouts_unscored": (
+        "unscored rollouts",
+        "give each rollout a reward when it ends, or start reward workers; if single steps are trained, give each a "
+        "reward, and start the pool with --require-reward, so that it waits for them",
+    ),
     "rollouts_without_logprobs": (
         "rollouts without log-probabilities",
         "use an engine that returns them, or send them with the steps",

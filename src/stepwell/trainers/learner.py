@@ -24,9 +24,10 @@ BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """The result of one batch; all but the last two are means over its trained tokens."""
+    """The result of one batch; all but the loss and the last two are means over its trained tokens."""
 
     loss: float = 0.0
+    """Over the tokens as `loss_aggregation` says."""
     ratio: float = 1.0
     """Importance ratio: how much likelier the tokens have become since they were sampled."""
     clipped: float = 0.0
@@ -57,6 +58,10 @@ class Learner:
         self._reference = reference
         self._settings = settings
 
+    def reset_optimizer(self) -> None:
+        """For weights that this optimizer has not trained."""
+        self.optimizer.state.clear()
+
     def learn(self, rows: TrainedRows, update: int) -> Learned:
         """One gradient step; none if there is nothing to train."""
         from torch.nn.utils import clip_grad_norm_
@@ -65,8 +70,10 @@ class Learner:
         if not rows.tokens:
             return Learned(learning_rate=rate)
         self.optimizer.zero_grad()
-        passes = [self._backward(part, rows.tokens) for part in rows.passes(self._settings.tokens_per_pass)]
-        norm = clip_grad_norm_(self.model.parameters(), self._settings.max_gradient_norm, error_if_nonfinite=True)
+        settings = self._settings
+        parts = rows.passes(settings.tokens_per_pass, settings.loss_aggregation, settings.fixed_length)
+        passes = [self._backward(part, rows.tokens) for part in parts]
+        norm = clip_grad_norm_(self.model.parameters(), settings.max_gradient_norm, error_if_nonfinite=True)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -74,10 +81,15 @@ class Learner:
         return Learned(**means, gradient_norm=norm.item(), learning_rate=rate)
 
     def rate(self, update: int) -> float:
-        """The learning rate after that many updates."""
+        """The learning rate after that many updates. It rises with the steps of the optimizer, also after a reset."""
         settings = self._settings
         done = min(update / settings.updates, 1.0)
-        return settings.learning_rate * (1.0 - (1.0 - settings.final_rate) * done)
+        risen = min((self._optimizer_steps() + 1) / (settings.warmup_updates + 1), 1.0)
+        return settings.learning_rate * risen * (1.0 - (1.0 - settings.final_rate) * done)
+
+    def _optimizer_steps(self) -> float:
+        known = next(iter(self.optimizer.state.values()), None)
+        return 0.0 if known is None else float(known["step"])
 
     def _backward(self, part: Pass, tokens: int) -> dict[str, float]:
         """Adds the gradients of one pass; returns its share of the batch's means."""
@@ -86,7 +98,8 @@ class Learner:
         settings, device = self._settings, next(self.model.parameters()).device
         arrays = (part.ids_R_L, part.attention_R_L, part.trained_R_L, part.temperatures_N)
         inputs = [torch.from_numpy(array).to(device) for array in arrays]
-        recorded_N, advantages_N = (torch.from_numpy(a).to(device) for a in (part.recorded_N, part.advantages_N))
+        of_tokens = (part.recorded_N, part.advantages_N, part.weights_N)
+        recorded_N, advantages_N, weights_N = (torch.from_numpy(array).to(device) for array in of_tokens)
         distributions_N_V = token_distributions(self.model, *inputs)
         logprobs_N = chosen_logprobs(distributions_N_V, inputs[0], inputs[2])
         policy = policy_loss(logprobs_N, recorded_N, advantages_N, settings)
@@ -96,9 +109,9 @@ class Learner:
                 reference_N = token_logprobs(self._reference, *inputs)
             kl_N = kl_penalty(logprobs_N, reference_N)
         losses_N = policy.losses_N + settings.kl_coefficient * kl_N
-        (losses_N.sum() / tokens).backward()  # type: ignore[no-untyped-call]
+        loss = (losses_N * weights_N).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
         shares = {
-            "loss": losses_N,
             "ratio": policy.ratios_N,
             "clipped": policy.clipped_N,
             "outside_clip": (policy.ratios_N < 1 - settings.clip_low) | (policy.ratios_N > 1 + settings.clip_high),
@@ -106,4 +119,4 @@ class Learner:
             "entropy": entropies(distributions_N_V),
             "kl": kl_N,
         }
-        return {name: share.sum().item() / tokens for name, share in shares.items()}
+        return {"loss": loss.item()} | {name: share.sum().item() / tokens for name, share in shares.items()}

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepwell.common.optional import require
+from stepwell.steps.running_statistics import NO_PAST
 from stepwell.steps.step import FloatArray
 from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
-from stepwell.trainers.ports import TrainingBatch, TrainingPool
+from stepwell.trainers.ports import TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import RowSettings
 
@@ -52,18 +53,20 @@ def pool_loader(
 
     class Batches(IterableDataset[dict[str, "torch.Tensor"]]):
         def __iter__(self) -> "Iterator[dict[str, torch.Tensor]]":
-            trained, given, monitor = TrainedLedger(), 0, LearningMonitor(max_unlearnable)
+            settings = rows or AT_TEMPERATURE_1
+            trained, given, monitor, past = TrainedLedger(), 0, LearningMonitor(max_unlearnable), NO_PAST
             while batches is None or given < batches:
-                batch = pool.fetch_batch(count, timeout=timeout, lease=lease, channel=channel)
-                chosen = choose_rows(batch, trained, rows or AT_TEMPERATURE_1)
+                batch = pool.fetch_batch(count, timeout=timeout, lease=lease, channel=channel, unit=settings.unit)
+                chosen = choose_rows(batch, trained, settings, past)
                 if chosen.tokens:
                     given += 1
                     try:
-                        yield _as_tensors(batch, chosen)
+                        yield _as_tensors(chosen)
                     except GeneratorExit:
                         if not sys.is_finalizing():  # at exit nobody answers, and the lease expires by itself
                             pool.nack(batch)
                         raise
+                past = chosen.statistics
                 trained.add(batch.leases, chosen.uids)
                 trained.acknowledge(pool)
                 monitor.check(chosen)
@@ -71,7 +74,7 @@ def pool_loader(
     return DataLoader(Batches(), batch_size=None)
 
 
-def _as_tensors(batch: TrainingBatch, rows: TrainedRows) -> "dict[str, torch.Tensor]":
+def _as_tensors(rows: TrainedRows) -> "dict[str, torch.Tensor]":
     import torch
 
     (whole,) = rows.passes(sys.maxsize)
@@ -88,6 +91,6 @@ def _as_tensors(batch: TrainingBatch, rows: TrainedRows) -> "dict[str, torch.Ten
         "logprobs": placed(whole.recorded_N),
         "advantages": placed(whole.advantages_N),
         "temperatures": placed(whole.temperatures_N, 1.0),
-        "reward": np.array(np.nanmean(batch.whole_groups().returns_T), np.float32),
+        "reward": np.array(rows.reward, np.float32),
     }
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

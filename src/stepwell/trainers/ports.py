@@ -14,7 +14,7 @@ from stepwell.steps.rows import MergedRows
 
 
 class TrainingBatch(HasLeases, Protocol):
-    """Whole groups; part of `stepwell.pool.client.batch.Batch`."""
+    """Whole groups, or single trajectories or steps as groups of one; part of `stepwell.pool.client.batch.Batch`."""
 
     @property
     def columns(self) -> Columns: ...
@@ -51,8 +51,10 @@ class PoolVersion(Protocol):
 
 
 class TrainingPool(VersionedPool, Protocol):
-    def fetch_batch(self, count: int, *, timeout: float, lease: float | None, channel: str) -> TrainingBatch:
-        """The oldest ready groups. FetchTimeout says what is missing."""
+    def fetch_batch(
+        self, count: int, *, timeout: float, lease: float | None, channel: str, unit: str = "groups"
+    ) -> TrainingBatch:
+        """The oldest ready groups, trajectories or steps. FetchTimeout says what is missing."""
 
     def ack(self, batch: HasLeases) -> None:
         """The batch was trained. LeaseExpired if that took too long: some of it will be leased again."""

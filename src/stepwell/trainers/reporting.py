@@ -100,7 +100,7 @@ def measure(
         **(asdict(learned) | asdict(rows.left_out) | seconds),
         update=update,
         version=version,
-        reward=_mean_reward(batch),
+        reward=rows.reward,
         truncated=_truncated(batch),
         rollouts=len(rows.uids_T),
         rollouts_trained=len(np.unique(rows.merged.trajectory_of_R[rows.chosen_R])),
@@ -187,12 +187,6 @@ def guarded(report: Report) -> Report:
 
 def as_numbers(metrics: UpdateMetrics) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in asdict(metrics).items()}
-
-
-def _mean_reward(batch: TrainingBatch) -> float:
-    returns_T = batch.whole_groups().returns_T
-    scored = returns_T[~np.isnan(returns_T)]
-    return float(scored.mean()) if len(scored) else float("nan")
 
 
 def _truncated(batch: TrainingBatch) -> float:

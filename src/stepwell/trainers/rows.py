@@ -1,12 +1,14 @@
 """Which rows of a batch are trained, towards what, and in which passes.
 
 - A group is left out if it was trained before, or if no advantage in it differs from 0.
+- A group of one has the fallback baseline.
 - A rollout is left out if it is unscored, or if log-probabilities are missing.
 - A step is left out if its temperature is not known, or not the one that is trained, or if its own advantages cannot
   be used.
 - What is left out, here or by the pool, is counted. It does not change the advantages of the rest.
 - An environment's own advantages take the place of those that are computed here; credit does not change them.
-- All of it depends on the batch alone, so a resumed run makes the same passes.
+- All of it depends on the batch and on the statistics of earlier ones alone, which are in a checkpoint, so a resumed
+  run makes the same passes.
 """
 
 from collections.abc import Container, Iterator
@@ -15,17 +17,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.steps.advantages import step_advantages
+from stepwell.steps.baselines import NEED_SIBLINGS, NO_FALLBACK, Compared, baseline_advantages
 from stepwell.steps.columns import Columns
 from stepwell.steps.credit import credit_shares
 from stepwell.steps.layout import IndexArray, offsets, parts_of, sums
-from stepwell.steps.left_out import NO_STEP
 from stepwell.steps.padding import ones, spread
-from stepwell.steps.returns import split_rewards
 from stepwell.steps.rows import MergedRows
+from stepwell.steps.running_statistics import NO_PAST, RunningStatistics
 from stepwell.steps.step import BoolArray, FloatArray
+from stepwell.trainers.aggregation import LossAggregation, token_weights
+from stepwell.trainers.comparison import compare, whole_returns
 from stepwell.trainers.ports import TrainingBatch
-from stepwell.trainers.settings import RowSettings
+from stepwell.trainers.settings import RowSettings, TrainingUnit
 
 ZERO_ADVANTAGE = "set_advantage_to_zero"
 """The key of an environment's `overrides` by which a sequence is not trained towards anything."""
@@ -42,6 +45,8 @@ class Pass:
     """The tokens' log-probabilities when they were sampled."""
     advantages_N: FloatArray
     temperatures_N: FloatArray
+    weights_N: FloatArray
+    """Of the tokens' losses in that of the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +54,11 @@ class LeftOut:
     """How much of a batch's new groups is not trained, by reason."""
 
     groups_single: int
-    """Groups with one scored rollout, which cannot be compared with others."""
+    """Groups with one scored rollout, which their baseline cannot compare with others."""
     groups_identical: int
     """Groups whose rollouts are the same, token for token: a fixed seed, or no sampling."""
     groups_equal: int
-    """Other groups whose rollouts did equally well."""
+    """Other groups whose rollouts did equally well, or as well as their baseline."""
     rollouts_unscored: int
     rollouts_without_logprobs: int
     steps_other_temperature: int
@@ -73,9 +78,14 @@ class TrainedRows:
     trained: BoolArray
     """Which tokens of all rows are trained."""
     uids_T: list[str]
+    """The names of the rollouts; of the steps, if these are the unit."""
     is_new_T: BoolArray
     """Which rollouts were not trained before."""
     left_out: LeftOut
+    reward: float
+    """The mean return of the scored rollouts, also of those of which the batch has no step; NaN if there is none."""
+    statistics: RunningStatistics
+    """Of the rewards up to this batch, for the next one."""
 
     @property
     def tokens(self) -> int:
@@ -86,19 +96,22 @@ class TrainedRows:
         """The rollouts that count as trained with this batch, including those left out because they teach nothing."""
         return tuple(uid for uid, is_new in zip(self.uids_T, self.is_new_T.tolist(), strict=True) if is_new)
 
-    def passes(self, tokens: int) -> Iterator[Pass]:
+    def passes(self, tokens: int, aggregation: LossAggregation = "token_mean", fixed_length: int = 1) -> Iterator[Pass]:
         """As many rows at a time as fit into `tokens` with their padding, but at least one."""
         lengths_R = np.diff(self.merged.offsets_R)
+        sequences = np.repeat(self.merged.trajectory_of_R, lengths_R)[self.trained]
+        weights = np.zeros(len(self.trained), np.float32)
+        weights[self.trained] = token_weights(aggregation, sequences, fixed_length)
         rows: list[int] = []
         for row in self.chosen_R.tolist():
             if rows and (len(rows) + 1) * lengths_R[row] > tokens:
-                yield self._pass(np.array(rows))
+                yield self._pass(np.array(rows), weights)
                 rows = []
             rows.append(row)
         if rows:
-            yield self._pass(np.array(rows))
+            yield self._pass(np.array(rows), weights)
 
-    def _pass(self, rows: IndexArray) -> Pass:
+    def _pass(self, rows: IndexArray, weights: FloatArray) -> Pass:
         merged = self.merged
         at, lengths = merged.offsets_R[rows], np.diff(merged.offsets_R)[rows]
         shape = (len(rows), int(lengths.max()))
@@ -114,20 +127,28 @@ class TrainedRows:
             recorded_N=of_trained(merged.logprobs),
             advantages_N=of_trained(self.advantages),
             temperatures_N=of_trained(self.temperatures),
+            weights_N=of_trained(weights),
         )
 
 
-def choose_rows(batch: TrainingBatch, known: Container[str], settings: RowSettings | None = None) -> TrainedRows:
-    """`known` are the rollouts trained before: if their groups come back, they are not trained again."""
+def choose_rows(
+    batch: TrainingBatch,
+    known: Container[str],
+    settings: RowSettings | None = None,
+    past: RunningStatistics = NO_PAST,
+) -> TrainedRows:
+    """`known` are the rollouts trained before: if their groups come back, they are not trained again. `past` are the
+    statistics of earlier batches."""
     settings = settings or RowSettings()
     merged, columns, group_of_T = batch.merged(), batch.columns, batch.group_of_T
     trajectory_of_S, responses_S = batch.trajectory_of_S, columns.response_lengths_S
     _, firsts_T = np.unique(trajectory_of_S, return_index=True)
-    uids_T = [columns.trajectory_uids[i] for i in firsts_T.tolist()]
+    uids_T = [_name(columns, step, settings.unit) for step in firsts_T.tolist()]
     known_T = np.array([uid in known for uid in uids_T], np.bool_)
     is_new_T = ~np.isin(group_of_T, group_of_T[known_T])
 
-    advantages, is_unusable_S = response_advantages(batch, settings), unusable_advantages(columns)
+    compared = compare(batch, settings, past, group_of_T[known_T])
+    advantages, is_unusable_S = _response_advantages(batch, settings, compared), unusable_advantages(columns)
     lacks_logprobs_T = _lacks_logprobs(batch)
     temperatures_S, is_unknown_S, is_other_S = step_temperatures(columns, settings)
     wanted_S = (is_new_T & ~lacks_logprobs_T)[trajectory_of_S] & ~is_unknown_S & ~is_other_S & ~is_unusable_S
@@ -142,7 +163,11 @@ def choose_rows(batch: TrainingBatch, known: Container[str], settings: RowSettin
     has_some_R = np.bincount(parts_of(lengths_R), trained, len(lengths_R)) > 0
     shortest_first = np.argsort(lengths_R, kind="stable")
     is_equal_T = ~np.isin(group_of_T, group_of[differs])
-    single, identical, equal = _unlearnable_groups(batch, merged, is_new_T & is_equal_T)
+    is_scored_T = ~np.isnan(compared.common_T)
+    has_fallback = settings.baseline not in NEED_SIBLINGS or settings.fallback_baseline not in NO_FALLBACK
+    single, identical, equal = _unlearnable_groups(
+        batch, merged, compared, is_new_T & is_equal_T, has_fallback=has_fallback
+    )
     is_new_S = is_new_T[trajectory_of_S]
     return TrainedRows(
         merged=merged,
@@ -156,20 +181,31 @@ def choose_rows(batch: TrainingBatch, known: Container[str], settings: RowSettin
             groups_single=single,
             groups_identical=identical,
             groups_equal=equal,
-            rollouts_unscored=int((is_new_T & np.isnan(batch.returns_T)).sum()),
+            rollouts_unscored=int((is_new_T & ~is_scored_T[: len(is_new_T)]).sum()),
             rollouts_without_logprobs=int((is_new_T & lacks_logprobs_T).sum()),
             steps_other_temperature=int((is_new_S & is_other_S).sum()),
             steps_unknown_temperature=int((is_new_S & is_unknown_S).sum()),
             steps_unusable_advantages=int((is_new_S & is_unusable_S).sum()),
         ),
+        reward=_mean(whole_returns(batch, settings)),
+        statistics=compared.after(),
     )
 
 
-def response_advantages(batch: TrainingBatch, settings: RowSettings) -> NDArray[np.float64]:
+def response_advantages(
+    batch: TrainingBatch, settings: RowSettings, past: RunningStatistics = NO_PAST
+) -> NDArray[np.float64]:
     """The advantage of each response token, in the order of the batch's columns; NaN for an unscored rollout, and for a
     step whose own advantages cannot be used."""
+    return _response_advantages(batch, settings, compare(batch, settings, past))
+
+
+def _response_advantages(batch: TrainingBatch, settings: RowSettings, compared: Compared) -> NDArray[np.float64]:
     shares_S = credit_shares(settings.credit, batch.columns, batch.trajectory_of_S)
-    advantages = np.repeat(shares_S * _step_advantages(batch, settings), batch.columns.response_lengths_S)
+    advantages_S = baseline_advantages(
+        compared, settings.baseline, settings.fallback_baseline, divide_by_std=settings.divide_by_std
+    )[: len(batch.columns)]
+    advantages = np.repeat(shares_S * advantages_S, batch.columns.response_lengths_S)
     starts = offsets(batch.columns.response_lengths_S).tolist()
     for step, own in _own_advantages(batch.columns):
         advantages[starts[step] : starts[step + 1]] = np.nan if own is None else own
@@ -205,27 +241,17 @@ def _read_advantages(own: object, response: int, length: int) -> NDArray[np.floa
     return values[len(values) - response :] if np.isfinite(values).all() else None
 
 
-def _step_advantages(batch: TrainingBatch, settings: RowSettings) -> NDArray[np.float64]:
-    """Of each step of the batch, as if it had all steps of its groups."""
-    columns, trajectory_of_S, left_out, whole = (
-        batch.columns,
-        batch.trajectory_of_S,
-        batch.left_out,
-        batch.whole_groups(),
-    )
-    rewards_E, present = np.nan_to_num(left_out.rewards_E), len(batch.group_of_T)
-    outcomes_T, rewards_S = split_rewards(columns, trajectory_of_S)
-    is_step_E = left_out.step_indexes_E != NO_STEP
-    advantages = step_advantages(
-        settings.advantage,
-        whole.returns_T,
-        np.concatenate([outcomes_T, np.nan_to_num(whole.outcomes_T[present:])]),
-        np.concatenate([rewards_S, rewards_E[is_step_E]]),
-        np.concatenate([trajectory_of_S, whole.trajectory_of_E[is_step_E]]),
-        whole.group_of_T,
-        np.concatenate([columns.step_indexes_S, left_out.step_indexes_E[is_step_E]]),
-    )
-    return advantages[: len(columns)]
+def _name(columns: Columns, step: int, unit: TrainingUnit) -> str:
+    """By which a rollout is known once it is trained, or a step if it is trained by itself."""
+    trajectory_uid = columns.trajectory_uids[step]
+    if unit != "steps":
+        return trajectory_uid
+    return f"{trajectory_uid}/{columns.uids[step] or columns.step_indexes_S[step]}"
+
+
+def _mean(returns_T: NDArray[np.float64]) -> float:
+    scored = returns_T[~np.isnan(returns_T)]
+    return float(scored.mean()) if len(scored) else float("nan")
 
 
 def place_responses(merged: MergedRows, values: NDArray[np.generic], filler: float = 0.0) -> FloatArray:
@@ -261,20 +287,27 @@ def _lacks_logprobs(batch: TrainingBatch) -> BoolArray:
     return lacking_T
 
 
-def _unlearnable_groups(batch: TrainingBatch, merged: MergedRows, is_unlearnable_T: BoolArray) -> tuple[int, int, int]:
-    """How many groups have one scored rollout, how many have identical ones, and how many have other equal ones."""
+def _unlearnable_groups(
+    batch: TrainingBatch,
+    merged: MergedRows,
+    compared: Compared,
+    is_unlearnable_T: BoolArray,
+    *,
+    has_fallback: bool,
+) -> tuple[int, int, int]:
+    """How many groups have one scored rollout that is compared with nothing, how many have identical ones, and how many
+    have other ones that are equal, or equal to their baseline."""
     written = merged.tokens[merged.places]
     ends_T = offsets(np.bincount(batch.trajectory_of_S, batch.columns.response_lengths_S).astype(np.int64)).tolist()
-    is_scored_T = ~np.isnan(batch.returns_T)
-    whole = batch.whole_groups()
-    others = whole.group_of_T[len(is_scored_T) :][~np.isnan(whole.returns_T[len(is_scored_T) :])]
+    is_scored_T, present = ~np.isnan(compared.common_T), len(batch.group_of_T)
+    others = compared.group_of_T[present:][is_scored_T[present:]]
     single = identical = equal = 0
     for group in np.unique(batch.group_of_T[is_unlearnable_T]).tolist():
-        scored = np.flatnonzero((batch.group_of_T == group) & is_scored_T).tolist()
+        scored = np.flatnonzero((batch.group_of_T == group) & is_scored_T[:present]).tolist()
         answers = {written[ends_T[t] : ends_T[t + 1]].tobytes() for t in scored}
         without_answer = int((others == group).sum())
         rollouts = len(scored) + without_answer
-        single += rollouts == 1
+        single += rollouts == 1 and not has_fallback
         identical += rollouts > 1 == len(answers) + without_answer
-        equal += len(answers) + without_answer > 1
+        equal += len(answers) + without_answer > 1 or rollouts == 1 == has_fallback
     return single, identical, equal

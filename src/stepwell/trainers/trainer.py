@@ -6,14 +6,17 @@
 - A resumed run continues bit for bit.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from stepwell.errors import StepwellError
+from stepwell.steps.running_statistics import NO_PAST, statistics_of
 from stepwell.trainers.checkpoint import (
     Checkpoint,
+    TensorState,
     TrainedLedger,
     random_state,
     read_checkpoint,
@@ -30,14 +33,25 @@ from stepwell.trainers.settings import Settings
 if TYPE_CHECKING:
     import torch
 
+log = logging.getLogger("stepwell.trainers")
+
 
 class Synced(Protocol):
     @property
+    def version(self) -> int:
+        """The newest version that has a number; the next one gets a larger number."""
+
+    @property
     def logprob_gap(self) -> float | None: ...
+
+    @property
+    def restore(self) -> TensorState | None:
+        """Weights from which the trainer must start again, because a guard did not let its own ones through."""
 
 
 class Sync(Protocol):
-    """Brings weights to the engines: `stepwell.trainers.weight_sync.WeightSync`."""
+    """Brings weights to the engines: `stepwell.trainers.weight_sync.WeightSync`, or, if new weights must be proved
+    better first, `stepwell.trainers.guard.guarded_sync.GuardedSync`."""
 
     def sync(self, weights: "torch.nn.Module", version: int) -> Synced: ...
 
@@ -73,6 +87,7 @@ class AsyncTrainer:
         self._learner = Learner(model, reference, self.settings)
         self._monitor = LearningMonitor(self.settings.max_unlearnable)
         self._ledger = TrainedLedger()
+        self._statistics = NO_PAST
         self._is_started = False
         self._engines_are_behind = False
 
@@ -94,7 +109,7 @@ class AsyncTrainer:
         if self._sync is not None:
             newest = self._pool.stats().policy_version
             self.version = self.version if newest <= self.version else newest + 1
-            self._sync.sync(self.model, self.version)
+            self._sync_weights()
         self._is_started = True
 
     def step(self) -> UpdateMetrics:
@@ -123,6 +138,7 @@ class AsyncTrainer:
         """The batch is in the weights; they get a new version if a sync is due."""
         self.update += 1
         self._ledger.add(batch.leases, rows.uids)
+        self._statistics = rows.statistics
         self._engines_are_behind |= rows.tokens > 0
         if self._sync is not None and self._engines_are_behind and self.update % self.settings.sync_every == 0:
             self.version += 1
@@ -131,7 +147,17 @@ class AsyncTrainer:
         assert self._sync is not None
         synced = self._sync.sync(self.model, self.version)
         self._engines_are_behind = False
+        self.version = max(self.version, synced.version)
+        if synced.restore is not None:
+            self._start_again_from(synced.restore)
         return synced.logprob_gap
+
+    def _start_again_from(self, weights: TensorState) -> None:
+        """With a new optimizer. The data that was trained stays acknowledged: the weights are to blame, or it is."""
+        log.warning("update %d: the trainer starts again from the weights of the stable version", self.update)
+        self.model.load_state_dict(weights)
+        self._learner.reset_optimizer()
+        self._save()
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
@@ -140,9 +166,13 @@ class AsyncTrainer:
         settings = self.settings
         while True:
             batch = self._pool.fetch_batch(
-                settings.groups, timeout=settings.fetch_timeout, lease=settings.lease, channel=settings.channel
+                settings.groups,
+                timeout=settings.fetch_timeout,
+                lease=settings.lease,
+                channel=settings.channel,
+                unit=settings.unit,
             )
-            rows = choose_rows(batch, self._ledger, settings)
+            rows = choose_rows(batch, self._ledger, settings, self._statistics)
             if rows.is_new_T.any():
                 return batch, rows
             self._ledger.add(batch.leases, ())
@@ -170,6 +200,7 @@ class AsyncTrainer:
                 version=self.version,
                 leases=list(self._ledger.leases),
                 trajectories=self._ledger.trained,
+                statistics=self._statistics.as_numbers(),
             )
             write_checkpoint(self._checkpoints, checkpoint)
         self._ledger.acknowledge(self._pool)
@@ -180,3 +211,4 @@ class AsyncTrainer:
         set_random_state(saved.random)
         self.update, self.version = saved.update, saved.version
         self._ledger = TrainedLedger(saved.leases, saved.trajectories)
+        self._statistics = statistics_of(saved.statistics)

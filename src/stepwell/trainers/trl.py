@@ -29,7 +29,9 @@ import numpy as np
 
 from stepwell.errors import FetchTimeout
 from stepwell.steps.advantages import AdvantageKind
+from stepwell.steps.baselines import BaselineKind
 from stepwell.steps.credit import CreditKind
+from stepwell.steps.running_statistics import NO_PAST
 from stepwell.steps.step import FloatArray, IntArray
 from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
@@ -107,7 +109,8 @@ class StepwellRolloutWorker:
     At most `samples_ahead` samples wait there: about one update's worth, because waiting samples become stale. A group
     that is not taken within `lease` seconds returns to the pool, and is skipped when it comes again. `temperature` is
     that of TRL's configuration; steps of another one are left out, and so are steps that do not tell theirs, unless
-    `assumed_temperature` is set. `advantage` and `credit` are as in Settings. After `max_unlearnable` groups in a row
+    `assumed_temperature` is set. `advantage`, `credit` and the baselines are as in Settings; the worker takes one group
+    at a time, so the baseline `batch` compares within it. After `max_unlearnable` groups in a row
     from which nothing can be learned, the training ends with NothingLearned.
     """
 
@@ -122,6 +125,9 @@ class StepwellRolloutWorker:
         assumed_temperature: float | None = None,
         advantage: AdvantageKind = "rollout",
         credit: CreditKind = "root",
+        baseline: BaselineKind = "group",
+        fallback_baseline: BaselineKind = "running",
+        divide_by_std: bool = True,
         max_unlearnable: int | None = 320,
     ) -> None:
         self.rollout_buffer: Queue[RolloutSample] = Queue(samples_ahead)
@@ -130,11 +136,18 @@ class StepwellRolloutWorker:
         self._channel = channel
         self._lease = lease
         self._rows = RowSettings(
-            advantage=advantage, credit=credit, temperature=temperature, assumed_temperature=assumed_temperature
+            advantage=advantage,
+            credit=credit,
+            baseline=baseline,
+            fallback_baseline=fallback_baseline,
+            divide_by_std=divide_by_std,
+            temperature=temperature,
+            assumed_temperature=assumed_temperature,
         )
         self._monitor = LearningMonitor(max_unlearnable, "groups")
         self._version_offset = 0
         self._known = TrainedLedger()
+        self._past = NO_PAST
         self._delivered: deque[tuple[range, TrainingBatch]] = deque()
         """The groups in TRL's buffer, the oldest first, with the numbers of their samples."""
         self._groups = 0
@@ -186,7 +199,8 @@ class StepwellRolloutWorker:
         if batch is None:
             self._settle()
             return
-        rows = choose_rows(batch, self._known, self._rows)
+        rows = choose_rows(batch, self._known, self._rows, self._past)
+        self._past = rows.statistics
         samples = samples_of(rows, self._groups, self._version_offset)
         self._groups += 1
         self._delivered.append((range(self._samples, self._samples + len(samples)), batch))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import BadRequest
 from stepwell.steps.advantages import AdvantageKind
+from stepwell.steps.baselines import BaselineKind
 from stepwell.steps.columns import Columns, cut, stack
 from stepwell.steps.credit import CreditKind
 from stepwell.steps.layout import IndexArray, offsets, parts_of
@@ -69,18 +70,28 @@ def to_data_proto(
     assumed_temperature: float | None = None,
     advantage: AdvantageKind = "rollout",
     credit: CreditKind = "root",
+    baseline: BaselineKind = "group",
+    fallback_baseline: BaselineKind = "batch",
+    divide_by_std: bool = True,
 ) -> DataProto:
     """One row per step; with `merged`, one per chain of steps that extend one another, so no token is computed twice.
 
     A row that is too long raises an error, or is left out with `overlong="drop"`. `temperature` is that of verl's
     rollouts; steps of another one are left out, and so are steps that do not tell theirs, unless `assumed_temperature`
-    is set. `advantage` and `credit` are as in Settings.
+    is set. `advantage`, `credit` and the baselines are as in Settings; `running` knows no earlier batch here, so it
+    compares within this one.
     """
     verl, torch = _imported()
     rows = verl_rows(
         batch,
         RowSettings(
-            advantage=advantage, credit=credit, temperature=temperature, assumed_temperature=assumed_temperature
+            advantage=advantage,
+            credit=credit,
+            baseline=baseline,
+            fallback_baseline=fallback_baseline,
+            divide_by_std=divide_by_std,
+            temperature=temperature,
+            assumed_temperature=assumed_temperature,
         ),
         prompt_length=prompt_length,
         response_length=response_length,

@@ -64,7 +64,11 @@ def is_follower(weights: Weights) -> bool:
 
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0:
         return False
-    return is_model(weights) and any(_is_sharded(parameter) for parameter in weights.parameters())
+    return is_model(weights) and is_sharded_model(weights)
+
+
+def is_sharded_model(model: "torch.nn.Module") -> bool:
+    return any(_is_sharded(parameter) for parameter in model.parameters())
 
 
 def _of_model(model: "torch.nn.Module") -> "Iterator[tuple[str, torch.Tensor]]":

@@ -6,7 +6,7 @@ Invariants:
 - An engine has the new version only if its checksums show the new weights, where it tells them, and if it computes with
   them. The pool gets the version if at least one engine has it.
 - The engines are those of the pool's list at that moment. One that joins, restarts or fails gets the weights of the
-  last sync in the background, before gateways use it.
+  last sync in the background, before gateways use it. So does one that a killed trainer has left paused.
 """
 
 import logging
@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +24,7 @@ import numpy as np
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import BadRequest, SyncFailed
+from stepwell.trainers.checkpoint import TensorState
 from stepwell.trainers.grpo import token_logprobs
 from stepwell.trainers.ports import VersionedPool
 from stepwell.trainers.sync_round import SyncRound, break_off
@@ -63,6 +65,8 @@ class SyncReport:
     probe."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Engines that failed, by address, and why. They get no calls until they have the weights of a later sync."""
+    restore: TensorState | None = None
+    """Weights from which the trainer must start again: always None, as only a guard asks for it."""
 
 
 class WeightSync:
@@ -73,8 +77,8 @@ class WeightSync:
     weights on one core: a gigabyte takes from half a second to some seconds. `probe` are token ids whose
     log-probabilities are compared after every sync; with `()` nothing is compared. `tolerance` is how far they may
     differ; without it, the engine's dtype decides. `engine_key` is the engines' API key (vLLM's --api-key), `timeout`
-    the seconds that one call to an engine may take, `engine_kind` the name of their kind. Calls block, and may come
-    from any thread.
+    the seconds that one call to an engine may take, `engine_kind` the name of their kind. Without `background`, engines
+    that join or restart wait for a call of `catch_up`. Calls block, and may come from any thread.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class WeightSync:
         engine_key: str | None = None,
         timeout: float = 60.0,
         engine_kind: str = "vllm",
+        background: bool = True,
     ) -> None:
         if not engines and pool is None:
             raise BadRequest("a WeightSync needs the address of at least one engine, or the pool that lists them")
@@ -112,8 +117,12 @@ class WeightSync:
         """None while a sync runs, and after one that failed: then no engine can be brought up to date."""
         self._failed: frozenset[str] = frozenset()
         """Engines that failed in the last sync, whatever version they tell."""
+        self._running: set[str] = set()
+        """Engines that this process has resumed or seen running. Another one may have been left paused by a trainer
+        that was killed, with the right version."""
         self._ours: Sequence[float] | None = None
         """The log-probabilities of the probe under the weights of the last sync."""
+        self._background = background
         self._catching_up: threading.Thread | None = None
 
     def sync(self, weights: Weights, version: int) -> SyncReport:
@@ -142,7 +151,8 @@ class WeightSync:
                 self._pool.set_policy_version(version)
             self._synced, self._failed = synced, frozenset(engines.failed)
             seconds = time.monotonic() - began
-        if self._pool is not None and not self._transfer.is_collective and self._catching_up is None:
+        has_background = self._background and self._pool is not None and not self._transfer.is_collective
+        if has_background and self._catching_up is None:
             self._catching_up = keep_calling(self.catch_up, CATCH_UP_INTERVAL)
         left_out = {url: str(failure) for url, failure in engines.failed.items()}
         return SyncReport(version=version, seconds=seconds, left_out=left_out, **change._asdict())
@@ -172,6 +182,24 @@ class WeightSync:
             raise SyncFailed("; ".join(map(str, behind.failed.values())))
         return sorted(caught_up)
 
+    def stage(self, weights: "torch.nn.Module", version: int) -> None:
+        """Makes these the weights that `catch_up` brings to the engines; none is changed now."""
+        if self._transfer.is_collective:
+            raise BadRequest("weights can be staged in files only: CheckpointTransfer")
+        with self._one_at_a_time, self._transfer.exclusive():
+            self._synced = None
+            digests = self._new_digests(self._engines()) or (SentDigests() if self._compares_checksums else None)
+            synced = SyncedWeights(version, self._our_logprobs(weights), self._ours, digests)
+            self._transfer.prepare(synced.watch(stream_weights(weights)), ())
+            self._ours, self._synced, self._failed = synced.logprobs, synced, frozenset()
+
+    def versions(self) -> dict[str, str | None]:
+        """What each engine tells; None if it does not answer."""
+        engines = self._engines()
+        with ThreadPoolExecutor(max(1, len(engines))) as threads:
+            told = list(threads.map(self._version_or_none, engines))
+        return {engine.url: version for engine, version in zip(engines, told, strict=True)}
+
     def close(self) -> None:
         """No engine is brought up to date any more."""
         self._synced = None
@@ -184,11 +212,28 @@ class WeightSync:
         """In little time: a machine that is gone does not even refuse."""
         return self._control(engine.url, timeout=min(self._timeout, QUESTION_TIMEOUT)).version()
 
-    def _is_behind(self, engine: EngineControl, version: int) -> bool:
+    def _version_or_none(self, engine: EngineControl) -> str | None:
         try:
-            return self._version(engine) != str(version) or engine.url in self._failed
+            return self._version(engine)
         except SyncFailed:
-            return False  # it is down
+            return None  # it is down
+
+    def _is_behind(self, engine: EngineControl, version: int) -> bool:
+        told = self._version_or_none(engine)
+        if told is None:
+            return False
+        return told != str(version) or engine.url in self._failed or self._was_left_paused(engine)
+
+    def _was_left_paused(self, engine: EngineControl) -> bool:
+        if engine.url in self._running:
+            return False
+        try:
+            is_paused = self._control(engine.url, timeout=min(self._timeout, QUESTION_TIMEOUT)).is_paused()
+        except SyncFailed:
+            return False  # the next look asks again
+        if not is_paused:
+            self._running.add(engine.url)
+        return is_paused
 
     def _our_logprobs(self, weights: Weights) -> list[float] | None:
         return probe_logprobs(weights, self._probe) if self._probe and is_model(weights) else None
@@ -221,6 +266,7 @@ class WeightSync:
         proven: list[int | None] = []
         engines.each(lambda engine: proven.append(self._check_weights(engine, synced)), undo=break_off)
         engines.resume(synced.version)
+        self._running.update(engine.url for engine in engines.engines)
         paused_seconds, gaps = time.monotonic() - began, list[float]()
         engines.prove(lambda engine: gaps.append(self._check(engine, synced)))
         return WeightChange(
@@ -309,10 +355,16 @@ def _gap(theirs: Sequence[float], ours: Sequence[float]) -> float:
     return float(np.abs(np.subtract(theirs, ours)).max())
 
 
-def keep_calling(method: Callable[[], object], interval: float) -> threading.Thread:
+def keep_calling(
+    method: Callable[[], object],
+    interval: float,
+    *,
+    longest: float = LONGEST_INTERVAL,
+    task: str = "engines could not be brought up to date",
+) -> threading.Thread:
     """Calls a method again and again in a thread, which ends when nothing else has the method's object any more.
 
-    After failures the interval is longer, up to LONGEST_INTERVAL.
+    After failures the interval is longer, up to `longest`; `task` says in the log what failed.
     """
     weak = weakref.WeakMethod(method)
 
@@ -327,8 +379,8 @@ def keep_calling(method: Callable[[], object], interval: float) -> threading.Thr
                 call()
                 pause = interval
             except Exception as failure:  # noqa: BLE001 - whatever it is, the next try may succeed
-                pause = min(2 * pause, LONGEST_INTERVAL)
-                log.warning("engines could not be brought up to date; next try in %g s: %s", pause, failure)
+                pause = min(2 * pause, longest)
+                log.warning("%s; next try in %g s: %s", task, pause, failure)
             del call
 
     thread = threading.Thread(target=run, name="stepwell-weights", daemon=True)

@@ -13,7 +13,8 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -21,6 +22,7 @@ from stepwell.config.serving import DashboardSettings, GatewaySettings
 from stepwell.config.up import UpSettings
 from stepwell.errors import BadRequest
 from stepwell.pool.client.ray_cluster import join_ray, local_ray
+from stepwell.pool.client.ray_folder import make_ray_folder
 from stepwell.up.background import detach, redirect_output
 from stepwell.up.engine_model import ServedModel, wait_for_model
 from stepwell.up.launch_plan import LaunchPlan, make_plan, url_of
@@ -35,7 +37,7 @@ STORE = 512 * 2**20
 SNIPPET = """\
 import stepwell
 from openai import OpenAI
-with stepwell.connect("{url}", key="{key}").trajectory(prompt_uid="hello", group_size=1) as t:
+with stepwell.connect("{url}", key={key}).trajectory(prompt_uid="hello", group_size=1) as t:
     agent = OpenAI(base_url=t.base_url, api_key=t.api_key)
     print(agent.chat.completions.create(model={model}, messages={messages}, max_tokens=64).choices[0].message.content)
 """
@@ -103,7 +105,9 @@ class Up:
             yield address, {}
             return
         self._screen.say("starting Ray")
-        with local_ray(namespace, token=self._folder.ray_token(), store=STORE) as joining:
+        files = make_ray_folder()
+        self._folder.keep_ray_folder(files)
+        with local_ray(namespace, token=self._folder.ray_token(), store=STORE, folder=files) as joining:
             yield joining["RAY_ADDRESS"], joining
 
     def _start_actors(self, plan: LaunchPlan) -> None:
@@ -116,10 +120,12 @@ class Up:
             wiring.run_rewards(plan.rewards)
 
     async def _serve(self, plan: LaunchPlan, model: ServedModel, key: str) -> bool:
+        shown = key if self._settings.show_key else None
+
         def on_ready() -> None:
             self._folder.write_record(replace(self._record, dashboard=url_of(plan.dashboard), is_ready=True))
             self._screen.say("everything is up")
-            self._screen.show(welcome(plan, model.name, key))
+            self._screen.show(welcome(plan, model.name, ShownKey(self._folder.key_file, shown)))
             if self._settings.detach:
                 self._screen.show("It continues in the background; `stepwell down` stops it.")
                 redirect_output(self._folder.logs / "up.log")
@@ -132,18 +138,34 @@ class Up:
         return await serve(programs(plan, key), self._folder.logs, self._screen, on_ready=on_ready, on_end=on_end)
 
 
-def welcome(plan: LaunchPlan, model: str, key: str) -> str:
+@dataclass(frozen=True, slots=True)
+class ShownKey:
+    """How the key is told: by its file; by itself only if that was asked for, because a terminal's output is kept."""
+
+    file: Path
+    key: str | None = None
+
+    @property
+    def place(self) -> str:
+        return self.key or f"in {self.file} (`. {self.file.parent / 'env'}` sets STEPWELL_KEY)"
+
+    @property
+    def in_python(self) -> str:
+        return json.dumps(self.key) if self.key else f"open({json.dumps(str(self.file))}).read().strip()"
+
+
+def welcome(plan: LaunchPlan, model: str, key: ShownKey) -> str:
     """The addresses of everything, and a program to paste."""
     places = {
         "base_url": url_of(plan.gateway),
-        "key": key,
-        "dashboard": f"{url_of(plan.dashboard)}/#key={key}",
+        "key": key.place,
+        "dashboard": url_of(plan.dashboard) + (f"/#key={key.key}" if key.key else " (it asks for the key)"),
         "Ray": f"{plan.gateway.ray_address}, namespace {plan.gateway.ray_namespace}",
     }
     if plan.gateway.atropos:
         places["Atropos"] = f"{url_of(plan.gateway)}/atropos"
     listed = "\n".join(f"  {name:10} {place}" for name, place in places.items())
-    snippet = SNIPPET.format(url=url_of(plan.gateway), key=key, model=json.dumps(model), messages=MESSAGES)
+    snippet = SNIPPET.format(url=url_of(plan.gateway), key=key.in_python, model=json.dumps(model), messages=MESSAGES)
     return f"\n{listed}\n\nPaste this into Python; each call becomes a step:\n\n{snippet}"
 
 

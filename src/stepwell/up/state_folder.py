@@ -1,6 +1,7 @@
 """./.stepwell: what `stepwell up` keeps between two runs, and how `down` and `status` find the running one.
 
-- Only its owner can read it.
+- Only its owner can read it. One that another user has made, can change or can read is refused, because a key that
+  somebody else knows may be in it.
 - The running `up` holds a lock, which the kernel releases in any case; so the record of a killed one is recognised.
 - Signals go only to the process that wrote the record.
 """
@@ -9,8 +10,9 @@ import fcntl
 import os
 import secrets
 import shlex
+import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +20,9 @@ from pathlib import Path
 import orjson
 
 from stepwell.common.atomic_files import replacing_file
-from stepwell.errors import Conflict
+from stepwell.common.private_files import read_own, why_folder_is_not_ours
+from stepwell.errors import Conflict, Forbidden
+from stepwell.pool.client.ray_folder import PREFIX
 
 NAME = ".stepwell"
 KEY_BYTES, TOKEN_BYTES = 24, 32
@@ -45,13 +49,28 @@ class StateFolder:
         self.environment = path / "env"
         self._record = path / "up.json"
         self._lock = path / "lock"
-        self._key = path / "key"
+        self.key_file = path / "key"
+        self.ray = path / "ray"
+        """Leads to the files of the Ray cluster, its logs among them."""
         self._ray_token = path / "ray_token"
 
     def make(self) -> None:
-        self.path.mkdir(mode=0o700, exist_ok=True)
+        """Forbidden if there is one that is not ours."""
+        with suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        self.require_ours()
         self.logs.mkdir(exist_ok=True)
         (self.path / ".gitignore").write_text("*\n")
+
+    def require_ours(self) -> None:
+        """Forbidden if the folder exists and is not ours."""
+        with suppress(FileNotFoundError):
+            if (why := why_folder_is_not_ours(self.path)) is not None:
+                raise Forbidden(
+                    f"{self.path} is not used: {why}. It may contain a key that others know. Work in another folder, "
+                    f"or move it away: mv {self.path} {self.path}.old. If all that is in it is yours: "
+                    f"chmod -R go= {self.path}"
+                )
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
@@ -93,19 +112,39 @@ class StateFolder:
 
     def key(self) -> str:
         """The control key: made once, then kept. To change it, write another into its file."""
-        if not self._key.exists():
-            _write_private(self._key, secrets.token_urlsafe(KEY_BYTES))
-        return self._key.read_text().strip()
+        return self._secret(self.key_file, lambda: secrets.token_urlsafe(KEY_BYTES))
 
     def ray_token(self) -> Path:
         """The file with the token of our Ray cluster: made once, then kept."""
-        if not self._ray_token.exists():
-            _write_private(self._ray_token, secrets.token_hex(TOKEN_BYTES))
+        self._secret(self._ray_token, lambda: secrets.token_hex(TOKEN_BYTES))
         return self._ray_token
+
+    def keep_ray_folder(self, new: Path) -> None:
+        """Note where Ray's files are, and remove those of the run before."""
+        if self.ray.is_symlink():
+            before = self.ray.readlink()
+            with suppress(OSError):
+                if before.name.startswith(PREFIX) and why_folder_is_not_ours(before) is None:
+                    shutil.rmtree(before, ignore_errors=True)
+            self.ray.unlink()
+        self.ray.symlink_to(new)
+
+    def _secret(self, path: Path, make: Callable[[], str]) -> str:
+        """The text of a file with a secret, which is made if it is missing. Forbidden if others may know it."""
+        try:
+            return read_own(path).strip()
+        except FileNotFoundError:
+            _write_private(path, make())
+            return read_own(path).strip()
+        except PermissionError as failure:
+            raise Forbidden(f"{path} is not used: {failure}. Remove it, and another one is made") from None
 
 
 def this_folder() -> StateFolder:
-    return StateFolder(Path.cwd() / NAME)
+    """Forbidden if there is one that is not ours."""
+    folder = StateFolder(Path.cwd() / NAME)
+    folder.require_ours()
+    return folder
 
 
 def started(pid: int) -> int | None:

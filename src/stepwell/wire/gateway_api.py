@@ -16,9 +16,10 @@ from pydantic import (
     FiniteFloat,
     StringConstraints,
     create_model,
+    model_validator,
 )
 
-from stepwell.pool.api.producing import EndResult
+from stepwell.pool.api.producing import LAST_STEP, EndResult
 from stepwell.steps.sampling import MULTIMODAL
 from stepwell.steps.schema import ARRAY_KINDS, READERS, REQUIRED, STEP_COLUMNS, Column, ColumnKind, ColumnScope
 from stepwell.steps.step import Step, VersionSpan
@@ -50,6 +51,13 @@ class InitTrajectory(GatewayBody):
     group_size: GroupSize | None = None
     """How many rollouts complete the group."""
     metadata: JsonFields = {}
+    session: bool = False
+    """Open a session: a conversation that nobody completes. After a while without a call the pool completes it, and a
+    later call under its base_url goes on in a new trajectory."""
+    user: str = Field(default="", max_length=200)
+    """Whose session it is."""
+    capture: bool = True
+    """False: the calls of the session are answered and not recorded."""
 
 
 class TrajectoryOpened(GatewayBody):
@@ -57,6 +65,20 @@ class TrajectoryOpened(GatewayBody):
     prompt_uid: str
     base_url: str
     """The agent's OpenAI base_url."""
+    api_key: str
+
+
+class IssueSessionKey(GatewayBody):
+    user: str = Field(min_length=1, max_length=200)
+    """A user, or a deployment."""
+    capture: bool = True
+    """False: calls with this key are answered and not recorded."""
+
+
+class SessionKeyIssued(GatewayBody):
+    user: str
+    base_url: str
+    """The same for all users."""
     api_key: str
 
 
@@ -82,15 +104,50 @@ class TrajectoryEnded(GatewayBody):
     status: EndResult
 
 
+StepIndex = Annotated[int, Field(ge=0, lt=2**31)]
+
+
 class Feedback(GatewayBody):
-    value: FiniteFloat
+    """One of `value`, `thumb` and `rating`."""
+
+    value: FiniteFloat | None = None
     """The reward."""
-    step_index: int | None = Field(default=None, ge=0, lt=2**31)
-    """The step that gets the reward; without one, the whole trajectory gets it."""
+    thumb: Literal["up", "down"] | None = None
+    """The reward 1 or -1."""
+    rating: FiniteFloat | None = None
+    """On the scale, from which it is mapped to a reward from -1 to 1."""
+    scale: tuple[FiniteFloat, FiniteFloat] = (1.0, 5.0)
+    """The worst and the best rating."""
+    step_index: StepIndex | Literal["last"] | None = None
+    """The step that gets the reward. Without one, the whole trajectory gets a `value`, and the last step a thumb or a
+    rating."""
     source: str = Field(default="feedback", min_length=1, max_length=200)
     """Who gives it."""
     note: str = Field(default="", max_length=10_000)
     """The reason as text; it is added to the trajectory's metadata."""
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> "Feedback":
+        if sum(given is not None for given in (self.value, self.thumb, self.rating)) != 1:
+            raise ValueError("feedback has one of value, thumb and rating")
+        low, high = self.scale
+        if low >= high or (self.rating is not None and not low <= self.rating <= high):
+            raise ValueError(f"a rating is on its scale, which goes up; here {self.rating} from {low:g} to {high:g}")
+        return self
+
+    @property
+    def reward(self) -> float:
+        if self.rating is not None:
+            low, high = self.scale
+            return 2.0 * (self.rating - low) / (high - low) - 1.0
+        return self.value if self.value is not None else 1.0 if self.thumb == "up" else -1.0
+
+    @property
+    def rewarded_step(self) -> int | None:
+        """Its index, or LAST_STEP; None for the whole trajectory."""
+        if self.step_index == "last" or (self.step_index is None and self.value is None):
+            return LAST_STEP
+        return self.step_index
 
 
 class FeedbackGiven(GatewayBody):
@@ -232,6 +289,23 @@ class Readiness(GatewayBody):
 
 
 Address = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+[^\s?#]*$", max_length=2000)]
+
+
+class ForgetSubject(GatewayBody):
+    subject: str = Field(min_length=1)
+    """The user of a session, or what the metadata of a trajectory names as its subject."""
+
+
+class ForgetReceipt(GatewayBody):
+    subject: str
+    """A keyed hash of the subject."""
+    asked_at: float
+    """When it was first asked for, in seconds since 1970."""
+    written_at: float
+    trained_versions: list[int]
+    """The first version of the policy for each batch that had its data."""
+    shards: dict[str, Any]
+    """What each shard removed."""
 
 
 class EngineAddress(GatewayBody):

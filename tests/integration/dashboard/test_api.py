@@ -30,6 +30,15 @@ async def test_the_status_tells_of_everything(client: httpx.AsyncClient) -> None
     assert (status["gateways"], status["engines"]) == ([], [])
 
 
+async def test_the_status_says_which_version_serves_which_sessions_and_why(client: httpx.AsyncClient) -> None:
+    policy = (await get(client, "status"))["policy"]
+    stable, canary = policy["sides"]
+    assert (stable["side"], stable["version"], stable["share"], stable["reward_mean"]) == ("stable", 12, 0.9, 0.75)
+    assert (canary["side"], canary["version"], canary["share"], canary["rewards"]) == ("canary", 14, 0.1, 40)
+    assert (canary["engines"], policy["withdrawn"]) == (["http://canary:8000"], [13])
+    assert [decision["action"] for decision in policy["decisions"]] == ["canary", "rollback"]
+
+
 async def test_the_series_are_passed_on_and_shared(client: httpx.AsyncClient, pool: MadeUpPool) -> None:
     series = await get(client, "series", seconds=900)
     await get(client, "series", seconds=600)

@@ -12,10 +12,10 @@ from tests.integration.gateway.conftest import StartGateway
 PAGE = Path(__file__).parents[3] / "docs" / "gateway.md"
 
 
-def example(language: str, start: str) -> str:
-    """The one block of that language that begins so."""
+def example(language: str, start: str, part: str = "") -> str:
+    """The one block of that language that begins so and has this part."""
     blocks = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.S)
-    (block,) = [block for block in blocks if block.startswith(start)]
+    (block,) = [block for block in blocks if block.startswith(start) and part in block]
     return str(block)
 
 
@@ -27,7 +27,8 @@ def run(*command: str) -> str:
 
 def test_curl_opens_a_trajectory_and_the_sdks_record_others(data_pool: DataPool, start_gateway: StartGateway) -> None:
     with start_gateway() as gateway:
-        opened = json.loads(run("bash", "-c", example("bash", "curl").replace("http://127.0.0.1:8100", gateway.url)))
+        opening = example("bash", "curl", "task-7").replace("http://127.0.0.1:8100", gateway.url)
+        opened = json.loads(run("bash", "-c", opening))
         assert opened["base_url"] == f"{gateway.url}/{opened['trajectory_uid']}/task-7"
         code = example("python", "import stepwell") + example("python", "import anthropic")
         said = run(sys.executable, "-c", code.replace("http://127.0.0.1:8100", gateway.url))

@@ -11,8 +11,9 @@ import aiohttp
 import httpx
 import pytest
 
+from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.engines import PRIVATE_FIELDS
-from stepwell.gateway.http.request_body import LARGEST_BODY, LARGEST_HEADERS
+from stepwell.gateway.http.request_body import LARGEST_BODY
 from tests.integration.gateway.agent import HELLO, agent_of
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
@@ -289,12 +290,12 @@ def test_of_an_agents_request_the_engine_sees_neither_dangerous_fields_nor_keys_
     door: Door, call: str
 ) -> None:
     dangerous = dict.fromkeys(PRIVATE_FIELDS, "x")
-    body = json.dumps({**HELLO, "prompt": "hello", "user": "me", **dangerous}).encode()
+    body = json.dumps({**HELLO, "prompt": "hello", **dangerous}).encode()
     reply = door.ask("POST", f"OWN/v1/{call}", "Authorization: Bearer OWN_KEY", "X-Data-Parallel-Rank: 1", body=body)
     assert reply.status == 200
     seen = door.engine.requests[-1]
     assert seen.path == f"/v1/{call}"
-    assert seen.body["user"] == "me"
+    assert seen.body["max_tokens"] == HELLO["max_tokens"]
     assert not seen.body.keys() & {*PRIVATE_FIELDS, "kv_transfer_params", "vllm_xargs", "chat_template", "cache_salt"}
     assert door.own_key not in str(seen)
     assert not {"authorization", "x-data-parallel-rank", "cookie"} & {name.lower() for name in seen.headers}

@@ -27,8 +27,9 @@ class HastyPool(PoolClient):
         super().__init__(name, namespace)
         self._longest_lease = longest_lease
 
-    async def take_unscored(self, count: int, *, lease: float, timeout: float) -> Any:
-        return await super().take_unscored(count, lease=min(lease, self._longest_lease), timeout=timeout)
+    async def take_unscored(self, count: int, *, lease: float, timeout: float, by_step: bool = False) -> Any:
+        lease = min(lease, self._longest_lease)
+        return await super().take_unscored(count, lease=lease, timeout=timeout, by_step=by_step)
 
 
 class Scored:

@@ -17,7 +17,7 @@ import pytest
 from stepwell.pool.api.scoring import Score
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.client.batch import make_batch
-from stepwell.rewards.builtin.table import BUILT_IN, COMPOSING_FACTORIES, FACTORIES
+from stepwell.rewards.builtin.table import BUILT_IN, CODE_FACTORIES, COMPOSING_FACTORIES, FACTORIES
 from stepwell.rewards.loading import load
 from stepwell.steps.columns import pack
 from tests.builders import make_step
@@ -80,7 +80,7 @@ def test_workers_start_as_described(folder: Path, tiny_model: Path, ray_cluster:
     env: dict[str, str] = {}
     for room in ("POOL", "REWARDS"):
         env |= {f"STEPWELL_{room}_RAY_ADDRESS": ray_cluster.address, f"STEPWELL_{room}_RAY_NAMESPACE": namespace}
-    run(example("bash", "stepwell rewards"), folder, tiny_model, **env)
+    run(example("bash", "stepwell rewards --function my_rewards"), folder, tiny_model, **env)
 
     async def rollout() -> None:
         ids = encode("4")
@@ -123,7 +123,10 @@ def test_feedback_is_given_as_described() -> None:
 
 
 def test_the_judge_and_the_reward_model_can_be_made_with_the_options_shown() -> None:
-    judge, reward_model = (json.loads(block) for block in examples("json"))
+    judge, reward_model, rules, evidence, next_judge = (json.loads(block) for block in examples("json"))
+    assert not load("next_state", rules).is_async
+    assert evidence["rule"] == "correction"
+    assert load("next_state", next_judge).is_async
     assert load("judge", judge).is_async
     assert load("reward_model", reward_model).is_async
 
@@ -131,5 +134,5 @@ def test_the_judge_and_the_reward_model_can_be_made_with_the_options_shown() -> 
 def test_every_built_in_is_listed_with_all_its_options() -> None:
     rows = re.findall(r"^\| `(\w+)` \| .* \| ([^|]*) \|$", PAGE.read_text(), re.M)
     listed = {name: set(re.findall(r"`(\w+)`", options)) for name, options in rows if name in BUILT_IN}
-    factories = (*FACTORIES, *COMPOSING_FACTORIES)
-    assert listed == {made.__name__: set(inspect.signature(made).parameters) - {"load"} for made in factories}
+    factories = (*FACTORIES, *COMPOSING_FACTORIES, *CODE_FACTORIES)
+    assert listed == {made.__name__: set(inspect.signature(made).parameters) - {"load", "level"} for made in factories}

@@ -39,6 +39,10 @@ def run(pool: LocalPool) -> Iterator[stepwell.Run]:
         yield stepwell.connect(url)
 
 
+def ask(client: OpenAI) -> None:
+    client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
+
+
 def rollout(run: stepwell.Run, *, turns: int = 1) -> stepwell.TrajectoryContext:
     with run.trajectory() as t, OpenAI(base_url=t.base_url, api_key=t.api_key) as client:
         for _ in range(turns):
@@ -93,6 +97,28 @@ def test_feedback_that_names_nothing_or_says_nothing_is_refused(run: stepwell.Ru
         run.feedback(t.trajectory_uid, t.prompt_uid, float("nan"))
     with pytest.raises(BadRequest, match="step_index"):
         run.feedback(t.trajectory_uid, t.prompt_uid, 1.0, step_index=-1)
+
+
+def test_a_thumb_or_a_rating_is_for_the_last_step(pool: LocalPool, run: stepwell.Run) -> None:
+    with run.trajectory() as t, OpenAI(base_url=t.base_url, api_key=t.api_key) as client:
+        ask(client)
+        assert run.feedback(t.trajectory_uid, t.prompt_uid, thumb="down", source="thumbs") == "counted"
+        ask(client)
+        assert run.feedback(t.trajectory_uid, t.prompt_uid, rating=4) == "counted"
+        ask(client)
+        assert run.feedback(t.trajectory_uid, t.prompt_uid, 0.25, step_index="last") == "counted"
+    steps = pool.taken()
+    assert [(step.reward, step.outcome_reward) for step in steps] == [(-1.0, None), (0.5, None), (0.25, None)]
+
+
+def test_feedback_that_says_two_things_or_leaves_its_scale_is_refused(run: stepwell.Run) -> None:
+    t = rollout(run)
+    with pytest.raises(BadRequest, match="one of value, thumb and rating"):
+        run.feedback(t.trajectory_uid, t.prompt_uid, 1.0, thumb="up")
+    with pytest.raises(BadRequest, match="one of value, thumb and rating"):
+        run.feedback(t.trajectory_uid, t.prompt_uid)
+    with pytest.raises(BadRequest, match="on its scale"):
+        run.feedback(t.trajectory_uid, t.prompt_uid, rating=7, scale=(0, 5))
 
 
 def test_an_agent_cannot_praise_itself(pool: LocalPool) -> None:

@@ -47,8 +47,10 @@ def matches(sample):
 class ShortLeases(PoolClient):
     """What a killed worker held comes back soon."""
 
-    async def take_unscored(self, count: int, *, lease: float, timeout: float) -> tuple[str, list[list[Step]]] | None:
-        return await super().take_unscored(count, lease=min(lease, 2.0), timeout=timeout)
+    async def take_unscored(
+        self, count: int, *, lease: float, timeout: float, by_step: bool = False
+    ) -> tuple[str, list[list[Step]]] | None:
+        return await super().take_unscored(count, lease=min(lease, 2.0), timeout=timeout, by_step=by_step)
 
 
 @pytest.fixture

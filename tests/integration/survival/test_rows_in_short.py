@@ -14,7 +14,7 @@ import pytest
 from tests.rig.postgres import has_postgres
 
 ROOT = Path(__file__).parents[3]
-ROWS = ("gateways", "resharding", "killed_clients", "node_lost_postgres", "disk_full_journal")
+ROWS = ("gateways", "resharding", "killed_clients", "live_kills", "node_lost_postgres", "disk_full_journal")
 MAY_MOUNT = ("unshare", "--user", "--map-root-user", "--mount")
 """The small disk is mounted in a namespace of its own."""
 TIMEOUT = 600.0

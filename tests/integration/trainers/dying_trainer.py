@@ -1,4 +1,4 @@
-"""A trainer that kills itself, as the kernel would: `dying_trainer ADDRESS NAMESPACE FOLDER PLACE`.
+"""A trainer that kills itself, as the kernel would: `dying_trainer ADDRESS NAMESPACE FOLDER PLACE UNIT`.
 
 PLACE is where in its second update it dies: forward, save (the weights have changed, no checkpoint is written), write
 (half a checkpoint is) or ack (a whole one is, and the pool does not know); `nowhere` runs to the end.
@@ -7,6 +7,7 @@ PLACE is where in its second update it dies: forward, save (the weights have cha
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,16 +70,18 @@ class DyingTrainer(AsyncTrainer):
 
 
 def main() -> None:
-    address, namespace, folder, place = sys.argv[1:]
+    address, namespace, folder, place, unit = sys.argv[1:]
     torch.set_num_threads(1)
     settings = Settings(groups=2, updates=UPDATES, lease=8.0, fetch_timeout=60.0)
+    if unit == "steps":
+        settings = replace(settings, groups=4, unit="steps", advantage="step")
     pool = connect("data_pool", address=address, namespace=namespace)
     trainer = DyingTrainer(pool, Counting(), settings=settings, checkpoints=Path(folder), dies_at=place)
-    replace, acknowledge = os.replace, pool.ack
+    replace_file, acknowledge = os.replace, pool.ack
 
     def replace_or_die(source: Any, target: Any) -> None:
         trainer._passes("write")
-        replace(source, target)
+        replace_file(source, target)
 
     def acknowledge_or_die(leased: HasLeases) -> None:
         trainer._passes("ack")

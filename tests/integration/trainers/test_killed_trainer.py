@@ -34,18 +34,41 @@ async def fill(client: PoolClient) -> None:
             assert await client.complete_trajectory(uid, prompt, float(rollout)) is EndResult.COMPLETED
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["restarted at once", "restarted after its leases ran out"])
-def test_a_trainer_killed_anywhere_loses_no_group_and_trains_none_twice(
-    ray_cluster: RayCluster, namespace: str, tmp_path: Path, waits: bool
+async def talk(client: PoolClient) -> None:
+    """Sessions that do not end, with a reward for each step."""
+    for session in range(GROUPS):
+        uid = f"s{session}"
+        await client.register_trajectory(Registration(uid, uid))
+        for turn in range(ROLLOUTS):
+            step = make_step(
+                uid,
+                uid,
+                uid=f"{uid}-{turn}",
+                prompt_ids=[session, turn],
+                response_ids=[3, 4],
+                temperature=1.0,
+                step_index=turn,
+                reward=float(turn),
+            )
+            assert await client.submit_steps([step]) == [SubmitVerdict.ACCEPTED]
+
+
+@pytest.mark.parametrize(
+    ("unit", "waits"),
+    [("groups", False), ("groups", True), ("steps", False), ("steps", True)],
+    ids=lambda value: {False: "restarted at once", True: "restarted after its leases ran out"}.get(value, value),
+)
+def test_a_trainer_killed_anywhere_loses_nothing_and_trains_nothing_twice(
+    ray_cluster: RayCluster, namespace: str, tmp_path: Path, unit: str, waits: bool
 ) -> None:
     start_pool(PoolPlan(), namespace)
     client = PoolClient("data_pool", namespace)
-    asyncio.run(fill(client))
+    asyncio.run(talk(client) if unit == "steps" else fill(client))
     pool = DataPool(client)
 
     def run(place: str) -> int:
         program = [sys.executable, "-m", "tests.integration.trainers.dying_trainer"]
-        command = [*program, ray_cluster.address, namespace, str(tmp_path), place]
+        command = [*program, ray_cluster.address, namespace, str(tmp_path), place, unit]
         with (tmp_path / f"{place}.log").open("wb") as output:
             return subprocess.run(command, cwd=CHECKOUT, env=os.environ, stdout=output, stderr=output).returncode
 

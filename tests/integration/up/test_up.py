@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ class Up:
     @property
     def gateway(self) -> str:
         return self.place("base_url")
+
+    @property
+    def key(self) -> str:
+        """As its file has it: it is not printed."""
+        return (self.shell.folder / ".stepwell" / "key").read_text()
 
     def place(self, name: str) -> str:
         found = re.search(rf"^  {name} +(\S+)", self.printed, re.M)
@@ -94,11 +100,33 @@ def test_gateway_and_dashboard_require_the_key(up: Up) -> None:
         assert not answers(url)
     url = up.place("dashboard").split("/#")[0]
     assert "requires its control key" in up.shell.run("stepwell", "status", "--url", url, status=1)
-    assert "pool" in up.shell.run("stepwell", "status", "--url", url, "--key", up.place("key"))
+    assert "pool" in up.shell.run("stepwell", "status", "--url", url, "--key", up.key)
+
+
+def test_the_key_is_not_printed_but_its_file_is(up: Up) -> None:
+    assert up.key not in up.printed
+    assert f"in {up.shell.folder / '.stepwell' / 'key'} " in up.printed
+    assert up.key not in (up.shell.folder / ".stepwell/logs/up.log").read_text()
+
+
+def test_no_other_user_can_read_what_is_recorded_or_reach_rays_sockets(up: Up) -> None:
+    up.call()
+    state = up.shell.folder / ".stepwell"
+    made = [state, *state.rglob("*")]
+    assert {path.name for path in made} >= {"key", "ray_token", "env", "up.json", "data_pool.sqlite", "gateway.log"}
+    assert {path.name for path in made if not path.is_symlink() and path.stat().st_mode & 0o077} == set()
+    ray = (state / "ray").readlink()
+    assert stat.S_IMODE(ray.stat().st_mode) == 0o700
+    assert list(ray.glob("ray/session_2*/sockets/plasma_store")), "its sockets are behind that folder"
+
+
+def test_auto_is_the_cluster_of_this_folder(up: Up) -> None:
+    shown = up.shell.run("stepwell", "policy", "list")
+    assert "stable    version 0" in shown
 
 
 def test_the_key_is_on_no_command_line(up: Up) -> None:
-    assert not [line for pid in up.shell.pids() if up.place("key") in (line := _command_line(pid))]
+    assert not [line for pid in up.shell.pids() if up.key in (line := _command_line(pid))]
 
 
 def test_the_shards_are_as_urgent_as_the_other_processes(up: Up) -> None:
@@ -140,9 +168,11 @@ def test_down_leaves_no_process_and_the_next_up_keeps_key_and_journal(up: Up, fl
     wait_until(lambda: not up.shell.pids(), "every process to be gone")
     assert "nothing is running" in up.shell.run("stepwell", "down")
     assert "nothing is running in this folder" in up.shell.run("stepwell", "status", status=1)
-    again = up.shell.start("stepwell", "up", *flags)
+    key, ray_before = up.key, (up.shell.folder / ".stepwell/ray").readlink()
+    again = up.shell.start("stepwell", "up", *flags, "--show-key")
     printed = _read_until(again, "Ctrl-C stops it")
-    assert up.place("key") in printed
+    assert re.search(rf"^  key +{re.escape(key)}$", printed, re.M), "it was asked for, and is the same as before"
+    assert not ray_before.exists(), "Ray's files of the run before are removed"
     channels = json.loads(up.shell.run("stepwell", "status", "--json"))["channels"]
     assert channels[0]["held"]["steps"] > 0, "the journal was found"
     os.killpg(again.pid, signal.SIGINT)  # as a terminal's Ctrl-C reaches all of the group

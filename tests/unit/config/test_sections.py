@@ -40,6 +40,10 @@ def test_the_documented_command_line_is_understood() -> None:
         "temperature": 1.0,
         "model": "",
         "other_models": (),
+        "forward_fields": (),
+        "quota": (),
+        "media_hosts": (),
+        "session_sample": 1.0,
         "spool": None,
         "spool_bytes": 16 * 2**30,
         "atropos": False,
@@ -111,7 +115,7 @@ def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_pools_limits_are_set_by_flags_in_the_words_of_the_documentation() -> None:
     flags = (
         "--overflow refuse --on-deadline refill --on-stale mask --max-staleness 4 --require-reward --max-bytes 1000 "
-        "--reward-attempts 5 --on-reward-failure drop_group"
+        "--reward-attempts 5 --on-reward-failure drop_group --max-share-per-user 0.1"
     )
     limits = read_settings(PoolSettings, flags.split(), "pool").limits()
     assert limits == Limits(
@@ -123,8 +127,15 @@ def test_the_pools_limits_are_set_by_flags_in_the_words_of_the_documentation() -
         max_bytes=1000,
         reward_attempts=5,
         on_reward_failure=OnRewardFailure.DROP_GROUP,
+        max_share_per_user=0.1,
     )
     assert read_settings(PoolSettings, [], "pool").limits() == Limits()
+
+
+@pytest.mark.parametrize("share", ["0", "1.1"])
+def test_a_share_per_user_is_more_than_nothing_and_at_most_all(share: str) -> None:
+    with pytest.raises(BadRequest, match="--max-share-per-user"):
+        read_settings(PoolSettings, ["--max-share-per-user", share], "pool")
 
 
 def test_an_archive_needs_a_journal() -> None:

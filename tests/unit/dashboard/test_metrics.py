@@ -7,7 +7,7 @@ from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.dashboard.metrics import ages_of, exposition, families
 from stepwell.dashboard.state import DashboardState
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.stats import ArchiveStats, ChannelStats, PoolStats, ScoringStats, StepCount
+from stepwell.pool.api.stats import ArchiveStats, ChannelStats, PoolStats, ScoringStats, SessionStats, StepCount
 from tests.rig.dashboard import MadeUpPool
 
 TRAIN = ChannelStats(
@@ -31,11 +31,13 @@ STATS = PoolStats(
     quarantined=Counter({"logprob_count": 3}),
     in_grace=9,
     uniform_groups=2,
+    decided=Counter({"rollback": 5}),
     leases=2,
     short_of_disk=1,
     forks=0,
     scoring=ScoringStats(waiting=6, under_way=1, resting=0, scored=30, failed=Counter({"timeout": 8}), late=0),
     archiving=ArchiveStats(waiting_bytes=11, failures=12, dropped_groups=13),
+    sessions=SessionStats(open=14, ended_idle=15, deferred=16),
     missing=("data_pool-1",),
 )
 
@@ -58,7 +60,11 @@ def test_every_figure_is_told_by_channel_and_cause() -> None:
         "leases": 2,
         "shards_short_of_disk": 1,
         "uniform_groups": 2,
+        "policy_decisions_total rollback": 5,
         "grace_steps": 9,
+        "sessions_open": 14,
+        "sessions_ended_idle": 15,
+        "sessions_deferred": 16,
         "groups train": 5,
         "ready_groups train": 3,
         "trajectories train": 40,

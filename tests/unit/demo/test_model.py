@@ -19,7 +19,7 @@ def test_only_the_assistants_tokens_and_its_end_of_turn_have_labels() -> None:
 
 
 def test_the_rate_rises_and_then_falls_to_a_tenth() -> None:
-    shares = [model.rate_factor(step) for step in range(model.STEPS)]
+    shares = [model.rate_factor(step, model.STEPS) for step in range(model.STEPS)]
 
     assert shares[0] < 0.1 < 0.9 < max(shares)
     assert 0.1 <= shares[-1] < 0.11

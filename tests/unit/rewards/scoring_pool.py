@@ -36,9 +36,11 @@ class ScoringPool(LocalPool):
         assert self.rules.submit(steps) == [SubmitVerdict.ACCEPTED] * len(steps)
         assert self.rules.complete(uid, prompt) is EndResult.COMPLETED
 
-    async def take_unscored(self, count: int, *, lease: float, timeout: float) -> tuple[str, list[list[Step]]] | None:
+    async def take_unscored(
+        self, count: int, *, lease: float, timeout: float, by_step: bool = False
+    ) -> tuple[str, list[list[Step]]] | None:
         try:
-            taken = await super().take_unscored(count, lease=lease, timeout=timeout)
+            taken = await super().take_unscored(count, lease=lease, timeout=timeout, by_step=by_step)
         except PoolUnavailable:
             self.refused += 1
             raise

@@ -47,6 +47,7 @@ class ScriptedEngine:
             self.may_answer.wait(10)
         answers: dict[str, Any] = {
             "/weight_info": {"weight_version": self.weight_version},
+            "/is_paused": {"is_paused": self.is_paused},
             "/reset_prefix_cache": {"success": self.empties_cache},
         }
         if route == "/v1/completions":

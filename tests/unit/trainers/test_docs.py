@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -33,9 +34,13 @@ def examples(language: str) -> list[str]:
 class LoadingEngine(ScriptedEngine):
     """Computes with the weights that it was told to load, as vLLM does."""
 
+    _loading = Lock()
+    """transformers changes torch while it loads, so two engines in one process take turns."""
+
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         if path == "/collective_rpc":
-            model = AutoModelForCausalLM.from_pretrained(body["kwargs"]["weights_path"], dtype=torch.float32)
+            with self._loading:
+                model = AutoModelForCausalLM.from_pretrained(body["kwargs"]["weights_path"], dtype=torch.float32)
             self.logprobs = probe_logprobs(model, PROBE)
         return super().answer(path, body)
 

@@ -1,7 +1,7 @@
 """The training loop over the pool's own rules: what it learns, and what it does when it is interrupted anywhere."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stepwell.errors import BadRequest, SyncFailed
+from stepwell.trainers.checkpoint import TensorState, read_checkpoint
 from stepwell.trainers.reporting import UpdateMetrics
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
@@ -42,7 +43,9 @@ def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class Synced:
+    version: int
     logprob_gap: float | None = 1e-6
+    restore: TensorState | None = None
 
 
 class SyncLog:
@@ -56,7 +59,7 @@ class SyncLog:
             raise SyncFailed("told to")
         self.versions.append(version)
         self.pool.set_policy_version(version)
-        return Synced()
+        return Synced(version)
 
 
 def test_what_earns_more_becomes_likelier() -> None:
@@ -95,6 +98,13 @@ def test_the_learning_rate_falls_in_a_straight_line_to_its_share() -> None:
     trainer = AsyncTrainer(pool, Recurrent(), settings=SETTINGS)
     rates = [trainer.step().learning_rate / SETTINGS.learning_rate for _ in range(6)]
     assert rates == pytest.approx([1 - 0.15 * update for update in range(6)])
+
+
+def test_the_learning_rate_rises_over_the_first_updates() -> None:
+    settings = replace(SETTINGS, final_rate=1.0, warmup_updates=3)
+    trainer = AsyncTrainer(filled(12), Recurrent(), settings=settings)
+    rates = [trainer.step().learning_rate / SETTINGS.learning_rate for _ in range(5)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
 
 
 def test_many_small_passes_make_the_update_of_one() -> None:
@@ -279,3 +289,40 @@ def test_what_a_killed_trainer_left_of_a_checkpoint_is_removed(tmp_path: Path) -
     trainer = AsyncTrainer(filled(BOTH), Recurrent(), settings=SETTINGS, checkpoints=tmp_path)
     trainer.step()
     assert [file.name for file in tmp_path.iterdir()] == ["trainer.pt"]
+
+
+class Guarding(SyncLog):
+    """Does not let version 2 through, and knows of a version 7 that this trainer has not made."""
+
+    def __init__(self, pool: TrainingPool, stable: TensorState) -> None:
+        super().__init__(pool)
+        self.stable = stable
+
+    def sync(self, weights: torch.nn.Module, version: int) -> Synced:
+        super().sync(weights, version)
+        return Synced(max(7, version), restore=self.stable if len(self.versions) == 2 else None)
+
+
+def test_the_learning_rate_rises_again_for_the_new_optimizer() -> None:
+    pool = filled(12)
+    guard = Guarding(pool, dict(Recurrent(seed=5).state_dict()))
+    settings = replace(SETTINGS, final_rate=1.0, warmup_updates=1)
+    trainer = AsyncTrainer(pool, Recurrent(), settings=settings, sync=guard)
+    rates = [trainer.step().learning_rate / settings.learning_rate for _ in range(3)]
+    assert rates == pytest.approx([0.5, 0.5, 1.0]), "the first update was not let through"
+
+
+def test_a_trainer_whose_weights_are_not_let_through_starts_again(tmp_path: Path) -> None:
+    pool, model, stable = filled(4), Recurrent(), Recurrent(seed=5)
+    guard = Guarding(pool, dict(stable.state_dict()))
+    trainer = AsyncTrainer(pool, model, settings=SETTINGS, sync=guard, checkpoints=tmp_path)
+    trainer.step()
+    assert same(weights(model), weights(stable))
+    assert not trainer._learner.optimizer.state
+    assert guard.versions == [0, 8], "the next number is one that nobody had"
+    saved = read_checkpoint(tmp_path)
+    assert saved is not None
+    assert all(torch.equal(saved.model[name], value) for name, value in stable.state_dict().items())
+    trainer.step()
+    assert not same(weights(model), weights(stable))
+    assert guard.versions == [0, 8, 9]

@@ -16,7 +16,7 @@ from tests.rig.waiting import wait_until
 from tests.unit.trainers.models import Recurrent, one_turn
 from tests.unit.trainers.training_pool import TrainingPool
 
-SETTINGS = Settings(groups=1, updates=100, max_unlearnable=3)
+SETTINGS = Settings(groups=1, updates=100, max_unlearnable=3, fallback_baseline="none")
 
 
 def add_group(pool: TrainingPool, prompt: str, *rewards: float | None) -> None:
@@ -39,15 +39,17 @@ def test_the_first_group_that_teaches_nothing_is_reported_and_counted(caplog: py
         metrics = [trainer.step(), trainer.step()]
 
     assert [update.groups_single for update in metrics] == [1, 1]
-    assert caplog.text.count("groups with a single scored rollout, which is compared with nothing are") == 1
+    assert caplog.text.count("which baseline group or leave_one_out compares with nothing are not trained") == 1
     assert caplog.text.count("nothing can be learned from this data") == 1
+    assert "set fallback_baseline to running" in caplog.text
     assert "prompt_uid" in caplog.text
 
 
 def test_after_some_batches_in_a_row_the_run_stops_and_says_what_to_do() -> None:
     pool = singles(5)
 
-    with pytest.raises(NothingLearned, match=r"from 3 batches in a row: 3 groups with a single .* To do: .*prompt_uid"):
+    told = r"from 3 batches in a row: 3 groups of one .* To do: set fallback_baseline to running .*prompt_uid"
+    with pytest.raises(NothingLearned, match=told):
         AsyncTrainer(pool, Recurrent(), settings=SETTINGS).run()
 
     assert pool.acknowledged == ["lease-1", "lease-2", "lease-3"]

@@ -2,21 +2,38 @@
 
 from pathlib import Path
 
+import pytest
+
 from stepwell.config.up import UpSettings
-from stepwell.up.command_up import welcome
+from stepwell.up.command_up import ShownKey, welcome
 from stepwell.up.engine_model import ServedModel
 from stepwell.up.launch_plan import make_plan
 from stepwell.up.state_folder import StateFolder
 
 KEY = "k" * 32
+FILE = Path("/state/key")
 
 
-def test_the_snippet_has_five_lines_of_python_with_the_models_own_name() -> None:
+def shown(key: ShownKey) -> str:
     settings = UpSettings(engine=("http://127.0.0.1:8001",))
     model = ServedModel(name='a "model"', root="org/model", window=4096)
-    shown = welcome(make_plan(settings, model, StateFolder(Path("/state")), KEY), model.name, KEY)
-    snippet = shown[shown.index("import stepwell") :]
+    return welcome(make_plan(settings, model, StateFolder(Path("/state")), KEY), model.name, key)
+
+
+@pytest.mark.parametrize("key", [ShownKey(FILE), ShownKey(FILE, KEY)])
+def test_the_snippet_has_five_lines_of_python_with_the_models_own_name(key: ShownKey) -> None:
+    printed = shown(key)
+    snippet = printed[printed.index("import stepwell") :]
     compile(snippet, "snippet", "exec")
     assert len(snippet.splitlines()) == 5
     assert r'model="a \"model\""' in snippet
-    assert f"http://127.0.0.1:8200/#key={KEY}" in shown
+
+
+def test_the_key_is_printed_only_if_asked_for() -> None:
+    printed = shown(ShownKey(FILE))
+    assert KEY not in printed
+    assert f"key        in {FILE} " in printed
+    assert f'key=open("{FILE}").read().strip()' in printed
+    asked = shown(ShownKey(FILE, KEY))
+    assert f"http://127.0.0.1:8200/#key={KEY}" in asked
+    assert f'key="{KEY}"' in asked

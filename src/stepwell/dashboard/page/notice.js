@@ -51,7 +51,7 @@ export class Notice {
       this.again();
     };
     const form = el("form", { onsubmit: use }, input, el("button", { type: "submit" }, "Use this key"));
-    const what = hasKey() ? "That is not one of the control keys." : "This needs a control key; `stepwell up` prints it.";
+    const what = hasKey() ? "That is not one of the control keys." : "This needs a control key; `stepwell up` keeps its own in .stepwell/key.";
     fill(this.node, el("span", {}, what), form).className = "notice failed";
     input.focus();
   }

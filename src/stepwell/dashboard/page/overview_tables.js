@@ -1,7 +1,7 @@
 // The tables under the charts.
 
 import { el, fill } from "./dom.js";
-import { bytes, count, plural, short, span, tally } from "./format.js";
+import { bytes, count, moment, plural, reward, short, span, tally } from "./format.js";
 import { link } from "./routes.js";
 import { table } from "./table.js";
 
@@ -11,9 +11,10 @@ export class Tables {
     this.channels = el("div");
     this.gateways = el("div");
     this.engines = el("div");
+    this.policy = el("div");
     this.losses = el("div");
     const serving = el("div", {}, this.gateways, this.engines);
-    this.node = el("div", { class: "tables" }, this.channels, serving, this.losses);
+    this.node = el("div", { class: "tables" }, this.channels, this.policy, serving, this.losses);
   }
 
   show(status) {
@@ -22,6 +23,7 @@ export class Tables {
     fill(this.engines, enginesTable(status));
     if (!status.pool) return;
     fill(this.channels, channelsTable(status));
+    if (status.policy) fill(this.policy, sidesTable(status), decisionsTable(status));
     fill(this.losses, lossesTable(status));
   }
 }
@@ -57,6 +59,32 @@ function channelsTable({ channels }) {
     ["History", (c) => count(c.history_groups), "n"],
   ];
   return table("Channels", columns, channels, "There are no steps yet.");
+}
+
+/** Which version serves which sessions, and what it earned lately. */
+function sidesTable({ policy, now }) {
+  const columns = [
+    ["Policy", (s) => s.side],
+    ["Version", (s) => count(s.version), "n"],
+    ["Sessions", (s) => `${Math.round(1000 * s.share) / 10} %`, "n"],
+    ["Since", (s) => (s.since ? span(Math.max(0, now - s.since)) : "–"), "n"],
+    ["Rewards", (s) => count(s.rewards), "n"],
+    ["Mean", (s) => reward(s.reward_mean), "n"],
+    ["Served by", (s) => s.engines.join(", ") || "all others", "wide"],
+  ];
+  return table("Policy", columns, policy.sides, "");
+}
+
+function decisionsTable({ policy }) {
+  if (!policy.decisions.length) return null;
+  const columns = [
+    ["Decided", (d) => moment(d.at)],
+    ["Action", (d) => d.action],
+    ["Version", (d) => count(d.version), "n"],
+    ["By", (d) => d.by],
+    ["Reason", (d) => d.reason, "wide"],
+  ];
+  return table("Decisions", columns, policy.decisions, "");
 }
 
 function gatewaysTable({ gateways }) {

@@ -1,6 +1,7 @@
 """Groups on disk: JSON lines (one group per line), a Parquet table (one row per sequence), and an HTML page.
 
 - Groups are written as they come, in bounded memory. Existing files are never overwritten.
+- Only its owner can read a folder that is new.
 - The lines and the table each hold all of a group (null counts as absent).
 - The table gets its name when it is complete; the lines and the page can be read at any time.
 """
@@ -64,7 +65,7 @@ class GroupFolder:
         self._files.close()
 
     def _open(self) -> "tuple[TextIO, GroupTable, GroupPage]":
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         table = GroupTable(self._folder / TABLE)
         self._files.callback(table.close)
         lines = self._files.enter_context((self._folder / LINES).open("x", encoding="utf-8"))

@@ -59,7 +59,7 @@ class ChatDialect(OpenAIAnswers):
     name = "chat"
     paths: tuple[str, ...] = ("chat/completions",)
     summary = "Chat completion"
-    description = "OpenAI's call; every choice becomes a step. Unknown fields are passed on."
+    description = "OpenAI's call; every choice becomes a step. Unknown fields are removed."
     unrecorded_description = (
         "OpenAI's call, unrecorded, for those who keep their tokens themselves: the answer has all ids and\n"
         "log-probabilities, and with each choice its policy_version, version_spans and exactness."

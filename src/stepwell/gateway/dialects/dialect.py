@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, Wants
+from stepwell.gateway.dialects.request_fields import NO_MORE, RequestRules
 from stepwell.gateway.dialects.request_sampling import AS_ASKED, SamplingPolicy
 from stepwell.gateway.dialects.step_seal import OPEN_SEAL, StepSeal
 from stepwell.gateway.http.error_responses import ErrorDetails
@@ -38,6 +39,7 @@ class CallSurroundings:
     seal: StepSeal = OPEN_SEAL
     models: Sequence[str] = ()
     """The models that the request may name, first the one that is trained; none means any."""
+    rules: RequestRules = NO_MORE
 
 
 class ConversationPart(NamedTuple):
@@ -74,6 +76,8 @@ class ModelCall(NamedTuple):
     """The uid of the step of its first choice, which a dialect may seal into its answer."""
     echoed: tuple[str, ...] = ()
     """The uids of earlier steps that the request sends back sealed, in the order of its history."""
+    removed: tuple[str, ...] = ()
+    """Fields of the request that are not forwarded."""
     part: ConversationPart | None = None
     """None if the request has the whole conversation, and nobody continues it by its id."""
 

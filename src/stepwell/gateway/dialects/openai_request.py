@@ -1,6 +1,6 @@
 """What chat and completions have in common: how a request is read and forwarded, its JSON schema, and the answers.
 
-Unknown fields are forwarded. Fields by which a client could reach beyond its own request are removed.
+Which of its fields are forwarded is said in request_fields.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,15 @@ from typing import Any
 
 import orjson
 
-from stepwell.engines import PRIVATE_FIELDS
 from stepwell.engines.engine import DEFAULT_MODEL
 from stepwell.errors import BadRequest, ModelNotFound
 from stepwell.gateway.dialects.dialect import NO_TEXTS, CallSurroundings, Dialect, ModelCall, PromptTexts, TokenCounter
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStreamWriter, Wants, write_reply
 from stepwell.gateway.dialects.request_sampling import make_explicit, recorded_sampling
 from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
+from stepwell.gateway.http.request_body import check_containers
 from stepwell.wire.openai import Upstream
 
-NOT_FORWARDED = PRIVATE_FIELDS | {"return_token_ids", "include_reasoning"}
-"""The last two are the agent's wishes to the gateway. An engine kind asks for ids and reasoning in its own way."""
 MOST_CHOICES = 128
 
 INTEGER: dict[str, Any] = {"type": "integer"}
@@ -62,6 +60,7 @@ class OpenAIAnswers:
 
 
 def read_json_object(raw: bytes) -> dict[str, Any]:
+    check_containers(raw)
     try:
         request = orjson.loads(raw)
     except orjson.JSONDecodeError as failure:
@@ -102,8 +101,7 @@ def make_call(
     choices, stream = _read_choices(request), read_flag(request, "stream")
     wants_ids = read_flag(request, "return_token_ids")
     wants_reasoning = request.get("include_reasoning") is not False
-    for name in NOT_FORWARDED.intersection(request):
-        del request[name]
+    removed = around.rules.apply(request, upstream)
     make_explicit(request, around.response_length)
     choose_model(request, around.models)
     replaced = around.sampling.apply(request)
@@ -121,6 +119,7 @@ def make_call(
         malformed_history=malformed_history,
         uid=token_hex(16),
         echoed=echoed,
+        removed=removed,
     )
 
 

@@ -10,8 +10,12 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass, field
 
+from stepwell.errors import BadRequest
 from stepwell.gateway.http.request_body import Headers
 
+SESSION_HEADERS = (b"x-session-id", b"x-claude-code-session-id", b"session-id", b"session_id")
+"""By which clients name a conversation: opencode and others, Claude Code, Codex, older ones. The first one counts."""
+CAPTURE_HEADER = b"x-stepwell-capture"
 KEPT_SECONDS = 600.0
 KEPT_ANSWERS = 10_000
 KEPT_BYTES = 64 * 1024 * 1024
@@ -133,6 +137,10 @@ class CallHeaders:
     kind: str | None
     """x-stepwell-call: task or side."""
     traceparent: bytes | None
+    session: bytes | None = None
+    """What the client calls its conversation."""
+    is_captured: bool = True
+    """False: the call is not to be recorded."""
 
     @property
     def may_join(self) -> bool:
@@ -154,4 +162,12 @@ def read_call_headers(headers: Headers) -> CallHeaders:
         is_first_try=found.get(b"x-stainless-retry-count") == b"0",
         kind=None if kind is None else kind.decode("latin-1"),
         traceparent=found.get(b"traceparent"),
+        session=next(filter(None, map(found.get, SESSION_HEADERS)), None),
+        is_captured=_is_captured(found.get(CAPTURE_HEADER)),
     )
+
+
+def _is_captured(value: bytes | None) -> bool:
+    if value not in (None, b"on", b"off"):
+        raise BadRequest(f'the header {CAPTURE_HEADER.decode()} is "on" or "off"')
+    return value != b"off"

@@ -26,6 +26,7 @@ STATUS: dict[type[errors.StepwellError], int] = {
     errors.UnknownTrajectory: 404,
     errors.ModelNotFound: 404,
     errors.Conflict: 409,
+    errors.Forgotten: 410,
     errors.TooLarge: 413,
     errors.PoolFull: 429,
     errors.Overloaded: 429,

@@ -6,6 +6,7 @@
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from prometheus_client.registry import Collector
 
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Step
+
+log = logging.getLogger("stepwell.gateway")
 
 M = TypeVar("M", Counter, Histogram)
 Family: TypeAlias = GaugeMetricFamily | CounterMetricFamily
@@ -58,6 +61,24 @@ class ReadAtScrape(Collector):
         yield family
 
 
+MOST_NAMES = 50
+
+
+class RemovedFields:
+    """Fields of requests that no engine gets: all are counted, and each name is said once."""
+
+    def __init__(self, metrics: "GatewayMetrics") -> None:
+        self._metrics = metrics
+        self._said: set[str] = set()
+
+    def note(self, names: Sequence[str]) -> None:
+        self._metrics.fields_removed.inc(len(names))
+        for name in names:
+            if name not in self._said and len(self._said) < MOST_NAMES:
+                self._said.add(name)
+                log.warning("the field %r of a request is not forwarded; see --forward-fields in docs/gateway.md", name)
+
+
 class GatewayMetrics:
     def __init__(self, lag_interval: float = LAG_INTERVAL) -> None:
         self._lag_interval = lag_interval
@@ -74,6 +95,10 @@ class GatewayMetrics:
         self.clients_gone = self._counter("clients_gone", "Clients that left before the end of their answer.", "kind")
         self.calls_refused = self._counter(
             "calls_refused", "Calls refused before an engine was asked, by the code of their error.", "kind", "code"
+        )
+        self.calls_unrecorded = self._counter("calls_unrecorded", "Agents' calls that were not recorded.", "cause")
+        self.fields_removed = Counter(
+            "stepwell_request_fields_removed", "Fields of requests that no engine got.", registry=self._registry
         )
         self.calls_joined = self._counter("calls_joined", "Repeated calls that got the first one's answer.", "kind")
         self.calls_continued = self._counter("calls_continued", "Generations continued after a weight update.", "kind")

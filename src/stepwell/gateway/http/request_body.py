@@ -1,5 +1,6 @@
 """Reading a request: ASGI types, and the limits on its size."""
 
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -13,13 +14,28 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 LARGEST_BODY = 64 * 1024 * 1024
-LARGEST_HEADERS = 64 * 1024
+MOST_CONTAINERS = 250_000
+"""Objects and lists in a body. Each takes twenty times as much memory as its two brackets."""
+LARGEST_READ = 8 * 1024 * 1024
+STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
-async def read_body(receive: Receive, largest: int = LARGEST_BODY) -> bytes:
-    """The whole body. TooLarge as soon as it is longer than `largest`."""
+def declared_length(headers: Headers) -> int | None:
+    """What the header Content-Length says; None for a body that comes in chunks."""
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value)
+    return None
+
+
+async def read_body(
+    receive: Receive, largest: int = LARGEST_BODY, *, on_part: Callable[[int], None] | None = None
+) -> bytes:
+    """The whole body. TooLarge as soon as it is longer than `largest`. `on_part` is told the size of each part."""
     message = await receive()
     body: bytes = message.get("body", b"")
+    if on_part is not None:
+        on_part(len(body))
     if message.get("more_body"):
         parts = [body]
         size = len(body)
@@ -27,6 +43,8 @@ async def read_body(receive: Receive, largest: int = LARGEST_BODY) -> bytes:
             message = await receive()
             parts.append(message.get("body", b""))
             size += len(parts[-1])
+            if on_part is not None:
+                on_part(len(parts[-1]))
         body = b"".join(parts)
     if len(body) > largest:
         raise TooLarge(too_large_text(largest))
@@ -50,3 +68,13 @@ def limited(receive: Receive, largest: int = LARGEST_BODY) -> Receive:
 
 def too_large_text(largest: int) -> str:
     return f"the request body is larger than {largest >> 20} MiB"
+
+
+def check_containers(body: bytes, most: int = MOST_CONTAINERS) -> None:
+    """TooLarge if the JSON text has too many objects and lists. Brackets within strings do not count, unless the body
+    is so large that to tell them apart would take long."""
+    if len(body) < 2 * most or body.count(b"{") + body.count(b"[") <= most:
+        return
+    outside = STRINGS.sub(b"", body) if len(body) <= LARGEST_READ else body
+    if outside.count(b"{") + outside.count(b"[") > most:
+        raise TooLarge(f"the request body has more than {most} objects and lists")

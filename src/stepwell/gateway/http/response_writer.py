@@ -16,7 +16,17 @@ NEVER = math.inf
 class ResponseWriter:
     """Sends to one client, and to those that joined its call. What is sent to a client that has left is ignored."""
 
-    __slots__ = ("_clock", "_send", "_shared", "first_byte_at", "is_ended", "media_type", "status", "touched_at")
+    __slots__ = (
+        "_clock",
+        "_send",
+        "_shared",
+        "first_byte_at",
+        "headers",
+        "is_ended",
+        "media_type",
+        "status",
+        "touched_at",
+    )
 
     def __init__(self, send: Send, clock: Callable[[], float]) -> None:
         self.status = 0
@@ -25,6 +35,8 @@ class ResponseWriter:
         """The last part is sent or is being sent."""
         self.media_type = ""
         """Of a stream."""
+        self.headers: Headers = []
+        """Sent with every answer, in addition."""
         self.touched_at = clock()
         """When something was last sent; NEVER during sending and after the end, when no keep-alive may follow."""
         self.first_byte_at: float | None = None
@@ -37,7 +49,7 @@ class ResponseWriter:
         self._shared = shared
 
     async def whole(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-        sent = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        sent = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *self.headers]
         if headers:
             sent += [(name.encode(), value.encode()) for name, value in headers.items()]
         self.touched_at, self.is_ended = NEVER, True
@@ -74,7 +86,9 @@ class ResponseWriter:
 
     async def _start_stream(self) -> None:
         media_type = (b"content-type", self.media_type.encode())
-        await self._start(200, [media_type, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")])
+        await self._start(
+            200, [media_type, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *self.headers]
+        )
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.status = status

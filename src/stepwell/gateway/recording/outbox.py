@@ -172,6 +172,17 @@ class Outbox:
             waiting = self._held(trajectory_uid)
             raise PoolUnavailable(f"{waiting} steps still wait for the pool after {timeout:g} s; try again") from None
 
+    async def scrub(self) -> None:
+        """A subject was forgotten: send all that is held, and remove what is left of deleted steps from the spool's
+        file. PoolUnavailable if that cannot be done now."""
+        await self.settle()
+        if self._spool is not None:
+            loop = asyncio.get_running_loop()
+            done: asyncio.Future[bool] = loop.create_future()
+            self._spool.scrub(lambda is_clean: loop.call_soon_threadsafe(done.set_result, is_clean))
+            if not await done:
+                raise PoolUnavailable("the spool cannot be cleaned now")
+
     async def drain(self, timeout: float) -> None:
         """At the end: wait for all steps to settle. The others are lost, unless there is a spool that keeps them."""
         try:
@@ -328,6 +339,8 @@ class Outbox:
             self._postpone(lane, sender, refused_as_full)
         if self._spool is not None:
             self._spool.remove(answered)
+            if SubmitVerdict.FORGOTTEN in verdicts:
+                self._spool.scrub()
             self._recall()
         self._log_dropped()
 

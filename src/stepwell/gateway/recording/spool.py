@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from stepwell.gateway.recording.spool_file import MAX_FOUND, SpoolFile
 from stepwell.steps.columns import to_bytes
@@ -58,6 +58,13 @@ class SpoolRecall(NamedTuple):
     deliver: Callable[[list[Step]], object]
 
 
+class SpoolScrub(NamedTuple):
+    deliver: Callable[[bool], object]
+
+
+SpoolRequest: TypeAlias = SpoolChange | PoolClaim | SpoolRecall | SpoolScrub
+
+
 class Spool:
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES, *, most_found: int = MAX_FOUND) -> None:
         """StepwellError if another process has the file open, or if it cannot be used. Of what an earlier process left,
@@ -68,7 +75,7 @@ class Spool:
         """Called in the spool's thread with the trajectory of each released step that is not on disk."""
         self._max_bytes = max_bytes
         self._file = SpoolFile(path, most_found)
-        self._changes: queue.SimpleQueue[SpoolChange | PoolClaim | SpoolRecall | None] = queue.SimpleQueue()
+        self._changes: queue.SimpleQueue[SpoolRequest | None] = queue.SimpleQueue()
         self._rows: dict[Step, int] = {}
         """The row of each step."""
         self._left: dict[int, int] = {}
@@ -134,6 +141,11 @@ class Spool:
         """Read the oldest released steps, about so many bytes. `deliver` is called with them in the spool's thread."""
         self._changes.put(SpoolRecall(nbytes, deliver))
 
+    def scrub(self, deliver: Callable[[bool], object] = lambda _: None) -> None:
+        """Remove from the file what is left there of deleted steps. `deliver` is called in the spool's thread with
+        whether that was done."""
+        self._changes.put(SpoolScrub(deliver))
+
     def close(self) -> None:
         """Write the last changes and close the file."""
         self._changes.put(None)
@@ -160,8 +172,12 @@ class Spool:
             for change in changes:
                 if isinstance(change, SpoolRecall):
                     change.deliver(self._read_released(change.nbytes))
+            if scrubs := [change for change in changes if isinstance(change, SpoolScrub)]:
+                is_clean = not self._spent and self._file.scrub()
+                for scrub in scrubs:
+                    scrub.deliver(is_clean)
 
-    def _await_changes(self) -> list[SpoolChange | PoolClaim | SpoolRecall | None]:
+    def _await_changes(self) -> list[SpoolRequest | None]:
         """None of them after a while if there is something to write again."""
         try:
             return [self._changes.get(timeout=RETRY_PAUSE if self._unwritten or self._spent else None)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from uuid import uuid4
 from zlib import crc32
 
-from stepwell.common.sqlite_file import open_wal, set_aside_damaged
+from stepwell.common.sqlite_file import open_wal, scrub_database, set_aside_damaged
 from stepwell.errors import StepwellError
 from stepwell.steps.columns import from_bytes, to_bytes
 from stepwell.steps.step import Step
@@ -28,6 +28,9 @@ LOG_SIZE = 64 * 2**20
 """Bytes that SQLite's write-ahead log may keep on disk while it is empty."""
 MAX_FOUND = 256 * 2**20
 """Bytes that are read at the start, of what an earlier process left."""
+SCRUBBED_AT_START = 64 * 2**20
+"""Bytes of rows up to which the file is written again at the start, without what is left of deleted rows: somebody may
+have been forgotten while no gateway had the file open."""
 LOCK_TIMEOUT = 1.0
 """Seconds to wait until an earlier process closes the file."""
 LOG_INTERVAL = 1.0
@@ -79,6 +82,16 @@ class SpoolFile:
         except (TypeError, ValueError, sqlite3.Error) as failure:
             self._failed(failure)
             return [], 0
+
+    def scrub(self) -> bool:
+        """Remove what deleted rows have left in the file, and files that were set aside as damaged."""
+        try:
+            scrub_database(self._db)
+            for damaged in self.path.parent.glob(f"{self.path.name}.damaged-*"):
+                damaged.unlink()
+        except (OSError, sqlite3.Error) as failure:
+            return self._failed(failure)
+        return True
 
     def close(self) -> None:
         self._db.close()
@@ -176,6 +189,9 @@ class SpoolFile:
             db.execute(f"PRAGMA journal_size_limit = {LOG_SIZE}")
             db.executescript(f"BEGIN IMMEDIATE; {TABLE}; COMMIT")
             self._read(db)
+            if self.nbytes <= SCRUBBED_AT_START:
+                with contextlib.suppress(sqlite3.OperationalError):  # a full disk, say
+                    scrub_database(db)
         except BaseException:
             db.close()
             raise

@@ -10,13 +10,15 @@ from typing import Protocol
 
 from fastapi import FastAPI
 
+from stepwell.common.access_keys import SessionKey
+from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.errors import Forbidden, StepwellError, TooLarge
 from stepwell.gateway.agent_calls import AgentCalls, send_error
+from stepwell.gateway.dialects import side_calls
 from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.gateway.http.error_responses import describe
 from stepwell.gateway.http.request_body import (
     LARGEST_BODY,
-    LARGEST_HEADERS,
     Headers,
     Message,
     Receive,
@@ -29,9 +31,11 @@ from stepwell.gateway.routes.access import REFUSALS, AccessCheck, call_paths
 from stepwell.gateway.token_counts import TokenCounts
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
 from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.pool.api.sessions import SESSION_ROOT
 from stepwell.wire.gateway_api import UID_PATTERN
 
 ATROPOS_PREFIX = "/atropos"
+CALL_HEADER = side_calls.CALL_HEADER.encode()
 
 
 class MountedApp(Protocol):
@@ -65,8 +69,8 @@ class GatewayAsgi:
         self._largest_body = largest_body
         self._dialects = {path: dialect for dialect in dialects for path in call_paths(dialect)}
         paths = "|".join(map(re.escape, self._dialects))
-        trajectory = rf"(?!v1/)({UID_PATTERN})/({UID_PATTERN})(?:/v1){{0,2}}"
-        self._model_call = re.compile(rf"/(?:{trajectory}|v1)/({paths})")
+        trajectory = rf"(?!v1/|{SESSION_ROOT}/)({UID_PATTERN})/({UID_PATTERN})(?:/v1){{0,2}}"
+        self._model_call = re.compile(rf"/(?:{trajectory}|({SESSION_ROOT})(?:/v1){{0,2}}|v1)/({paths})")
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,23 +81,26 @@ class GatewayAsgi:
             await self._atropos({**scope, "path": path.removeprefix(ATROPOS_PREFIX)}, receive, send)
             return
         call = self._model_call.fullmatch(path)
-        dialect = self._dialects[call[3]] if call else None
+        dialect = self._dialects[call[4]] if call else None
         try:
-            self._check(path, scope["headers"])
+            given = self._check(path, scope["headers"])
         except StepwellError as failure:
             await send_error(ResponseWriter(send, float), dialect, describe(failure))
             return
         if call and dialect and scope["method"] == "POST":
             ref = TrajectoryRef(call[1], call[2]) if call[1] else NO_TRAJECTORY
-            if (counter := dialect.token_counter) is not None and counter.path == call[3]:
+            if (counter := dialect.token_counter) is not None and counter.path == call[4]:
                 await self._counts.serve(receive, send, ref, dialect, counter)
             else:
-                await self._calls.serve(scope, receive, send, ref, dialect)
+                key = (self._access.session_key(*given) or SessionKey()) if call[3] else None
+                await self._calls.serve(scope, receive, send, ref, dialect, key)
         else:
             await self.app(scope, limited(receive, self._largest_body), send)
 
-    def _check(self, path: str, headers: Headers) -> None:
-        authorization, api_key, size, length = None, None, 0, b"0"
+    def _check(self, path: str, headers: Headers) -> tuple[bytes | None, bytes | None]:
+        """Returns the headers Authorization and x-api-key. An agent's CALL_HEADER is removed: it must not say which of
+        its steps are trained."""
+        authorization, api_key, size, length, is_marked = None, None, 0, b"0", False
         for name, value in headers:
             size += len(name) + len(value)
             if name == b"authorization":
@@ -102,9 +109,14 @@ class GatewayAsgi:
                 api_key = value
             elif name == b"content-length":
                 length = value
+            elif name == CALL_HEADER:
+                is_marked = True
         if size > LARGEST_HEADERS:
             raise TooLarge(f"the request's headers are larger than {LARGEST_HEADERS >> 10} KiB")
         if (needed := self._access.missing(path, authorization, api_key)) is not None:
             raise Forbidden(REFUSALS[needed])
+        if is_marked and not self._access.may_mark(authorization, api_key):
+            headers[:] = [header for header in headers if header[0] != CALL_HEADER]
         if int(length) > self._largest_body:
             raise TooLarge(too_large_text(self._largest_body))
+        return authorization, api_key

@@ -17,7 +17,7 @@ from stepwell.gateway.agent_calls import send_error
 from stepwell.gateway.http.error_responses import JSON, describe_logged
 from stepwell.gateway.http.request_body import Headers, Message, Receive, Send
 from stepwell.gateway.http.response_writer import ResponseWriter
-from stepwell.gateway.trajectories import TrajectoryLifecycle
+from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.wire import gateway_api
 from stepwell.wire.gateway_api import UID_PATTERN, GatewayBody
@@ -60,7 +60,8 @@ class FastRoutes:
 
     def _open(self, scope: Message, body: bytes) -> Answering:
         wanted = gateway_api.InitTrajectory.model_validate_json(body or b"{}")
-        return self._lifecycle.open(wanted, str(Request(scope).base_url))
+        request = Request(scope)
+        return self._lifecycle.open(wanted, str(request.base_url), self._lifecycle.caller(request))
 
     def _complete(self, scope: Message, body: bytes) -> Answering:
         wanted = gateway_api.CompleteTrajectory.model_validate_json(body or b"{}")

@@ -9,6 +9,7 @@ import orjson
 from stepwell.gateway.dialects.dialect import Dialect, TokenCounter
 from stepwell.gateway.routes.access import TRAJECTORY_ROOT
 from stepwell.gateway.unrecorded_calls import NOT_ASKED
+from stepwell.pool.api.sessions import SESSION_ROOT
 
 TEXT: dict[str, Any] = {"type": "string"}
 ERROR: dict[str, Any] = {
@@ -27,7 +28,8 @@ UIDS: list[dict[str, Any]] = [
 ]
 CALL_HEADERS = {
     "Idempotency-Key": "Calls of one trajectory that carry the same key are one call, and one step.",
-    "x-stepwell-call": "task or side: whether this call belongs to the task; without it, known side calls are found.",
+    "x-stepwell-capture": "off: the call is answered and not recorded.",
+    "x-stepwell-call": "task or side, with a control key: whether this call belongs to the task.",
 }
 
 
@@ -39,6 +41,7 @@ def openapi_document(schema: dict[str, Any], dialects: Iterable[Dialect]) -> byt
     paths = {
         **schema["paths"],
         **{f"{TRAJECTORY_ROOT}/v1/{path}": {"post": _operation(dialect, path)} for dialect, path in calls},
+        **{f"/{SESSION_ROOT}/v1/{path}": {"post": _session_operation(dialect, path)} for dialect, path in calls},
         **{f"/v1/{path}": {"post": _unrecorded_operation(dialect, path)} for dialect, path in calls},
         **{f"{TRAJECTORY_ROOT}/v1/{one.path}": {"post": _count_operation(one, UIDS)} for one in counters},
         **{f"/v1/{one.path}": {"post": _count_operation(one, [])} for one in counters},
@@ -74,6 +77,19 @@ def _operation(dialect: Dialect, path: str) -> dict[str, Any]:
         "parameters": [*UIDS, *headers],
         "requestBody": {"required": True, "content": json_content(dialect.request_schema)},
         "responses": answers,
+    }
+
+
+def _session_operation(dialect: Dialect, path: str) -> dict[str, Any]:
+    """The same without uids: the key and the conversation name the session."""
+    operation = _operation(dialect, path)
+    text = "The name of the conversation; without it, it is told by what the messages continue."
+    header = {"name": "x-session-id", "in": "header", "schema": TEXT, "description": text}
+    return {
+        **operation,
+        "summary": f"{dialect.summary}, of a session",
+        "operationId": f"session_{operation['operationId']}",
+        "parameters": [*operation["parameters"][len(UIDS) :], header],
     }
 
 

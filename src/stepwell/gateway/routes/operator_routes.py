@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.pool.api.forgetting import merge_receipts
 from stepwell.pool.api.ports import RayLinkStatus, RewardScorer, StepSink
 from stepwell.wire import gateway_api
 
@@ -96,6 +98,12 @@ def operator_router(engines: EngineFleet, readiness: ReadinessCheck, metrics: Ga
         body, content_type = metrics.exposition()
         return Response(body, media_type=content_type)
 
+    @router.post("/forget")
+    async def forget(wanted: gateway_api.ForgetSubject) -> gateway_api.ForgetReceipt:
+        """Delete everything of one person, for good, and record no more of it. It can be repeated."""
+        receipts = await readiness.pool.forget(wanted.subject)
+        return gateway_api.ForgetReceipt(**merge_receipts(receipts, time.time()))
+
     @router.get("/engines")
     async def engines_now() -> gateway_api.EngineList:
         """The engines and how they are."""
@@ -139,8 +147,11 @@ def register_readings(
 
     gauge, counter = metrics.read_from, partial(metrics.read_from, kind="counter")
     gauge("stepwell_in_flight", "Agents' calls in flight.", (), lambda: [((), calls.in_flight)])
+    text = "Calls refused because a quota was used up."
+    counter("stepwell_quota_refused", text, ("quota",), lambda: counts(calls.quotas.refused))
     gauge("stepwell_engine_state", "1 for the state an engine is in.", ("engine", "state"), states)
     gauge("stepwell_engine_in_flight", "Calls in flight at an engine.", ("engine",), loads)
+    _register_canary_readings(metrics, engines)
     gauge("stepwell_waiting_steps", "Steps on their way to the pool.", (), lambda: [((), outbox.waiting)])
     gauge("stepwell_waiting_bytes", "Their size.", (), lambda: [((), outbox.waiting_bytes)])
     counter(
@@ -152,6 +163,37 @@ def register_readings(
         counter("stepwell_spool_unwritten_steps", text, (), lambda: [((), spool.unwritten)])
         text = "Steps in memory that the spool's disk has not taken yet."
         gauge("stepwell_spool_pending_steps", text, (), lambda: [((), spool.pending)])
+
+
+def _register_canary_readings(metrics: GatewayMetrics, engines: EngineFleet) -> None:
+    def versions() -> Iterator[tuple[tuple[str, ...], float]]:
+        serving = engines.serving
+        if serving is not None:
+            yield ("stable",), serving.policy_version
+            if serving.canary is not None:
+                yield ("canary",), serving.canary.version
+
+    def share() -> float:
+        canary = engines.serving and engines.serving.canary
+        return canary.share if canary else 0.0
+
+    def counted(counter: Counter[str]) -> Iterator[tuple[tuple[str, ...], float]]:
+        return (((side,), count) for side, count in counter.items())
+
+    metrics.read_from("stepwell_served_version", "Policy version that sessions get, by side.", ("side",), versions)
+    metrics.read_from("stepwell_canary_share", "Share of the sessions that a canary gets.", (), lambda: [((), share())])
+    text = "Calls while there is a canary, by the side of their session."
+    metrics.read_from(
+        "stepwell_canary_calls", text, ("side",), lambda: counted(engines.split_counts.calls), kind="counter"
+    )
+    text = "Calls that the other side answered, because no engine of their session's side did."
+    metrics.read_from(
+        "stepwell_canary_served_by_other",
+        text,
+        ("side",),
+        lambda: counted(engines.split_counts.served_by_other),
+        kind="counter",
+    )
 
 
 def register_pool_readings(metrics: GatewayMetrics, known: KnownTrajectories, link: RayLinkStatus | None) -> None:

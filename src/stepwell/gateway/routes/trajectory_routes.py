@@ -9,13 +9,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
+from stepwell.common.access_keys import SessionKey
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import BadRequest
 from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryLifecycle
+from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TRAIN, Registration, RewardGiven, TrajectoryRef
+from stepwell.pool.api.sessions import SESSION_ROOT
 from stepwell.wire import gateway_api
 
 log = logging.getLogger("stepwell.gateway")
@@ -32,7 +35,7 @@ async def ref_from_path(
 Ref = Annotated[TrajectoryRef, Depends(ref_from_path)]
 
 
-def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink) -> APIRouter:
+def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink, engines: EngineFleet) -> APIRouter:
     """Routes that name no trajectory."""
     router = APIRouter()
 
@@ -41,7 +44,20 @@ def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink) -> APIRouter:
         request: Request, wanted: gateway_api.InitTrajectory | None = None
     ) -> gateway_api.TrajectoryOpened:
         """Open a trajectory, and get the base_url and key to give to its agent."""
-        return await lifecycle.open(wanted or gateway_api.InitTrajectory(), str(request.base_url))
+        wanted = wanted or gateway_api.InitTrajectory()
+        return await lifecycle.open(wanted, str(request.base_url), lifecycle.caller(request))
+
+    @router.post("/session_keys")
+    async def issue_session_key(request: Request, wanted: gateway_api.IssueSessionKey) -> gateway_api.SessionKeyIssued:
+        """A key by which a user opens sessions, and its base_url. Nothing is stored: the key is the same each time."""
+        key = lifecycle.keys.session_key(SessionKey(wanted.user, wanted.capture))
+        base_url = f"{request.base_url}{SESSION_ROOT}/v1"
+        return gateway_api.SessionKeyIssued(user=wanted.user, base_url=base_url, api_key=key)
+
+    @router.get(f"/{SESSION_ROOT}/models", include_in_schema=False)
+    async def session_models() -> Response:
+        """The engines' models. With /v1 in between, the route of a trajectory answers."""
+        return relay(*await engines.models())
 
     @router.get("/pacing")
     async def pacing(channel: Annotated[gateway_api.ChannelName, Query()] = TRAIN) -> gateway_api.PacingNow:
@@ -66,7 +82,7 @@ def trajectory_router(
         ref: Ref, wanted: gateway_api.RegisterTrajectory | None = None
     ) -> gateway_api.Registered:
         """Say more of a trajectory: its channel, before its first call, and its metadata."""
-        wanted = wanted or gateway_api.RegisterTrajectory()
+        ref, wanted = await lifecycle.sessions.last(ref), wanted or gateway_api.RegisterTrajectory()
         await pool.register_trajectory(
             Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, metadata=wanted.metadata)
         )
@@ -93,13 +109,14 @@ def trajectory_router(
     @router.post("/feedback")
     async def feedback(ref: Ref, given: gateway_api.Feedback) -> gateway_api.FeedbackGiven:
         """Score a trajectory or one of its steps, or score it anew, now or long after its end."""
+        ref = await lifecycle.sessions.last(ref)
         await outbox.settle(ref.trajectory_uid)
         reward = RewardGiven(
             trajectory_uid=ref.trajectory_uid,
             prompt_uid=ref.prompt_uid,
-            value=given.value,
+            value=given.reward,
             source=given.source,
-            step_index=given.step_index,
+            step_index=given.rewarded_step,
             notes=given.note,
         )
         return gateway_api.FeedbackGiven(status="counted" if await pool.give_reward(reward) else "late")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.staleness import staleness_rule
+from stepwell.pool.api.staleness import staleness_rule, versions_behind
 from stepwell.pool.api.watching import REWARD, TrajectorySnapshot, TrajectoryState
 from stepwell.steps.step_filter import NO_SOUND_STEP, OTHER_MODEL, TOO_INEXACT
 
@@ -39,7 +39,7 @@ def _is_too_old(snapshot: TrajectorySnapshot, limits: Limits, policy_version: in
     """Of a trajectory that is held."""
     if snapshot.oldest_version is None or snapshot.state is TrajectoryState.LEASED:
         return ""
-    behind = policy_version - snapshot.oldest_version
+    behind = versions_behind(snapshot.oldest_version, policy_version)
     consequence = staleness_rule(limits.max_staleness, limits.on_stale).explain(behind)
     if not consequence:
         return ""
@@ -85,6 +85,7 @@ DROPPED: Mapping[str, Callable[[TrajectorySnapshot, Limits], str]] = {
     "evicted": _evicted,
     "rejected": lambda snapshot, limits: f"It was rejected {snapshot.note}.",
     "reward_failed": _reward_failed,
+    "rolled_back": lambda snapshot, limits: "A version of the policy said it, or part of it, that was rolled back.",
     "stale": _stale,
 }
 """A sentence for each cause."""

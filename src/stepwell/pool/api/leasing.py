@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 from uuid import uuid4
@@ -49,6 +49,11 @@ class BatchRequest:
     """True includes the steps that are marked untrainable."""
     models: tuple[str, ...] = ()
     """The models that are trained, as the pool's limits say."""
+    max_per_user: int | None = None
+    """How many of each user it may have, if it is part of a batch of several shards. None: as the pool's
+    max_share_per_user says."""
+    user_rooms: Mapping[str, int] = field(default_factory=dict)
+    """The same for single users, in place of max_per_user."""
 
     @property
     def step_filter(self) -> StepFilter:
@@ -221,6 +226,8 @@ class GroupOffer(NamedTuple):
     size: int
     """Trajectories that the consumer would get."""
     source: str
+    user: str = ""
+    """Whose session it is, if the pool has a max_share_per_user."""
 
 
 @message
@@ -264,3 +271,5 @@ class ReadySummary(NamedTuple):
     """When each ready item was opened, oldest first."""
     nothing_after: float
     """In strict order, an item that was opened later must wait."""
+    users: tuple[str, ...] = ()
+    """Of each ready item, if the pool has a max_share_per_user."""

@@ -57,7 +57,7 @@ class Limits:
     group_size: int = 1
     """Trajectories in a group if its first registration does not say."""
     group_deadline: float | None = None
-    """Seconds a group may take from its first trajectory to its completion."""
+    """Seconds a group may take from its first trajectory to its completion. Sessions have no deadline."""
     on_deadline: OnDeadline = OnDeadline.PARTIAL
     min_group_size: int = 1
     """The fewest complete trajectories that are shipped as a partial group."""
@@ -77,6 +77,10 @@ class Limits:
     """Trained groups that are kept for batches that mix new and old."""
     completion_grace: float = 30.0
     """Seconds after a trajectory's completion in which steps are accepted of calls that began before it."""
+    session_idle: float | None = None
+    """Seconds without a call after which a session's trajectory is completed; None: never."""
+    max_share_per_user: float | None = None
+    """The largest part of a batch that sessions of one user may be; None: any."""
     batch_size: int | None = None
     """Trajectories per training step, for pacing. None: the number that the last fetch took."""
     max_channels: int = 64

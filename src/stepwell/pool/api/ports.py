@@ -7,12 +7,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
+from stepwell.pool.api.forgetting import ShardReceipt
 from stepwell.pool.api.leasing import HasLeases, LeasedGroups, ReadyGroups
 from stepwell.pool.api.pacing import Pacing
-from stepwell.pool.api.producing import EndResult, RecordedTurn, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.policy import PolicyStatus
+from stepwell.pool.api.producing import TRAIN, EndResult, RecordedTurn, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.scoring import Judgement, RewardRequest, RewardScore
 from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.sessions import SessionCall, SessionPlace
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import Changes, Cursor
 from stepwell.steps.columns import Columns
@@ -42,6 +45,12 @@ class StepSink(EngineDirectory, Protocol):
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
         """The channel of an open trajectory; None if it is not open."""
+
+    async def place_session(self, call: SessionCall) -> SessionPlace | None:
+        """The trajectory that a session is in. If none is open, one is opened, unless the call says otherwise."""
+
+    async def find_session(self, user: str, replied: str) -> str:
+        """The id of this user's session that a call continues whose history has this digest; empty if there is none."""
 
     async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
         """The steps of an open trajectory that a call continues whose history has this digest."""
@@ -81,6 +90,9 @@ class StepSink(EngineDirectory, Protocol):
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult: ...
 
+    async def forget(self, subject: str) -> list[ShardReceipt]:
+        """Remove everything of a subject, for good. What each shard removed."""
+
     async def pacing(self, channel: str) -> Pacing: ...
 
     async def check(self) -> None:
@@ -93,10 +105,13 @@ class StepSink(EngineDirectory, Protocol):
 class RewardSource(Protocol):
     """The DataPool, as a reward worker sees it."""
 
-    async def take_unscored(self, count: int, *, lease: float, timeout: float) -> tuple[str, list[list[Step]]] | None:
+    async def take_unscored(
+        self, count: int, *, lease: float, timeout: float, by_step: bool = False
+    ) -> tuple[str, list[list[Step]]] | None:
         """A reward lease, and the steps of up to `count` trajectories in order; None if there is none for `timeout`.
 
-        A trajectory without a judgement after `lease` seconds is offered to other workers.
+        A trajectory without a judgement after `lease` seconds is offered to other workers. `by_step` asks for open
+        trajectories too, each time they have grown.
         """
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
@@ -164,6 +179,9 @@ class PoolReader(Protocol):
 
     async def changes(self, cursors: Mapping[str, Cursor], limit: int = 2_000) -> Changes:
         """At most about `limit`. Without cursors, from the start: all that is held and the last that are gone."""
+
+    async def policy_status(self, channel: str = TRAIN) -> PolicyStatus:
+        """Which version serves which sessions, the last decisions, and what the versions earned in that channel."""
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
         """The steps of these (trajectory_uid, prompt_uid), in order; none for what the pool no longer holds."""

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepwell.common.message_format import message
+from stepwell.pool.api.sessions import SessionCall, SessionPlace
 from stepwell.steps.returns import GivenReward
 from stepwell.steps.step import IntArray, JsonObject
 
 TRAIN = "train"
 """The default channel."""
 ENDED_BY = "ended_by"
-"""In a trajectory's metadata: the failure of the policy that ended it."""
+"""In a trajectory's metadata: the failure of the policy that ended it, or `idle`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class SubmitVerdict(StrEnum):
     """Either its producer sets step_index and the trajectory's other steps have none, or the other way round."""
     FULL = "full"
     """The channel is full and refuses new data. The step may be sent again later."""
+    FORGOTTEN = "forgotten"
+    """The data of its subject was deleted."""
     ELSEWHERE = "elsewhere"
     """Another shard has the trajectory, or may open it. The client asks that one; no producer gets this verdict."""
 
@@ -72,10 +75,14 @@ class Registration:
     of them, the rollout's steps are duplicates. `submit_groups` alone looks at them."""
 
 
+LAST_STEP = -1
+"""The step_index of a reward for the last step that the trajectory has when the reward comes."""
+
+
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardGiven:
-    """A reward for a trajectory, or for its step with that index.
+    """A reward for a trajectory, or for its step with that index, or for its last one (LAST_STEP).
 
     A later one replaces it until the data is shipped. After that, only an archive keeps it.
     """
@@ -94,6 +101,10 @@ class RewardGiven:
 FLUSH_WAIT = 25.0
 """Seconds that a completion, or the reward of a step, waits for the steps that other gateways hold."""
 
+
+SCRUB_SPOOL = "@scrub-spool"
+"""Among the trajectories that a gateway is asked to flush: it sends all that it holds, and then removes from its
+spool's file what is left there of deleted steps."""
 
 TURN_WAIT = 0.5
 """Seconds that a call which continues a conversation waits for the step that another gateway holds."""
@@ -142,6 +153,6 @@ class RecordedTurn:
     lineage: JsonObject
 
 
-ProducerCall = KnowsCall | Registration | CompleteCall | AbortCall
+ProducerCall = KnowsCall | Registration | CompleteCall | AbortCall | SessionCall
 """What every rollout calls. These calls share messages."""
-ProducerAnswer = str | EndResult | None
+ProducerAnswer = str | EndResult | SessionPlace | None

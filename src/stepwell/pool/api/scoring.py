@@ -32,6 +32,20 @@ class Score:
     """One per step, in the trajectory's order; None keeps that step's reward. Empty: no step has its own reward."""
     notes: str = ""
     """The reason, in words."""
+    step_details: tuple[Mapping[str, str] | None, ...] = ()
+    """One per step: the evidence of its reward, or why it gets none. None: nothing can be said of it yet. Empty: no
+    step has its own."""
+    steps_only: bool = False
+    """Only steps are rewarded: there is no outcome reward. Without a step reward either, the function abstains."""
+
+    @property
+    def outcome(self) -> float | None:
+        """The outcome reward."""
+        return None if self.steps_only else self.rest
+
+    @property
+    def is_abstention(self) -> bool:
+        return self.steps_only and all(reward is None for reward in self.step_rewards)
 
     @property
     def rest(self) -> float:
@@ -64,6 +78,9 @@ class Judgement:
     attempt: Attempt
     source: str
     """The reward function's name."""
+    steps: tuple[str, ...] = ()
+    """The identities of the steps that the worker saw, in order. Empty, as from a worker of an older release: all that
+    the pool holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

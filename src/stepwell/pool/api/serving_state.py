@@ -1,8 +1,9 @@
-"""What serves the policy: its version and the engines. A pool's first shard holds it for gateways and trainers."""
+"""What serves the policy: its version, a canary, the engines. A pool's first shard has it for gateways and trainers."""
 
 from dataclasses import dataclass
 
 from stepwell.common.message_format import message
+from stepwell.pool.api.policy import WITHDRAWN_KEPT, Canary, PolicyAction
 
 
 @message
@@ -16,9 +17,19 @@ class Serving:
     epoch: str = ""
     """Names the shard's process. One without a journal begins again, so revisions of two processes do not compare."""
 
+    canary: Canary | None = None
+    """A newer version, which a share of the sessions gets."""
+    withdrawn: tuple[int, ...] = ()
+    """Versions that were refused or rolled back, the oldest first."""
+
     def is_older_than(self, other: "Serving") -> bool:
         return self.epoch == other.epoch and self.revision < other.revision
 
     def changed(self, add: tuple[str, ...], remove: tuple[str, ...]) -> tuple[str, ...]:
         """The engines after some have joined and others have left."""
         return tuple(address for address in dict.fromkeys((*(self.engines or ()), *add)) if address not in remove)
+
+    def withdrawn_after(self, action: PolicyAction, version: int) -> tuple[int, ...]:
+        """The withdrawn versions after a decision. A version that is served again is no longer withdrawn."""
+        others = tuple(other for other in self.withdrawn if other != version)
+        return (*others, version)[-WITHDRAWN_KEPT:] if action in ("refuse", "rollback") else others

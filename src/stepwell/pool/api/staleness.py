@@ -94,6 +94,11 @@ def staleness_rule(max_staleness: int | None, on_stale: str) -> StalenessRule:
     return StalenessRule(0) if max_staleness is None else STALENESS_RULES[on_stale](max_staleness)
 
 
+def versions_behind(version: int, policy_version: int) -> int:
+    """0 also for what a canary said, whose version is newer than the pool's."""
+    return max(0, policy_version - version)
+
+
 def oldest_version(steps: Iterable[AgedStep]) -> int | None:
     """The policy version of the oldest token; None if there is no step."""
     return min((step.oldest_version for step in steps), default=None)

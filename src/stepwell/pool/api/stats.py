@@ -8,7 +8,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from stepwell.common.message_format import message
@@ -69,9 +69,11 @@ class ScoringStats:
     scored: int
     """Judgements that became a reward."""
     failed: Counter[str]
-    """Judgements that failed, by outcome: error, timeout."""
+    """Judgements that gave no reward, by outcome: error, timeout, abstained."""
     late: int
     """Judgements that came too late: the trajectory was scored, changed, dropped or offered again before."""
+    abstained_steps: int = 0
+    """Steps to which a judgement gave no reward for want of evidence."""
 
 
 @message
@@ -92,6 +94,19 @@ class ArchiveStats:
 
 @message
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStats:
+    """Conversations of live users; all 0 where there are none."""
+
+    open: int = 0
+    ended_idle: int = 0
+    """Trajectories that were completed because their session had no call for --session-idle seconds."""
+    deferred: int = 0
+    """Groups, trajectories or steps that were old enough for a batch and were left in the queue because of
+    --max-share-per-user; counted once for each such batch."""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
     policy_version: int
     channels: Mapping[str, ChannelStats]
@@ -104,6 +119,8 @@ class PoolStats:
     """Accepted steps whose calls were in flight when their trajectory was completed."""
     uniform_groups: int
     """Groups of several rollouts that were handed out and in which all rollouts are the same, token by token."""
+    decided: Counter[str] = field(default_factory=Counter)
+    """Decisions about versions of the policy, by action."""
     short_of_disk: int = 0
     """Shards that take no new data because their journal's disk is nearly full."""
     leases: int
@@ -111,6 +128,7 @@ class PoolStats:
     """How often a step did not continue its trajectory's earlier tokens."""
     scoring: ScoringStats
     archiving: ArchiveStats = ArchiveStats()
+    sessions: SessionStats = SessionStats()
     shards: int = 1
     """Shards that run, also those that do not answer, and those that are to go."""
     missing: tuple[str, ...] = ()
@@ -130,6 +148,6 @@ def _sum(parts: Sequence[Any]) -> Any:
     if kind is dict:
         names = sorted({name for part in parts for name in part})
         return {name: _sum([part[name] for part in parts if name in part]) for name in names}
-    if kind in (PoolStats, ChannelStats, ScoringStats, ArchiveStats):
-        return kind(**{field.name: _sum([getattr(part, field.name) for part in parts]) for field in fields(kind)})
+    if kind in (PoolStats, ChannelStats, ScoringStats, ArchiveStats, SessionStats):
+        return kind(**{one.name: _sum([getattr(part, one.name) for part in parts]) for one in fields(kind)})
     return sum(parts, kind())

@@ -29,7 +29,7 @@ class TrajectoryState(StrEnum):
     """Acknowledged. If the trainer's step filter left all of it out, the cause says why."""
     DROPPED = "dropped"
     """It is never trained. The cause is the ledger's: evicted, aborted, empty, deadline, stale, reward_failed, cleared,
-    rejected."""
+    rejected, rolled_back."""
 
 
 class TrajectorySnapshot(NamedTuple):

@@ -25,6 +25,7 @@ from stepwell.pool.api.leasing import (
     read_batch_request,
 )
 from stepwell.pool.api.pacing import Pacing, merge_pacing
+from stepwell.pool.api.policy import Canary, PolicyDecision, PolicyStatus, VersionRewards
 from stepwell.pool.api.producing import (
     TRAIN,
     RewardGiven,
@@ -35,7 +36,9 @@ from stepwell.pool.api.transport import ActorTransport
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_oldest
+from stepwell.pool.client.forgetting import ForgettingClient
 from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL
+from stepwell.pool.client.policy_versions import PolicyClient
 from stepwell.pool.client.producer_client import ProducerClient
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.client.scoring import ScoringClient
@@ -56,7 +59,7 @@ DELIVERY_LEASE = 60.0
 """Seconds. The lease of a batch that is acknowledged on arrival."""
 
 
-class PoolClient(ScoringClient, ProducerClient, WatchClient):
+class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, ForgettingClient):
     """Reaches every shard of one DataPool, by Ray unless another transport is given. Implements the ports of the pool.
 
     `timeout` is the time in seconds that a call waits for a shard, `part_timeout` that of a question to all shards.
@@ -100,7 +103,7 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient):
 
     async def engines(self) -> tuple[str, ...]:
         """The addresses of all engines, as the pool knows them now."""
-        return (await self.shards.at(self.shards.pool).serving()).engines or ()
+        return (await self.newest_serving()).engines or ()
 
     async def pacing(self, channel: str) -> Pacing:
         """A shard that does not answer counts with its last numbers, so that not too many rollouts are started."""
@@ -160,6 +163,15 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient):
     async def set_policy_version(self, version: int) -> None:
         """A shard that is away gets the version when it is back, as long as this process lives."""
         await self._versions.deliver(version)
+
+    async def decide(
+        self, decision: PolicyDecision, canary: Canary | None = None, policy_version: int | None = None
+    ) -> None:
+        """Keeps the decision and sets the canary, or ends it if it is None, in one change of the first shard. Returns
+        when the other shards have the policy version and know which versions are withdrawn."""
+        serving = await self.shards.at(self.shards.pool).decide_policy(decision, canary, policy_version)
+        self._note_serving(serving)
+        await self._versions.deliver_decided(serving)
 
     async def stats(self) -> PoolStats:
         answer = await self.shards.ask_all(lambda shard: shard.stats())
@@ -259,6 +271,38 @@ class DataPool:
         A shard that is away gets the version when it is back, as long as this process lives.
         """
         self._run(self._client.set_policy_version(version))
+
+    @property
+    def policy_version(self) -> int:
+        """The version that all sessions get, except those of a canary."""
+        return self._run(self._client.newest_serving()).policy_version
+
+    def canary(self) -> Canary | None:
+        """The newer version that a share of the sessions gets."""
+        return self._run(self._client.canary())
+
+    def decide(self, decision: PolicyDecision, canary: Canary | None = None, policy_version: int | None = None) -> None:
+        """Keeps a decision about a version and sets the canary, or ends it if it is None, in one change.
+
+        `policy_version` is what all other sessions get from now on. Conflict if a version is to be promoted that was
+        refused or rolled back. The same decision again changes nothing.
+        """
+        self._run(self._client.decide(decision, canary, policy_version))
+
+    def decisions(self) -> list[PolicyDecision]:
+        """The last decisions about versions, the oldest first."""
+        return self._run(self._client.decisions())
+
+    def version_rewards(self, channel: str = TRAIN, cursor: dict[str, str] | None = None) -> VersionRewards:
+        """The first reward of each step and trajectory since the cursor, with the version that said it.
+
+        Without a cursor, only where the rewards end now.
+        """
+        return self._run(self._client.version_rewards(channel, cursor))
+
+    def policy_status(self, channel: str = TRAIN) -> PolicyStatus:
+        """The canary, the last decisions, and what the versions earned lately in a channel."""
+        return self._run(self._client.policy_status(channel))
 
     def engines(self) -> tuple[str, ...]:
         """The addresses of the engines that gateways use now."""

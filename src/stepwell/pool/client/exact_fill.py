@@ -41,7 +41,9 @@ async def fill_exactly(
     if len(names) == 1:
         return await _fill_from_one(shards, held, request, (names[0], new_batch_uid(heartbeats=heartbeats)))
     for _ in range(MAX_TRIES):
-        chosen = choose_groups(await _offers(shards, request), request.trajectories, request.shares)
+        max_share_per_user = (await shards.plan()).limits.max_share_per_user
+        offers = await _offers(shards, request)
+        chosen = choose_groups(offers, request.trajectories, request.shares, max_share_per_user)
         if chosen is None:
             return None
         batch_uid = new_batch_uid(heartbeats=heartbeats, coordinator=min(chosen).shard)

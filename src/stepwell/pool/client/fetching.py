@@ -6,13 +6,17 @@
 - A shard that does not answer holds up no other, unless the order is strict: after a moment, groups are taken without
   it. A part whose shard falls silent is looked for elsewhere. If it comes all the same, it is used if it is still
   missing, and put back otherwise. The other parts are kept by heartbeats meanwhile.
+- With the pool's max_share_per_user, the limit is for the whole batch. Each shard is told how many of each user its
+  part may have.
 """
 
 import asyncio
 import heapq
 import time
-from dataclasses import replace
-from itertools import count
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import count, repeat
+from operator import itemgetter
 
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.api.leasing import (
@@ -24,6 +28,7 @@ from stepwell.pool.api.leasing import (
     new_batch_uid,
     part_lease_uid,
 )
+from stepwell.pool.api.user_share import UserLimit, max_per_user
 from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.shards import ShardSet
 
@@ -45,7 +50,10 @@ async def fetch_oldest(
     shards: ShardSet, held: HeldLeases, request: BatchRequest, timeout: float, lease: float
 ) -> LeasedGroups:
     """FetchTimeout says what is missing."""
-    fetch = _Fetch(shards, held, await shards.names(), request, lease)
+    plan = await shards.plan()
+    share = plan.limits.max_share_per_user
+    limit = None if share is None else UserLimit(max_per_user(share, request.count))
+    fetch = _Fetch(shards, held, plan.shard_names(), request, lease, limit)
     try:
         return await fetch.run(timeout)
     except BaseException:
@@ -55,11 +63,29 @@ async def fetch_oldest(
         await fetch.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is taken from one shard."""
+
+    count: int
+    limit: UserLimit | None = None
+    """What it may have of each user. None: no part of the batch is taken from elsewhere, or users are not limited."""
+
+    def of(self, request: BatchRequest) -> BatchRequest:
+        return _limited(replace(request, count=self.count), self.limit)
+
+
 class _Fetch:
     """One fetch. The parts that it has taken so far are leased."""
 
     def __init__(
-        self, shards: ShardSet, held: HeldLeases, names: tuple[str, ...], request: BatchRequest, lease: float
+        self,
+        shards: ShardSet,
+        held: HeldLeases,
+        names: tuple[str, ...],
+        request: BatchRequest,
+        lease: float,
+        limit: UserLimit | None,
     ) -> None:
         self._shards = shards
         self._held = held
@@ -73,6 +99,10 @@ class _Fetch:
         self._numbers = count()
         self._parts: list[LeasedGroups] = []
         self._missing = request.count
+        self._limit = limit
+        """What the batch may have of each user, without the parts that are taken."""
+        self._taken: Counter[str] = Counter()
+        """How many of each user the parts may have that are taken."""
         self._summaries: dict[str, ReadySummary] = {}
         """What each shard could hand out, as far as it has answered."""
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -83,7 +113,7 @@ class _Fetch:
     async def run(self, timeout: float) -> LeasedGroups:
         deadline = time.monotonic() + timeout
         if len(self._names) == 1:  # it need not be compared with others
-            await self._take(self._names[0], self._missing)
+            await self._take(self._names[0], _Part(self._missing))
         if self._missing:
             await self._look(self._names)
         await self._fill(deadline, timeout)
@@ -94,16 +124,16 @@ class _Fetch:
 
     async def _fill(self, deadline: float, timeout: float) -> None:
         while self._missing:
-            counts = self._counts()
-            is_enough = sum(counts.values()) == self._missing
+            parts = self._choose_parts()
+            is_enough = sum(part.count for part in parts.values()) == self._missing
             if is_enough:
-                await asyncio.gather(*(self._take(name, count) for name, count in counts.items()))
+                await asyncio.gather(*(self._take(name, part) for name, part in parts.items()))
             if not self._missing:
                 break
             if time.monotonic() >= deadline:
                 await self._give_up(timeout)
             if is_enough and not self._tries_each_change:
-                await self._look(tuple(name for name in counts if name not in self._late))
+                await self._look(tuple(name for name in parts if name not in self._late))
             else:
                 await self._await_change(max(0.01, deadline - time.monotonic()))
             self._names = await self._shards.names()
@@ -114,6 +144,7 @@ class _Fetch:
         """The acknowledgement would wait for a coordinator that does not answer: the parts are taken again."""
         put_back = self.put_back()
         self._uid, self._answered, self._parts, self._missing = "", set(), [], self._request.count
+        self._taken.clear()
         await asyncio.wait(put_back, timeout=LOOK_TIMEOUT)
         await self._look(tuple(name for name in self._names if name not in self._late))
 
@@ -148,7 +179,8 @@ class _Fetch:
         """What the shard could hand out, as soon as it is not what was `seen`."""
         shard = self._shards.at(name, timeout=wait + LOOK_TIMEOUT, await_restart=False)
         try:
-            self._summaries[name] = await shard.watch_ready(replace(self._request, count=self._missing), seen, wait)
+            request = _limited(replace(self._request, count=self._missing), self._room)
+            self._summaries[name] = await shard.watch_ready(request, seen, wait)
         except PoolUnavailable:
             self._summaries.pop(name, None)
             if wait:
@@ -170,23 +202,28 @@ class _Fetch:
         """Only the shard knows how much of the batch its history fills. If it is the only one, it can be tried."""
         return len(self._names) == 1 and self._request.history > 0
 
-    def _counts(self) -> dict[str, int]:
-        """How many groups to take from each shard."""
+    @property
+    def _room(self) -> UserLimit | None:
+        """What may still be taken of each user."""
+        return None if self._limit is None else self._limit.less(self._taken.elements())
+
+    def _choose_parts(self) -> dict[str, _Part]:
+        """What to take from each shard."""
         if self._may_miss_oldest():
             return {}
         heard = {name: summary for name, summary in self._summaries.items() if name not in self._late}
         if self._tries_each_change:
-            return dict.fromkeys(heard, self._missing)
-        return _oldest(heard, self._missing)
+            return dict.fromkeys(heard, _Part(self._missing))
+        return _oldest(heard, self._missing, self._room)
 
     def _may_miss_oldest(self) -> bool:
         """In strict order, a shard that does not answer may hold the oldest group."""
         heard = self._summaries.keys() - self._late.keys()
         return self._request.order is Order.STRICT and len(heard) < len(self._names)
 
-    async def _take(self, name: str, count: int) -> None:
+    async def _take(self, name: str, part: _Part) -> None:
         """Returns also if the shard falls silent: it may have been cut off. A large part takes its time."""
-        taking = asyncio.create_task(self._take_part(name, count))
+        taking = asyncio.create_task(self._take_part(name, part))
         self._late[name] = taking
         while not (await asyncio.wait([taking], timeout=TAKE_PATIENCE))[0]:
             try:
@@ -196,7 +233,7 @@ class _Fetch:
         del self._late[name]
         taking.result()
 
-    async def _take_part(self, name: str, count: int) -> None:
+    async def _take_part(self, name: str, wanted: _Part) -> None:
         """Each part has its own lease. A part stays missing if another consumer took it first or its shard is away."""
         if not self._uid:
             self._uid = new_batch_uid(heartbeats=True, coordinator=name if len(self._names) > 1 else "")
@@ -206,36 +243,63 @@ class _Fetch:
         shard = self._shards.at(name, await_restart=False)
         with self._held.holding(lease):
             try:
-                take = shard.take(replace(self._request, count=count), self._lease, lease[1])
+                take = shard.take(wanted.of(self._request), self._lease, lease[1])
                 part = await self._shards.while_it_answers(name, take)
             except PoolUnavailable:
                 self._held.put_back([lease])
                 self._summaries.pop(name, None)
                 return
-        is_wanted = uid == self._uid and count <= self._missing
+        is_wanted = uid == self._uid and wanted.count <= self._missing and self._has_room(wanted)
         if uid == self._uid:
             self._answered.add(name)
         if part is None:
             self._held.release([lease])
         elif is_wanted:
             self._parts.append(part)
-            self._missing -= count
+            self._missing -= wanted.count
+            self._taken.update({} if wanted.limit is None else wanted.limit.rooms)
         else:  # other shards were faster, or the batch has another name by now
             self._held.put_back([lease])
 
+    def _has_room(self, part: _Part) -> bool:
+        """Another part may have come meanwhile."""
+        room = self._room
+        return part.limit is None or room is None or all(n <= room.room(u) for u, n in part.limit.rooms.items())
+
+    def _as_limited(self) -> dict[str, BatchRequest]:
+        """By shard: the request with what would be taken of each user, for shards that have answered. So a shard knows
+        what of its data is held back because of data of others."""
+        if self._limit is None or self._may_miss_oldest():
+            return {}
+        heard = dict.fromkeys(self._summaries.keys() - self._late.keys(), _Part(0, UserLimit(0)))
+        return {name: _limited(self._request, part.limit) for name, part in (heard | self._choose_parts()).items()}
+
     async def _give_up(self, timeout: float) -> None:
-        answer = await self._shards.ask_all(lambda shard: shard.waiting_for(self._request))
+        requests = self._as_limited()
+        answer = await self._shards.ask_each(lambda name, shard: shard.waiting_for(requests.get(name, self._request)))
         if len(self._names) == 1:
             raise FetchTimeout(f"waited {timeout:g} s for {answer.parts[0]}")
         texts = [f"{name}: {answer.by_shard.get(name, 'it does not answer')}" for name in self._names]
         raise FetchTimeout(f"waited {timeout:g} s over {len(self._names)} shards. {'; '.join(texts)}")
 
 
-def _oldest(summaries: dict[str, ReadySummary], count: int) -> dict[str, int]:
-    """How many groups to take from each shard, so that together they are the oldest."""
-    limit = min((summary.nothing_after for summary in summaries.values()), default=0.0)
-    ages = ((age, name) for name, summary in summaries.items() for age in summary.ages if age <= limit)
-    counts: dict[str, int] = {}
-    for _, name in heapq.nsmallest(count, ages):
-        counts[name] = counts.get(name, 0) + 1
-    return counts
+def _limited(request: BatchRequest, limit: UserLimit | None) -> BatchRequest:
+    return request if limit is None else replace(request, max_per_user=limit.most, user_rooms=dict(limit.rooms))
+
+
+def _oldest(summaries: dict[str, ReadySummary], count: int, limit: UserLimit | None) -> dict[str, _Part]:
+    """What to take from each shard, so that together it is the oldest that the limit allows."""
+    until = min((summary.nothing_after for summary in summaries.values()), default=0.0)
+    items = [
+        (age, name, user)
+        for name, summary in summaries.items()
+        for age, user in zip(summary.ages, summary.users or repeat(""), strict=False)
+        if age <= until
+    ]
+    if limit is not None:
+        items = limit.keep(sorted(items), itemgetter(2))
+    users: dict[str, list[str]] = {}
+    for _, name, user in heapq.nsmallest(count, items):
+        users.setdefault(name, []).append(user)
+    limits = {name: None if limit is None else UserLimit(0, Counter(filter(None, users[name]))) for name in users}
+    return {name: _Part(len(found), limits[name]) for name, found in users.items()}

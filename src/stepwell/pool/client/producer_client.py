@@ -27,6 +27,7 @@ from stepwell.pool.api.producing import (
     RewardGiven,
     SubmitVerdict,
 )
+from stepwell.pool.api.sessions import SessionCall, SessionPlace
 from stepwell.pool.client.flush_follower import FlushFollower
 from stepwell.pool.client.group_routing import ask_any, ask_owner, ask_owners, rows_of, submit_to_owners
 from stepwell.pool.client.shards import ShardClient, ShardSet
@@ -46,6 +47,14 @@ class ProducerClient(ShardClient):
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
         return await self._send(KnowsCall(trajectory_uid, prompt_uid, self._flushes.gateway))
+
+    async def place_session(self, call: SessionCall) -> SessionPlace | None:
+        return await self._send(replace(call, gateway=self._flushes.gateway))
+
+    async def find_session(self, user: str, replied: str) -> str:
+        """Only the shards that answer soon are asked."""
+        answer = await self.shards.ask_all(lambda shard: shard.find_session(user, replied))
+        return next(filter(None, answer.parts), "")
 
     async def register_trajectory(self, registration: Registration) -> None:
         await self._send(replace(registration, gateway=self._flushes.gateway))
@@ -129,6 +138,8 @@ class ProducerClient(ShardClient):
     async def _send(self, call: Registration) -> None: ...
     @overload
     async def _send(self, call: CompleteCall | AbortCall) -> EndResult: ...
+    @overload
+    async def _send(self, call: SessionCall) -> SessionPlace | None: ...
 
     async def _send(self, call: ProducerCall) -> ProducerAnswer:
         """Send a call to the group's shard, in a message that it shares with other calls."""

@@ -8,6 +8,7 @@
 import logging
 import os
 import re
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from stepwell.errors import RayRefused, RayUnreachable
+from stepwell.pool.client.cluster_address import AUTO, NAME_IT, cluster_settings
 from stepwell.pool.shard.cluster_watch import listens
 
 log = logging.getLogger("stepwell.pool")
@@ -36,7 +38,9 @@ OVERRIDING_SETTINGS = ("RAY_ADDRESS", "RAY_AUTH_TOKEN")
 
 
 def join_ray(address: str, namespace: str) -> None:
-    """Make this process part of the cluster at `address` (host:port, or "auto" for the one on this machine)."""
+    """Make this process part of the cluster at `address` (host:port, or "auto" for this user's one on this machine)."""
+    if address == AUTO and not ("ray" in sys.modules and sys.modules["ray"].is_initialized()):
+        address = _find_own()  # before Ray is imported: it sets how to join
     import ray
     from ray.exceptions import AuthenticationError
 
@@ -55,6 +59,19 @@ def join_ray(address: str, namespace: str) -> None:
         ) from None
 
 
+def _find_own() -> str:
+    """The address of this user's cluster, whose variables are set in this process."""
+    settings = cluster_settings()
+    if not settings:
+        raise RayUnreachable(
+            f"no Ray cluster of yours was found on this machine; start one with: ray start --head; {UP_HINT}; "
+            f"or {NAME_IT}"
+        )
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    return settings["RAY_ADDRESS"]
+
+
 def why_no_cluster(address: str) -> str | None:
     """A reason if nothing listens at an address host:port. It does not import Ray, so it can be asked often."""
     found = re.fullmatch(r"([\w.-]+):(\d+)", address)
@@ -64,9 +81,10 @@ def why_no_cluster(address: str) -> str | None:
 
 
 @contextmanager
-def local_ray(namespace: str, *, token: Path, store: int) -> Iterator[Mapping[str, str]]:
+def local_ray(namespace: str, *, token: Path, store: int, folder: Path) -> Iterator[Mapping[str, str]]:
     """A Ray cluster on loopback that ends with the block. `store` is the size of its object store in bytes; more data
-    spills to disk.
+    spills to disk. Ray's sockets, logs and spilled data are in `folder`: Ray lets every user into its own folders, so
+    this one must be private.
 
     Yields the settings, RAY_ADDRESS included, that a process needs in its environment to join the cluster. Child
     processes inherit them.
@@ -91,6 +109,7 @@ def local_ray(namespace: str, *, token: Path, store: int) -> Iterator[Mapping[st
         log_to_driver=False,
         logging_level=logging.ERROR,
         namespace=namespace,
+        _temp_dir=str(folder / "ray"),
     )
     try:
         start()

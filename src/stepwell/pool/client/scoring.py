@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from itertools import chain, groupby
-from typing import Literal
+from typing import Literal, TypedDict
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import new_reward_lease
@@ -28,6 +28,12 @@ ANSWER_TIMEOUT = 2.0
 """Seconds that the answer may come after the end of the wait."""
 
 
+class TakeTerms(TypedDict, total=False):
+    """What is sent only if it is wanted: a shard of an older release does not know it."""
+
+    by_step: bool
+
+
 class ScoringClient(ShardClient):
     """Implements RewardSource."""
 
@@ -37,11 +43,14 @@ class ScoringClient(ShardClient):
         super().__init__(shards)
         self._held = HeldLeases(shards, interval=heartbeat_interval)
 
-    async def take_unscored(self, count: int, *, lease: float, timeout: float) -> tuple[str, list[list[Step]]] | None:
+    async def take_unscored(
+        self, count: int, *, lease: float, timeout: float, by_step: bool = False
+    ) -> tuple[str, list[list[Step]]] | None:
         names = await self.shards.names()
         self._turn = (self._turn + 1) % len(names)
-        taken = await self._take(names[self._turn], count, lease)
-        return taken or await self._take_first(names[self._turn :] + names[: self._turn], count, lease, timeout)
+        terms: TakeTerms = {"by_step": True} if by_step else {}
+        taken = await self._take(names[self._turn], count, lease, terms)
+        return taken or await self._take_first(names[self._turn :] + names[: self._turn], count, lease, timeout, terms)
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
         async def give(name: str, own: list[int]) -> list[tuple[int, bool]]:
@@ -60,11 +69,11 @@ class ScoringClient(ShardClient):
         return [counted for _, counted in sorted(chain.from_iterable(answers))]
 
     async def _take_first(
-        self, names: Sequence[str], count: int, lease: float, timeout: float
+        self, names: Sequence[str], count: int, lease: float, timeout: float, terms: TakeTerms
     ) -> tuple[str, list[list[Step]]] | None:
         """From the first shard that has work."""
         deadline = time.monotonic() + timeout
-        waits = {asyncio.create_task(self._wait(name, deadline)): name for name in names}
+        waits = {asyncio.create_task(self._wait(name, deadline, terms)): name for name in names}
         outcomes: list[PoolUnavailable | None] = []
         try:
             while waits:
@@ -73,10 +82,10 @@ class ScoringClient(ShardClient):
                     name, outcome = waits.pop(wait), wait.result()
                     if outcome is not True:
                         outcomes.append(outcome)
-                    elif (taken := await self._take(name, count, lease)) is not None:
+                    elif (taken := await self._take(name, count, lease, terms)) is not None:
                         return taken
                     else:  # another worker was faster
-                        waits[asyncio.create_task(self._wait(name, deadline))] = name
+                        waits[asyncio.create_task(self._wait(name, deadline, terms))] = name
         finally:
             for wait in waits:
                 wait.cancel()
@@ -85,13 +94,13 @@ class ScoringClient(ShardClient):
             raise outcomes[0]
         return None
 
-    async def _wait(self, name: str, deadline: float) -> Literal[True] | PoolUnavailable | None:
+    async def _wait(self, name: str, deadline: float, terms: TakeTerms) -> Literal[True] | PoolUnavailable | None:
         """True as soon as that shard has work. At the deadline None, or the failure if the shard was away."""
         while True:
             timeout = min(MAX_WAIT, max(0.0, deadline - time.monotonic()))
             failure = None
             try:
-                if await self.shards.at(name, timeout=timeout + ANSWER_TIMEOUT).wait_unscored(timeout):
+                if await self.shards.at(name, timeout=timeout + ANSWER_TIMEOUT).wait_unscored(timeout, **terms):
                     return True
             except PoolUnavailable as away:
                 failure = away
@@ -99,10 +108,10 @@ class ScoringClient(ShardClient):
             if time.monotonic() >= deadline:
                 return failure
 
-    async def _take(self, name: str, count: int, lease: float) -> tuple[str, list[list[Step]]] | None:
+    async def _take(self, name: str, count: int, lease: float, terms: TakeTerms) -> tuple[str, list[list[Step]]] | None:
         lease_uid = new_reward_lease(name)
         try:
-            columns = await self.shards.at(name, await_restart=False).take_unscored(count, lease, lease_uid)
+            columns = await self.shards.at(name, await_restart=False).take_unscored(count, lease, lease_uid, **terms)
         except PoolUnavailable:
             return None
         if columns is None:

@@ -1,4 +1,5 @@
-"""Brings the policy version to every shard. A shard that is away gets it when it is back.
+"""Brings the policy version, and which versions are withdrawn, to every shard. A shard that is away gets it when it is
+back.
 
 - Only the newest version is delivered. A shard never gets an older one after a newer one.
 - The version is remembered in this process only.
@@ -6,7 +7,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
@@ -26,6 +27,8 @@ class VersionDelivery:
         self._note_serving = note_serving
         self._version: int | None = None
         """The last that was to be delivered."""
+        self._withdrawn: dict[str, tuple[int, ...]] = {}
+        """By shard that does not know them yet."""
         self._told: set[str] = set()
         """Shards to which a version was sent, or is on its way."""
         shards.on_new_plan.append(self._tell_new_shards)
@@ -35,12 +38,22 @@ class VersionDelivery:
     async def deliver(self, version: int) -> None:
         """Returns when all shards have it, or, after `part_timeout`, as soon as one has it. If none answers for as long
         as a call may take, it is delivered later all the same."""
-        names = await self._shards.names()
+        await self._deliver(version, await self._shards.names(), self._shards.part_timeout)
+
+    async def deliver_decided(self, serving: Serving) -> None:
+        """To the other shards, what the first one has decided. Returns when they have it, or after the time that a call
+        may take: who decided may end soon after, and then nobody brings it to them."""
+        others = [name for name in await self._shards.names() if name != self._shards.pool]
+        if others:
+            self._withdrawn |= dict.fromkeys(others, serving.withdrawn)
+            await self._deliver(serving.policy_version, others, self._shards.timeout)
+
+    async def _deliver(self, version: int, names: Sequence[str], timeout: float) -> None:
         self._version = version
         for name in names:
             self._start(name)
         sending = [self._sending[name] for name in names]
-        done, late = await asyncio.wait(sending, timeout=self._shards.part_timeout)
+        done, late = await asyncio.wait(sending, timeout=timeout)
         if not done:
             done, late = await asyncio.wait(sending, timeout=self._shards.timeout, return_when=asyncio.FIRST_COMPLETED)
         for sent in done:
@@ -63,11 +76,14 @@ class VersionDelivery:
     async def _send(self, name: str) -> None:
         sent: int | None = None
         try:
-            while self._version is not None and sent != self._version:
-                version = self._version
+            while self._version is not None and (sent != self._version or name in self._withdrawn):
+                version, withdrawn = self._version, self._withdrawn.get(name)
+                also = () if withdrawn is None else (withdrawn,)  # a shard of an older release takes the version alone
                 try:
-                    serving = await self._shards.at(name).set_policy_version(version)
+                    serving = await self._shards.at(name).set_policy_version(version, *also)
                     sent = version
+                    if self._withdrawn.get(name) == withdrawn:
+                        self._withdrawn.pop(name, None)
                     if name == self._shards.pool:
                         self._note_serving(serving)
                 except PoolUnavailable:

@@ -29,6 +29,8 @@ class Curator:
 
     def curate(self, curation: Curation) -> CurationOutcome:
         _check(curation)
+        if self._state.tombstones.has_name(curation.trajectory_uid, curation.prompt_uid):
+            return CurationOutcome.UNKNOWN
         outcome, before, after = self._decide(curation)
         entry = AuditEntry(
             at=self._state.now,

@@ -3,14 +3,18 @@
 - The sizes of the chosen groups sum exactly to the requested number, or nothing is chosen.
 - Of all such sets the oldest is chosen: it contains the oldest group if any does, then the next oldest, and so on.
 - An exact sum comes before shares, shares come before age.
+- With a largest share per user, the oldest groups of each user are considered, as many as that share holds, at least
+  one. An exact sum that needs more of one user is not found.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import TypeAlias
 
 from stepwell.pool.api.leasing import GroupOffer
+from stepwell.pool.api.user_share import max_per_user
 
 Sums: TypeAlias = int
 """A set of numbers as bits: it contains n if bit n is set."""
@@ -19,17 +23,22 @@ ZERO: Sums = 1
 
 
 def choose_groups(
-    offers: Sequence[GroupOffer], trajectories: int, shares: Mapping[str, float]
+    offers: Sequence[GroupOffer],
+    trajectories: int,
+    shares: Mapping[str, float],
+    max_share_per_user: float | None = None,
 ) -> list[GroupOffer] | None:
     """Whole groups with exactly that many trajectories, oldest first; None if there is no such set.
 
     Each source in `shares` gets at least its share of the batch, as far as its offers and an exact sum allow it. The
     first sources come first. Shares that sum to more than 1 are scaled down.
     """
-    unit = gcd(*(offer.size for offer in offers))  # most sizes are equal: counted in units, the sets are small
-    if unit == 0 or trajectories % unit or sum(offer.size for offer in offers) < trajectories:
-        return None  # a set of sums takes as many bits as the batch is large, however few the offers are
     oldest = sorted(offers, key=lambda offer: (offer.opened_at, offer.age, offer.seq, offer.shard))
+    if max_share_per_user is not None:
+        oldest = _within_user_share(oldest, max_per_user(max_share_per_user, trajectories))
+    unit = gcd(*(offer.size for offer in oldest))  # most sizes are equal: counted in units, the sets are small
+    if unit == 0 or trajectories % unit or sum(offer.size for offer in oldest) < trajectories:
+        return None  # a set of sums takes as many bits as the batch is large, however few the offers are
     batch = ExactBatch(oldest, unit, trajectories // unit)
     chosen = batch.choose({})
     if chosen is None:
@@ -110,6 +119,18 @@ class ExactBatch:
             own.get(offer.source, others).append(offer.size // self.unit)
         piles = {source: SourcePile(_sums_from(sizes, self.total), minimums[source]) for source, sizes in own.items()}
         return piles, SourcePile(_sums_from(others, self.total))
+
+
+def _within_user_share(oldest: Iterable[GroupOffer], most: int) -> list[GroupOffer]:
+    """The first group of each user, and more as long as they have at most so many trajectories together."""
+    taken: Counter[str] = Counter()
+    kept: list[GroupOffer] = []
+    for offer in oldest:
+        if offer.user and taken[offer.user] and taken[offer.user] + offer.size > most:
+            continue
+        taken[offer.user] += offer.size
+        kept.append(offer)
+    return kept
 
 
 def _minimums(shares: Mapping[str, float], trajectories: int, unit: int) -> dict[str, int]:

@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stepwell.errors import BadRequest, Conflict, PoolFull, UnknownTrajectory
+from stepwell.errors import BadRequest, Conflict, Forgotten, PoolFull, UnknownTrajectory
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import (
     ENDED_BY,
+    LAST_STEP,
     TRAIN,
     EndResult,
     RecordedTurn,
@@ -72,6 +73,7 @@ class Ingest:
     def register(self, registration: Registration) -> None:
         """Open a trajectory, or add to its metadata. It may change its channel until its first step."""
         uid, prompt_uid, group_size = registration.trajectory_uid, registration.prompt_uid, registration.group_size
+        self.check_not_forgotten(uid, prompt_uid, registration.metadata or {})
         known = self._state.trajectories.get(uid)
         if uid in self._state.closed or (known is not None and not known.is_at_home):
             raise Conflict(f"trajectory {uid} was already shipped or dropped; start a new one")
@@ -83,6 +85,15 @@ class Ingest:
             raise Conflict(f"trajectory {known.uid} is in a group of {known.group.size}, not {group_size}")
         else:
             self._register_again(known, registration)
+
+    def check_not_forgotten(self, trajectory_uid: str, prompt_uid: str, metadata: JsonObject) -> None:
+        """Forgotten if nothing of its subject is taken any more."""
+        tombstones = self._state.tombstones
+        if tombstones and (tombstones.has_name(trajectory_uid, prompt_uid) or tombstones.covers(metadata)):
+            raise Forgotten("the data of this subject was deleted on request, and no more of it is recorded")
+
+    def is_forgotten(self, trajectory_uid: str, prompt_uid: str) -> bool:
+        return self._state.tombstones.has_name(trajectory_uid, prompt_uid)
 
     def submit(
         self, columns: Columns, *, channel: str | None = None, group_size: int | None = None
@@ -111,7 +122,7 @@ class Ingest:
                 self.register(registration)
             except PoolFull:
                 without_room.add(registration.trajectory_uid)
-            except (BadRequest, Conflict):  # the verdict of its steps says it: late, duplicate or unknown
+            except (BadRequest, Conflict, Forgotten):  # the verdict of its steps says it: late, duplicate or unknown
                 continue
         packed = PackedSteps(columns)
         refusals = dict.fromkeys(without_room, SubmitVerdict.FULL) | dict.fromkeys(repeated, SubmitVerdict.DUPLICATE)
@@ -172,6 +183,8 @@ class Ingest:
         state = self._state
         uid, prompt_uid = packed.columns.trajectory_uids[i], packed.columns.prompt_uids[i]
         trajectory = state.trajectories.get(uid)
+        if trajectory is None and state.tombstones.has_name(uid, prompt_uid):
+            return self._refuse(SubmitVerdict.FORGOTTEN)
         if trajectory is None and self._ownership.is_elsewhere(uid, prompt_uid, channel):
             return SubmitVerdict.ELSEWHERE
         if trajectory is None and channel is not None and uid not in state.closed:
@@ -223,6 +236,8 @@ class Ingest:
         known = self._state.trajectories.get(trajectory_uid)
         if known is not None and known.is_at_home and known.group.prompt_uid == prompt_uid:
             return known
+        if self.is_forgotten(trajectory_uid, prompt_uid):
+            return None
         if trajectory_uid in self._state.closed or (known is not None and not known.is_at_home):
             return None
         raise UnknownTrajectory(
@@ -260,9 +275,11 @@ class Ingest:
         return state.open_group(prompt_uid, channel, group_size or state.limits.group_size, registration.source or "")
 
     def _reward_step(self, trajectory: Trajectory, reward: RewardGiven, step_index: int) -> bool:
-        step = dict(trajectory.in_order()).get(step_index)
+        steps = dict(trajectory.in_order())
+        step = trajectory.last_answer() if step_index == LAST_STEP else steps.get(step_index)
         if step is None or step.quarantine is not None:
-            raise Conflict(f"trajectory {trajectory.uid} has no step {step_index} to reward")
+            named = "" if step_index == LAST_STEP else f" {step_index}"
+            raise Conflict(f"trajectory {trajectory.uid} has no step{named} to reward")
         if step.shipped or step.lease is not None:
             return False
         self._state.set_step_reward(trajectory, step, reward.value, reward.source, notes=reward.notes)

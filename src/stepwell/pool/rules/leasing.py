@@ -4,28 +4,35 @@
 - A consumer gets only the steps that its filter accepts. The rest of a group goes where the group goes; its rewards are
   told. A group, trajectory or step of which the filter accepts nothing leaves the queue as if it were acknowledged, at
   the fetch that meets it.
+- With max_share_per_user, a batch has at most that share of one user. More of that user stay in the queue, and later
+  ones of others are taken; a batch is not filled up with them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 from stepwell.errors import BadRequest, Conflict
 from stepwell.pool.api.leasing import DECISION, BatchRequest, ExactFill, GroupOffer, LeasedGroups, Settlement, Unit
 from stepwell.pool.api.plan import Overflow
-from stepwell.pool.api.staleness import oldest_version, staleness_rule
+from stepwell.pool.api.staleness import oldest_version, staleness_rule, versions_behind
+from stepwell.pool.api.user_share import UserLimit, max_per_user
 from stepwell.pool.rules.exact_batch import choose_groups
+from stepwell.pool.rules.withdrawn import ROLLED_BACK, is_withdrawn, rest_of
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.ready_by_size import SizeBucket
+from stepwell.pool.state.ready_queue import K, ReadyQueue
 from stepwell.pool.state.records import Group, Lease, Trajectory
-from stepwell.pool.state.shipment import TokenMask, group_rows, left_out_of, ship, step_rows
+from stepwell.pool.state.shipment import TokenMask, group_rows, later_rewards, left_out_of, ship, step_rows
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step_filter import StepFilter
 
 STALE = "stale"
 DOUBT = 5.0
 """Seconds until the coordinator of an expired lease is asked again."""
+USER_OF_GROUP: Callable[[Group], str] = attrgetter("user")
 
 
 class Leasing:
@@ -50,16 +57,20 @@ class Leasing:
         self.check(request)
         lease = Lease(lease_uid, channel.name, expires_at, request.step_filter)
         drawn = channel.draw_history(round(request.count * request.history))
-        history = [group for group in drawn if _accepts_any(group.held_steps(), lease.step_filter)]
+        history = [group for group in drawn if self._is_worth_repeating(group, lease.step_filter)]
+        limit = self.user_limit(request)
+        if limit is not None:
+            history = limit.keep(history, USER_OF_GROUP)
+            limit = limit.less(map(USER_OF_GROUP, history))
         if request.unit is Unit.STEPS:
-            steps = self._choose_steps(channel, request)
+            steps = self._choose_steps(channel, request, limit)
             if len(steps) < request.count:
                 return None
             lease.steps.extend(steps)
         else:
             fresh = request.count - len(history)
             choose = self._choose_groups if request.unit is Unit.GROUPS else self._choose_trajectories
-            groups = choose(channel, request, fresh)
+            groups = choose(channel, request, fresh, limit)
             if len(groups) < fresh:
                 return None
             lease.groups.extend(groups)
@@ -75,6 +86,14 @@ class Leasing:
             raise BadRequest(f"history is kept by groups; a batch of {request.unit} cannot mix it in")
         self._claim(channel, request.unit)
 
+    def user_limit(self, request: BatchRequest) -> UserLimit | None:
+        """None if the pool limits no user."""
+        share = self._state.limits.max_share_per_user
+        if share is None:
+            return None
+        most = max_per_user(share, request.count) if request.max_per_user is None else request.max_per_user
+        return UserLimit(most, request.user_rooms)
+
     def offers(self, request: ExactFill, shard: str = "") -> list[GroupOffer]:
         """The groups that could be part of the oldest such batch, whatever is queued."""
         channel, trajectories = self._state.channels.get(request.channel), request.trajectories
@@ -82,12 +101,13 @@ class Leasing:
         if channel is None:
             return []
         self._claim(channel, Unit.GROUPS)
+        limited = self._state.limits.max_share_per_user is not None
         groups = [
             group for bucket in channel.by_size for group in self._oldest_of(channel, bucket, trajectories, step_filter)
         ]
         sized = ((group, _accepted_trajectories(group, step_filter)) for group in groups)
         return [
-            GroupOffer(shard, group.seq, group.age, group.opened_at, size, group.source)
+            GroupOffer(shard, group.seq, group.age, group.opened_at, size, group.source, group.user if limited else "")
             for group, size in sized
             if size <= trajectories
         ]
@@ -122,7 +142,8 @@ class Leasing:
         """
         if lease_uid in self._state.leases:
             return self._shipment(self._state.leases[lease_uid], [])
-        chosen = choose_groups(self.offers(request), request.trajectories, request.shares)
+        share = self._state.limits.max_share_per_user
+        chosen = choose_groups(self.offers(request), request.trajectories, request.shares, share)
         return None if chosen is None else self.take_offers(request, chosen, lease_uid, expires_at)
 
     def ack(self, lease_uid: str) -> Settlement:
@@ -191,21 +212,27 @@ class Leasing:
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
-    def _choose_groups(self, channel: Channel, request: BatchRequest, count: int) -> list[Group]:
+    def _choose_groups(
+        self, channel: Channel, request: BatchRequest, count: int, limit: UserLimit | None
+    ) -> list[Group]:
         """Fewer than `count` if there are fewer. Ineligible groups that come up are dropped."""
         while True:
-            groups = channel.oldest_groups(count, request.order)
+            groups = channel.oldest_groups(count, request.order, limit)
             gone = [group for group in groups if self._drop_if_ineligible(channel, group, request.step_filter)]
-            if not gone:
-                return [group for group in groups if channel.is_ready(group)]
+            if gone:
+                continue
+            if limit is not None and len(groups) == count:
+                self._count_deferred(channel.ready, [group.key for group in groups])
+            return [group for group in groups if channel.is_ready(group)]
 
     def _oldest_of(
         self, channel: Channel, bucket: SizeBucket, trajectories: int, step_filter: StepFilter
     ) -> list[Group]:
         """As many groups of a bucket as a batch could use. More if the filter makes some smaller than their size."""
-        count = trajectories // bucket.size
+        count, share = trajectories // bucket.size, self._state.limits.max_share_per_user
+        limit = None if share is None else UserLimit(max(1, max_per_user(share, trajectories) // bucket.size))
         while True:
-            groups = [channel.groups[seq] for _, seq in bucket.smallest(count)]
+            groups = [channel.groups[seq] for _, seq in bucket.oldest(count, limit)]
             gone = [group for group in groups if self._drop_if_ineligible(channel, group, step_filter)]
             if gone:
                 continue
@@ -219,25 +246,52 @@ class Leasing:
         if channel.is_ready(group) and not _accepts_any(group.held_steps(), step_filter):
             self._state.leave_out(group, step_filter)
             return True
+        if self._withdrawn and channel.is_ready(group) and self._drop_withdrawn(group):
+            return True
         if self._is_stale(filter(step_filter.accepts, group.held_steps())):
             self._state.drop_group(group, STALE, self._staleness_note(group.held_steps()))
             return True
         return False
 
+    def _drop_withdrawn(self, group: Group) -> bool:
+        """Drop what a withdrawn version said. Is the group gone, or smaller?"""
+        rest = rest_of(group, self._withdrawn)
+        if not rest:
+            self._state.drop_group(group, ROLLED_BACK)
+        elif len(rest) < len(group.trajectories):
+            self._state.trim_group(group, rest, ROLLED_BACK, wait_until=None)
+        else:
+            return False
+        return True
+
+    def _is_worth_repeating(self, trained: Group, step_filter: StepFilter) -> bool:
+        steps = list(trained.held_steps())
+        return _accepts_any(steps, step_filter) and not is_withdrawn(steps, self._withdrawn)
+
     # -- trajectories --------------------------------------------------------------------------------------------------
 
-    def _choose_trajectories(self, channel: Channel, request: BatchRequest, count: int) -> list[Group]:
+    def _choose_trajectories(
+        self, channel: Channel, request: BatchRequest, count: int, limit: UserLimit | None
+    ) -> list[Group]:
         """Each as a group of its own; none if there are fewer than `count`."""
         step_filter = request.step_filter
         while True:
-            chosen = [self._state.trajectories[uid] for *_, uid in channel.ready_trajectories.smallest(count)]
+            chosen = [self._state.trajectories[uid] for *_, uid in channel.ready_trajectories.oldest(count, limit)]
             gone = [found for found in chosen if self._drop_trajectory_if_ineligible(found, step_filter)]
-            if not gone:
-                return [self._state.split_off(found) for found in chosen] if len(chosen) == count else []
+            if gone:
+                continue
+            if len(chosen) < count:
+                return []
+            if limit is not None:
+                self._count_deferred(channel.ready_trajectories, [found.key for found in chosen])
+            return [self._state.split_off(found) for found in chosen]
 
     def _drop_trajectory_if_ineligible(self, trajectory: Trajectory, step_filter: StepFilter) -> bool:
         if not _accepts_any(trajectory.held_steps(), step_filter):
             self._state.leave_out(self._state.split_off(trajectory), step_filter)
+            return True
+        if is_withdrawn(trajectory.held_steps(), self._withdrawn):
+            self._state.drop_trajectory(trajectory, ROLLED_BACK, frees_place=False)
             return True
         if self._is_stale(filter(step_filter.accepts, trajectory.held_steps())):
             note = self._staleness_note(trajectory.held_steps())
@@ -247,31 +301,51 @@ class Leasing:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def _choose_steps(self, channel: Channel, request: BatchRequest) -> list[tuple[Trajectory, StoredStep]]:
+    def _choose_steps(
+        self, channel: Channel, request: BatchRequest, limit: UserLimit | None
+    ) -> list[tuple[Trajectory, StoredStep]]:
         """Fewer than requested if there are fewer."""
         step_filter = request.step_filter
         while True:
-            chosen = channel.oldest_steps(request.count)
+            chosen = channel.oldest_steps(request.count, limit)
             gone = [step for found, step in chosen if self._drop_step_if_ineligible(found, step, step_filter)]
-            if not gone:
-                return chosen
+            if gone:
+                continue
+            if limit is not None and len(chosen) == request.count:
+                self._count_deferred(channel.ready_steps, [(step.number,) for _, step in chosen])
+            return chosen
 
     def _drop_step_if_ineligible(self, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter) -> bool:
         if not step_filter.accepts(step):
             self._state.ship_step(trajectory, step, step_filter)
+            return True
+        if is_withdrawn((step,), self._withdrawn):
+            self._state.drop_step(trajectory, step, ROLLED_BACK)
             return True
         if self._is_stale((step,)):
             self._state.drop_step(trajectory, step, STALE)
             return True
         return False
 
+    # -- users ---------------------------------------------------------------------------------------------------------
+
+    def _count_deferred(self, queue: ReadyQueue[K], chosen: Sequence[K]) -> None:
+        """Of what the batch would have without a limit: what it does not have."""
+        deferred = set(queue.smallest(len(chosen))) - set(chosen)
+        if deferred:
+            self._state.count_deferred(len(deferred))
+
     # -- what a consumer gets ------------------------------------------------------------------------------------------
+
+    @property
+    def _withdrawn(self) -> tuple[int, ...]:
+        return self._state.serving.withdrawn
 
     def _is_stale(self, steps: Iterable[StoredStep]) -> bool:
         return self._staleness.is_stale(steps, self._state.policy_version)
 
     def _staleness_note(self, steps: Iterable[StoredStep]) -> str:
-        behind = self._state.policy_version - (oldest_version(steps) or 0)
+        behind = versions_behind(oldest_version(steps) or 0, self._state.policy_version)
         return f"the oldest token was {behind} versions behind"
 
     def _token_mask(self) -> TokenMask:
@@ -301,6 +375,7 @@ class Leasing:
             attempts=[0] * len(rows),
             from_history=[False] * len(rows),
             sources=[row.trajectory.group.source for row in rows],
+            left_out=later_rewards(rows),
         )
 
 

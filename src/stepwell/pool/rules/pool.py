@@ -7,22 +7,39 @@
 
 from itertools import takewhile
 from math import inf
+from typing import NamedTuple
 
+from stepwell.errors import BadRequest, Conflict
 from stepwell.pool.api.leasing import BatchRequest, Order, ReadyGroups, Unit
 from stepwell.pool.api.pacing import Pacing, Refill
 from stepwell.pool.api.plan import Limits, OnDeadline
+from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.pool.api.stats import PoolStats
+from stepwell.pool.api.user_share import max_per_user
 from stepwell.pool.rules.curation import Curator
 from stepwell.pool.rules.ingest import Ingest
 from stepwell.pool.rules.leasing import Leasing
 from stepwell.pool.rules.ownership import Ownership
 from stepwell.pool.rules.rewards_due import RewardsDue
+from stepwell.pool.rules.sessions import Sessions
+from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group
 from stepwell.pool.state.view import PoolView
 
 DEADLINE, CLEARED = "deadline", "cleared"
+NAMED_USERS = 3
+"""Users that a consumer is told by name."""
+
+
+class ReadyItems(NamedTuple):
+    """Groups, trajectories or steps that could be handed out."""
+
+    ages: list[float]
+    """When each was opened."""
+    users: tuple[str, ...] = ()
+    """Of each, if the pool limits users."""
 
 
 class Pool:
@@ -32,6 +49,7 @@ class Pool:
         self.state = PoolState(limits, journal or StateJournal())
         self.ownership = Ownership(self.state)
         self.ingest = Ingest(self.state, self.ownership)
+        self.sessions = Sessions(self.state, self.ingest, self.ownership)
         self.leasing = Leasing(self.state)
         self.rewards_due = RewardsDue(self.state)
         self.curator = Curator(self.state)
@@ -44,6 +62,16 @@ class Pool:
     @policy_version.setter
     def policy_version(self, version: int) -> None:
         self.state.set_policy_version(version)
+
+    def decide(self, decision: PolicyDecision, canary: Canary | None, policy_version: int | None) -> None:
+        """About a version of the policy. Conflict if it was withdrawn since whoever decides has looked."""
+        if decision in self.state.decisions:
+            return
+        if decision.action == "promote" and decision.version in self.state.serving.withdrawn:
+            raise Conflict(f"version {decision.version} was refused or rolled back: it cannot be promoted")
+        if canary is not None and not 0.0 <= canary.share <= 1.0:
+            raise BadRequest(f"the share of a canary is between 0 and 1, not {canary.share}")
+        self.state.decide_policy(decision, canary, policy_version)
 
     def advance(self, now: float, pool_time: float | None = None) -> None:
         """Let time pass: leases and deadlines that are over take effect. Pool time is `now` if it is not given."""
@@ -66,20 +94,25 @@ class Pool:
             refills=tuple(Refill(g.prompt_uid, g.size - len(g.trajectories)) for g in channel.refills.values()),
         )
 
-    def ready_ages(self, request: BatchRequest) -> list[float]:
-        """When the oldest items that could be taken were opened, oldest first, at most as many as requested."""
+    def ready_items(self, request: BatchRequest) -> ReadyItems:
+        """The oldest items that could be taken, oldest first, at most as many as requested."""
         channel, count = self.state.channels.get(request.channel), request.count
         if channel is None:
-            return []
+            return ReadyItems([])
         if channel.unit is None:
             self.state.claim_unit(channel, request.unit)
+        limit = self.leasing.user_limit(request)
         if request.unit is Unit.GROUPS:
-            groups = channel.oldest_groups(count, request.order)
-            return [group.opened_at for group in takewhile(channel.is_ready, groups)]
-        if request.unit is Unit.STEPS:
-            return [step.started_at for _, step in channel.oldest_steps(count)]
-        keys = channel.ready_trajectories.smallest(count)
-        return [self.state.trajectories[uid].group.opened_at for *_, uid in keys]
+            groups = list(takewhile(channel.is_ready, channel.oldest_groups(count, request.order, limit)))
+            ages, users = [group.opened_at for group in groups], (group.user for group in groups)
+        elif request.unit is Unit.STEPS:
+            steps = channel.oldest_steps(count, limit)
+            ages, users = [step.started_at for _, step in steps], (trajectory.user for trajectory, _ in steps)
+        else:
+            keys = channel.ready_trajectories.oldest(count, limit)
+            trajectories = [self.state.trajectories[uid] for *_, uid in keys]
+            ages, users = [found.group.opened_at for found in trajectories], (found.user for found in trajectories)
+        return ReadyItems(ages, () if limit is None else tuple(users))
 
     def ready_groups(self, name: str) -> ReadyGroups:
         channel = self.state.channels.get(name)
@@ -110,6 +143,7 @@ class Pool:
         if channel.ledger.left_out:
             kinds = ", ".join(f"{count.steps} {kind}" for kind, count in sorted(channel.ledger.left_out.items()))
             text += f"; steps left out so far: {kinds}"
+        text += self._held_back(channel, request)
         group = channel.oldest_unfinished()
         if group is None:
             return text
@@ -123,6 +157,20 @@ class Pool:
 
     def stats(self) -> PoolStats:
         return self.state.stats()
+
+    def _held_back(self, channel: Channel, request: BatchRequest) -> str:
+        """In words, what is ready and is not taken because there is already enough of its user."""
+        limit, share = self.leasing.user_limit(request), self.state.limits.max_share_per_user
+        held_back = {} if limit is None else channel.held_back(limit)
+        if share is None or not held_back:
+            return ""
+        first = sorted(held_back, key=lambda user: (-held_back[user], user))[:NAMED_USERS]
+        named = ", ".join(f"{held_back[user]} of user {user!r}" for user in first)
+        others = f" and {len(held_back) - len(first)} more users" if len(held_back) > len(first) else ""
+        return (
+            f"; {sum(held_back.values())} ready {request.unit} are held back by --max-share-per-user {share:g}, which "
+            f"allows {max_per_user(share, request.count)} of one user in a batch of {request.count}: {named}{others}"
+        )
 
     def _end_deadline(self, group: Group) -> None:
         limits = self.state.limits

@@ -21,6 +21,7 @@ from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stepwell.common.portable_actor import portable_actor
+from stepwell.common.private_files import keep_files_private
 from stepwell.errors import JournalRefused, PoolUnavailable
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import PoolPlan
@@ -60,6 +61,7 @@ class ShardActor(ShardService):
         """`must_exist`: the shard has a journal, and does not begin without it. That holds after a restart anyway.
         `namespace` is where the other shards are."""
         gc.set_threshold(*GC_THRESHOLD)
+        keep_files_private()
         open_journal = None if plan.journal is None else partial(_open_journal, plan, name, must_exist)
         try:
             self._start(plan, name, namespace, open_journal)

@@ -16,16 +16,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import uuid4
 
 from stepwell.common.atomic_files import temporary_name
 from stepwell.errors import BadRequest
 from stepwell.pool.api.stats import ArchiveStats
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.late_rewards import FOLDER, LateReward, late_rewards_table
-from stepwell.pool.state.records import Group
+from stepwell.pool.shard.late_rewards import FOLDER as LATE_REWARDS
+from stepwell.pool.shard.late_rewards import LateReward, late_rewards_table
+from stepwell.pool.shard.lineage import FOLDER as LINEAGE
+from stepwell.pool.shard.lineage import lineage_table
+from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.shipment import group_rows, ship
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.arrow import columns_to_arrow
@@ -36,13 +40,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepwell.pool")
 
-GROUPS_PER_FILE, REWARDS_PER_FILE = 256, 10_000
+T = TypeVar("T")
+
+GROUPS_PER_FILE, ROWS_PER_FILE = 256, 10_000
 SECONDS_PER_FILE = 300.0
-"""A file is written when so many groups or late rewards wait, or when the oldest has waited so long."""
+"""A file is written when so many groups or side rows wait, or when the oldest has waited so long."""
 MAX_WAITING_BYTES = 2**30
 """Bytes of groups that wait, as stored, unless the pool has a limit of its own."""
 RETRY_PAUSE = 5.0
 """Seconds after a failure until the next attempt."""
+
+
+@dataclass(slots=True)
+class SideRows(Generic[T]):
+    """Rows of the journal that move to files of their own, beside the groups."""
+
+    folder: str
+    read: Callable[[], list[tuple[int, T]]]
+    """The committed ones, each with its number."""
+    forget: Callable[[int], None]
+    """All up to that number."""
+    table: "Callable[[Sequence[T]], pyarrow.Table]"
+    count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count = len(self.read())
 
 
 class ParquetArchive:
@@ -70,7 +92,11 @@ class ParquetArchive:
         self._groups_per_file = groups_per_file
         self._retry_pause = retry_pause
         self._clock = clock
-        self._late_rewards = len(journal.late_rewards())
+        journal.keeps_lineage = True
+        self._rewards = SideRows(LATE_REWARDS, journal.late_rewards, journal.forget_late_rewards, late_rewards_table)
+        self._lineage = SideRows(LINEAGE, journal.lineage, journal.forget_lineage, lineage_table)
+        self._side_rows = (self._rewards, self._lineage)
+        self._lineage_seen = journal.lineage_added
         self._waiting: deque[Group] = deque()
         """Groups that no file is being written for, the oldest first."""
         self._groups = self._bytes = 0
@@ -84,12 +110,14 @@ class ParquetArchive:
         self._on_success: Callable[[], None] = _nothing
         self._on_failure: Callable[[], None] = _nothing
         self._files = self._failures = self._dropped = 0
+        self.is_paused = False
+        """No new file is begun."""
         self._fs: Any
         self._fs, self._folder = fsspec.core.url_to_fs(url)
 
     def add_late_reward(self, reward: LateReward) -> None:
         self._journal.add_late_reward(reward)
-        self._late_rewards += 1
+        self._rewards.count += 1
 
     def stats(self) -> ArchiveStats:
         return ArchiveStats(
@@ -103,7 +131,11 @@ class ParquetArchive:
     @property
     def has_work(self) -> bool:
         """Does anything wait that is not in the archive yet?"""
-        return bool(self._groups or self._late_rewards or self._has_noted or self._work)
+        return bool(self._groups or self._rows_wait or self._has_noted or self._work)
+
+    @property
+    def _rows_wait(self) -> int:
+        return sum(side.count for side in self._side_rows)
 
     def poll(self) -> None:
         """Take note of what the thread has done, and give it the next work if some is due. Returns at once."""
@@ -111,8 +143,12 @@ class ParquetArchive:
         self._finish()
         if self._work is not None or self._clock() < self._pause_until:
             return
-        groups, rewards = len(self._waiting), self._late_rewards
-        if not groups and not rewards:
+        if self.is_paused:
+            if self._has_noted:
+                self._rename_noted_files()
+            return
+        groups, rows = len(self._waiting), self._rows_wait
+        if not groups and not rows:
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = self._clock()
@@ -121,8 +157,37 @@ class ParquetArchive:
             self._rename_noted_files()
         elif groups >= self._groups_per_file or (groups and waited >= SECONDS_PER_FILE):
             self._write_groups()
-        elif rewards >= REWARDS_PER_FILE or (rewards and waited >= SECONDS_PER_FILE):
-            self._write_late_rewards()
+        elif rows >= ROWS_PER_FILE or (rows and waited >= SECONDS_PER_FILE):
+            self._write_rows(max(self._side_rows, key=lambda side: side.count))
+
+    @property
+    def is_at_rest(self) -> bool:
+        """All files that were begun are written and have their names."""
+        return self._work is None and not self._has_noted
+
+    @property
+    def place(self) -> tuple[Any, str]:
+        """The file system, and the folder in it."""
+        return self._fs, self._folder
+
+    def remove_waiting(self, is_wanted: Callable[[Trajectory], bool]) -> list[Trajectory]:
+        """Take trajectories out of the groups that wait, and out of the journal. Call it at rest."""
+        self._collect()
+        removed = [found for group in self._waiting for found in group.trajectories.values() if is_wanted(found)]
+        for trajectory in removed:
+            group = trajectory.group
+            self._journal.remove_trajectory(trajectory)
+            del group.trajectories[trajectory.uid]
+            group.nbytes -= trajectory.nbytes
+            self._bytes -= trajectory.nbytes
+        for group in [group for group in self._waiting if not group.trajectories]:
+            self._waiting.remove(group)
+            self._forget([group])
+        return removed
+
+    def recount_late_rewards(self) -> None:
+        """Some were removed from the journal."""
+        self._rewards.count = len(self._rewards.read())
 
     def flush(self) -> None:
         """Write everything that waits, and wait for it. It stops at the first failure."""
@@ -135,8 +200,8 @@ class ParquetArchive:
                 self._rename_noted_files()
             elif self._waiting:
                 self._write_groups()
-            elif self._late_rewards:
-                self._write_late_rewards()
+            elif self._rows_wait:
+                self._write_rows(max(self._side_rows, key=lambda side: side.count))
             else:
                 return
             self._wait()
@@ -147,6 +212,8 @@ class ParquetArchive:
 
     def _collect(self) -> None:
         """Take the groups that left the pool. Beyond the limit, the oldest are dropped."""
+        self._lineage.count += self._journal.lineage_added - self._lineage_seen
+        self._lineage_seen = self._journal.lineage_added
         for group in self._journal.retired:
             self._waiting.append(group)
             self._groups += 1
@@ -178,17 +245,17 @@ class ParquetArchive:
         self._forget(groups)
         self._note(file)
 
-    def _write_late_rewards(self) -> None:
-        numbers, rewards = zip(*self._journal.late_rewards(), strict=True)
-        file = self._new_file(f"{self._folder}/{FOLDER}", numbers[0])
+    def _write_rows(self, side: "SideRows[Any]") -> None:
+        numbers, rows = zip(*side.read(), strict=True)
+        file = self._new_file(f"{self._folder}/{side.folder}", numbers[0])
         self._start(
-            partial(self._write, file, partial(late_rewards_table, rewards)),
-            partial(self._late_rewards_are_written, file, numbers[-1], len(rewards)),
+            partial(self._write, file, partial(side.table, rows)),
+            partial(self._rows_are_written, side, file, numbers[-1], len(rows)),
         )
 
-    def _late_rewards_are_written(self, file: str, last: int, count: int) -> None:
-        self._journal.forget_late_rewards(last)
-        self._late_rewards -= count
+    def _rows_are_written(self, side: "SideRows[Any]", file: str, last: int, count: int) -> None:
+        side.forget(last)
+        side.count -= count
         self._note(file)
 
     def _note(self, file: str) -> None:
@@ -224,9 +291,9 @@ class ParquetArchive:
         self._on_failure()
         self._failures += 1
         self._pause_until = self._clock() + self._retry_pause
-        text = "%d groups and %d late rewards wait: the archive %s cannot be written: %s: %s"
+        text = "%d groups and %d other rows wait: the archive %s cannot be written: %s: %s"
         details = (self._folder, type(failure).__name__, failure)
-        log.error(text, self._groups, self._late_rewards, *details)
+        log.error(text, self._groups, self._rows_wait, *details)
 
     def _wait(self) -> None:
         if self._work is not None:

@@ -77,8 +77,7 @@ class ConsumerCalls(ShardCalls):
     async def peek(self, request: BatchRequest) -> ReadySummary:
         async with self._transactions.transaction():
             self.pool.leasing.check(request)
-            ages, nothing_after = self.pool.ready_ages(request), self.pool.nothing_after(request)
-            return ReadySummary(self._transactions.changes, ages, nothing_after)
+            return self._summary(request)
 
     async def watch_ready(self, request: BatchRequest, seen: ReadySummary | None, timeout: float) -> ReadySummary:
         """What could be handed out, as soon as it differs from `seen`, or after `timeout`. Nothing is taken, so a
@@ -124,8 +123,11 @@ class ConsumerCalls(ShardCalls):
     def _ready_differs(self, request: BatchRequest, seen: ReadySummary) -> bool | None:
         """None if the same could be handed out."""
         self._transactions.begin()
-        now = (self.pool.ready_ages(request), self.pool.nothing_after(request))
-        return None if now == seen[1:] else True
+        return None if self._summary(request)[1:] == seen[1:] else True
+
+    def _summary(self, request: BatchRequest) -> ReadySummary:
+        ready, nothing_after = self.pool.ready_items(request), self.pool.nothing_after(request)
+        return ReadySummary(self._transactions.changes, ready.ages, nothing_after, ready.users)
 
     async def _lease_out(
         self, take: Callable[[str, float], LeasedGroups | None], lease_uid: str, lease: float | None

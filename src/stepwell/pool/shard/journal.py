@@ -9,7 +9,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter, itemgetter
 from typing import Any, Protocol, TypeAlias
@@ -20,11 +20,14 @@ import orjson
 
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement
+from stepwell.pool.api.policy import PolicyDecision
 from stepwell.pool.shard.late_rewards import LateReward
+from stepwell.pool.shard.lineage import LineageRow, lineage_of
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.pool.state.stored_step import StoredStep
+from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement
 from stepwell.steps.schema import CARRIED, STEP_COLUMNS
 from stepwell.steps.step_filter import StepFilter
@@ -32,7 +35,7 @@ from stepwell.steps.step_filter import StepFilter
 Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
 """SQL, and the rows for which it is executed."""
 
-SCHEMA_VERSION = max(8, *(column.journal_since for column in STEP_COLUMNS))
+SCHEMA_VERSION = max(10, *(column.journal_since for column in STEP_COLUMNS))
 """Raised with every change to a table or to the fields below. Fields that an older file lacks take their defaults."""
 GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
@@ -56,6 +59,8 @@ PRUNE_INTERVAL = 1000
 POOL_TIME_INTERVAL = 5.0
 """Seconds. A killed shard may count so many of them again."""
 PUT_META = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+
+PUT_TOMBSTONE = "INSERT INTO tombstones VALUES (?, ?) ON CONFLICT (digest) DO UPDATE SET info = excluded.info"
 
 
 class JournalFailed(Exception):
@@ -91,6 +96,10 @@ class JournalStore(Protocol):
         """Set what is damaged aside and write these rows to a new store, all or nothing. Returns the name of the old
         one."""
 
+    def scrub(self) -> list[str]:
+        """Remove what deleted rows have left in files, and what was set aside as damaged. Returns the names of that.
+        JournalFailed if it is not certain; it may be tried again."""
+
     def close(self) -> None: ...
 
 
@@ -102,6 +111,10 @@ class ShardJournal(StateJournal):
         self._closed_kept = closed_kept
         self.retired: list[Group] = []
         """Trained groups that are not archived yet. They still have their rows."""
+        self.keeps_lineage = False
+        """There is an archive that takes it."""
+        self.lineage_added = 0
+        """Rows since this process began."""
         self._groups: dict[int, Group | None] = {}
         """Changes since the last commit; None for a removed object. The next three are alike."""
         self._trajectories: dict[int, Trajectory | None] = {}
@@ -212,8 +225,49 @@ class ShardJournal(StateJournal):
         """All up to that row number."""
         self._execute("DELETE FROM late_rewards WHERE n <= ?", last)
 
-    def add_closed(self, trajectory_uid: str, revision: int) -> None:
-        self._execute("INSERT INTO closed (uid, revision) VALUES (?, ?)", trajectory_uid, revision)
+    def add_lineage(self, lease: Lease, at: float) -> None:
+        if self.keeps_lineage:
+            self.restore_lineage(lineage_of(lease, at))
+
+    def add_version(self, version: int, at: float) -> None:
+        if self.keeps_lineage:
+            self.restore_lineage([LineageRow(version=version, at=at)])
+
+    def restore_lineage(self, rows: Iterable[LineageRow]) -> None:
+        dumped = [(_dump(asdict(row)),) for row in rows]
+        self.lineage_added += len(dumped)
+        self._other.append(("INSERT INTO lineage (info) VALUES (?)", dumped))
+
+    def lineage(self) -> list[tuple[int, LineageRow]]:
+        """Committed rows that are not archived yet, each with its number."""
+        rows = self.store.rows("SELECT n, info FROM lineage ORDER BY n")
+        return [(n, LineageRow(**load_json(info))) for n, info in rows]
+
+    def forget_lineage(self, last: int) -> None:
+        """All up to that row number."""
+        self._execute("DELETE FROM lineage WHERE n <= ?", last)
+
+    def forget_named(self, table: str, is_forgotten: Callable[[str, str], bool]) -> int:
+        """Of late_rewards or audit: the committed rows about trajectories with these names. Returns how many."""
+        rows = ((n, load_json(info)) for n, info in self.store.rows(f"SELECT n, info FROM {table} ORDER BY n"))
+        found = [(n,) for n, fields in rows if is_forgotten(fields["trajectory_uid"], fields["prompt_uid"])]
+        if found:
+            self._other.append((f"DELETE FROM {table} WHERE n = ?", found))
+        return len(found)
+
+    def save_tombstone(self, tombstone: Tombstone) -> None:
+        self._execute(PUT_TOMBSTONE, tombstone.subject, _dump(asdict(tombstone)))
+
+    def add_forgotten_names(self, digests: Sequence[str]) -> None:
+        self._other.append((PUT_TOMBSTONE, [(digest, None) for digest in digests]))
+
+    def remove_closed(self, subject: str, trajectory_uids: Sequence[str]) -> None:
+        self._execute("DELETE FROM closed WHERE subject = ?", subject)
+        self._other.append(("DELETE FROM closed WHERE uid = ?", [(uid,) for uid in trajectory_uids]))
+
+    def add_closed(self, trajectory_uid: str, revision: int, subject: str = "") -> None:
+        row = (trajectory_uid, revision, subject)
+        self._execute("INSERT INTO closed (uid, revision, subject) VALUES (?, ?, ?)", *row)
         self._keep_last("closed", self._closed_kept)
 
     def save_lease(self, lease: Lease) -> None:
@@ -232,6 +286,9 @@ class ShardJournal(StateJournal):
 
     def add_audit(self, entry: AuditEntry) -> None:
         self._execute("INSERT INTO audit (info) VALUES (?)", _dump(entry))
+
+    def save_decisions(self, decisions: Sequence[PolicyDecision]) -> None:
+        self._put_meta("decisions", _dump(list(decisions)))
 
     def _clear_pending(self) -> None:
         for pending in self._pending:

@@ -24,7 +24,7 @@ from psycopg.types.numeric import Int8BinaryDumper
 from stepwell.common.urls import hide_password
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
-from stepwell.pool.shard.journal import PUT_META, JournalFailed, Statement
+from stepwell.pool.shard.journal import PUT_META, SCHEMA_VERSION, JournalFailed, Statement
 from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity, missing
 
@@ -46,12 +46,21 @@ CREATE TABLE steps (
 ALTER TABLE steps ALTER added SET STORAGE EXTERNAL, ALTER logprobs SET STORAGE EXTERNAL;
 CREATE TABLE leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at DOUBLE PRECISION, gate BYTEA);
 CREATE TABLE ended (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, uid TEXT, how TEXT);
-CREATE TABLE closed (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, uid TEXT, revision BIGINT DEFAULT 0);
+CREATE TABLE closed (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, uid TEXT, revision BIGINT DEFAULT 0,
+    subject TEXT DEFAULT '');
 CREATE TABLE late_rewards (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA);
 CREATE TABLE audit (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA);
 CREATE TABLE archived (file TEXT PRIMARY KEY);
+CREATE TABLE lineage (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA);
+CREATE TABLE tombstones (digest TEXT PRIMARY KEY, info BYTEA);
 """
 """Tokens are not compressed: that would take longer than writing them."""
+UPGRADES = (
+    "ALTER TABLE closed ADD COLUMN IF NOT EXISTS subject TEXT DEFAULT ''",
+    "CREATE TABLE IF NOT EXISTS lineage (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA)",
+    "CREATE TABLE IF NOT EXISTS tombstones (digest TEXT PRIMARY KEY, info BYTEA)",
+)
+"""What an older journal lacks (version 10)."""
 CONNECTION: dict[str, Any] = {
     "target_session_attrs": "read-write",
     "connect_timeout": 5,
@@ -141,6 +150,19 @@ class PostgresStore:
             _execute_all(cursor, [(PUT_META, self.header.rows()), *statements])
         return f"schema {aside}"
 
+    def scrub(self) -> list[str]:
+        """The tables are written again. The server's own log and its backups are not ours to clean."""
+        try:
+            aside = [name for (name,) in self.db.execute("SELECT nspname FROM pg_namespace") if self._is_aside(name)]
+            for name in aside:
+                self.db.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
+            tables = self.db.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (self.schema,)).fetchall()
+            for (table,) in tables:
+                self.db.execute(sql.SQL("VACUUM (FULL) {}").format(sql.Identifier(self.schema, table)))
+        except psycopg.Error as failure:
+            raise JournalFailed(f"journal {self.name} cannot be scrubbed: {failure}") from failure
+        return sorted(aside)
+
     def close(self) -> None:
         self.db.close()
 
@@ -155,6 +177,9 @@ class PostgresStore:
             cursor = self.db.cursor()
             if found is None:
                 self._create_tables(cursor)
+            elif found.schema_version < SCHEMA_VERSION:
+                for statement in UPGRADES:
+                    cursor.execute(statement)
             _execute_all(cursor, [(PUT_META, header.rows())])
         self.header = header
 
@@ -167,6 +192,9 @@ class PostgresStore:
         cursor.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self.schema)))
         for statement in TABLES.split(";\n"):
             cursor.execute(statement)
+
+    def _is_aside(self, name: str) -> bool:
+        return re.fullmatch(r"damaged\d+_(.*)", name) is not None and name.partition("_")[2] == self.schema
 
     def _name_aside(self, cursor: psycopg.Cursor[Any]) -> str:
         """That no schema has yet."""

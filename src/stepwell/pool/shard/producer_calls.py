@@ -25,10 +25,13 @@ from stepwell.pool.api.producing import (
     RewardGiven,
     SubmitVerdict,
 )
+from stepwell.pool.api.sessions import SessionCall, SessionPlace
 from stepwell.pool.api.shard_layout import GroupElsewhere
 from stepwell.pool.shard.gateway_roster import GatewayRoster
 from stepwell.pool.shard.late_rewards import LateReward
+from stepwell.pool.shard.session_watch import SessionWatch
 from stepwell.pool.shard.transactions import ShardCalls, ShardTransactions
+from stepwell.pool.state.records import Trajectory
 from stepwell.steps.columns import Columns
 from stepwell.steps.step import JsonObject
 
@@ -39,6 +42,12 @@ class ProducerCalls(ShardCalls):
     def __init__(self, transactions: ShardTransactions) -> None:
         super().__init__(transactions)
         self._gateways = GatewayRoster(self.pool.state.gateways, transactions.monotonic)
+        self._session_watch = SessionWatch(
+            self.pool.state.limits.session_idle, transactions.recheck_interval, self._end_idle
+        )
+        self._asked_idle: set[str] = set()
+        """Idle trajectories of sessions whose gateways are asked for what they hold."""
+        transactions.before_commit.append(self._watch_sessions)
 
     async def answer(
         self, calls: Sequence[ProducerCall], revision: int | None = None
@@ -61,6 +70,7 @@ class ProducerCalls(ShardCalls):
         if self._gateways.ends_gap(gateway):
             self.pool.state.forget_gateways()
         self._note_gateway(gateway)
+        self._watch_sessions()
         requested = await self._gateways.requests(gateway, timeout)
         self._transactions.check_open()
         return requested
@@ -109,6 +119,11 @@ class ProducerCalls(ShardCalls):
         self._transactions.check_room()
         return await self._transactions.change(lambda: self.pool.ingest.submit_groups(steps, registrations))
 
+    async def find_session(self, user: str, replied: str) -> str:
+        """The id of this user's session that has a step whose conversation has this digest; empty if there is none."""
+        self._transactions.check_open()
+        return self.pool.state.sessions.find_by_turn(user, replied)
+
     async def turns(
         self, trajectory_uid: str, prompt_uid: str, replied: str, gateway: str = "", revision: int | None = None
     ) -> list[RecordedTurn]:
@@ -149,6 +164,8 @@ class ProducerCalls(ShardCalls):
         self._check_is_here(reward.trajectory_uid, reward.prompt_uid, revision)
         if reward.step_index is not None:
             await self._await_flushes(reward.trajectory_uid, reward.gateway, FLUSH_WAIT)
+        if self.pool.ingest.is_forgotten(reward.trajectory_uid, reward.prompt_uid):
+            return False
         async with self._transactions.transaction():
             kept = self.pool.ingest.reward(reward)
             if not kept and not self.pool.curator.holds_reward_of(reward.trajectory_uid):
@@ -168,12 +185,10 @@ class ProducerCalls(ShardCalls):
                 case KnowsCall(trajectory_uid, prompt_uid, gateway):
                     self._attach(trajectory_uid, gateway)
                     return self.pool.ingest.knows(trajectory_uid, prompt_uid)
-                case Registration() if shortage is not None:
+                case Registration() | SessionCall(opens=True) if shortage is not None:
                     return PoolUnavailable(shortage)
-                case Registration():
-                    self.pool.ingest.register(call)
-                    self._attach(call.trajectory_uid, call.gateway)
-                    return None
+                case Registration() | SessionCall():
+                    return self._open(call)
                 case CompleteCall() if self._holders(call.trajectory_uid, call.gateway):
                     return FlushNeeded()
                 case CompleteCall(trajectory_uid, prompt_uid, reward, failure):
@@ -188,9 +203,21 @@ class ProducerCalls(ShardCalls):
             log.exception("shard %s failed to answer %s", self._transactions.name, call)
             return failure
 
+    def _open(self, call: Registration | SessionCall) -> SessionPlace | None:
+        if isinstance(call, Registration):
+            self.pool.ingest.register(call)
+            self._attach(call.trajectory_uid, call.gateway)
+            return None
+        place = self.pool.sessions.place(call)
+        if place is not None and call.opens:
+            self._attach(place.trajectory_uid, call.gateway)
+        return place
+
     def _is_elsewhere(self, call: ProducerCall) -> bool:
         if isinstance(call, Registration):
             return self.pool.ingest.is_elsewhere(call)
+        if isinstance(call, SessionCall):
+            return self.pool.sessions.is_elsewhere(call)
         return self.pool.ownership.is_elsewhere(call.trajectory_uid, call.prompt_uid)
 
     def _check_is_here(self, trajectory_uid: str, prompt_uid: str, revision: int | None) -> None:
@@ -201,6 +228,8 @@ class ProducerCalls(ShardCalls):
     def _attach(self, trajectory_uid: str, gateway: str) -> None:
         """The gateway serves the trajectory."""
         trajectory = self.pool.state.trajectories.get(trajectory_uid)
+        if trajectory is not None:
+            self.pool.state.touch_session(trajectory)
         if gateway:
             self._note_gateway(gateway)
             if trajectory is not None and trajectory.gateways is not None:
@@ -232,6 +261,35 @@ class ProducerCalls(ShardCalls):
                 self._gateways.ask(holder, trajectory_uid)
             await self._gateways.wait(self._transactions.recheck_interval)
             self._transactions.check_open()
+
+    def _watch_sessions(self) -> None:
+        if self.pool.state.sessions.called:
+            self._session_watch.start()
+
+    async def _end_idle(self) -> bool:
+        """Complete the idle sessions of which no gateway holds a step. True if sessions are left."""
+        async with self._transactions.transaction():
+            idle = self.pool.sessions.idle()
+            ended = sum([self._end_unless_held(trajectory) for trajectory in idle])
+            self._attach_called_again({trajectory.uid for trajectory in idle})
+        if ended:
+            await self._transactions.notify()
+        return bool(self.pool.state.sessions.called)
+
+    def _end_unless_held(self, trajectory: Trajectory) -> bool:
+        """A gateway with a call in flight says so when it is asked: then the session is not idle any more."""
+        holders = self._gateways.holders(trajectory, but="")
+        for holder in holders:
+            self._gateways.ask(holder, trajectory.uid)
+        if not holders:
+            self.pool.sessions.end_idle(trajectory)
+        return not holders
+
+    def _attach_called_again(self, idle: set[str]) -> None:
+        """A session that was idle and has been called since may be served by any gateway."""
+        for trajectory in filter(None, map(self.pool.state.trajectories.get, self._asked_idle - idle)):
+            self.pool.state.set_gateways(trajectory, self._gateways.living())
+        self._asked_idle = idle
 
     def _keep_late(self, reward: RewardGiven) -> bool:
         """Write the reward to the archive; False if there is none."""

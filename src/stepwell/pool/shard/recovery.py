@@ -12,6 +12,7 @@ import numpy as np
 
 from stepwell.pool.api.curation import AuditEntry, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import Settlement
+from stepwell.pool.api.policy import PolicyDecision
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.journal import (
     CARRIED_NAMES,
@@ -26,8 +27,10 @@ from stepwell.pool.shard.journal import (
     load_json,
 )
 from stepwell.pool.shard.late_rewards import LateReward
+from stepwell.pool.shard.lineage import LineageRow
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
+from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement, PrefixTree
 from stepwell.steps.schema import STEP_COLUMNS
 from stepwell.steps.step import Exactness, VersionSpan
@@ -64,15 +67,22 @@ def restore_pool(pool: Pool, journal: ShardJournal) -> RecoveryReport:
         log.error("trajectory %s could not be read back from the journal and is lost", trajectory.uid)
     leases = {lease.uid: lease for lease in reader.leases()}
     closed, ended, audit = list(reader.closed()), list(reader.ended()), list(reader.audit())
+    decisions = list(reader.decisions())
+    tombstones = list(reader.tombstones())
     placements: dict[int, Placement] = {}
     if reader.damaged:
         groups = {seq: group for seq, group in groups.items() if group.trajectories}
         for trajectory in trajectories.values():
             placements |= _rebuild_tree(trajectory)
     records = list(groups.values())
-    pool.state.load(records, leases, closed=closed, ended=ended, audit=audit, damaged=reader.damaged)
+    subjects = [tombstone for tombstone in tombstones if isinstance(tombstone, Tombstone)]
+    pool.state.load_tombstones(subjects, [name for name in tombstones if isinstance(name, str)])
+    pool.state.load(
+        records, leases, closed=closed, ended=ended, audit=audit, decisions=decisions, damaged=reader.damaged
+    )
     if reader.damaged:
         late_rewards = list(reader.late_rewards())
+        journal.restore_lineage(list(reader.lineage()))
         pool_time = reader.pool_time()
         _write_again(pool, journal, groups.values(), leases.values(), placements, late_rewards, audit, pool_time)
     return RecoveryReport(
@@ -115,13 +125,17 @@ def _write_again(
     for lease in leases:
         journal.save_lease(lease)
     for uid, revision in pool.state.closed.items():
-        journal.add_closed(uid, revision)
+        journal.add_closed(uid, revision, pool.state.closed_subjects.get(uid, ""))
+    for tombstone in pool.state.tombstones.subjects.values():
+        journal.save_tombstone(tombstone)
+    journal.add_forgotten_names(sorted(pool.state.tombstones.names))
     for uid, how in pool.state.ended_leases.items():
         journal.add_ended(uid, how)
     for late in late_rewards:
         journal.add_late_reward(late)
     for entry in audit:
         journal.add_audit(entry)
+    journal.save_decisions(pool.state.decisions)
     aside = journal.rewrite(pool.state.snapshot(), pool_time)
     log.error("journal %s is damaged; what could be read is kept, the old one is %s", journal.store.name, aside)
 
@@ -194,19 +208,35 @@ class JournalReader:
         for uid, how in self._rows("SELECT uid, how FROM ended ORDER BY n"):
             yield uid, Settlement(how)
 
-    def closed(self) -> Iterator[tuple[str, int]]:
-        yield from self._rows("SELECT uid, revision FROM closed ORDER BY n")
+    def closed(self) -> Iterator[tuple[str, int, str]]:
+        yield from self._rows("SELECT uid, revision, subject FROM closed ORDER BY n")
+
+    def tombstones(self) -> Iterator[Tombstone | str]:
+        """Of subjects, and the digests of names."""
+        for digest, info in self._rows("SELECT digest, info FROM tombstones"):
+            fields = None if info is None else self._parsed(info)
+            yield Tombstone(**fields) if isinstance(fields, dict) else digest
 
     def late_rewards(self) -> Iterator[LateReward]:
         for (info,) in self._rows("SELECT info FROM late_rewards ORDER BY n"):
             if isinstance(fields := self._parsed(info), dict):
                 yield LateReward(**fields)
 
+    def lineage(self) -> Iterator[LineageRow]:
+        for (info,) in self._rows("SELECT info FROM lineage ORDER BY n"):
+            if isinstance(fields := self._parsed(info), dict):
+                yield LineageRow(**fields)
+
     def audit(self) -> Iterator[AuditEntry]:
         for (info,) in self._rows("SELECT info FROM audit ORDER BY n"):
             if isinstance(fields := self._parsed(info), dict):
                 known = {"action": CurationAction(fields["action"]), "outcome": CurationOutcome(fields["outcome"])}
                 yield AuditEntry(**fields | known)
+
+    def decisions(self) -> Iterator[PolicyDecision]:
+        for (value,) in self._rows("SELECT value FROM meta WHERE key = 'decisions'"):
+            for fields in self._parsed(value) or ():
+                yield PolicyDecision(**fields)
 
     def _named(self, names: Sequence[str], info: bytes, *, new: int = 0) -> dict[str, Any] | None:
         """The values by name. An older file may lack the last `new` ones."""

@@ -40,8 +40,10 @@ async def reshard(
         changed = replace(changed, nodes=(*plan.nodes, *plan.nodes[:1] * added))
     await start(changed)
     serving = await transport.call(plan.name, "serving", (), {})
+    forgotten = await transport.call(plan.name, "forgotten_subjects", (), {})
     for name in changed.shard_names()[len(plan.shard_names()) :]:
-        await transport.call(name, "set_policy_version", (serving.policy_version,), {})
+        await transport.call(name, "set_policy_version", (serving.policy_version, serving.withdrawn), {})
+        await transport.call(name, "adopt_forgotten", (forgotten,), {})
     in_force: PoolPlan = await transport.call(plan.name, "adopt_plan", (changed,), {})
     if in_force.layouts != changed.layouts:
         raise Conflict(f"the shards of DataPool {plan.name!r} were changed by another command; run it again")

@@ -16,6 +16,7 @@ from uuid import uuid4
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import Settlement, decision_of
 from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.policy import Canary, PolicyDecision, RewardTally, ShardRewards
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome
 from stepwell.pool.api.series import SeriesChunk
 from stepwell.pool.api.serving_state import Serving
@@ -23,10 +24,10 @@ from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.consumer_calls import ConsumerCalls
+from stepwell.pool.shard.forget_calls import ForgetCalls
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.late_rewards import reward_of_relabel
 from stepwell.pool.shard.lease_watch import HEARTBEAT_TIMEOUT
-from stepwell.pool.shard.producer_calls import ProducerCalls
 from stepwell.pool.shard.transactions import ShardTransactions
 from stepwell.steps.columns import Columns
 from stepwell.steps.step import Step
@@ -34,7 +35,7 @@ from stepwell.steps.step import Step
 log = logging.getLogger("stepwell.pool")
 
 
-class ShardService(ProducerCalls, ConsumerCalls):
+class ShardService(ForgetCalls, ConsumerCalls):
     """Every call to a shard. Clients get these methods from `ShardSet.at`."""
 
     def __init__(
@@ -108,12 +109,12 @@ class ShardService(ProducerCalls, ConsumerCalls):
 
     # -- reward workers ------------------------------------------------------------------------------------------------
 
-    async def wait_unscored(self, timeout: float) -> bool:
+    async def wait_unscored(self, timeout: float, by_step: bool = False) -> bool:
         """True as soon as a trajectory lacks a reward; False after `timeout`."""
         deadline = time.monotonic() + timeout
         while True:
             async with self._transactions.transaction():
-                pass
+                self.pool.rewards_due.serve(by_step=by_step)
             left = min(deadline - time.monotonic(), self._transactions.recheck_interval)
             if self._has_unscored.is_set() or left <= 0:
                 return self._has_unscored.is_set()
@@ -121,10 +122,11 @@ class ShardService(ProducerCalls, ConsumerCalls):
                 async with asyncio.timeout(left):
                     await self._has_unscored.wait()
 
-    async def take_unscored(self, count: int, lease: float, lease_uid: str) -> Columns | None:
+    async def take_unscored(self, count: int, lease: float, lease_uid: str, by_step: bool = False) -> Columns | None:
         """All steps of up to `count` trajectories that lack a reward. Those not judged in `lease` seconds come back."""
         async with self._transactions.transaction():
-            return self.pool.rewards_due.take(count, lease_uid, self._transactions.pool_time() + lease)
+            expires_at = self._transactions.pool_time() + lease
+            return self.pool.rewards_due.take(count, lease_uid, expires_at, by_step=by_step)
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
         """For each judgement, whether it counted."""
@@ -159,10 +161,10 @@ class ShardService(ProducerCalls, ConsumerCalls):
     async def changes(self, cursor: Cursor, limit: int) -> ChangesPage:
         """Changes since the cursor; all trajectories if the shard has restarted since it gave the cursor."""
         async with self._transactions.transaction():
-            reset = cursor.epoch != self._epoch or self.pool.state.change_log.misses(cursor.position)
+            reset = cursor.epoch != self._watch_epoch or self.pool.state.change_log.misses(cursor.position)
             page = self.pool.view.page(0 if reset else cursor.position, limit)
         snapshots = [snapshot[:-1] for snapshot in page.snapshots]
-        return ChangesPage(snapshots, Cursor(epoch=self._epoch, position=page.position), reset, page.more)
+        return ChangesPage(snapshots, Cursor(epoch=self._watch_epoch, position=page.position), reset, page.more)
 
     async def series(self, seconds: float) -> SeriesChunk:
         async with self._transactions.transaction():
@@ -185,21 +187,52 @@ class ShardService(ProducerCalls, ConsumerCalls):
 
     # -- what serves the policy ----------------------------------------------------------------------------------------
 
-    async def set_policy_version(self, version: int) -> Serving:
-        """Tokens that are sampled from now on come from these weights."""
+    async def set_policy_version(self, version: int, withdrawn: tuple[int, ...] | None = None) -> Serving:
+        """Tokens that are sampled from now on come from these weights. What the withdrawn versions said is not trained;
+        None leaves them as they are."""
         async with self._transactions.transaction():
-            self.pool.policy_version = version
-        async with self._serving_changed:
-            self._serving_changed.notify_all()
-        return self._serving
+            self.pool.state.set_policy_version(version, withdrawn)
+        return await self._tell_serving()
+
+    async def decide_policy(
+        self, decision: PolicyDecision, canary: Canary | None, policy_version: int | None
+    ) -> Serving:
+        """A decision about a version of the policy, and what follows from it, in one change. Only the first shard of a
+        pool is asked."""
+        async with self._transactions.transaction():
+            self.pool.decide(decision, canary, policy_version)
+        return await self._tell_serving()
+
+    async def decisions(self) -> list[PolicyDecision]:
+        """About versions of the policy, the oldest first. Only the first shard of a pool has them."""
+        self._transactions.check_open()
+        return list(self.pool.state.decisions)
+
+    async def version_rewards(self, channel: str, cursor: str | None) -> ShardRewards:
+        """The rewards since the cursor; without one, only where they end now. They are in the journal before they are
+        told, so that none is told twice."""
+        async with self._transactions.transaction():
+            log, end = self.pool.state.version_rewards, self.pool.state.version_rewards.end(channel)
+            told = f"{self._epoch}:{end}"
+            if cursor is None:
+                return ShardRewards([], told, 0)
+            epoch, _, position = cursor.rpartition(":")
+            seen, first = int(position), log.first(channel)
+            is_lost = seen > end or (epoch not in ("", self._epoch) and seen > first)
+            if is_lost:  # without a journal, the counting has begun again
+                return ShardRewards(log.since(channel, 0), told, 1)
+            return ShardRewards(log.since(channel, seen), told, max(0, first - seen))
+
+    async def reward_tallies(self, channel: str) -> dict[int, RewardTally]:
+        """By version of the policy, of the last rewards."""
+        self._transactions.check_open()
+        return self.pool.state.version_rewards.tallies(channel)
 
     async def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> Serving:
         """Engines join and leave. Only the first shard of a pool is asked."""
         async with self._transactions.transaction():
             self.pool.state.change_engines(add, remove)
-        async with self._serving_changed:
-            self._serving_changed.notify_all()
-        return self._serving
+        return await self._tell_serving()
 
     async def serving(self, other_than: Serving | None = None, timeout: float = 0.0) -> Serving:
         """As it is now; with `other_than`, as soon as it differs from that, or after `timeout`."""
@@ -211,6 +244,11 @@ class ShardService(ProducerCalls, ConsumerCalls):
         return self._serving
 
     # -- private -------------------------------------------------------------------------------------------------------
+
+    async def _tell_serving(self) -> Serving:
+        async with self._serving_changed:
+            self._serving_changed.notify_all()
+        return self._serving
 
     @property
     def _serving(self) -> Serving:

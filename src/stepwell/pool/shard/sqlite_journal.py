@@ -16,7 +16,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_damaged
+from stepwell.common.private_files import create_private
+from stepwell.common.sqlite_file import count_wal_frames, open_wal, scrub_database, set_aside_damaged
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
 from stepwell.pool.shard.journal import PUT_META, JournalDamaged, JournalFailed, ShardJournal, Statement
@@ -34,10 +35,13 @@ CREATE TABLE IF NOT EXISTS steps (
 );
 CREATE TABLE IF NOT EXISTS leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at REAL, gate BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ended (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, how TEXT);
-CREATE TABLE IF NOT EXISTS closed (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, revision INTEGER DEFAULT 0);
+CREATE TABLE IF NOT EXISTS closed (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, revision INTEGER DEFAULT 0,
+    subject TEXT DEFAULT '');
 CREATE TABLE IF NOT EXISTS late_rewards (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
 CREATE TABLE IF NOT EXISTS audit (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
 CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS lineage (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
+CREATE TABLE IF NOT EXISTS tombstones (digest TEXT PRIMARY KEY, info BLOB) WITHOUT ROWID;
 """
 CHECKPOINT_PAGES = 4_096
 
@@ -117,6 +121,16 @@ class SqliteStore:
             raise JournalFailed(f"journal {self.path} cannot be written: {failure}") from failure
         return str(aside)
 
+    def scrub(self) -> list[str]:
+        try:
+            scrub_database(self.db)
+            damaged = [file for file in self.path.parent.glob(f"{self.path.name}.*") if _is_left_aside(self.path, file)]
+            for file in damaged:
+                file.unlink()
+        except (sqlite3.Error, OSError) as failure:
+            raise JournalFailed(f"journal {self.path} cannot be scrubbed: {failure}") from failure
+        return sorted(file.name for file in damaged)
+
     def close(self) -> None:
         self.db.close()
         self._lock.close()
@@ -137,7 +151,8 @@ class SqliteStore:
         """Of a file beside the journal. The kernel releases it when the process ends."""
         path = self.path.with_name(self.path.name + ".lock")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            create_private(path)
             lock = path.open("ab")
         except OSError as failure:
             raise JournalRefused(f"journal {self.path} cannot be opened: {failure}") from None
@@ -224,6 +239,11 @@ def _read_header(db: sqlite3.Connection) -> JournalHeader:
     return JournalHeader.parse(dict(db.execute(READ_HEADER)))
 
 
+def _is_left_aside(journal: Path, file: Path) -> bool:
+    """A damaged journal, or a new one that a killed process did not finish; with their logs."""
+    return file.name.startswith((f"{journal.name}.damaged-", f"{journal.name}.new"))
+
+
 def _sync_folder(folder: Path) -> None:
     """The name of a new file is on the disk with this."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -234,8 +254,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
-    """Add columns that an older file lacks: the step filter of leases (version 2), the closed revision (version 3)."""
+    """Add columns that an older file lacks: the step filter of leases (version 2), the revision (version 3) and the
+    subject (version 10) of closed trajectories."""
     if "gate" not in {name for _, name, *_ in db.execute("PRAGMA table_info(leases)")}:
         db.execute("""ALTER TABLE leases ADD COLUMN gate BLOB DEFAULT '["submitted", false]'""")
     if "revision" not in {name for _, name, *_ in db.execute("PRAGMA table_info(closed)")}:
         db.execute("ALTER TABLE closed ADD COLUMN revision INTEGER DEFAULT 0")
+    if "subject" not in {name for _, name, *_ in db.execute("PRAGMA table_info(closed)")}:
+        db.execute("ALTER TABLE closed ADD COLUMN subject TEXT DEFAULT ''")

@@ -50,11 +50,13 @@ class ShardTransactions:
         self.plan = plan if plan.revision else replace(plan, revision=FIRST_REVISION)
         """With the present layout of the shards."""
         self.archive = archive
+        self.journal = journal
         self.clock = clock
         self.monotonic = monotonic
         self.recheck_interval = recheck_interval
         self.heartbeat_timeout = heartbeat_timeout
         self.pool = Pool(plan.limits, journal)
+        self.pool.state.tombstones.key = plan.uid.encode()
         self.changes = 0
         """Counts the changes after which something may have become ready."""
         self.before_commit: list[Callable[[], None]] = []
@@ -64,7 +66,7 @@ class ShardTransactions:
         self._restore_layouts()
         stopped_at = None if journal is None else journal.pool_time()
         self._pool_time_offset = (clock() if stopped_at is None else stopped_at) - monotonic()
-        self._journal = journal
+        self.pool.state.restart_sessions(self.pool_time())
         self._refusal = refusal
         self._on_journal_failure = on_journal_failure
         self._commits = GroupCommit(self._write_journal, self._end)
@@ -98,7 +100,7 @@ class ShardTransactions:
         """Return when all changes so far are in the journal."""
         for prepare in self.before_commit:
             prepare()
-        if self._journal is not None:
+        if self.journal is not None:
             await self._commits.committed()
 
     async def notify(self) -> None:
@@ -161,10 +163,10 @@ class ShardTransactions:
         self.pool.state.set_layouts(self.plan.layouts, self.plan.index_of(self.name))
 
     def _write_journal(self) -> None:
-        if self._journal is not None:
+        if self.journal is not None:
             if self.archive is None:
-                self._journal.forget_retired()
-            self._journal.commit(self.pool.state.snapshot(), self.pool_time())
+                self.journal.forget_retired()
+            self.journal.commit(self.pool.state.snapshot(), self.pool_time())
             if self.archive is not None:
                 self.archive.poll()
 

@@ -8,7 +8,7 @@
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
@@ -72,6 +72,15 @@ class ChangeLog:
     def last_snapshot(self, trajectory_uid: str) -> TrajectorySnapshot | None:
         """Of a trajectory that is gone."""
         return self._gone.get(trajectory_uid)
+
+    @property
+    def gone(self) -> Collection[str]:
+        """The trajectories that are gone and have a snapshot."""
+        return self._gone.keys()
+
+    def remove(self, trajectory_uid: str) -> None:
+        """Of a trajectory that is gone, no snapshot is kept."""
+        self._gone.pop(trajectory_uid, None)
 
     def misses(self, position: int) -> bool:
         """Is an entry after that position forgotten? Then a reader that has read up to there must start again."""

@@ -6,9 +6,11 @@ from collections import Counter, deque
 from stepwell.pool.api.leasing import Order, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.stats import ChannelStats
+from stepwell.pool.api.user_share import UserLimit
 from stepwell.pool.state.ledger import Ledger
 from stepwell.pool.state.priority_set import PrioritySet
 from stepwell.pool.state.ready_by_size import ReadyBySize
+from stepwell.pool.state.ready_queue import ReadyQueue
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 
@@ -35,12 +37,13 @@ class Channel:
         """Groups for which producers are asked for another rollout."""
         self.groups: dict[int, Group] = {}
         self.by_age: PrioritySet[tuple[int, int]] = PrioritySet()
-        self.ready: PrioritySet[tuple[int, int]] = PrioritySet()
-        self.by_size = ReadyBySize()
+        by_user = self._tells_users = limits.max_share_per_user is not None
+        self.ready: ReadyQueue[tuple[int, int]] = ReadyQueue(by_user=by_user)
+        self.by_size = ReadyBySize(by_user=by_user)
         """The ready groups, by source and size."""
         self.deadlines: PrioritySet[tuple[float, int]] = PrioritySet()
-        self.ready_trajectories: PrioritySet[tuple[int, int, int, str]] = PrioritySet()
-        self.ready_steps: PrioritySet[tuple[int]] = PrioritySet()
+        self.ready_trajectories: ReadyQueue[tuple[int, int, int, str]] = ReadyQueue(by_user=by_user)
+        self.ready_steps: ReadyQueue[tuple[int]] = ReadyQueue(by_user=by_user)
         self._steps: dict[int, tuple[Trajectory, StoredStep]] = {}
         self._joinable: dict[str, dict[int, Group]] = {}
         self._limits = limits
@@ -76,17 +79,28 @@ class Channel:
         key = self.by_age.first()
         return None if key is None else self.groups[key[1]]
 
-    def oldest_groups(self, count: int, order: Order) -> list[Group]:
-        """The oldest ready groups; in strict order the oldest groups, ready or not."""
-        keys = (self.by_age if order is Order.STRICT else self.ready).smallest(count)
-        return [self.groups[seq] for _, seq in keys]
+    def oldest_groups(self, count: int, order: Order, limit: UserLimit | None = None) -> list[Group]:
+        """The oldest ready groups; in strict order the oldest groups, ready or not. With a limit, the oldest ready ones
+        that it allows; in strict order those before the oldest unfinished group."""
+        if limit is None:
+            keys = (self.by_age if order is Order.STRICT else self.ready).smallest(count)
+            return [self.groups[seq] for _, seq in keys]
+        unfinished = self.oldest_unfinished() if order is Order.STRICT else None
+        keys = self.ready.oldest(count, limit)
+        return [self.groups[seq] for age, seq in keys if unfinished is None or (age, seq) < unfinished.key]
 
     def oldest_unfinished(self) -> Group | None:
         keys = self.by_age.smallest(min(len(self.ready) + 1, 1000))
         return next((self.groups[seq] for age, seq in keys if (age, seq) not in self.ready), None)
 
-    def oldest_steps(self, count: int) -> list[tuple[Trajectory, StoredStep]]:
-        return [self._steps[number] for (number,) in self.ready_steps.smallest(count)]
+    def oldest_steps(self, count: int, limit: UserLimit | None = None) -> list[tuple[Trajectory, StoredStep]]:
+        return [self._steps[number] for (number,) in self.ready_steps.oldest(count, limit)]
+
+    def held_back(self, limit: UserLimit) -> dict[str, int]:
+        """What is ready and more than a batch may have of a user, by user."""
+        if self.unit is Unit.STEPS:
+            return self.ready_steps.held_back(limit)
+        return (self.ready_trajectories if self.unit is Unit.TRAJECTORIES else self.ready).held_back(limit)
 
     def overdue(self, now: float) -> Group | None:
         """The group whose deadline passed first, if any has."""
@@ -150,8 +164,9 @@ class ChannelIndex(Channel):
             self._close_to_joining(group)
         ready, was_ready = group.is_ready(require_reward=self._limits.require_reward), key in self.ready
         if ready:
-            self.ready.add(key)
-            self.by_size.add(group)
+            user = group.user if self._tells_users else ""
+            self.ready.add(key, user)
+            self.by_size.add(group, user)
         elif was_ready:
             self.ready.discard(key)
             self.by_size.remove(group)
@@ -191,9 +206,9 @@ class ChannelIndex(Channel):
         if self.unit is not Unit.STEPS:
             return
         scored = step.reward is not None or not self._limits.require_reward
-        scored = scored or (trajectory.completed and trajectory.is_scored())
+        scored = scored or (trajectory.completed and trajectory.has_its_rewards())
         if scored and step.is_held() and step.lease is None:
-            self.ready_steps.add((step.number,))
+            self.ready_steps.add((step.number,), trajectory.user if self._tells_users else "")
             self._steps[step.number] = (trajectory, step)
         else:
             self.hide_step(step)
@@ -219,8 +234,10 @@ class ChannelIndex(Channel):
         if self.unit is Unit.STEPS:
             for step in trajectory.steps.values():
                 self.show_step(trajectory, step)
-        elif trajectory.completed and (trajectory.is_scored() or not self._limits.require_reward):
-            self.ready_trajectories.add(trajectory.key)
+        elif trajectory.completed and (trajectory.has_its_rewards() or not self._limits.require_reward):
+            self.ready_trajectories.add(trajectory.key, trajectory.user if self._tells_users else "")
+        elif trajectory.awaits_steps:
+            self.ready_trajectories.discard(trajectory.key)
 
     def _close_to_joining(self, group: Group) -> None:
         groups = self._joinable.get(group.prompt_uid)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepwell.pool.api.policy import Canary
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.stats import StepCount
 from stepwell.pool.state.channel_index import Channel
@@ -25,13 +26,18 @@ class Counters:
     uniform_groups: int = 0
     scored: int = 0
     late_judgements: int = 0
+    idle_ends: int = 0
+    deferred: int = 0
+    abstained_steps: int = 0
+    decided: Counter[str] = field(default_factory=Counter)
+    """Decisions about versions of the policy, by action."""
     refused: Counter[str] = field(default_factory=Counter)
     quarantined: Counter[str] = field(default_factory=Counter)
     failed_judgements: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        """The journal has the last three as plain mappings."""
-        for name in ("refused", "quarantined", "failed_judgements"):
+        """The journal has some as plain mappings."""
+        for name in ("decided", "refused", "quarantined", "failed_judgements"):
             setattr(self, name, Counter(getattr(self, name)))
 
     def continue_after(self, groups: Iterable[Group]) -> None:
@@ -44,14 +50,31 @@ class Counters:
 
 
 def dump_numbers(serving: Serving, counters: Counters, channels: Mapping[str, Channel]) -> dict[str, Any]:
-    """In plain values; `load_ledger` and `Counters` take them back."""
+    """In plain values; `load_serving`, `load_ledger` and `Counters` take them back."""
     return {
         "policy_version": serving.policy_version,
         "engines": serving.engines,
+        "canary": None if serving.canary is None else _dump_canary(serving.canary),
+        "withdrawn": serving.withdrawn,
         "counters": {name: getattr(counters, name) for name in Counters.__slots__},
         "units": {name: channel.unit for name, channel in channels.items()},
         "ledgers": {name: _dump_ledger(channel.ledger) for name, channel in channels.items()},
     }
+
+
+def load_serving(plain: Mapping[str, Any]) -> Serving:
+    """An older journal lacks all but the policy version."""
+    engines, canary = plain.get("engines"), plain.get("canary")
+    return Serving(
+        plain["policy_version"],
+        None if engines is None else tuple(engines),
+        canary=None if canary is None else Canary(**canary | {"engines": tuple(canary["engines"])}),
+        withdrawn=tuple(plain.get("withdrawn", ())),
+    )
+
+
+def _dump_canary(canary: Canary) -> dict[str, Any]:
+    return {name: getattr(canary, name) for name in ("version", "engines", "share", "began_at")}
 
 
 def _dump_ledger(ledger: Ledger) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
+from stepwell.pool.api.sessions import session_id_of
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.records import Group, Trajectory
@@ -19,7 +20,7 @@ class GroupOperations(StateBase):
     def open_group(self, prompt_uid: str, channel: Channel, size: int, source: str = "") -> Group:
         self._counters.opened += 1
         seq = self._counters.opened
-        wait = self.limits.group_deadline
+        wait = None if session_id_of(prompt_uid) else self.limits.group_deadline
         deadline = None if wait is None else self.pool_time + wait
         group = Group(seq, seq, prompt_uid, channel.name, size, self.now, deadline, source=source)
         self._channels[channel.name].add(group)
@@ -56,15 +57,27 @@ class GroupOperations(StateBase):
             if not trajectory.completed:
                 trajectory.gateways = None
 
+    def touch_session(self, trajectory: Trajectory) -> None:
+        """Its session is called. Nothing happens if it belongs to none."""
+        self.sessions.touch(trajectory.uid, self.pool_time)
+
+    def count_idle_end(self) -> None:
+        self._counters.idle_ends += 1
+
     def complete(self, trajectory: Trajectory, reward: float | None = None, source: str = "") -> None:
         """The rollout is over. Doing it again is harmless, and may bring another reward."""
         group, is_new = trajectory.group, not trajectory.completed
         if reward is not None:
+            if trajectory.reward is None:
+                self._note_first_reward(trajectory, reward)
             trajectory.set_reward(reward, source)
         if is_new:
             trajectory.completed, trajectory.completed_at = True, self.now
             trajectory.completed_time = self.pool_time
             self._channels[group.channel].completed += 1
+            self.sessions.end(trajectory.uid)
+            if self._rewards.by_step:
+                self._rewards.note_growth(trajectory)
         if is_new or reward is not None:
             self._changed(trajectory)
         if is_new and self.limits.require_reward:  # the others of its group may wait for something else from now on
@@ -160,8 +173,13 @@ class GroupOperations(StateBase):
         group.nbytes += step.nbytes
         self._channels[group.channel].add_step(trajectory, step)
         self._journal.add_step(trajectory, step, placement)
-        trajectory.reward_lease = None  # a reward worker that has it did not see all of it
+        self.sessions.add_step(trajectory, step, self.pool_time)
+        if step.reward is not None:
+            self._note_first_reward(trajectory, step.reward, step)
+        self._rewards.note_growth(trajectory)
         self.change_log.record(trajectory)
+        if self._rewards.by_step and not trajectory.completed:
+            self._update_rewards(trajectory)
         if trajectory.completed:
             counters.in_grace += 1
             self._update_rewards(trajectory)

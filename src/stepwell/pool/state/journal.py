@@ -1,9 +1,13 @@
 """What PoolState writes down with every change, so that another process can continue after a kill."""
 
+from collections.abc import Sequence
+
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement
+from stepwell.pool.api.policy import PolicyDecision
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
+from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement
 
 
@@ -29,8 +33,18 @@ class StateJournal:
         """It is trained and no longer needed: it may move to the archive. After that it is dissolved."""
         group.dissolve()
 
-    def add_closed(self, trajectory_uid: str, revision: int) -> None:
-        """The trajectory is gone. Called again with a higher revision for each later reward."""
+    def add_closed(self, trajectory_uid: str, revision: int, subject: str = "") -> None:
+        """The trajectory is gone. Called again with a higher revision for each later reward. `subject` is the digest of
+        its subject, if it has one."""
+
+    def save_tombstone(self, tombstone: Tombstone) -> None:
+        """A subject is to be forgotten, or more of its data is removed."""
+
+    def add_forgotten_names(self, digests: Sequence[str]) -> None:
+        """Of trajectories and sessions of forgotten subjects."""
+
+    def remove_closed(self, subject: str, trajectory_uids: Sequence[str]) -> None:
+        """Closed trajectories of a subject, by its digest and by their uids."""
 
     def save_lease(self, lease: Lease) -> None: ...
 
@@ -39,6 +53,15 @@ class StateJournal:
 
     def add_ended(self, lease_uid: str, how: Settlement) -> None:
         """How a lease ended, or a decision over the leases of a batch."""
+
+    def add_lineage(self, lease: Lease, at: float) -> None:
+        """The lease is acknowledged. Its groups still have their steps."""
+
+    def add_version(self, version: int, at: float) -> None:
+        """The pool serves this version of the policy from now on."""
+
+    def save_decisions(self, decisions: Sequence[PolicyDecision]) -> None:
+        """All that are kept, about versions of the policy."""
 
     def add_audit(self, entry: AuditEntry) -> None:
         """A person's decision. Entries are kept forever."""

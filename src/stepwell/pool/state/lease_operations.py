@@ -30,6 +30,10 @@ class LeaseOperations(GroupOperations):
         self._journal.save_lease(lease)
         self._add_lease(lease)
 
+    def count_deferred(self, count: int) -> None:
+        """A batch left so many older items in the queue, because of their users."""
+        self._counters.deferred += count
+
     def extend_lease(self, lease: Lease, expires_at: float) -> None:
         self._expiry.discard((lease.expires_at, lease.uid))
         lease.expires_at = expires_at
@@ -64,6 +68,7 @@ class LeaseOperations(GroupOperations):
 
     def mark_trained(self, lease: Lease) -> None:
         """Acknowledged: groups become history, steps are shipped."""
+        self._journal.add_lineage(lease, self.now)
         self._end_lease(lease, Settlement.DONE)
         index = self._channels[lease.channel]
         for group in lease.groups:

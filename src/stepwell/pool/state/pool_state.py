@@ -13,18 +13,19 @@ from typing import Any
 
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement, Unit, decision_of
+from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel
-from stepwell.pool.state.counters import Counters, load_ledger
-from stepwell.pool.state.lease_operations import LeaseOperations
+from stepwell.pool.state.counters import Counters, load_ledger, load_serving
+from stepwell.pool.state.forget_operations import ForgetOperations
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.reward_operations import RewardOperations
 
 
-class PoolState(LeaseOperations, RewardOperations):
+class PoolState(ForgetOperations, RewardOperations):
     """All operations. Records, reading and the helpers that they end in are in StateBase."""
 
     # -- the pool ------------------------------------------------------------------------------------------------------
@@ -36,13 +37,24 @@ class PoolState(LeaseOperations, RewardOperations):
         self.series.tick(now)
         self._rewards.release(pool_time)
 
-    def set_policy_version(self, version: int) -> None:
-        self.serving = replace(self.serving, policy_version=version, revision=self.serving.revision + 1)
+    def set_policy_version(self, version: int, withdrawn: tuple[int, ...] | None = None) -> None:
+        """`withdrawn`: versions that no session gets any more; None leaves them as they are."""
+        gone = self.serving.withdrawn if withdrawn is None else withdrawn
+        gone = tuple(other for other in gone if other != version)
+        self._serve(replace(self.serving, policy_version=version, withdrawn=gone))
+
+    def decide_policy(self, decision: PolicyDecision, canary: Canary | None, policy_version: int | None) -> None:
+        """Keep a decision and do what it says."""
+        serving = self.serving
+        version = serving.policy_version if policy_version is None else policy_version
+        withdrawn = serving.withdrawn_after(decision.action, decision.version)
+        self._serve(replace(serving, policy_version=version, canary=canary, withdrawn=withdrawn))
+        self.decisions.append(decision)
+        self._counters.decided[decision.action] += 1
+        self._journal.save_decisions(self.decisions)
 
     def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> None:
-        engines = self.serving.changed(add, remove)
-        if engines != self.serving.engines:
-            self.serving = replace(self.serving, engines=engines, revision=self.serving.revision + 1)
+        self._serve(replace(self.serving, engines=self.serving.changed(add, remove)))
 
     def set_living_gateways(self, gateways: tuple[str, ...]) -> None:
         self.gateways = gateways
@@ -91,8 +103,8 @@ class PoolState(LeaseOperations, RewardOperations):
     # -- recovery ------------------------------------------------------------------------------------------------------
 
     def recall(self, snapshot: Mapping[str, Any]) -> None:
-        engines = snapshot.get("engines")
-        self.serving = Serving(snapshot["policy_version"], None if engines is None else tuple(engines))
+        self.serving = load_serving(snapshot)
+        self.version_rewards.recall(snapshot.get("version_rewards", {}))
         self.gateways = tuple(snapshot.get("gateways", ()))
         self.layouts = tuple(Layout(*layout) for layout in snapshot.get("layouts", ())) or self.layouts
         self._counters = Counters(**snapshot["counters"])
@@ -101,14 +113,19 @@ class PoolState(LeaseOperations, RewardOperations):
         for name, ledger in snapshot["ledgers"].items():
             self._index(name).ledger = load_ledger(ledger)
 
+    def restart_sessions(self, pool_time: float) -> None:
+        """After a restart, no session has been idle yet."""
+        self.sessions.called = dict.fromkeys(self.sessions.called, pool_time)
+
     def load(
         self,
         groups: Sequence[Group],
         leases: Mapping[str, Lease],
         *,
-        closed: Iterable[tuple[str, int]],
+        closed: Iterable[tuple[str, int, str]],
         ended: Iterable[tuple[str, Settlement]],
         audit: Iterable[AuditEntry],
+        decisions: Iterable[PolicyDecision] = (),
         damaged: bool,
     ) -> None:
         """Take over the records of a journal. The state is empty before.
@@ -117,9 +134,13 @@ class PoolState(LeaseOperations, RewardOperations):
         """
         if damaged:
             self._counters.continue_after(groups)
-        self.closed.update(closed)
+        for uid, revision, subject in closed:
+            self.closed[uid] = revision
+            if subject:
+                self.closed_subjects[uid] = subject
         self.ended_leases.update(ended)
         self.audit_trail.extend(audit)
+        self.decisions.extend(decisions)
         for group in groups:
             self._load_group(group, leases)
         for lease in leases.values():
@@ -133,6 +154,12 @@ class PoolState(LeaseOperations, RewardOperations):
                 found = chain(index.groups.values(), *leased)
                 index.ledger.repair(count_steps(step for group in found for step in group.held_steps()))
 
+    def _serve(self, serving: Serving) -> None:
+        if serving.policy_version != self.serving.policy_version:
+            self._journal.add_version(serving.policy_version, self.now)
+        if serving != self.serving:
+            self.serving = replace(serving, revision=serving.revision + 1)
+
     def _load_group(self, group: Group, leases: Mapping[str, Lease]) -> None:
         index = self._index(group.channel)
         group.nbytes = sum(trajectory.nbytes for trajectory in group.trajectories.values())
@@ -143,6 +170,7 @@ class PoolState(LeaseOperations, RewardOperations):
             return
         for trajectory in group.trajectories.values():
             self.trajectories[trajectory.uid] = trajectory
+            self.sessions.add(trajectory, self.pool_time)
             for step in trajectory.steps.values():
                 if step.lease is not None and step.lease in leases:
                     leases[step.lease].steps.append((trajectory, step))

@@ -5,15 +5,15 @@ An exact batch is filled from the oldest few groups of each bucket, however long
 
 from collections.abc import Iterator
 
-from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.ready_queue import ReadyQueue
 from stepwell.pool.state.records import Group
 
 
-class SizeBucket(PrioritySet[tuple[int, int]]):
+class SizeBucket(ReadyQueue[tuple[int, int]]):
     """Keys of the ready groups of one source and size."""
 
-    def __init__(self, source: str, size: int) -> None:
-        super().__init__()
+    def __init__(self, source: str, size: int, *, by_user: bool = False) -> None:
+        super().__init__(by_user=by_user)
         self.source = source
         self.size = size
 
@@ -21,7 +21,8 @@ class SizeBucket(PrioritySet[tuple[int, int]]):
 class ReadyBySize:
     """An empty bucket is deleted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_user: bool = False) -> None:
+        self._by_user = by_user
         self._buckets: dict[tuple[str, int], SizeBucket] = {}
         self._bucket_of: dict[int, SizeBucket] = {}
         """By the group's seq. The group's size may have changed since it was added."""
@@ -30,7 +31,7 @@ class ReadyBySize:
         """The buckets of this moment. Groups may be added or removed during the iteration."""
         return iter(list(self._buckets.values()))
 
-    def add(self, group: Group) -> None:
+    def add(self, group: Group, user: str = "") -> None:
         bucket = self._bucket_of.get(group.seq)
         if bucket is not None:
             if bucket.size == group.size:
@@ -39,8 +40,8 @@ class ReadyBySize:
         label = (group.source, group.size)
         bucket = self._buckets.get(label)
         if bucket is None:
-            bucket = self._buckets[label] = SizeBucket(*label)
-        bucket.add(group.key)
+            bucket = self._buckets[label] = SizeBucket(*label, by_user=self._by_user)
+        bucket.add(group.key, user)
         self._bucket_of[group.seq] = bucket
 
     def remove(self, group: Group) -> None:

@@ -1,19 +1,22 @@
 """Trajectories, the groups they form, and the leases under which consumers have them. Only PoolState changes them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from stepwell.pool.api.curation import BY_A_PERSON
+from stepwell.pool.api.sessions import user_of
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import PrefixTree
-from stepwell.steps.step import INDEX_BY_POOL, JsonObject
+from stepwell.steps.step import INDEX_BY_POOL, Json, JsonObject
 from stepwell.steps.step_filter import StepFilter
 
 SLACK = 1.0
 """Seconds that a message may be on its way, or by which the clocks of two machines may differ."""
+EXPLANATION, STEP_DETAILS = "reward", "step_details"
+"""In a trajectory's metadata: what explains its reward, and in it the evidence of its steps' rewards by identity."""
 STEP_ORDER = attrgetter("step_index", "started_at", "number")
 
 
@@ -45,6 +48,10 @@ class Trajectory:
     """Why it is not offered to reward workers though it lacks a reward: a reward lease, `resting` or `given up`."""
     failures: int = 0
     """Number of failed attempts to score it."""
+    judged: tuple[int, bool] = (0, False)
+    """Its extent when reward workers that judge by step last judged it."""
+    awaits_steps: bool = False
+    """Do reward workers that judge by step still owe a judgement of it?"""
     gateways: frozenset[str] | None = None
     """The gateways that may hold steps of it. None if it may be any, as after a restart."""
     rejected: str | None = None
@@ -57,6 +64,11 @@ class Trajectory:
     def key(self) -> tuple[int, int, int, str]:
         """Its place in queues: the group's age first."""
         return self.group.age, self.group.seq, self.number, self.uid
+
+    @property
+    def user(self) -> str:
+        """The user whose session it is; empty if there is none."""
+        return user_of(self.metadata)
 
     @property
     def is_at_home(self) -> bool:
@@ -115,6 +127,26 @@ class Trajectory:
         """Did a person give its reward? Then only a person may change it."""
         return self.reward_source.startswith(BY_A_PERSON)
 
+    @property
+    def step_details(self) -> Mapping[str, Mapping[str, str]]:
+        """By the steps' identities: the evidence of their rewards, or why they got none."""
+        match self.metadata.get(EXPLANATION):
+            case {"step_details": dict(details)}:
+                return cast("dict[str, dict[str, str]]", {n: d for n, d in details.items() if isinstance(d, dict)})
+        return {}
+
+    def explain_step(self, step: StoredStep, details: Mapping[str, str] | None) -> bool:
+        """Keep the step's details in place of earlier ones; None removes those. Returns whether anything changed."""
+        known = self.step_details
+        if not details and step.identity not in known:
+            return False
+        others: dict[str, Json] = {name: dict(found) for name, found in known.items() if name != step.identity}
+        whole = self.metadata.get(EXPLANATION)
+        explanation: dict[str, Json] = dict(whole) if isinstance(whole, dict) else {}
+        explanation[STEP_DETAILS] = {**others, step.identity: dict(details)} if details else others
+        self.metadata = {**self.metadata, EXPLANATION: explanation}
+        return True
+
     def total_return(self) -> float | None:
         """Its outcome reward and the rewards of all its sound steps; None if there is no reward."""
         rewards = [step.reward for step in self.steps.values() if step.reward is not None and step.quarantine is None]
@@ -122,9 +154,35 @@ class Trajectory:
             return self.reward
         return math.fsum(rewards if self.reward is None else (*rewards, self.reward))
 
+    @property
+    def extent(self) -> tuple[int, bool]:
+        """The number of its steps, and whether it is complete: what a worker that judges by step can know of it."""
+        return len(self.steps), self.completed
+
+    def has_its_rewards(self) -> bool:
+        return self.is_scored() and not self.awaits_steps
+
+    def has_steps_due(self) -> bool:
+        """Has it grown since it was judged by step, and may a step of it now get a reward? The last step of an open one
+        cannot: nothing is known yet of what comes after it."""
+        if self.extent == self.judged or self.is_relabelled or (len(self.steps) < 2 and not self.completed):
+            return False
+        return any(self.unsettled_steps())
+
+    def unsettled_steps(self) -> Iterator[StoredStep]:
+        """The held steps with neither a reward nor a reason why they get none."""
+        known = self.step_details
+        steps = self.steps.values()
+        return (step for step in steps if step.is_held() and step.reward is None and step.identity not in known)
+
     def lacks_reward(self) -> bool:
         """Is it complete and unscored, with at least one step to score?"""
         return self.completed and not self.is_scored() and any(step.is_held() for step in self.steps.values())
+
+    def last_answer(self) -> StoredStep | None:
+        """Its last sound step, if possible one that is trained: a harness's side call is no answer to the user."""
+        sound = [step for _, step in self.in_order() if step.quarantine is None]
+        return next((step for step in reversed(sound) if step.untrainable is None), sound[-1] if sound else None)
 
     def in_order(self) -> list[tuple[int, StoredStep]]:
         """All steps with their step_index. Steps that are not shipped count too."""
@@ -165,6 +223,11 @@ class Group:
         return self.age, self.seq
 
     @property
+    def user(self) -> str:
+        """That of its first trajectory. Sessions are groups of one."""
+        return next((trajectory.user for trajectory in self.trajectories.values()), "")
+
+    @property
     def completed(self) -> int:
         return sum([trajectory.completed for trajectory in self.trajectories.values()])
 
@@ -184,7 +247,7 @@ class Group:
         if len(self.trajectories) < self.size:
             return False
         for trajectory in self.trajectories.values():
-            if not trajectory.completed or (require_reward and not trajectory.is_scored()):
+            if not trajectory.completed or (require_reward and not trajectory.has_its_rewards()):
                 return False
         return True
 

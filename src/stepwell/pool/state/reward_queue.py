@@ -1,6 +1,8 @@
-"""Which complete trajectories lack a reward, and which reward worker has which of them.
+"""Which trajectories lack a reward, and which reward worker has which of them.
 
-The queue is not journaled: after a restart every unscored trajectory is offered again.
+- Workers that judge whole trajectories are offered complete ones without a reward. Workers that judge by step are
+  offered every trajectory that has grown since it was judged, open ones from their second step on.
+- The queue is not journaled: after a restart every unscored trajectory is offered again.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,12 +20,15 @@ class RewardLease:
     """Trajectories that a worker has and has not judged yet."""
 
     expires_at: float
-    uids: dict[str, None]
-    """In order. Some may have changed or gone since: only those count whose `reward_lease` names this lease."""
+    uids: dict[str, tuple[int, bool]]
+    """In order, each with its extent at that time. Some may have changed or gone since: only those count whose
+    `reward_lease` names this lease."""
 
 
 class RewardQueue:
     def __init__(self, held: Mapping[str, Trajectory]) -> None:
+        self.by_step = False
+        """Do the workers judge by step? The last one that asked for work tells."""
         self._held = held
         self._waiting: PrioritySet[tuple[int, int, int, str]] = PrioritySet()
         self._keys: dict[str, tuple[int, int, int, str]] = {}
@@ -70,7 +75,9 @@ class RewardQueue:
     def update(self, trajectory: Trajectory) -> None:
         """Offer the trajectory if it lacks a reward, withdraw it otherwise."""
         uid, is_free = trajectory.uid, trajectory.reward_lease is None and trajectory.is_at_home
-        is_offered = is_free and trajectory.lacks_reward()
+        is_due = trajectory.has_steps_due() if self.by_step else trajectory.lacks_reward()
+        trajectory.awaits_steps = self.by_step and is_due and trajectory.reward_lease != GIVEN_UP
+        is_offered = is_free and is_due
         if is_offered and self._keys.get(uid) != trajectory.key:
             self.withdraw(uid)
             self._keys[uid] = trajectory.key
@@ -78,22 +85,30 @@ class RewardQueue:
         elif not is_offered:
             self.withdraw(uid)
 
+    def note_growth(self, trajectory: Trajectory) -> None:
+        """It has got a step, the reward of a step, or its end. A judgement of the whole that is under way did not see
+        all of it; one by step still counts, for the steps that it saw."""
+        if not self.by_step or trajectory.reward_lease in (RESTING, GIVEN_UP):
+            trajectory.reward_lease = None
+
     def withdraw(self, trajectory_uid: str) -> None:
         key = self._keys.pop(trajectory_uid, None)
         if key is not None:
             self._waiting.discard(key)
 
     def lease_out(self, lease_uid: str, expires_at: float, trajectories: Sequence[Trajectory]) -> None:
-        self._leases[lease_uid] = RewardLease(expires_at, dict.fromkeys(found.uid for found in trajectories))
+        self._leases[lease_uid] = RewardLease(expires_at, {found.uid: found.extent for found in trajectories})
         self._expiry.add((expires_at, lease_uid))
         for trajectory in trajectories:
             self._set(trajectory, lease_uid)
 
-    def settle(self, trajectory: Trajectory) -> None:
-        """A worker has judged it. The lease ends with its last trajectory."""
+    def settle(self, trajectory: Trajectory, *, failed: bool = False) -> None:
+        """A worker has judged it, or failed to. The lease ends with its last trajectory."""
         lease_uid = trajectory.reward_lease or ""
         lease = self._leases[lease_uid]
-        del lease.uids[trajectory.uid]
+        extent = lease.uids.pop(trajectory.uid)
+        if not failed:
+            trajectory.judged = extent
         if not lease.uids:
             self._end(lease_uid)
         self._set(trajectory, None)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepwell.pool.api.series import COARSE, EMPTY, FINE, Bucket, Interval, SeriesChunk, merge_consecutive
+from stepwell.pool.api.staleness import versions_behind
 from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.ledger import Ledger
@@ -33,9 +34,10 @@ class Accumulator:
 
     def add(self, trained: TrajectorySnapshot, version: int) -> None:
         """A trajectory that was handed out when the policy had that version."""
-        oldest, reward = trained.oldest_version, trained.reward
-        if oldest is not None:
-            self.staleness[version - oldest] = self.staleness.get(version - oldest, 0) + 1
+        reward = trained.reward
+        if trained.oldest_version is not None:
+            behind = versions_behind(trained.oldest_version, version)
+            self.staleness[behind] = self.staleness.get(behind, 0) + 1
         if reward is None:
             return
         if self.count < SAMPLES:

@@ -11,13 +11,13 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from stepwell.pool.state.records import Group, Trajectory
+from stepwell.pool.state.records import EXPLANATION, STEP_DETAILS, Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.columns import NO_BASE, Bases, Columns, join, join_masks, pack_values
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.left_out import NO_STEP, NOTHING_LEFT_OUT, LeftOutSteps
 from stepwell.steps.schema import CARRIED
-from stepwell.steps.step import OF_STEP, OF_TRAJECTORY, BoolArray, FloatArray, JsonObject
+from stepwell.steps.step import OF_STEP, OF_TRAJECTORY, BoolArray, FloatArray, Json, JsonObject
 
 IsShipped: TypeAlias = Callable[[StoredStep], bool]
 TokenMask: TypeAlias = Callable[[StoredStep], BoolArray | None]
@@ -56,11 +56,30 @@ def trajectory_rows(trajectory: Trajectory, is_shipped: IsShipped) -> list[Shipp
 
 def left_out_of(groups: Sequence[Group], rows_by_group: Sequence[Sequence[ShippedRow]]) -> LeftOutSteps:
     """What is in none of the groups' rows."""
-    entries = [
-        (place, *left_out)
-        for place, (group, rows) in enumerate(zip(groups, rows_by_group, strict=True))
-        for left_out in _not_shipped(group.trajectories.values(), rows)
-    ]
+    return _left_out(
+        [
+            (place, *left_out)
+            for place, (group, rows) in enumerate(zip(groups, rows_by_group, strict=True))
+            for left_out in _not_shipped(group.trajectories.values(), rows)
+        ]
+    )
+
+
+def later_rewards(rows: Sequence[ShippedRow]) -> LeftOutSteps:
+    """Of single steps, each a group of its own: the later steps of its trajectory that have a reward already."""
+    return _left_out(
+        [
+            (place, row.trajectory, index, step)
+            for place, row in enumerate(rows)
+            if len(row.trajectory.steps) > 1
+            for index, step in row.trajectory.in_order()
+            if index > row.step_index and step.reward is not None and step.quarantine is None
+        ]
+    )
+
+
+def _left_out(entries: Sequence[tuple[int, Trajectory, int, StoredStep | None]]) -> LeftOutSteps:
+    """An entry is the number of a group, and a step of it with its trajectory and index."""
     if not entries:
         return NOTHING_LEFT_OUT
     return LeftOutSteps(
@@ -128,7 +147,10 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
         trajectory_uids=[row.trajectory.uid for row in rows],
         prompt_uids=[row.trajectory.group.prompt_uid for row in rows],
         uids=[step.uid for step in steps],
-        metadata=[_metadata(row) if row.step.metadata else row.trajectory.metadata for row in rows],
+        metadata=[
+            _metadata(row) if row.step.metadata or EXPLANATION in row.trajectory.metadata else row.trajectory.metadata
+            for row in rows
+        ],
         version_spans=[step.version_spans for step in steps],
         exactness=[step.exactness for step in steps],
         quarantine=[step.quarantine for step in steps],
@@ -183,7 +205,16 @@ def _returns(rows: Sequence[ShippedRow]) -> list[float | None]:
 
 def _metadata(row: ShippedRow) -> JsonObject:
     common, own = row.trajectory.metadata, row.step.metadata
+    explanation = common.get(EXPLANATION)
+    if isinstance(explanation, dict) and STEP_DETAILS in explanation:
+        return {**common, EXPLANATION: _explanation_of(row, explanation), **own}
     return {**common, **own} if common else own
+
+
+def _explanation_of(row: ShippedRow, explanation: JsonObject) -> dict[str, Json]:
+    """What explains the trajectory's reward, and the step's own details; not those of the other steps."""
+    shared = {name: value for name, value in explanation.items() if name != STEP_DETAILS}
+    return {**shared, **row.trajectory.step_details.get(row.step.identity, {})}
 
 
 def _logprobs(step: StoredStep) -> FloatArray:

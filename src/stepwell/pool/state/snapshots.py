@@ -4,6 +4,7 @@ from typing import Literal
 
 from stepwell.pool.api.curation import MARKS
 from stepwell.pool.api.leasing import Unit
+from stepwell.pool.api.producing import ENDED_BY
 from stepwell.pool.api.watching import REWARD, ROLLOUTS, TrajectorySnapshot, TrajectoryState
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.records import Trajectory
@@ -27,7 +28,7 @@ def snapshot_of(trajectory: Trajectory, state: TrajectoryState, cause: str = "",
         responses += step.response_length
         first = last = step.policy_version
         if step.version_spans:
-            first, last = step.oldest_version, max(span.version for span in step.version_spans)
+            first, last = step.oldest_version, step.newest_version
         if oldest is None or first < oldest:
             oldest = first
         if newest is None or last > newest:
@@ -69,6 +70,12 @@ def snapshot_of(trajectory: Trajectory, state: TrajectoryState, cause: str = "",
     )
 
 
+def note_of(trajectory: Trajectory) -> str:
+    """Who rejected it and why, or how it ended, if a person or its failure did that."""
+    ended_by = trajectory.metadata.get(ENDED_BY)
+    return trajectory.rejected or (f"ended by {ended_by}" if ended_by else "")
+
+
 def is_sound(step: StoredStep) -> bool:
     return step.quarantine is None
 
@@ -88,7 +95,7 @@ def standing_of(trajectory: Trajectory, channel: Channel, *, require_reward: boo
         return TrajectoryState.OPEN, ""
     if channel.is_ready(group):
         return TrajectoryState.READY, ""
-    if require_reward and not trajectory.is_scored():
+    if require_reward and not trajectory.has_its_rewards():
         return TrajectoryState.WAITING, REWARD
     if channel.unit in (Unit.TRAJECTORIES, Unit.STEPS):
         return TrajectoryState.READY, ""

@@ -11,9 +11,10 @@ from stepwell.errors import BadRequest
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.policy import DECISIONS_KEPT, PolicyDecision, VersionReward
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.shard_layout import FIRST_REVISION, Layout
-from stepwell.pool.api.stats import PoolStats, ScoringStats
+from stepwell.pool.api.stats import PoolStats, ScoringStats, SessionStats
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.state.change_log import ChangeLog
 from stepwell.pool.state.channel_index import Channel, ChannelIndex
@@ -24,7 +25,11 @@ from stepwell.pool.state.priority_set import PrioritySet
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.reward_queue import RewardQueue
 from stepwell.pool.state.series import SeriesRecorder
+from stepwell.pool.state.session_index import SessionIndex
+from stepwell.pool.state.snapshots import note_of
 from stepwell.pool.state.stored_step import StoredStep
+from stepwell.pool.state.tombstones import Tombstones
+from stepwell.pool.state.version_rewards import VersionRewardLog
 from stepwell.steps.step import Step
 from stepwell.steps.step_filter import NO_SOUND_STEP, StepFilter
 
@@ -55,9 +60,15 @@ class StateBase:
         """Trained, and kept for batches that mix new and old."""
         self.closed: OrderedDict[str, int] = OrderedDict()
         """The last trajectories that are gone, each with the number of the last reward given to it."""
+        self.closed_subjects: dict[str, str] = {}
+        """Of those that had a subject: its digest."""
+        self.tombstones = Tombstones()
         self.leases: dict[str, Lease] = {}
         self.ended_leases: OrderedDict[str, Settlement] = OrderedDict()
         self.quarantine: deque[Step] = deque(maxlen=limits.quarantine_kept)
+        self.decisions: deque[PolicyDecision] = deque(maxlen=DECISIONS_KEPT)
+        """About versions of the policy, the oldest first. A pool's first shard has them."""
+        self.version_rewards = VersionRewardLog()
         self.audit_trail: deque[AuditEntry] = deque(maxlen=AUDIT_KEPT)
         """Oldest first."""
         self._journal = journal
@@ -67,6 +78,7 @@ class StateBase:
         self._rewards = RewardQueue(self.trajectories)
         self.change_log = ChangeLog(self.trajectories, limits.gone_kept)
         self.series = SeriesRecorder(self._channels)
+        self.sessions = SessionIndex(limits.closed_kept)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -129,8 +141,12 @@ class StateBase:
             quarantined=counters.quarantined.copy(),
             in_grace=counters.in_grace,
             uniform_groups=counters.uniform_groups,
+            decided=counters.decided.copy(),
             leases=len(self.leases),
             forks=counters.forks,
+            sessions=SessionStats(
+                open=len(self.sessions.called), ended_idle=counters.idle_ends, deferred=counters.deferred
+            ),
             scoring=ScoringStats(
                 waiting=len(self._rewards),
                 under_way=self._rewards.leased(),
@@ -138,6 +154,7 @@ class StateBase:
                 scored=counters.scored,
                 failed=counters.failed_judgements.copy(),
                 late=counters.late_judgements,
+                abstained_steps=counters.abstained_steps,
             ),
         )
 
@@ -145,7 +162,8 @@ class StateBase:
         """The numbers, in plain values; `recall` takes them back."""
         layouts = [(layout.revision, layout.shards) for layout in self.layouts]
         numbers = dump_numbers(self.serving, self._counters, self._channels)
-        return {"gateways": self.gateways, "layouts": layouts, **numbers}
+        rewards = dict(self.version_rewards.counts)
+        return {"gateways": self.gateways, "layouts": layouts, "version_rewards": rewards, **numbers}
 
     # -- how operations end --------------------------------------------------------------------------------------------
 
@@ -177,6 +195,14 @@ class StateBase:
         if self.limits.require_reward:
             self._regrouped(group)
 
+    def _note_first_reward(self, trajectory: Trajectory, value: float, step: StoredStep | None = None) -> None:
+        """Of a step, or of the trajectory: then it counts for the version that said its last step, if there is one."""
+        if step is None:
+            step = next((step for _, step in reversed(trajectory.in_order()) if step.quarantine is None), None)
+        if step is not None:
+            reward = VersionReward(step.newest_version, value, trajectory.uid)
+            self.version_rewards.add(trajectory.group.channel, reward)
+
     def _update_rewards(self, trajectory: Trajectory) -> None:
         if self.limits.require_reward:
             self._rewards.update(trajectory)
@@ -205,6 +231,7 @@ class StateBase:
         index = self._channels[group.channel]
         index.trajectories += 1
         index.completed += trajectory.completed
+        self.sessions.add(trajectory, self.pool_time)
         self._regrouped(group)
         self._changed(trajectory)
 
@@ -225,11 +252,15 @@ class StateBase:
         """It is gone. Only its last snapshot is left."""
         uid = trajectory.uid
         self.trajectories.pop(uid, None)
+        self.sessions.end(uid)
         snapshot = self.change_log.end(trajectory, state, cause, note)
         self.closed[uid] = snapshot.revision
-        self._journal.add_closed(uid, snapshot.revision)
+        subject = self.tombstones.subject_digest(trajectory.metadata)
+        if subject:
+            self.closed_subjects[uid] = subject
+        self._journal.add_closed(uid, snapshot.revision, subject)
         if len(self.closed) > self.limits.closed_kept:
-            self.closed.popitem(last=False)
+            self.closed_subjects.pop(self.closed.popitem(last=False)[0], None)
         return snapshot
 
     def _close_if_spent(self, group: Group) -> None:
@@ -271,7 +302,7 @@ class StateBase:
         index = self._channels[group.channel]
         accumulator = self.series.trained(index.name)
         for trajectory in group.trajectories.values():
-            snapshot = self._close(trajectory, TrajectoryState.TRAINED, note=trajectory.rejected or "")
+            snapshot = self._close(trajectory, TrajectoryState.TRAINED, note=note_of(trajectory))
             refusal = _count_shipped(index.ledger, trajectory, snapshot, step_filter)
             if refusal:
                 self.change_log.end(trajectory, TrajectoryState.TRAINED, refusal)

@@ -54,6 +54,10 @@ class StoredStep:
     def oldest_version(self) -> int:
         return min((span.version for span in self.version_spans), default=self.policy_version)
 
+    @property
+    def newest_version(self) -> int:
+        return max((span.version for span in self.version_spans), default=self.policy_version)
+
     def is_held(self) -> bool:
         """Neither quarantined nor shipped."""
         return self.quarantine is None and not self.shipped

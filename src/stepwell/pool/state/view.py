@@ -10,7 +10,7 @@ from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.pool.state.change_log import ChangeLogPage
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.shipment import ship, trajectory_rows
-from stepwell.pool.state.snapshots import is_sound, snapshot_of, standing_of
+from stepwell.pool.state.snapshots import is_sound, note_of, snapshot_of, standing_of
 from stepwell.pool.state.state_base import StateBase
 from stepwell.steps.columns import Columns, pack, stack, unpack
 
@@ -54,4 +54,4 @@ class PoolView:
     def _snapshot(self, trajectory: Trajectory) -> TrajectorySnapshot:
         channel = self._state.channel_of(trajectory.group)
         state, cause = standing_of(trajectory, channel, require_reward=self._state.limits.require_reward)
-        return snapshot_of(trajectory, state, cause, note=trajectory.rejected or "")
+        return snapshot_of(trajectory, state, cause, note=note_of(trajectory))

@@ -44,6 +44,7 @@ def weighted_sum(load: Loader, /, *, of: Mapping[str, Part]) -> Call:
             parts=_parts_by_name(names, scores),
             step_rewards=_summed_by_step(weighted),
             notes="\n".join(f"{name}: {score.notes}" for name, score in zip(names, scores, strict=True) if score.notes),
+            steps_only=all(score.steps_only for score in scores),
         )
 
     functions = [load(part.function or name, dict(part.options)) for name, part in of.items()]

@@ -29,7 +29,10 @@ def json_schema(
             value = orjson.loads(last_block(answer) or answer)
         except orjson.JSONDecodeError as failure:
             return Score(0.0, notes=f"no JSON: {failure}")
-        error = next(validator.iter_errors(value), None)
+        try:
+            error = next(validator.iter_errors(value), None)
+        except RecursionError:
+            return Score(0.0, notes="nested too deeply")
         return Score(1.0) if error is None else Score(0.0, notes=f"{error.json_path}: {error.message}"[:500])
 
     return score

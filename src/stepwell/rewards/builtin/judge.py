@@ -97,21 +97,40 @@ def judge(
     return score
 
 
-class JudgePanel:
-    """The judge's server. Whether it supports response_format is learnt from the first request."""
+class JudgeServer:
+    """Asked for answers of a fixed format. Whether it supports response_format is learnt from the first request."""
 
+    def __init__(self, endpoint: Endpoint, options: JsonObject, response_format: JsonObject) -> None:
+        self._endpoint = endpoint
+        self._options = options
+        self._format = dict(response_format)
+        self._knows_formats = True
+
+    async def ask(self, session: aiohttp.ClientSession, messages: list[Json]) -> JsonObject:
+        """A chat completion."""
+        body = {**self._options, "messages": messages}
+        if self._knows_formats:
+            try:
+                return await self._endpoint.post(session, PATH, {**body, "response_format": self._format})
+            except Refused:
+                plain = await self._endpoint.post(session, PATH, body)
+                self._knows_formats = False
+                return plain
+        return await self._endpoint.post(session, PATH, body)
+
+
+class JudgePanel:
     def __init__(self, endpoint: Endpoint, options: JsonObject, scale: Scale) -> None:
         self.scale = scale
         self._endpoint = endpoint
-        self._options = options
-        self._knows_formats = True
+        self._server = JudgeServer(endpoint, options, vote_format(scale))
 
     async def vote(self, messages: list[Json], count: int) -> list[Vote]:
         async with self._endpoint.session() as session:
 
             async def one_vote() -> Vote | RewardFailed:
                 try:
-                    return read_vote(await self._ask(session, messages), self.scale)
+                    return read_vote(await self._server.ask(session, messages), self.scale)
                 except RewardFailed as failure:
                     return failure
 
@@ -121,17 +140,6 @@ class JudgePanel:
             why = next(result for result in results if isinstance(result, RewardFailed))
             raise RewardFailed(f"the judge gave {len(votes)} of {count} votes; one of the others failed: {why}")
         return votes
-
-    async def _ask(self, session: aiohttp.ClientSession, messages: list[Json]) -> JsonObject:
-        body = {**self._options, "messages": messages}
-        if self._knows_formats:
-            try:
-                return await self._endpoint.post(session, PATH, {**body, "response_format": vote_format(self.scale)})
-            except Refused:
-                plain = await self._endpoint.post(session, PATH, body)
-                self._knows_formats = False
-                return plain
-        return await self._endpoint.post(session, PATH, body)
 
 
 def vote_format(scale: Scale) -> dict[str, Json]:

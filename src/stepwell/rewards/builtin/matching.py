@@ -12,7 +12,8 @@ from stepwell.rewards.builtin.answers import ANSWER, answer_of, compiled, expect
 from stepwell.rewards.sample import Sample
 
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)"
+WHOLE = r"(?:\d{1,3}(?:,\d{3}){1,12}(?![\d,])|\d+)"
+"""The number of groups is bounded, so that the search takes time in proportion to the text."""
 NUMBER = re.compile(rf"(?<![\w.])([-+−]?(?:{WHOLE}(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?)(?:\s*/\s*({WHOLE}))?")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 

@@ -7,14 +7,21 @@ from typing import Any
 from stepwell.common.optional import require
 from stepwell.errors import NotReady, RewardFailed
 from stepwell.rewards.builtin.answers import ANSWER, answer_of, compiled, expected_texts
+from stepwell.rewards.builtin.bounded_call import bounded_call
 from stepwell.rewards.sample import Sample
 
+LONGEST_ANSWER = 20_000
+"""Characters; of a longer answer, the end is read."""
+EQUAL = "equal"
 
-def math_equal(*, answer_key: str = ANSWER, extract: str | None = None) -> Callable[[Sample], float]:
+
+def math_equal(
+    *, answer_key: str = ANSWER, extract: str | None = None, seconds: float = 5.0
+) -> Callable[[Sample], float]:
     """1 if the answer's expression equals an expected one. An expression in \\boxed{…} is preferred.
 
-    An unreadable expected answer is an error; an unreadable answer is wrong. There is no time limit here: the runner
-    of the function ends a comparison that takes too long.
+    An unreadable expected answer is an error; an unreadable answer is wrong. So is one whose comparison fails or takes
+    more than so many `seconds` of a CPU.
     """
     engine = require("math_verify", "rewards", purpose="math_equal", error=NotReady)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
@@ -22,12 +29,18 @@ def math_equal(*, answer_key: str = ANSWER, extract: str | None = None) -> Calla
 
     def score(sample: Sample) -> float:
         expected = [_expected(engine, sample, text) for text in expected_texts(sample, answer_key)]
-        answer = _read(engine, answer_of(sample, pattern))
-        return float(
-            any(engine.verify(each, answer, timeout_seconds=None, raise_on_error=True) for each in expected if answer)
-        )
+        text = answer_of(sample, pattern)[-LONGEST_ANSWER:]
+        return float(bounded_call(lambda: _compared(engine, expected, text), cpu_seconds=seconds) == EQUAL)
 
     return score
+
+
+def _compared(engine: Any, expected: list[list[Any]], text: str) -> str:
+    answer = _read(engine, text)
+    if not answer:
+        return ""
+    equal = any(engine.verify(each, answer, timeout_seconds=None, raise_on_error=True) for each in expected)
+    return EQUAL if equal else ""
 
 
 def _expected(engine: Any, sample: Sample, text: str) -> list[Any]:

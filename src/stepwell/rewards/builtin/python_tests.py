@@ -1,85 +1,110 @@
 """Unit tests of generated Python: the share of the tests that pass.
 
-- Code that fails, hangs, crashes or is missing fails its tests, which gives a score. If the tests themselves cannot
-  run, that is an error and no score.
-- Each test runs with the code in its own process (confinement.py says how isolated that is). A class whose objects
-  equal everything passes no test (candidate_main.py). Malicious code shares the process with its test and can cheat:
-  inspect high scores of code that reads its caller's frames.
+- The code runs in one sandbox, each test in another. The code never sees a test or what it expects; the test gets the
+  code's results as plain data, or objects that stay in the code's process (rewards/harness). The verdict is that of the
+  test's process, which runs nothing of the code.
+- Code that fails, hangs, crashes, attacks or is missing fails its tests, which gives a score. If the tests themselves
+  or the sandboxes cannot run, that is an error and no score.
 """
 
-import secrets
+import json
+import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-import orjson
+from dataclasses import dataclass
 
 from stepwell.errors import RewardFailed
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.builtin import candidate_main as candidate
 from stepwell.rewards.builtin.answers import answer_of, expected_of, last_block
-from stepwell.rewards.builtin.confinement import ConfinedRun, run_confined
+from stepwell.rewards.confinement.process import ConfinedProcess
+from stepwell.rewards.confinement.sandbox import Sandbox, SandboxLevel, open_sandbox
 from stepwell.rewards.sample import Sample
 
-MEGABYTE = 2**20
-FILE_BYTES = 16 * MEGABYTE
-PROCESSES = 64
-OPEN_FILES = 64
 SHOWN = 5
 """Failures in the notes."""
+ENDED = "ended before the test did"
+TOO_LATE = "not run: the time for all tests was up"
 
 
 def python_tests(
-    *, tests_key: str = "tests", seconds: float = 4.0, seconds_in_all: float = 20.0, memory_mb: int = 512
+    level: SandboxLevel,
+    *,
+    tests_key: str = "tests",
+    seconds: float = 4.0,
+    seconds_in_all: float = 20.0,
+    memory_mb: int = 512,
+    zero_if_not_run: bool = False,
 ) -> Callable[[Sample], Score]:
     """The code is the answer's last fenced block; the tests are Python source in the metadata, a list or by name.
 
-    A test passes if it raises nothing. `seconds` limits one test; tests that have not begun after `seconds_in_all`
-    fail.
+    A test passes if it raises nothing. `seconds` limits one test; tests that have not begun after `seconds_in_all` of
+    running others fail. With `zero_if_not_run`, a test that the machine could not run has failed, instead of
+    being an error.
     """
+    run = TestRun(open_sandbox(level), seconds=seconds, memory_mb=memory_mb)
 
     def score(sample: Sample) -> Score:
         tests = _tests(sample, tests_key)
         code = last_block(answer_of(sample))
         if code is None:
             return Score(0.0, parts=dict.fromkeys(tests, 0.0), notes="the answer has no fenced block of code")
-        deadline = time.monotonic() + seconds_in_all
-        return _scored({name: _failure(code, test, deadline) for name, test in tests.items()})
+        failures, spent = {}, 0.0
+        for name, test in tests.items():
+            failures[name], took = attempt(code, test) if spent <= seconds_in_all else (TOO_LATE, 0.0)
+            spent += took
+        return _scored(failures)
 
-    def _failure(code: str, test: str, deadline: float) -> str:
-        if time.monotonic() > deadline:
-            return "not run: the time for all tests was up"
-        return why_failed(code, test, seconds=seconds, memory_mb=memory_mb)
+    def attempt(code: str, test: str) -> tuple[str, float]:
+        try:
+            return run.why_failed(code, test)
+        except RewardFailed as failure:
+            if zero_if_not_run:
+                return f"not run: {failure}", 0.0
+            raise
 
     return score
 
 
-def why_failed(code: str, test: str, *, seconds: float, memory_mb: int) -> str:
-    """Empty if the test passed."""
-    passed = secrets.token_hex(16)
-    job = {"code": code, "test": test, "passed": passed, "limits": _limits(seconds, memory_mb)}
-    run = run_confined(Path(candidate.__file__), orjson.dumps(job), seconds=seconds)
-    if not run.output.startswith(candidate.READY):
-        raise RewardFailed(f"a test could not be run (code {run.code}): {run.errors or 'it did not start in time'}")
-    verdict = run.output.removeprefix(candidate.READY)
-    return "" if verdict == passed.encode() else _failure_of(run, verdict)
+@dataclass(frozen=True, slots=True)
+class TestRun:
+    """Runs tests, each with a new process of the code."""
 
+    __test__ = False
 
-def _failure_of(run: ConfinedRun, verdict: bytes) -> str:
-    if verdict.startswith(candidate.FAILED):
-        return verdict.removeprefix(candidate.FAILED).decode(errors="replace")
-    return "timed out" if run.timed_out else f"ended before the test did, with code {run.code}"
+    sandbox: Sandbox
+    seconds: float
+    memory_mb: int
 
+    def why_failed(self, code: str, test: str) -> tuple[str, float]:
+        """Empty if the test passed; and the seconds that it ran. RewardFailed if it could not be run."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs, self._start("candidate_main", theirs) as candidate, self._start("judge_main", ours) as judge:
+            ours.close()
+            theirs.close()
+            candidate.wait_until_ready()
+            judge.wait_until_ready()
+            began = time.monotonic()
+            judge.send(json.dumps({"code": code, "test": test}).encode())
+            output = judge.read_output(began + self.seconds)
+            took = time.monotonic() - began
+            return self._verdict(output, candidate, is_late=took >= self.seconds), took
 
-def _limits(seconds: float, memory_mb: int) -> dict[str, int]:
-    return {
-        "RLIMIT_CPU": int(seconds) + 1,
-        "RLIMIT_AS": memory_mb * MEGABYTE,
-        "RLIMIT_FSIZE": FILE_BYTES,
-        "RLIMIT_NPROC": PROCESSES,
-        "RLIMIT_NOFILE": OPEN_FILES,
-        "RLIMIT_CORE": 0,
-    }
+    def _start(self, program: str, channel: socket.socket) -> ConfinedProcess:
+        return self.sandbox.start(program, seconds=self.seconds, memory_mb=self.memory_mb, channel=channel.fileno())
+
+    def _verdict(self, output: bytes, candidate: ConfinedProcess, *, is_late: bool) -> str:
+        if is_late:
+            return "timed out"
+        try:
+            verdict: dict[str, object] = json.loads(output)
+        except ValueError:
+            return "the process of the test ended"
+        if "broken" in verdict:
+            raise RewardFailed(f"the test cannot be run: {verdict['broken']}")
+        if verdict.get("passed") is True:
+            return ""
+        why = str(verdict.get("failed"))
+        return f"{why}, with {candidate.end_text()}" if why == ENDED else why
 
 
 def _tests(sample: Sample, key: str) -> dict[str, str]:

@@ -13,8 +13,10 @@ from stepwell.rewards.builtin.json_schema import json_schema
 from stepwell.rewards.builtin.judge import judge
 from stepwell.rewards.builtin.matching import exact_match, format_match, normalised_match, number_match, regex_match
 from stepwell.rewards.builtin.mathematics import math_equal
+from stepwell.rewards.builtin.next_state import next_state
 from stepwell.rewards.builtin.python_tests import python_tests
 from stepwell.rewards.builtin.reward_model import reward_model
+from stepwell.rewards.confinement.sandbox import SandboxLevel
 from stepwell.rewards.function import Call, Loader
 from stepwell.steps.step import JsonObject
 
@@ -26,19 +28,26 @@ FACTORIES: tuple[Callable[..., Call], ...] = (
     regex_match,
     format_match,
     json_schema,
-    python_tests,
     judge,
     reward_model,
+    next_state,
 )
 COMPOSING_FACTORIES: tuple[Callable[..., Call], ...] = (length_shaping, weighted_sum, per_step)
 """These also take a Loader, as the first argument."""
+CODE_FACTORIES: tuple[Callable[..., Call], ...] = (python_tests,)
+"""These run generated code, and take the level of their sandbox as the first argument."""
 
 BUILT_IN: dict[str, Callable[..., Call]] = {
     factory.__name__: validate_call(config=ConfigDict(arbitrary_types_allowed=True))(factory)
-    for factory in (*FACTORIES, *COMPOSING_FACTORIES)
+    for factory in (*FACTORIES, *COMPOSING_FACTORIES, *CODE_FACTORIES)
 }
 
 
-def make_built_in(name: str, options: JsonObject, load: Loader) -> Call:
-    needs_loader = any(factory.__name__ == name for factory in COMPOSING_FACTORIES)
-    return BUILT_IN[name](load, **options) if needs_loader else BUILT_IN[name](**options)
+def make_built_in(name: str, options: JsonObject, load: Loader, level: SandboxLevel) -> Call:
+    if _is_among(COMPOSING_FACTORIES, name):
+        return BUILT_IN[name](load, **options)
+    return BUILT_IN[name](level, **options) if _is_among(CODE_FACTORIES, name) else BUILT_IN[name](**options)
+
+
+def _is_among(factories: tuple[Callable[..., Call], ...], name: str) -> bool:
+    return any(factory.__name__ == name for factory in factories)

@@ -97,11 +97,12 @@ def main() -> None:
         _change_folder(job.folder)
         decode = load_decode(job.tokenizer_path)
         limit_memory(job.memory_mb)
-        function = load(job.function, job.options)
+        function = load(job.function, job.options, sandbox=job.sandbox)
     except BadRequest as why:
         channel.sendall(framed(orjson.dumps({"why": with_output(str(why), output.text())})))
         return
-    channel.sendall(framed(orjson.dumps({"name": function.name, "is_async": function.is_async})))
+    facts = {"name": function.name, "is_async": function.is_async, "by_step": function.by_step}
+    channel.sendall(framed(orjson.dumps(facts)))
     caller = FunctionCaller(function, decode, RunningCallSlot(slot_descriptor), output, job.timeout)
     if function.is_async:
         asyncio.run(serve_async(channel, caller))

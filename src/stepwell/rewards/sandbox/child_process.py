@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import aclosing, suppress
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import orjson
 
@@ -36,6 +36,12 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "TOKENIZERS_PARA
 """Defaults: a process does the work of one thread, and the memory that threads reserve would count as used."""
 
 
+class LoadedFunction(NamedTuple):
+    name: str
+    is_async: bool
+    by_step: bool
+
+
 class RewardChild:
     """Made by `start_child`; whoever gets it closes it."""
 
@@ -49,9 +55,8 @@ class RewardChild:
         self._process = process
         self._reading_output = asyncio.create_task(self._read_output(output_pipe))
 
-    async def greet(self, job: Job) -> tuple[str, bool]:
-        """Sends the job; returns the function's name and whether it is async. BadRequest says why the function cannot
-        be loaded."""
+    async def greet(self, job: Job) -> LoadedFunction:
+        """Sends the job. BadRequest says why the function cannot be loaded."""
         self._writer.write(framed(pickle.dumps(job)))
         try:
             async with asyncio.timeout(START_TIMEOUT):
@@ -63,7 +68,7 @@ class RewardChild:
             raise BadRequest(with_output(why, self.output)) from None
         if "why" in reply:
             raise BadRequest(reply["why"])
-        return reply["name"], reply["is_async"]
+        return LoadedFunction(**reply)
 
     async def send(self, messages: Iterable[tuple[int, bytes]]) -> None:
         """Pickled samples, each with the number of its attempt."""
@@ -107,8 +112,8 @@ class RewardChild:
                 await asyncio.sleep(READ_PAUSE)
 
 
-async def start_child(job: Job) -> tuple[RewardChild, str, bool]:
-    """The child, the function's name, and whether it is async. BadRequest if the function cannot be loaded."""
+async def start_child(job: Job) -> tuple[RewardChild, LoadedFunction]:
+    """The child, and what it says of the function. BadRequest if the function cannot be loaded."""
     ours, theirs = socket.socketpair()
     with theirs:
         channel = await asyncio.open_connection(sock=ours)
@@ -118,7 +123,7 @@ async def start_child(job: Job) -> tuple[RewardChild, str, bool]:
             channel[1].close()
             raise RewardFailed(f"no process could be started for {job.function}: {why}") from None
     try:
-        return child, *await child.greet(job)
+        return child, await child.greet(job)
     except BaseException:
         await child.close()
         raise

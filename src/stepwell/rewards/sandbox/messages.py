@@ -8,6 +8,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from stepwell.rewards.confinement.sandbox import SandboxLevel
 from stepwell.steps.step import JsonObject
 
 LENGTH = struct.Struct("<I")
@@ -31,6 +32,8 @@ class Job:
     """Memory of a process beyond what it uses before the function is loaded."""
     children: int = 2
     """Processes."""
+    sandbox: SandboxLevel = SandboxLevel.STRICT
+    """Where generated code runs."""
     calls: int = 512
     """Concurrent calls of an async function, over all processes."""
 

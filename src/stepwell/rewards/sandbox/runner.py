@@ -25,6 +25,8 @@ class RewardRunner:
         self.job = job
         self.name = job.function
         """The source of its scores."""
+        self.by_step = False
+        """Does it judge single steps, of open trajectories too?"""
         self.slots = job.children
         """Calls that can run at once."""
         self._queue = SampleQueue()
@@ -36,8 +38,9 @@ class RewardRunner:
 
     async def start(self) -> None:
         """BadRequest if the function cannot be loaded."""
-        child, self.name, is_async = await start_child(self.job)
-        if is_async:
+        child, function = await start_child(self.job)
+        self.name, self.by_step = function.name, function.by_step
+        if function.is_async:
             self._prefetch = Prefetch(max(1, self.job.calls // self.job.children))
             self.slots = self._prefetch.size * self.job.children
         for place in range(self.job.children):

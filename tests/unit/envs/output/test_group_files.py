@@ -127,7 +127,7 @@ def test_memory_does_not_grow_with_the_number_of_groups(tmp_path: Path) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     table.close()
-    assert peaks[1] < 1.5 * peaks[0]
+    assert peaks[1] < 1.5 * peaks[0] + 200_000, "90 more groups have more than 2 MB"
     file = pq.ParquetFile(tmp_path / "groups.parquet")
     assert file.num_row_groups == math.ceil(110 * 4_000 / 20_000)
     file.close()

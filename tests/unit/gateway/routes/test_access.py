@@ -39,8 +39,9 @@ PATHS = [path for path in ACCESS if "{" not in path]
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_no_trajectory_is_named_in_needs_the_control_key_except_the_probes(keys: AccessKeys, path: str) -> None:
-    needed = None if path in ("/health", "/ready") else Access.CONTROL
+def test_what_no_trajectory_is_named_in_needs_a_key_of_its_own_except_the_probes(keys: AccessKeys, path: str) -> None:
+    opens_sessions = path.startswith("/session/") or path == "/init_trajectory"
+    needed = None if path in ("/health", "/ready") else Access.SESSION if opens_sessions else Access.CONTROL
     assert missing(keys, path, bearer(keys.trajectory_key("t", "p"))) is needed
     assert missing(keys, path, bearer(CONTROL)) is None
     assert missing(AccessKeys([]), path, None) is None

@@ -5,11 +5,12 @@ import pytest
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.common.access_keys import AccessKeys, SessionKey
+from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
-from stepwell.gateway.http.request_body import LARGEST_BODY, LARGEST_HEADERS, Headers, Message, Receive, Send
+from stepwell.gateway.http.request_body import LARGEST_BODY, Headers, Message, Receive, Send
 from stepwell.gateway.routes.access import AccessCheck, access_table
 from stepwell.gateway.routes.asgi import GatewayAsgi
 from stepwell.gateway.token_counts import TokenCounts
@@ -29,7 +30,15 @@ class Behind:
         self.routed: list[str] = []
         self.read = b""
 
-    async def serve(self, scope: Message, receive: Receive, send: Send, ref: TrajectoryRef, dialect: Dialect) -> None:
+    async def serve(
+        self,
+        scope: Message,
+        receive: Receive,
+        send: Send,
+        ref: TrajectoryRef,
+        dialect: Dialect,
+        key: SessionKey | None = None,
+    ) -> None:
         self.served.append((ref, dialect))
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:

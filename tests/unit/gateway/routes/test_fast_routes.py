@@ -3,10 +3,14 @@ from typing import Any, cast
 import pytest
 
 from stepwell.common.access_keys import AccessKeys
+from stepwell.gateway.call_placement import CallPlacement
+from stepwell.gateway.conversations import Conversations
 from stepwell.gateway.http.request_body import Message
+from stepwell.gateway.live_sessions import LiveSessions
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.routes.fast_routes import FastRoutes
-from stepwell.gateway.trajectories import KnownTrajectories, TrajectoryLifecycle
+from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from tests.rig.local_pool import LocalPool
 from tests.unit.gateway.asgi import exchange
 
@@ -32,7 +36,9 @@ async def ask(behind: Routed, path: str, *parts: bytes, method: str = "POST") ->
     """The status that was answered at once; 0 where the request went on."""
     pool = LocalPool()
     known = KnownTrajectories(pool)
-    lifecycle = TrajectoryLifecycle(pool, Outbox(pool, known.forget), known, AccessKeys([]))
+    outbox, sessions = Outbox(pool, known.forget), LiveSessions(pool, known)
+    placement = CallPlacement(known, sessions, Conversations(pool))
+    lifecycle = TrajectoryLifecycle(pool, outbox, known, AccessKeys([]), sessions, placement)
     sent = await exchange(FastRoutes(cast("Any", behind), lifecycle), method, path, [JSON], parts)
     return sent[0]["status"] if sent else 0
 

@@ -1,6 +1,8 @@
 """Batches from several shards. tests/integration/pool has shards that are killed."""
 
 import asyncio
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from stepwell.errors import FetchTimeout, LeaseExpired
 from stepwell.pool.api.leasing import batch_of_lease
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
+from stepwell.pool.api.sessions import SESSION, session_metadata
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client.fetching import TAKE_PATIENCE
 from stepwell.steps.step import Exactness
@@ -232,3 +235,38 @@ async def test_every_consumer_gets_its_own_groups() -> None:
     await rollouts(client, *(f"p{i}" for i in range(20)))
     taken = [batch.columns.prompt_uids[0] for batch in await asyncio.gather(*fetches)]
     assert sorted(taken) == sorted(f"p{i}" for i in range(20))
+
+
+async def sessions(client: LocalPool, *users: str) -> None:
+    """One after the other, each with one step; they are spread over the shards."""
+    for user in users:
+        at = next(seconds)
+        uid, prompt = f"{user}-{at}", f"p{at}"
+        client.advance_to(float(at))
+        metadata = {SESSION: session_metadata(uid, user)} if user else {}
+        await client.register_trajectory(Registration(uid, prompt, metadata=metadata))
+        assert await client.submit_steps([make_step(uid, prompt, uid=uid)]) == [SubmitVerdict.ACCEPTED]
+        assert await client.complete_trajectory(uid, prompt, 1.0) is EndResult.COMPLETED
+
+
+@pytest.mark.parametrize("shards", [1, SHARDS])
+async def test_the_share_of_a_user_is_that_of_the_whole_batch(shards: int) -> None:
+    client = LocalPool(shards=shards, max_share_per_user=0.25)
+    await sessions(client, *["ann"] * 12, *["bob"] * 3, *[""] * 8)
+    batch = await client.fetch_batch(8)
+    assert Counter(uid.partition("-")[0] for uid in batch.columns.trajectory_uids) == {"ann": 2, "bob": 2, "": 4}
+
+
+@pytest.mark.parametrize("shards", [1, SHARDS])
+async def test_a_fetch_that_one_user_could_fill_waits_for_others_and_says_so(shards: int) -> None:
+    client = LocalPool(shards=shards, max_share_per_user=0.25)
+    await sessions(client, *["ann"] * 12)
+    with pytest.raises(FetchTimeout) as raised:
+        await client.fetch_batch(8, timeout=0.05)
+    held_back = re.findall(r"(\d+) ready groups are held back by --max-share-per-user 0.25", str(raised.value))
+    assert sum(map(int, held_back)) == 10
+    fetching = asyncio.create_task(client.fetch_batch(8, timeout=20))
+    await asyncio.sleep(0)
+    await sessions(client, *["bob"] * 3, *[""] * 4)
+    batch = await fetching
+    assert Counter(uid.partition("-")[0] for uid in batch.columns.trajectory_uids) == {"ann": 2, "bob": 2, "": 4}

@@ -35,7 +35,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowRay:
 def test_ray_that_was_too_slow_to_start_is_started_once_more_and_that_is_said(
     slow: SlowRay, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with local_ray("tests", token=tmp_path / "token", store=2**27) as settings:
+    with local_ray("tests", token=tmp_path / "token", store=2**27, folder=tmp_path) as settings:
         assert settings["RAY_ADDRESS"] == "127.0.0.1:1"
     assert slow.started == 2
     assert "it is started once more" in caplog.text
@@ -43,6 +43,9 @@ def test_ray_that_was_too_slow_to_start_is_started_once_more_and_that_is_said(
 
 def test_any_other_failure_of_ray_is_told_at_once(slow: SlowRay, tmp_path: Path) -> None:
     slow.failures = [OSError("no space left")]
-    with pytest.raises(OSError, match="no space left"), local_ray("tests", token=tmp_path / "token", store=2**27):
+    with (
+        pytest.raises(OSError, match="no space left"),
+        local_ray("tests", token=tmp_path / "token", store=2**27, folder=tmp_path),
+    ):
         pass
     assert slow.started == 1

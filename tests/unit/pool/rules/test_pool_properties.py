@@ -15,6 +15,7 @@ from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import LeasedGroups, Order, Settlement, Unit
 from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.sessions import SESSION, session_metadata
 from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
@@ -34,6 +35,10 @@ grades = st.sampled_from(Exactness)
 
 def source_of(prompt: str) -> str:
     return {"p0": "maths", "p1": "games"}.get(prompt, "")
+
+
+def user_of_prompt(prompt: str) -> str:
+    return "" if prompt == "p3" else "ann"
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -85,7 +90,8 @@ class PoolMachine(RuleBasedStateMachine):
     def register(self, prompt: str, channel: str) -> None:
         uid = f"t{len(self.registered)}"
         try:
-            self.pool.register(Registration(uid, prompt, channel, SIZE, source=source_of(prompt)))
+            metadata = {SESSION: session_metadata(uid, user_of_prompt(prompt))}
+            self.pool.register(Registration(uid, prompt, channel, SIZE, metadata, source=source_of(prompt)))
         except PoolFull:
             assert self.limits.overflow is Overflow.REFUSE
         except Conflict:
@@ -473,6 +479,15 @@ class ScoredSteps(PoolMachine):
     unit = Unit.STEPS
 
 
+class LimitedUsers(PoolMachine):
+    limits = Limits(max_queue_size=5, max_share_per_user=0.5, max_staleness=1)
+
+
+class StepsOfLimitedUsers(PoolMachine):
+    limits = Limits(max_queue_size=4, max_share_per_user=0.5)
+    unit = Unit.STEPS
+
+
 class BySteps(PoolMachine):
     limits = Limits(max_queue_size=4, max_staleness=1)
     unit = Unit.STEPS
@@ -487,6 +502,8 @@ for machine in (
     RefillsAtDeadline,
     ByTrajectories,
     BySteps,
+    LimitedUsers,
+    StepsOfLimitedUsers,
     ScoredTrajectories,
     ScoredSteps,
 ):
@@ -501,4 +518,6 @@ test_refilled_groups_at_the_deadline = RefillsAtDeadline.TestCase
 test_by_trajectories = ByTrajectories.TestCase
 test_by_steps = BySteps.TestCase
 test_by_scored_trajectories = ScoredTrajectories.TestCase
+test_by_groups_of_limited_users = LimitedUsers.TestCase
+test_by_steps_of_limited_users = StepsOfLimitedUsers.TestCase
 test_by_scored_steps = ScoredSteps.TestCase

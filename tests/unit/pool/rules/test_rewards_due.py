@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from stepwell.errors import BadRequest
+from stepwell.pool.api.curation import Curation, CurationAction
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure
 from stepwell.pool.api.producing import Registration, RewardGiven
@@ -271,3 +272,211 @@ def test_the_stats_of_shards_add_up() -> None:
     p.rollout("d", "r", None)
     both = merge_stats([p.stats(), p.stats()]).scoring
     assert (both.waiting, both.under_way, both.resting, both.scored, both.failed) == (2, 0, 2, 2, {"error": 2})
+
+
+EVIDENCE = {"rule": "correction", "text": "No, I meant blue"}
+
+
+def turns(p: EasyPool, count: int, uid: str = "t", *, complete: bool = True) -> None:
+    """A trajectory of so many steps without a reward."""
+    p.register(Registration(uid, uid))
+    p.submit([make_step(uid, uid, uid=f"{uid}-{n}", started_at=n) for n in range(count)])
+    if complete:
+        p.complete(uid, uid)
+
+
+def of_steps(*rewards: float | None) -> Score:
+    """A score without an outcome reward: evidence for each reward, and none for the last step."""
+    known = [EVIDENCE if reward is not None else {"abstained": "nothing said"} for reward in rewards[:-1]]
+    return Score(0.0, step_rewards=rewards, step_details=(*known, None), steps_only=True)
+
+
+def test_steps_that_alone_are_rewarded_leave_the_others_without_a_reward_and_have_their_own_evidence() -> None:
+    p = pool()
+    turns(p, 3)
+    p.take_unscored()
+    assert p.judge("t", "t", of_steps(-1.0, None, None))
+    batch = p.take(1)
+    assert batch is not None
+    ((first, second, last),) = batch
+    assert [step.reward for step in (first, second, last)] == [-1.0, None, None]
+    assert [step.outcome_reward for step in (first, second, last)] == [None] * 3
+    assert first.trajectory_return == -1.0
+    assert first.metadata == {"reward": EVIDENCE}
+    assert second.metadata == {"reward": {"abstained": "nothing said"}}
+    assert last.metadata == {"reward": {}}
+    scoring = p.stats().scoring
+    assert (scoring.scored, scoring.abstained_steps) == (1, 1)
+
+
+@pytest.mark.parametrize("action", list(OnRewardFailure))
+def test_an_abstention_is_not_tried_again_and_goes_where_failures_go(action: OnRewardFailure) -> None:
+    p = pool(on_reward_failure=action)
+    turns(p, 2)
+    p.take_unscored()
+    assert p.judge("t", "t", of_steps(None, None))
+    assert dict(p.stats().scoring.failed) == {"abstained": 1}
+    assert p.stats().scoring.scored == 0
+    assert offered(p) == []
+    assert dropped(p) == ({} if action is OnRewardFailure.KEEP else {"abstained": 2})
+    if action is OnRewardFailure.KEEP:
+        p.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="t", value=1.0, step_index=0))
+        assert p.take(1) is not None
+
+
+def test_details_of_another_number_of_steps_are_an_error() -> None:
+    p = pool()
+    turns(p, 2)
+    p.take_unscored()
+    p.judge("t", "t", Score(1.0, step_details=({"rule": "x"},)))
+    assert dict(p.stats().scoring.failed) == {"error": 1}
+
+
+def test_feedback_for_a_step_takes_the_place_of_the_reward_and_of_its_evidence() -> None:
+    p = pool()
+    turns(p, 2)
+    p.take_unscored()
+    p.judge("t", "t", of_steps(-1.0, None))
+    p.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="t", value=0.5, source="thumbs", step_index=0))
+    batch = p.take(1)
+    assert batch is not None
+    step = batch[0][0]
+    assert (step.reward, step.reward_source, step.reward_revision) == (0.5, "thumbs", 2)
+    assert step.metadata["reward"] == {}
+
+
+def judged_by_step(p: EasyPool, *rewards: float | None, uid: str = "t") -> list[str]:
+    """A worker that judges by step takes the trajectory and judges its steps. Returns what it saw."""
+    (steps,) = p.take_unscored(by_step=True)
+    seen = [step.uid for step in steps]
+    assert p.judge(uid, uid, of_steps(*rewards), steps=seen)
+    return seen
+
+
+def more(p: EasyPool, number: int, uid: str = "t") -> None:
+    p.submit([make_step(uid, uid, uid=f"{uid}-{number}", started_at=number)])
+
+
+def open_steps(p: EasyPool) -> list[tuple[str, float | None]]:
+    """What a trainer of single steps gets."""
+    taken = p.take(1, unit=Unit.STEPS)
+    return [] if taken is None else [(step.uid, step.reward) for group in taken for step in group]
+
+
+def by_step_offers(p: EasyPool) -> list[str]:
+    found = [steps[0].trajectory_uid for steps in p.take_unscored(100, "look", seconds=0.0, by_step=True)]
+    p.advance(p.state.now)
+    return found
+
+
+def test_a_step_of_an_open_trajectory_is_judged_and_trained_as_soon_as_the_next_one_is_there() -> None:
+    p = pool()
+    turns(p, 1, complete=False)
+    assert by_step_offers(p) == []
+    more(p, 1)
+    assert judged_by_step(p, 1.0, None) == ["t-0", "t-1"]
+    assert by_step_offers(p) == []
+    assert open_steps(p) == [("t-0", 1.0)]
+    assert open_steps(p) == []
+    more(p, 2)
+    assert judged_by_step(p, -1.0, None) == ["t-1", "t-2"]
+    assert open_steps(p) == [("t-1", -1.0)]
+
+
+def test_workers_that_judge_whole_trajectories_get_no_open_one() -> None:
+    p = pool()
+    turns(p, 2, complete=False)
+    assert by_step_offers(p) == ["t"]
+    assert offered(p) == []
+
+
+def test_steps_that_a_judgement_abstains_from_are_not_sent_again() -> None:
+    p = pool()
+    turns(p, 2, complete=False)
+    judged_by_step(p, None, None)
+    more(p, 2)
+    assert judged_by_step(p, 0.5, None) == ["t-1", "t-2"]
+    assert p.stats().scoring.abstained_steps == 1
+
+
+def test_a_step_of_which_nothing_is_known_yet_is_judged_again_when_more_is_known() -> None:
+    """A sub-agent speaks before its caller goes on."""
+    p = pool()
+    turns(p, 2, complete=False)
+    (steps,) = p.take_unscored(by_step=True)
+    unknown = Score(0.0, step_rewards=(None, None), step_details=(None, None), steps_only=True)
+    assert p.judge("t", "t", unknown, steps=[step.uid for step in steps])
+    assert by_step_offers(p) == []
+    more(p, 2)
+    assert judged_by_step(p, 1.0, None, None) == ["t-0", "t-1", "t-2"]
+
+
+def test_a_judgement_counts_for_the_steps_that_it_saw_though_another_one_came() -> None:
+    p = pool()
+    turns(p, 2, complete=False)
+    p.take_unscored(by_step=True)
+    more(p, 2)
+    assert p.judge("t", "t", of_steps(1.0, None), steps=["t-0", "t-1"])
+    assert by_step_offers(p) == ["t"]
+    assert judged_by_step(p, -1.0, None) == ["t-1", "t-2"]
+
+
+@pytest.mark.parametrize("when", ["before", "while it is judged", "after"])
+def test_feedback_wins_whenever_it_comes(when: str) -> None:
+    p = pool()
+    turns(p, 3, complete=False)
+    thumb = RewardGiven(trajectory_uid="t", prompt_uid="t", value=0.25, source="thumbs", step_index=0)
+    if when == "before":
+        p.ingest.reward(thumb)
+    p.take_unscored(by_step=True)
+    if when == "while it is judged":
+        p.ingest.reward(thumb)
+    assert p.judge("t", "t", of_steps(-1.0, 1.0, None), steps=["t-0", "t-1", "t-2"])
+    if when == "after":
+        p.ingest.reward(thumb)
+    p.complete("t", "t")
+    judged_by_step(p, None)
+    batch = p.take(1)
+    assert batch is not None
+    assert [(step.reward, step.reward_source) for step in batch[0]] == [(0.25, "thumbs"), (1.0, "judge"), (None, "")]
+
+
+def test_a_complete_trajectory_is_ready_when_its_last_steps_are_judged() -> None:
+    p = pool()
+    turns(p, 2, complete=False)
+    judged_by_step(p, 1.0, None)
+    more(p, 2)
+    p.complete("t", "t")
+    assert p.take(1) is None
+    judged_by_step(p, -1.0, None)
+    batch = p.take(1)
+    assert batch is not None
+    assert [step.reward for step in batch[0]] == [1.0, -1.0, None]
+
+
+def test_a_complete_trajectory_without_evidence_goes_where_failures_go() -> None:
+    p = pool()
+    turns(p, 1)
+    judged_by_step(p, None)
+    assert dropped(p) == {"abstained": 1}
+
+
+def test_an_open_trajectory_that_cannot_be_judged_goes_on() -> None:
+    p = pool(reward_attempts=1)
+    turns(p, 2, complete=False)
+    p.take_unscored(by_step=True)
+    assert p.judge("t", "t", JudgementOutcome.ERROR)
+    assert by_step_offers(p) == []
+    assert dropped(p) == {}
+    more(p, 2)
+    assert judged_by_step(p, 1.0, -1.0, None) == ["t-0", "t-1", "t-2"]
+
+
+def test_a_person_who_relabels_an_open_trajectory_ends_its_judgement_by_step() -> None:
+    p = pool()
+    turns(p, 2, complete=False)
+    curation = Curation(action=CurationAction.RELABEL, trajectory_uid="t", prompt_uid="t", by="ann", reward=1.0)
+    p.take_unscored(by_step=True)
+    p.curator.curate(curation)
+    assert not p.judge("t", "t", of_steps(-1.0, None), steps=["t-0", "t-1"])
+    assert by_step_offers(p) == []

@@ -19,7 +19,7 @@ def test_trained_groups_leave_for_parquet_and_a_group_is_in_one_file(path: Path,
     pool.take(6)
     save(pool, journal)
     archive.flush()
-    (file,) = (tmp_path / "archive").iterdir()
+    (file,) = (tmp_path / "archive").glob("*.parquet")
     batch = batch_from_arrow(pyarrow.parquet.read_table(file))
     assert [step.trajectory_uid for step in batch.steps()] == ["t0", "t1", "t2", "t3"]
     assert [len(step.prompt_ids) for step in batch.steps()] == [1, 2, 3, 4]
@@ -52,7 +52,7 @@ def test_the_archive_has_what_was_left_out_with_its_mark_and_groups_of_nothing_e
     pool.take(1)
     save(pool, journal)
     archive.flush()
-    (file,) = (tmp_path / "archive").iterdir()
+    (file,) = (tmp_path / "archive").glob("*.parquet")
     batch = batch_from_arrow(pyarrow.parquet.read_table(file))
     assert batch.group_sizes_G.tolist() == [1, 3]
     assert [(step.untrainable or "").partition(":")[0] for step in batch.steps()] == ["side_call", "", "greedy", ""]
@@ -69,7 +69,7 @@ def test_the_archive_tells_where_groups_came_from(path: Path, tmp_path: Path) ->
     pool.take(2)
     save(pool, journal)
     archive.flush()
-    (file,) = (tmp_path / "archive").iterdir()
+    (file,) = (tmp_path / "archive").glob("*.parquet")
     assert pyarrow.parquet.read_table(file)["source"].to_pylist() == ["maths", "maths", ""]
 
 

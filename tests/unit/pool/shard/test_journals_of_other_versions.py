@@ -11,7 +11,7 @@ from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.journal import TRAJECTORY_FIELDS, checksum
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from tests.builders import make_step
-from tests.unit.pool.shard.journals import kill, meta, open_pool, save
+from tests.unit.pool.shard.journals import Place, kill, meta, open_pool, save
 
 
 def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
@@ -19,7 +19,7 @@ def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
     journal.db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
     journal.close()
     before = path.read_bytes()
-    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 9"):
+    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 10"):
         open_pool(path)
     assert path.read_bytes() == before
 
@@ -111,7 +111,7 @@ def test_a_journal_from_before_steps_named_their_model_or_temperature_is_read(
     kill(journal)
     pool, journal, restored = open_pool(path)
     assert not restored.damaged
-    assert meta(journal, "schema_version") == 9
+    assert meta(journal, "schema_version") == 10
     taken = pool.take(1)
     assert taken is not None
     ((step,),) = taken
@@ -128,7 +128,7 @@ def test_a_journal_from_before_there_were_sources_is_read(path: Path) -> None:
     pool, journal, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (3, False)
     assert pool.ready_groups("train").groups == {"": {2: 1, 1: 1}}
-    assert meta(journal, "schema_version") == 9
+    assert meta(journal, "schema_version") == 10
 
 
 def test_a_journal_from_before_there_was_curation_is_read(path: Path) -> None:
@@ -171,3 +171,30 @@ def test_the_lineage_of_steps_survives_a_restart_and_older_journals_have_none(pa
     pool, journal, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (1, False)
     assert not pool.ingest.turns("t", "p", "x")
+
+
+def test_a_journal_from_before_anybody_could_be_forgotten_is_read_and_forgets(place: Place) -> None:
+    pool, journal, _ = open_pool(place)
+    pool.rollout("gone", "p")
+    pool.take(1)
+    pool.register(Registration("held", "q", metadata={"subject": "alice"}))
+    journal.forget_retired()
+    save(pool, journal)
+    for statement in (
+        "ALTER TABLE closed DROP COLUMN subject",
+        "DROP TABLE tombstones",
+        "DROP TABLE lineage",
+        "UPDATE meta SET value = '9' WHERE key = 'schema_version'",
+    ):
+        journal.store.commit([(statement, [()])])
+    kill(journal)
+    pool, journal, restored = open_pool(place)
+    assert (restored.trajectories, restored.damaged) == (1, False)
+    tombstone = pool.state.note_forgotten(pool.state.tombstones.digest("alice"), 1.0)
+    pool.state.forget_held(tombstone)
+    save(pool, journal)
+    kill(journal)
+    pool, _, restored = open_pool(place)
+    assert (restored.trajectories, list(pool.state.closed)) == (0, ["gone"])
+    assert pool.state.tombstones.subjects == {tombstone.subject: tombstone}
+    assert pool.state.tombstones.has_name("held")

@@ -5,7 +5,8 @@ import itertools
 import re
 import shutil
 from collections import Counter
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, get_args
 
 import pytest
 from hypothesis import settings
@@ -16,7 +17,9 @@ from stepwell.errors import BadRequest
 from stepwell.pool.api.curation import AuditEntry, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.policy import Canary, PolicyAction, PolicyDecision
 from stepwell.pool.api.scoring import JudgementOutcome
+from stepwell.pool.api.sessions import session_id_of, session_prompt_uid
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.shard.journal import GROUP_FIELDS, OWN_NAMES, TRAJECTORY_FIELDS
@@ -26,11 +29,13 @@ from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group, Lease, Trajectory
+from stepwell.pool.state.reward_queue import GIVEN_UP
 from stepwell.pool.state.snapshots import snapshot_of, standing_of
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
+from stepwell.pool.state.tombstones import Tombstone
 from stepwell.pool.state.view import PoolView
 from stepwell.steps.columns import pack, unpack
-from stepwell.steps.step import Exactness
+from stepwell.steps.step import Exactness, Json
 from stepwell.steps.step_filter import StepFilter
 from tests.builders import make_step, new_folder
 
@@ -48,6 +53,7 @@ values = st.floats(-1, 1)
 class StateMachine(RuleBasedStateMachine):
     limits: ClassVar[Limits] = Limits(group_deadline=30, history_size=2)
     unit: ClassVar[Unit] = Unit.GROUPS
+    by_step = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,6 +66,10 @@ class StateMachine(RuleBasedStateMachine):
         self.empty: set[Group] = set()
         """Those that wait for trajectories and have none."""
         self.submitted: Counter[str] = Counter()
+        self.rewarded: set[tuple[str, str]] = set()
+        """Trajectories and steps that were ever seen with a reward: the trajectory's uid, and the step's identity."""
+        self.rewards_read: Counter[str] = Counter()
+        """By channel."""
         self.position = 0
         self.seen: dict[str, TrajectorySnapshot] = {}
 
@@ -103,6 +113,17 @@ class StateMachine(RuleBasedStateMachine):
     def set_policy_version(self) -> None:
         self.state.set_policy_version(self.state.policy_version + 1)
 
+    @rule(action=st.sampled_from(get_args(PolicyAction)), share=st.none() | st.floats(0, 1), withdraw=st.booleans())
+    def decide_policy(self, action: PolicyAction, share: float | None, withdraw: bool) -> None:
+        version = self.state.policy_version + 1
+        canary = None if share is None else Canary(version, ("a:1",), share, self.state.now)
+        decision = PolicyDecision(version, action, "guard", "why", at=next(self.numbers))
+        self.state.decide_policy(decision, canary, version if action == "promote" else None)
+        assert self.state.serving.canary == canary
+        assert (version in self.state.serving.withdrawn) == (action in ("refuse", "rollback"))
+        if withdraw:
+            self.state.set_policy_version(version, (*self.state.serving.withdrawn, 10**6 + version))
+
     @rule(add=st.sampled_from(((), ("a:1",), ("b:2",))), remove=st.sampled_from(((), ("a:1",))))
     def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> None:
         self.state.change_engines(add, remove)
@@ -134,14 +155,26 @@ class StateMachine(RuleBasedStateMachine):
         """A new state from the rows of the journal, as after a restart."""
         self.commit()
         groups, leases, reader = self.read_journal()
+        before = self.state
         now, self.state = self.state.now, PoolState(self.limits, self.journal)
         self.state.advance(now, now)
         self.state.recall(reader.snapshot())
         records = list(groups.values())
         closed, ended, audit = reader.closed(), reader.ended(), reader.audit()
-        self.state.load(records, leases, closed=closed, ended=ended, audit=audit, damaged=False)
+        decisions = reader.decisions()
+        self.state.load(records, leases, closed=closed, ended=ended, audit=audit, decisions=decisions, damaged=False)
+        found = list(reader.tombstones())
+        subjects = [one for one in found if isinstance(one, Tombstone)]
+        self.state.load_tombstones(subjects, [one for one in found if isinstance(one, str)])
+        assert self.state.tombstones.subjects == before.tombstones.subjects
+        self.state.restart_sessions(now)
+        assert replace(self.state.serving, revision=before.serving.revision) == before.serving
+        assert self.state.decisions == before.decisions
+        assert self.state.version_rewards.counts == before.version_rewards.counts
+        self.rewards_read = Counter(self.state.version_rewards.counts)
         self.groups, self.empty = set(records), {group for group in records if not group.trajectories}
         self.position, self.seen = 0, {}
+        self.by_step = False  # the next worker that asks tells
 
     # -- groups and trajectories ---------------------------------------------------------------------------------------
 
@@ -154,9 +187,15 @@ class StateMachine(RuleBasedStateMachine):
         self.empty.discard(group)
         return group
 
-    @rule(name=names, prompt=st.sampled_from("pq"), size=st.integers(1, 3))
-    def add_trajectory(self, name: str, prompt: str, size: int) -> None:
-        self.state.add_trajectory(self.open_group(name, prompt, size), self.new_uid("t"), {"n": size})
+    @rule(
+        name=names,
+        prompt=st.sampled_from(("p", "q", session_prompt_uid("s"))),
+        size=st.integers(1, 3),
+        subject=st.sampled_from(("", "x", "y")),
+    )
+    def add_trajectory(self, name: str, prompt: str, size: int, subject: str) -> None:
+        metadata: dict[str, Json] = {"n": size, "subject": subject}
+        self.state.add_trajectory(self.open_group(name, prompt, size), self.new_uid("t"), metadata)
 
     @rule(pick=pick, name=names)
     def move_trajectory(self, pick: int, name: str) -> None:
@@ -169,6 +208,24 @@ class StateMachine(RuleBasedStateMachine):
         found = [*self.leased(), *self.state.history.values()] if on_leased else self.at_home()
         if found:
             self.state.update_metadata(found[pick % len(found)], {"marks": [f"m{pick % 3}"]})
+
+    @rule(pick=pick)
+    def touch_session(self, pick: int) -> None:
+        trajectory = self.any_at_home(pick)
+        if trajectory is not None:
+            self.state.touch_session(trajectory)
+
+    @rule()
+    def count_idle_end(self) -> None:
+        before = self.state.stats().sessions.ended_idle
+        self.state.count_idle_end()
+        assert self.state.stats().sessions.ended_idle == before + 1
+
+    @rule()
+    def count_deferred(self) -> None:
+        before = self.state.stats().sessions.deferred
+        self.state.count_deferred(3)
+        assert self.state.stats().sessions.deferred == before + 3
 
     @rule(pick=pick, reward=st.none() | values)
     def complete(self, pick: int, reward: float | None) -> None:
@@ -302,11 +359,31 @@ class StateMachine(RuleBasedStateMachine):
             self.state.count_late_judgement()
             return
         trajectory = found[pick % len(found)]
-        self.state.settle_scoring(trajectory, outcome)
+        if outcome is JudgementOutcome.SCORE:
+            self.state.settle_scoring(trajectory)
+            self.state.count_scored()
+            self.state.count_abstention()
+        else:
+            self.state.fail_scoring(trajectory, outcome)
         if then == "rest":
             self.state.rest_scoring(trajectory, self.state.now + 5)
         elif then == "give up":
             self.state.give_up_scoring(trajectory)
+
+    @rule(pick=pick)
+    def abstain_from_step(self, pick: int) -> None:
+        trajectory = self.any_at_home(pick)
+        steps = [] if trajectory is None else trajectory.held_steps()
+        if trajectory is not None and steps:
+            self.state.abstain_from_step(trajectory, steps[pick % len(steps)], {"abstained": "why"})
+
+    @rule(by_step=st.booleans())
+    def judge_by_step(self, by_step: bool) -> None:
+        self.state.judge_by_step(by_step)
+        self.by_step = by_step and self.limits.require_reward
+
+    def awaits_steps(self, trajectory: Trajectory) -> bool:
+        return self.by_step and trajectory.has_steps_due() and trajectory.reward_lease != GIVEN_UP
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -380,6 +457,23 @@ class StateMachine(RuleBasedStateMachine):
         self.state.retire_history()
         assert not self.state.history
 
+    @rule(subject=st.sampled_from(("x", "y")))
+    def forget_held(self, subject: str) -> None:
+        """A reader begins anew afterwards."""
+        state, tombstones = self.state, self.state.tombstones
+        tombstone = self.state.note_forgotten(tombstones.digest(subject), state.now)
+        for trajectory in [*state.trajectories.values(), *state.history.values()]:
+            if trajectory.metadata.get("subject") == subject:
+                self.state.note_removed(tombstone, trajectory, "somewhere")
+        self.state.forget_held(tombstone)
+        self.state.forget_audit(tombstones.has_name)
+        self.state.add_forgotten_names([tombstones.digest("a name")])
+        self.state.save_tombstone(tombstone)
+        self.position, self.seen = 0, {}
+        held = [*state.trajectories.values(), *state.history.values()]
+        assert not any(trajectory.metadata.get("subject") == subject for trajectory in held)
+        assert tombstone.subject not in state.closed_subjects.values()
+
     @rule()
     def record_audit(self) -> None:
         action, outcome = CurationAction.REJECT, CurationOutcome.LATE
@@ -412,9 +506,13 @@ class StateMachine(RuleBasedStateMachine):
         assert told == {
             uid: (lease.channel, lease.expires_at, lease.step_filter) for uid, lease in self.state.leases.items()
         }
-        assert dict(reader.closed()) == dict(self.state.closed)
+        assert {uid: revision for uid, revision, _ in reader.closed()} == dict(self.state.closed)
+        assert {uid: subject for uid, _, subject in reader.closed() if subject} == self.state.closed_subjects
+        kept = {*self.state.tombstones.names, *self.state.tombstones.subjects}
+        assert {one if isinstance(one, str) else one.subject for one in reader.tombstones()} == kept
         assert dict(reader.ended()) == dict(self.state.ended_leases)
         assert list(reader.audit()) == list(self.state.audit_trail)
+        assert list(reader.decisions()) == list(self.state.decisions)
         PoolState(self.limits, StateJournal()).recall(reader.snapshot())
 
     @invariant()
@@ -456,15 +554,27 @@ class StateMachine(RuleBasedStateMachine):
             assert channel.leased_groups == len(leased)
             assert channel.leased_bytes == sum(group.nbytes for group in leased)
             held = [trajectory for group in groups for trajectory in group.trajectories.values()]
-            complete = {found.key for found in held if found.completed and (found.is_scored() or not needs_reward)}
+            scored = [
+                found for found in held if not needs_reward or (found.is_scored() and not self.awaits_steps(found))
+            ]
+            complete = {found.key for found in scored if found.completed}
             assert set(channel.ready_trajectories) == (complete if channel.unit is Unit.TRAJECTORIES else set())
             steps = {(step.number,) for found in held for step in found.steps.values() if self.can_go(found, step)}
             assert set(channel.ready_steps) == (steps if channel.unit is Unit.STEPS else set())
 
+    @invariant()
+    def the_sessions_are_those_that_are_open(self) -> None:
+        held = self.state.trajectories.values()
+        sessions = [found for found in held if session_id_of(found.group.prompt_uid)]
+        assert set(self.state.sessions.called) == {found.uid for found in sessions if not found.completed}
+        assert set(self.state.sessions.idle_since(self.state.pool_time)) == set(self.state.sessions.called)
+        last = self.state.sessions.find("s")
+        assert not sessions or (last is not None and last.number >= max(found.number for found in sessions))
+
     def can_go(self, trajectory: Trajectory, step: StoredStep) -> bool:
         if not step.is_held() or step.lease is not None:
             return False
-        is_scored = trajectory.completed and trajectory.is_scored()
+        is_scored = trajectory.completed and trajectory.is_scored() and not self.awaits_steps(trajectory)
         return step.reward is not None or is_scored or not self.limits.require_reward
 
     @invariant()
@@ -480,9 +590,32 @@ class StateMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_reward_queue_has_what_lacks_a_reward(self) -> None:
-        free = [found for found in self.at_home() if found.reward_lease is None and found.lacks_reward()]
+        due = Trajectory.has_steps_due if self.by_step else Trajectory.lacks_reward
+        free = [found for found in self.at_home() if found.reward_lease is None and due(found)]
         expected = sorted(found.key for found in free) if self.limits.require_reward else []
         assert [found.key for found in self.state.oldest_unscored(10**6)] == expected
+
+    @invariant()
+    def the_first_reward_of_each_thing_counts_for_its_version(self) -> None:
+        """Each is read once, whatever was rewarded again since."""
+        log, uids = self.state.version_rewards, list[str]()
+        for channel in self.state.channels:
+            read = log.since(channel, self.rewards_read[channel])
+            assert log.end(channel) == self.rewards_read[channel] + len(read)
+            self.rewards_read[channel] = log.end(channel)
+            uids += [reward.trajectory_uid for reward in read]
+        assert len(uids) <= 1, "one operation rewards one thing"
+        new = [thing for uid in uids for thing in self.rewarded_things(uid) if thing not in self.rewarded]
+        assert len(new) >= len(uids), "something was counted twice"
+        held = [*self.state.trajectories.values(), *self.state.history.values()]
+        self.rewarded |= {thing for found in held for thing in self.rewarded_things(found.uid)}
+
+    def rewarded_things(self, uid: str) -> list[tuple[str, str]]:
+        trajectory = self.state.trajectories.get(uid) or self.state.history.get(uid)
+        if trajectory is None:  # its last reward has made it leave
+            return [(uid, "")]
+        own = [] if trajectory.reward is None else [(uid, "")]
+        return own + [(uid, step.identity) for step in trajectory.scored_steps()]
 
     @invariant()
     def a_reader_of_the_change_log_knows_how_everything_stands(self) -> None:

@@ -1,0 +1,1 @@
+"""Attackers, and a gateway without bounds."""

@@ -1,0 +1,35 @@
+"""The gateway's command as it would be without bounds on requests, for comparison."""
+
+import sys
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from stepwell import cli, wiring
+from stepwell.common import access_keys
+from stepwell.gateway.dialects import openai_request
+from stepwell.gateway.http.quotas import CallQuota
+
+
+class NoQuota:
+    @staticmethod
+    def read(_: object) -> CallQuota:
+        return CallQuota(in_flight=0, bytes=0)
+
+
+UNBOUNDED: tuple[tuple[Any, str, Any], ...] = (
+    (openai_request, "check_containers", lambda *_: None),
+    (wiring, "BoundedHttp", HttpToolsProtocol),
+    (wiring, "CallQuota", NoQuota),
+    (access_keys, "LONGEST_MESSAGE", sys.maxsize),
+)
+
+
+def main() -> None:
+    for module, name, value in UNBOUNDED:
+        setattr(module, name, value)
+    cli.run("gateway", sys.argv[1:], "python -m benchmarks.attacks_rig.unbounded_gateway")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the benchmark of live sessions is made of."""

@@ -1,0 +1,86 @@
+"""HTTP connections that cannot be held open, or fed for ever, by someone who has no key.
+
+uvicorn bounds neither the headers of a request nor the time that a client takes to send it.
+"""
+
+from asyncio import TimerHandle, Transport
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+LARGEST_HEADERS = 64 * 1024
+"""Bytes of all headers that an application accepts."""
+MOST_HEADER_BYTES = 2 * LARGEST_HEADERS
+"""Bytes that are read before headers end: an application's own refusal, which says why, comes first."""
+HEADER_SECONDS = 30.0
+"""From the connection, or the first byte of a request, to the end of its headers."""
+SILENT_SECONDS = 60.0
+"""Between two parts of a body."""
+BODY_SECONDS = 600.0
+"""For a whole body."""
+MOST_CONNECTIONS = 50_000
+HEADERS_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: 0\r\n"
+    b"connection: close\r\n\r\n"
+)
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """Closes a connection whose request is too slow, or whose headers are too large."""
+
+    header_seconds = HEADER_SECONDS
+    silent_seconds = SILENT_SECONDS
+    body_seconds = BODY_SECONDS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._reads_headers = True
+        self._reads_body = False
+        self._header_bytes = 0
+        self._since = self._touched_at = 0.0
+        self._check: TimerHandle | None = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._check = self.loop.call_later(self.header_seconds, self._close_if_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._check is not None:
+            self._check.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._touched_at = self.loop.time()
+        super().data_received(data)
+        if self._reads_headers:
+            self._header_bytes += len(data)
+            if self._header_bytes > MOST_HEADER_BYTES:
+                self.transport.write(HEADERS_TOO_LARGE)
+                self.transport.close()
+
+    def on_message_begin(self) -> None:
+        if not self._reads_headers:
+            self._reads_headers, self._header_bytes, self._since = True, 0, self._touched_at
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._reads_headers, self._reads_body, self._since = False, True, self._touched_at
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._reads_body = False
+        super().on_message_complete()
+
+    def _close_if_slow(self) -> None:
+        now = self.loop.time()
+        if self._reads_headers:
+            left = self.header_seconds - (now - self._since)
+        elif self._reads_body:
+            left = min(self.silent_seconds - (now - self._touched_at), self.body_seconds - (now - self._since))
+        else:
+            left = self.header_seconds
+        if left <= 0:
+            self.transport.abort()
+        else:
+            self._check = self.loop.call_later(max(left, 0.05), self._close_if_slow)

@@ -1,0 +1,138 @@
+"""A new version of the policy on its way to all sessions: its canary, what the versions earned, what was decided.
+
+- The pool's `policy_version` is the version that all sessions get, except those of the canary.
+- There is at most one canary. Its engines serve a share of the sessions; the other engines serve the rest.
+- A version that was refused or rolled back is withdrawn: engines that have it get no calls, and steps that it said are
+  not trained.
+- The last decisions are kept, each with its reason.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from stepwell.common.message_format import message
+
+PolicyAction: TypeAlias = Literal["refuse", "canary", "promote", "rollback"]
+"""`refuse`: the version did not pass validation and was given to no session."""
+DECISIONS_KEPT = 200
+WITHDRAWN_KEPT = 200
+VERSION_REWARDS_KEPT = 10_000
+"""Of each channel, in each shard."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Canary:
+    version: int
+    engines: tuple[str, ...]
+    """The addresses of the engines that have its weights."""
+    share: float
+    """Of the sessions, from 0 to 1."""
+    began_at: float
+    """Seconds since 1970."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PolicyDecision:
+    version: int
+    action: PolicyAction
+    by: str
+    """`guard`, or the operator's name."""
+    reason: str
+    at: float
+    """Seconds since 1970."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class VersionReward:
+    """The first reward that something got which one version of the policy said."""
+
+    version: int
+    reward: float
+    trajectory_uid: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RewardTally:
+    """The rewards of one version of the policy."""
+
+    count: int = 0
+    total: float = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+    def __add__(self, other: "RewardTally") -> "RewardTally":
+        return RewardTally(self.count + other.count, self.total + other.total)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ShardRewards:
+    """One shard's part of VersionRewards."""
+
+    rewards: Sequence[VersionReward]
+    cursor: str
+    missed: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class VersionRewards:
+    rewards: Sequence[VersionReward]
+    """In the order in which they were given, as far as one shard has them."""
+    cursor: dict[str, str]
+    """For the next call: where each shard's rewards ended."""
+    missed: int = 0
+    """Rewards that were forgotten before anyone asked for them, at least: a shard without a journal that has restarted
+    does not know how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyStatus:
+    """What serves which sessions, and why."""
+
+    policy_version: int
+    canary: Canary | None
+    withdrawn: tuple[int, ...] = ()
+    """Versions that were refused or rolled back, the oldest first."""
+    decisions: Sequence[PolicyDecision] = ()
+    """The last ones, the oldest first."""
+    rewards: Mapping[int, RewardTally] = field(default_factory=dict)
+    """By version, of the last rewards of one channel."""
+    missing: tuple[str, ...] = ()
+    """Shards that did not answer. Their rewards are not counted."""
+
+
+def tally_rewards(rewards: Iterable[VersionReward]) -> dict[int, RewardTally]:
+    """By version."""
+    tallies: dict[int, RewardTally] = {}
+    for reward in rewards:
+        tallies[reward.version] = tallies.get(reward.version, RewardTally()) + RewardTally(1, reward.reward)
+    return tallies
+
+
+class GuardedPool(Protocol):
+    """The DataPool, as the guard sees it."""
+
+    @property
+    def policy_version(self) -> int: ...
+
+    def engines(self) -> Sequence[str]: ...
+
+    def canary(self) -> Canary | None: ...
+
+    def decide(self, decision: PolicyDecision, canary: Canary | None = None, policy_version: int | None = None) -> None:
+        """Keeps the decision and sets the canary, or ends it if it is None, in one change. `policy_version`: the
+        version that all other sessions get from now on. Conflict if a withdrawn version is to be promoted."""
+
+    def decisions(self) -> Sequence[PolicyDecision]:
+        """The last ones, the oldest first."""
+
+    def version_rewards(self, channel: str, cursor: dict[str, str] | None = None) -> VersionRewards:
+        """What was rewarded since the cursor; without one, only where the rewards end now."""

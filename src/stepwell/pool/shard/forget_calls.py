@@ -1,0 +1,42 @@
+"""The calls by which a shard forgets a subject."""
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+from stepwell.pool.api.forgetting import ForgottenSubject, ShardReceipt
+from stepwell.pool.api.producing import SCRUB_SPOOL
+from stepwell.pool.shard.forgetting import Forgetting
+from stepwell.pool.shard.producer_calls import ProducerCalls
+from stepwell.pool.shard.transactions import ShardTransactions
+
+
+class ForgetCalls(ProducerCalls):
+    def __init__(self, transactions: ShardTransactions) -> None:
+        super().__init__(transactions)
+        self.forgetting = Forgetting(transactions, self._gateways)
+        self._renew_watch_epoch()
+        self.forgetting.on_removed = self._renew_watch_epoch
+        transactions.before_commit.append(self.forgetting.resume)
+
+    async def forget(self, subject: str, also: Sequence[str] = ()) -> ShardReceipt:
+        """Remove everything of a subject, for good. Returns when it is done; asked again, it says what it did."""
+        self._transactions.check_open()
+        return await self.forgetting.forget(subject, also)
+
+    async def forgotten_subjects(self) -> list[ForgottenSubject]:
+        self._transactions.check_open()
+        return self.forgetting.subjects()
+
+    async def adopt_forgotten(self, subjects: Sequence[ForgottenSubject]) -> None:
+        """A shard that joins the pool takes nothing of them either."""
+        self._transactions.check_open()
+        await self.forgetting.adopt(subjects)
+
+    def _renew_watch_epoch(self) -> None:
+        """Watchers that know another one read everything again, and lose what is no longer there."""
+        self._watch_epoch = uuid4().hex
+
+    async def flushed(self, gateway: str, trajectory_uids: Sequence[str]) -> None:
+        if SCRUB_SPOOL in trajectory_uids:
+            self.forgetting.scrubbed.add(gateway)
+        await super().flushed(gateway, trajectory_uids)

@@ -1,0 +1,261 @@
+"""The right to be forgotten, in one shard: a note first, then steps that can each be repeated.
+
+1. `note`: the tombstone and the removal from the pool's state are one transaction. From here on nothing of the subject
+   is taken.
+2. `gateways`: those that live send what they hold, which is refused, and clean their spools.
+3. `waiting`: groups on their way to the archive.
+4. `archive`: the files of this shard are written again without the subject.
+5. `names`: late rewards and audit entries about its trajectories, in the journal and in the archive.
+6. `scrub`: the journal's files, which still have what deleted rows left there.
+7. `done` is written into the tombstone.
+
+A shard that is killed goes on when it runs again. It does not need the subject's name for that, only its hash.
+"""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from stepwell.pool.api.forgetting import ForgottenSubject, ShardReceipt
+from stepwell.pool.api.producing import SCRUB_SPOOL
+from stepwell.pool.shard.archive import ParquetArchive
+from stepwell.pool.shard.archive_files import ArchiveFiles, FoundRows
+from stepwell.pool.shard.gateway_roster import GatewayRoster
+from stepwell.pool.shard.journal import JournalFailed
+from stepwell.pool.shard.late_rewards import FOLDER
+from stepwell.pool.shard.lineage import FOLDER as LINEAGE
+from stepwell.pool.shard.lineage import FOUND, versions_with
+from stepwell.pool.shard.transactions import ShardTransactions
+from stepwell.pool.state.forget_operations import add_listed, count_removed
+from stepwell.pool.state.records import Trajectory
+from stepwell.pool.state.tombstones import Tombstone, names_of
+from stepwell.steps.digest import first_version, lineage_name
+from stepwell.steps.step import JsonObject
+
+log = logging.getLogger("stepwell.pool")
+
+GATEWAY_WAIT = 20.0
+"""Seconds in which gateways clean their spools. Those that do not are named in the receipt."""
+LOOK_INTERVAL = 0.05
+RETRY_PAUSE = 5.0
+"""Seconds until a step that failed is tried again."""
+ARCHIVE_QUEUE, ARCHIVE = "archive queue", "archive"
+
+
+class Forgetting:
+    """What is to be forgotten in one shard, one subject after the other."""
+
+    def __init__(self, transactions: ShardTransactions, gateways: GatewayRoster) -> None:
+        self.before_step: Callable[[str], None] = lambda _: None
+        """Called with the name of each step before it begins. Tests kill the process there."""
+        self.on_removed: Callable[[], None] = lambda: None
+        """Called when something has left the state that watchers may know."""
+        self.gateway_wait = GATEWAY_WAIT
+        self.retry_pause = RETRY_PAUSE
+        self.scrubbed: set[str] = set()
+        """The gateways that have cleaned their spools since they were asked."""
+        self._transactions = transactions
+        self._state = transactions.pool.state
+        self._gateways = gateways
+        self._working: asyncio.Task[None] | None = None
+
+    async def forget(self, subject: str, also: Sequence[str] = ()) -> ShardReceipt:
+        """Returns when all is removed. `also` are hashes of names that other shards found."""
+        digest = self._state.tombstones.digest(subject)
+        async with self._transactions.transaction():
+            tombstone = self._state.note_forgotten(digest, self._transactions.clock())
+            if self._state.add_forgotten_names(also):
+                tombstone.is_done = False
+            self._state.forget_held(tombstone)
+            self.on_removed()
+        await self._transactions.notify()
+        self.resume()
+        while not tombstone.is_done and self._working is not None:
+            await asyncio.shield(self._working)
+        return self.receipt(tombstone)
+
+    def receipt(self, tombstone: Tombstone) -> ShardReceipt:
+        return ShardReceipt(
+            shard=self._transactions.name,
+            subject=tombstone.subject,
+            asked_at=tombstone.at,
+            is_done=tombstone.is_done,
+            removed=json.loads(json.dumps(tombstone.removed)),
+            names=sorted(self._state.tombstones.names),
+        )
+
+    def resume(self) -> None:
+        """Go on with what is not done, in the background."""
+        if self._state.tombstones.unfinished and (self._working is None or self._working.done()):
+            self._working = asyncio.get_running_loop().create_task(self._work())
+
+    def subjects(self) -> list[ForgottenSubject]:
+        found = self._state.tombstones.subjects.values()
+        return [ForgottenSubject(subject=tombstone.subject, asked_at=tombstone.at) for tombstone in found]
+
+    async def adopt(self, subjects: Sequence[ForgottenSubject]) -> None:
+        """Those that the other shards of the pool know."""
+        async with self._transactions.transaction():
+            for one in subjects:
+                self._state.note_forgotten(one.subject, one.asked_at)
+        self.resume()
+
+    async def _work(self) -> None:
+        await self._transactions.commit()
+        while unfinished := self._state.tombstones.unfinished:
+            try:
+                await self._finish(unfinished[0])
+            except Exception as failure:  # noqa: BLE001 - whatever it is, it is tried again until it is done
+                log.error("a subject is not yet forgotten in shard %s: %s", self._transactions.name, failure)
+                await asyncio.sleep(self.retry_pause)
+
+    async def _finish(self, tombstone: Tombstone) -> None:
+        self.before_step("gateways")
+        await self._clean_gateways(tombstone)
+        archive = self._transactions.archive
+        if archive is not None:
+            archive.is_paused = True
+        try:
+            if archive is not None:
+                await self._remove_waiting(tombstone, archive)
+                await self._rewrite_files(tombstone, archive, "")
+            await self._remove_named(tombstone)
+            if archive is not None:
+                await self._rewrite_files(tombstone, archive, FOLDER)
+                await self._find_versions(tombstone, archive)
+            self.before_step("scrub")
+            self._scrub(tombstone)
+        finally:
+            if archive is not None:
+                archive.is_paused = False
+        self.before_step("done")
+        tombstone.is_done = True
+        await self._save(tombstone)
+        self.before_step("end")
+        log.info("shard %s has forgotten a subject: %s", self._transactions.name, tombstone.subject)
+
+    async def _clean_gateways(self, tombstone: Tombstone) -> None:
+        """A gateway that does not answer cleans its spool later: when the pool refuses what it holds."""
+        asked = set(self._gateways.living())
+        self.scrubbed.clear()
+        deadline = self._transactions.monotonic() + self.gateway_wait
+        while (left := (asked & set(self._gateways.living())) - self.scrubbed) and (
+            self._transactions.monotonic() < deadline
+        ):
+            for gateway in left:
+                self._gateways.ask(gateway, SCRUB_SPOOL)
+            await self._gateways.wait(self._transactions.recheck_interval)
+        if asked:
+            add_listed(tombstone, "gateways", self.scrubbed & asked)
+            add_listed(tombstone, "silent_gateways", asked - self.scrubbed)
+
+    async def _remove_waiting(self, tombstone: Tombstone, archive: ParquetArchive) -> None:
+        """Groups that are trained and not yet in a file. Before, all files that were begun are completed."""
+        self.before_step("waiting")
+        archive.poll()
+        while not archive.is_at_rest:
+            await asyncio.sleep(LOOK_INTERVAL)
+            archive.poll()
+
+        def is_of(trajectory: Trajectory) -> bool:
+            if not self._state.tombstones.is_of(tombstone.subject, trajectory.metadata):
+                return False
+            self._state.note_removed(tombstone, trajectory, ARCHIVE_QUEUE)
+            return True
+
+        archive.remove_waiting(is_of)
+        await self._save(tombstone)
+
+    async def _rewrite_files(self, tombstone: Tombstone, archive: ParquetArchive, folder: str) -> None:
+        """The archive's groups, or its late rewards."""
+        self.before_step(f"archive {folder}".strip())
+        fs, root = archive.place
+        files = ArchiveFiles(fs, f"{root}/{folder}".rstrip("/"), self._is_own)
+        await asyncio.to_thread(files.remove_leftovers)
+        for file in await asyncio.to_thread(files.files):
+            found = await asyncio.to_thread(files.find, file, partial(self._is_removed, tombstone.subject))
+            if found is not None:
+                await self._rewrite(tombstone, files, found, folder)
+
+    async def _rewrite(self, tombstone: Tombstone, files: ArchiveFiles, found: FoundRows, folder: str) -> None:
+        """The receipt has the file before it is replaced."""
+        before = await asyncio.to_thread(files.digest, found.file)
+        is_written = await asyncio.to_thread(files.write_without, found)
+        after = await asyncio.to_thread(files.digest, f"{found.file}.part") if is_written else ""
+        name = "/".join(filter(None, (folder, found.file.rpartition("/")[2])))
+        listed = {"rows": found.rows, "sha256_before": before, "sha256_after": after}
+        tombstone.removed.setdefault("files", {})[name] = listed
+        self._note_names(tombstone, found)
+        await self._save(tombstone)
+        self.before_step(f"replace {folder}".strip())
+        await asyncio.to_thread(files.replace, found, is_written)
+
+    def _note_names(self, tombstone: Tombstone, found: FoundRows) -> None:
+        tombstones = self._state.tombstones
+        names = [name for pair in found.names for name in names_of(*pair)]
+        self._state.add_forgotten_names(tombstones.new_names(names))
+        add_listed(tombstone, "lineage", [lineage_name(uid) for uid, _ in found.names])
+        listed: dict[str, Any] = tombstone.removed.setdefault("trajectories", {})
+        for uid, (steps, tokens) in found.tokens.items():
+            listed[tombstones.digest(uid)] = {"where": ARCHIVE, "steps": steps, "tokens": tokens}
+
+    async def _remove_named(self, tombstone: Tombstone) -> None:
+        """What is about its trajectories, and names them: late rewards and decisions of people."""
+        self.before_step("names")
+        journal = self._transactions.journal
+        async with self._transactions.transaction():
+            self._state.forget_held(tombstone)
+            self._state.forget_audit(self._state.tombstones.has_name)
+            self.on_removed()
+        if journal is None:
+            return
+        for table, what in (("late_rewards", "late_rewards"), ("audit", "audit_entries")):
+            count = journal.forget_named(table, self._state.tombstones.has_name)
+            if count:
+                count_removed(tombstone, what, count)
+        await self._save(tombstone)
+        if self._transactions.archive is not None:
+            self._transactions.archive.recount_late_rewards()
+
+    async def _find_versions(self, tombstone: Tombstone, archive: ParquetArchive) -> None:
+        """Which versions of the policy were trained on it. The lineage has no names, so it stays as it is."""
+        journal, names = self._transactions.journal, set(tombstone.removed.get("lineage", ()))
+        if journal is None or not names:
+            return
+        fs, root = archive.place
+        tables = ArchiveFiles(fs, f"{root}/{LINEAGE}").tables(FOUND)
+        rows = [row for _, row in journal.lineage()]
+        under, told = await asyncio.to_thread(versions_with, names, rows, tables)
+        add_listed(tombstone, "versions", [first_version(told, version) for version in under])
+        await self._save(tombstone)
+
+    def _scrub(self, tombstone: Tombstone) -> None:
+        if self._transactions.journal is None:
+            return
+        try:
+            aside = self._transactions.journal.store.scrub()
+        except JournalFailed:
+            log.warning("shard %s cannot scrub its journal now", self._transactions.name)
+            raise
+        if aside:
+            add_listed(tombstone, "set_aside", aside)
+
+    async def _save(self, tombstone: Tombstone) -> None:
+        async with self._transactions.transaction():
+            self._state.save_tombstone(tombstone)
+
+    def _is_removed(self, subject: str, trajectory_uid: str, prompt_uid: str, metadata: JsonObject) -> bool:
+        tombstones = self._state.tombstones
+        return tombstones.has_name(trajectory_uid, prompt_uid) or tombstones.is_of(subject, metadata)
+
+    def _is_own(self, shard: str) -> bool:
+        """The first shard has also the files of shards that are gone."""
+        name, plan = self._transactions.name, self._transactions.plan
+        if shard == name or name != plan.name:
+            return shard == name
+        is_of_pool = re.fullmatch(rf"{re.escape(plan.name)}(-\d+)?", shard) is not None
+        return is_of_pool and shard not in plan.shard_names()

@@ -1,0 +1,124 @@
+"""The sessions of a shard: which trajectory each is in, and when it was last called.
+
+Sessions whose trajectories are gone are remembered in memory, within a bound. After a restart, those of which the pool
+still holds a trajectory are known.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepwell.pool.api.curation import MARKS
+from stepwell.pool.api.producing import ENDED_BY
+from stepwell.pool.api.sessions import SESSION, session_id_of, user_of
+from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.records import Trajectory
+from stepwell.pool.state.stored_step import StoredStep
+from stepwell.steps.schema import CARRIED
+from stepwell.steps.step import JsonObject
+
+LINEAGE = [column.name for column in CARRIED].index("lineage")
+"""The place in StoredStep.carried."""
+OF_ONE_TRAJECTORY = (SESSION, ENDED_BY, MARKS)
+"""Metadata that a successor does not take over."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """The last trajectory of a session."""
+
+    trajectory_uid: str
+    number: int
+    """Order of registration."""
+    channel: str
+    user: str
+    metadata: JsonObject
+    """What a successor takes over."""
+
+
+class SessionIndex:
+    def __init__(self, kept: int) -> None:
+        """So many sessions and turns are remembered."""
+        self.called: dict[str, float] = {}
+        """By open trajectory of a session: when it was last called, in pool time."""
+        self._records: OrderedDict[str, SessionRecord] = OrderedDict()
+        self._by_time: PrioritySet[tuple[float, str]] = PrioritySet()
+        """The open trajectories, each with a time of a call that is not later than its last one."""
+        self._turns: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """By user, and digest of a conversation with its reply: the session."""
+        self._kept = kept
+
+    def find(self, session_id: str) -> SessionRecord | None:
+        return self._records.get(session_id)
+
+    def find_by_turn(self, user: str, replied: str) -> str:
+        return self._turns.get((user, replied), "")
+
+    def add_step(self, trajectory: Trajectory, step: StoredStep, pool_time: float) -> None:
+        """A step of any trajectory."""
+        if trajectory.uid in self.called:
+            self.called[trajectory.uid] = pool_time
+            self._note_turn(trajectory, step)
+
+    def add(self, trajectory: Trajectory, pool_time: float) -> None:
+        """A trajectory of any kind."""
+        if session_id := session_id_of(trajectory.group.prompt_uid):
+            known = self._records.get(session_id)
+            if known is None or known.number <= trajectory.number:
+                self._records[session_id] = _record(trajectory)
+                self._records.move_to_end(session_id)
+                if len(self._records) > self._kept:
+                    self._records.popitem(last=False)
+            if not trajectory.completed:
+                self.called[trajectory.uid] = pool_time
+                self._by_time.add((pool_time, trajectory.uid))
+
+            for step in trajectory.steps.values():
+                self._note_turn(trajectory, step)
+
+    def _note_turn(self, trajectory: Trajectory, step: StoredStep) -> None:
+        replied = step.carried[LINEAGE].get("replied") if step.quarantine is None else None
+        if replied is not None:
+            turn = user_of(trajectory.metadata), replied
+            self._turns[turn] = session_id_of(trajectory.group.prompt_uid)
+            self._turns.move_to_end(turn)
+            if len(self._turns) > self._kept:
+                self._turns.popitem(last=False)
+
+    def touch(self, trajectory_uid: str, pool_time: float) -> None:
+        if trajectory_uid in self.called:
+            self.called[trajectory_uid] = pool_time
+
+    def end(self, trajectory_uid: str) -> None:
+        self.called.pop(trajectory_uid, None)
+
+    def forget(self, is_forgotten: Callable[[str], bool]) -> list[str]:
+        """Remove the sessions of users for whom this is true. Returns their ids."""
+        found = [session_id for session_id, record in self._records.items() if is_forgotten(record.user)]
+        for session_id in found:
+            del self._records[session_id]
+        users = {user for user, _ in self._turns}
+        gone = {user for user in users if is_forgotten(user)}
+        for turn in [turn for turn in self._turns if turn[0] in gone]:
+            del self._turns[turn]
+        return found
+
+    def idle_since(self, pool_time: float) -> list[str]:
+        """The open trajectories whose last call was at that time or before."""
+        idle: list[tuple[float, str]] = []
+        while (first := self._by_time.first()) is not None and first[0] <= pool_time:
+            self._by_time.discard(first)
+            called = self.called.get(first[1])
+            if called is not None and called <= pool_time:
+                idle.append(first)
+            elif called is not None:
+                self._by_time.add((called, first[1]))
+        for entry in idle:
+            self._by_time.add(entry)
+        return [uid for _, uid in idle]
+
+
+def _record(trajectory: Trajectory) -> SessionRecord:
+    metadata = {name: value for name, value in trajectory.metadata.items() if name not in OF_ONE_TRAJECTORY}
+    user, group = user_of(trajectory.metadata), trajectory.group
+    return SessionRecord(trajectory.uid, trajectory.number, group.channel, user, metadata)

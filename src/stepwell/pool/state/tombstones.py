@@ -1,0 +1,80 @@
+"""Who was forgotten: keyed hashes of subjects, and of the names of their trajectories and sessions.
+
+- No text of a subject is kept. A name that arrives is hashed and looked up.
+- All shards of a pool have the same key, so that they agree about the hashes.
+- A tombstone is never removed. Its record says what was removed so far, and whether all of it is.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from stepwell.pool.api.sessions import session_id_of, subjects_of
+from stepwell.steps.step import JsonObject
+
+FORGOTTEN = "forgotten"
+"""The cause of steps that were removed with their subject."""
+DIGEST_SIZE = 16
+
+
+@dataclass(slots=True)
+class Tombstone:
+    subject: str
+    """The digest of the subject."""
+    at: float
+    """When it was first asked for, in seconds of the wall clock."""
+    is_done: bool = False
+    """Everything is removed, from files too."""
+    removed: dict[str, Any] = field(default_factory=dict)
+    """What was removed so far, in plain values: see pool/api/forgetting.py."""
+
+
+class Tombstones:
+    def __init__(self) -> None:
+        self.key = b""
+        """The pool's uid."""
+        self.subjects: dict[str, Tombstone] = {}
+        """By the digest of the subject."""
+        self.names: set[str] = set()
+        """Digests of the uids of their trajectories, and of the prompt_uids of their sessions."""
+
+    def __bool__(self) -> bool:
+        return bool(self.subjects)
+
+    @property
+    def unfinished(self) -> list[Tombstone]:
+        return [tombstone for tombstone in self.subjects.values() if not tombstone.is_done]
+
+    def digest(self, text: str) -> str:
+        return blake2b(text.encode(errors="surrogatepass"), key=self.key, digest_size=DIGEST_SIZE).hexdigest()
+
+    def subject_digest(self, metadata: JsonObject) -> str:
+        """Of the first subject; empty if there is none."""
+        return next(map(self.digest, subjects_of(metadata)), "")
+
+    def is_of(self, subject: str, metadata: JsonObject) -> bool:
+        """Does this metadata name the subject with this digest?"""
+        return any(self.digest(found) == subject for found in subjects_of(metadata))
+
+    def covers(self, metadata: JsonObject) -> bool:
+        """Does it name a subject that was forgotten?"""
+        return bool(self.subjects) and any(self.digest(found) in self.subjects for found in subjects_of(metadata))
+
+    def covers_user(self, user: str) -> bool:
+        return bool(self.subjects and user) and self.digest(user) in self.subjects
+
+    def has_name(self, trajectory_uid: str, prompt_uid: str = "") -> bool:
+        """Is it a trajectory of a forgotten subject? The prompt_uid counts if it is that of a session."""
+        if not self.names:
+            return False
+        return any(self.digest(name) in self.names for name in names_of(trajectory_uid, prompt_uid))
+
+    def new_names(self, names: Iterable[str]) -> list[str]:
+        """The digests that are not known yet, in order."""
+        return [digest for digest in dict.fromkeys(map(self.digest, names)) if digest not in self.names]
+
+
+def names_of(trajectory_uid: str, prompt_uid: str) -> list[str]:
+    """What belongs to one subject alone: a prompt of a dataset does not, that of a session does."""
+    return [trajectory_uid, prompt_uid] if session_id_of(prompt_uid) else [trajectory_uid]

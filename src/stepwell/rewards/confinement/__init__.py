@@ -1,0 +1,1 @@
+"""Where generated code runs: levels of isolation, and the processes in them."""

@@ -1,0 +1,1 @@
+"""The programs that run inside a sandbox: they import only Python's own library and one another."""

@@ -1,0 +1,54 @@
+"""Hashes of steps, by which a batch that is read from an archive is known to be the batch that was trained.
+
+A hash covers what a trainer learns from: token ids, log-probabilities, masks, rewards and returns, bit for bit. It is
+the same for a step in a pool, in a batch and in an archive.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+from stepwell.steps.columns import Columns, unpack
+from stepwell.steps.step import OF_TRAJECTORY, Step
+
+DIGEST_SIZE = 16
+
+
+def trajectory_digests(columns: Columns) -> dict[str, str]:
+    """By trajectory_uid: of its steps in these columns, in order."""
+    hashes: dict[str, blake2b] = {}
+    for step in unpack(columns, copy=False):
+        hashes.setdefault(step.trajectory_uid, blake2b(digest_size=DIGEST_SIZE)).update(_content(step))
+    return {uid: found.hexdigest() for uid, found in hashes.items()}
+
+
+def batch_digest(trajectories: Iterable[str]) -> str:
+    """Of the hashes of its trajectories, in any order: the parts of a batch come from several shards."""
+    return blake2b("".join(sorted(trajectories)).encode(), digest_size=DIGEST_SIZE).hexdigest()
+
+
+def lineage_name(trajectory_uid: str) -> str:
+    """The name of a trajectory in a lineage: it says nothing, but whoever has the uid finds it."""
+    return blake2b(trajectory_uid.encode(errors="surrogatepass"), digest_size=DIGEST_SIZE).hexdigest()
+
+
+def first_version(versions: Sequence[int], handed_out_under: int) -> int:
+    """The version of the policy that a batch is in first, of those that were served, in order; the next number if there
+    is none yet."""
+    place = bisect_right(versions, handed_out_under)
+    return versions[place] if place < len(versions) else handed_out_under + 1
+
+
+def _content(step: Step) -> bytes:
+    own_reward = None if step.reward_of == OF_TRAJECTORY else step.reward
+    numbers = (own_reward, step.trajectory_return, step.outcome_reward, step.policy_version, step.step_index)
+    logprobs, mask = step.response_logprobs, step.response_mask
+    parts = (
+        step.uid.encode(errors="surrogatepass"),
+        repr(numbers).encode(),
+        step.prompt_ids.tobytes(),
+        step.response_ids.tobytes(),
+        b"" if logprobs is None else logprobs.tobytes(),
+        b"" if mask is None or mask.all() else mask.tobytes(),
+    )
+    return b"".join(b"%d:%b" % (len(part), part) for part in parts)

@@ -1,0 +1,93 @@
+"""What the guard knows and has decided: its state on disk, and what it tells the pool.
+
+- A decision is told to the pool before it is written here. If the process dies between the two, the pool's decision is
+  found and obeyed like an operator's.
+- `lock` is held while the state changes. It is taken after all other locks.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from stepwell.pool.api.policy import Canary, GuardedPool, PolicyAction, PolicyDecision
+from stepwell.trainers.guard.guard_settings import GuardSettings
+from stepwell.trainers.guard.version_store import VersionStore
+
+log = logging.getLogger("stepwell.trainers")
+
+GUARD = "guard"
+
+
+class PolicyRecord:
+    def __init__(
+        self, pool: GuardedPool, store: VersionStore, settings: GuardSettings, clock: Callable[[], float]
+    ) -> None:
+        self.state = store.read_state()
+        """Replaced as a whole at each change."""
+        self.lock = threading.RLock()
+        self.clock = clock
+        self.decisions: Counter[PolicyAction] = Counter()
+        """That this process has made."""
+        self.last_reason = ""
+        self.is_restore_delivered = False
+        """The trainer has got the weights that it must start again from."""
+        self._pool = pool
+        self._store = store
+        self._settings = settings
+
+    def set(self, **changes: Any) -> None:
+        """On disk first: a change that was not written did not happen."""
+        changed = replace(self.state, **changes)
+        self._store.write_state(changed)
+        self.state = changed
+
+    def decide(
+        self,
+        version: int,
+        action: PolicyAction,
+        reason: str,
+        *,
+        canary: Canary | None = None,
+        policy_version: int | None = None,
+    ) -> None:
+        decision = PolicyDecision(version=version, action=action, by=GUARD, reason=reason, at=self.clock())
+        self._pool.decide(decision, canary, policy_version)
+        self.decisions[action] += 1
+        self.last_reason = reason
+        is_bad_news = action in ("refuse", "rollback")
+        log.log(logging.WARNING if is_bad_news else logging.INFO, "version %d: %s: %s", version, action, reason)
+
+    def begin_canary(self, candidate: int, reason: str) -> None:
+        known, now = self._pool.canary(), self.clock()
+        cursor = self.state.cursor or self._pool.version_rewards(self._settings.channel).cursor
+        if known is None or known.version != candidate:
+            canary = Canary(candidate, tuple(self.state.engines), self._settings.canary_share, now)
+            self.decide(candidate, "canary", reason, canary=canary)
+        began_at = self.state.began_at if self.state.phase == "testing" else now
+        self.set(phase="testing", began_at=began_at, cursor=cursor)
+
+    def roll_back(self, reason: str, *, is_told: bool = False, is_bad: bool = True) -> None:
+        """`is_told`: the pool knows it. A version that is not bad is tried again, unless there is a newer one."""
+        version = self.state.candidate
+        assert version is not None
+        if not is_told:
+            self.decide(version, "rollback", reason)
+        newest = None if is_bad else self.newest_or(version)
+        restores = self.state.restores or is_bad
+        self.set(phase="idle", candidate=None, newest=newest, engines=(), cursor=None, restores=restores)
+        self.is_restore_delivered = self.is_restore_delivered and not is_bad
+        self.last_reason = reason
+
+    def engines_of(self, version: int) -> Sequence[str]:
+        return self.state.engines_of(version, self._pool.engines())
+
+    def newest_or(self, version: int) -> int:
+        return version if self.state.newest is None else self.state.newest
+
+    def text_of(self, version: int, text: str) -> str:
+        """With what the version earned in validation."""
+        score = self.state.validation.get(str(version))
+        return f"{text}, no validation" if score is None else f"{text}, validation {score:.3f}"

@@ -1,0 +1,184 @@
+"""A sequential test of two versions of the policy: is the canary worse than the stable version?
+
+The rewards are compared as they come. Each comparison is the difference d between the mean of some rewards of the
+canary and the mean of some rewards of the stable version that came at the same time. Two bets are made on each
+difference before it is known, and the capital of a bet is multiplied by its result:
+
+- `worse`: 1 − λ d. While the canary is not worse (mean of d ≥ 0), its expected capital does not grow. So the
+  probability that it ever reaches 1 / alpha is at most alpha (Ville's inequality). If it does, the canary is rolled
+  back.
+- `not_worse`: 1 + λ (d + margin). While the canary is worse by the margin or more, the probability that it ever
+  reaches 1 / beta is at most beta. If it does, the canary is promoted.
+
+Invariants:
+- The probabilities hold whatever the distribution of the rewards is, however often one looks, and if the mean reward of
+  all versions moves with time. They need comparisons that do not depend on each other.
+- The capital of a bet is the mean over several λ, so no λ has to be chosen.
+- There is no clock, and the whole state is numbers that JSON can hold.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from stepwell.pool.api.policy import VersionReward
+from stepwell.trainers.guard.guard_settings import ComparisonSettings
+
+STAKES = (0.3, 0.6, 0.95)
+"""λ, as shares of the largest one that cannot lose everything."""
+BLOCK = 4
+"""Rewards of one version in one comparison, at most. More would make its mean hardly more exact."""
+WAITING = 100
+"""Rewards of one version that wait for one of the other; older ones are not compared."""
+REMEMBERED_SESSIONS = 3000
+
+
+class Verdict(NamedTuple):
+    action: Literal["promote", "rollback"]
+    reason: str
+
+
+@dataclass(slots=True)
+class ComparisonState:
+    """All that a test knows; rewards are scaled to the range from 0 to 1."""
+
+    worse: list[float] = field(default_factory=lambda: [0.0] * len(STAKES))
+    not_worse: list[float] = field(default_factory=lambda: [0.0] * len(STAKES))
+    """The logarithm of the capital, for each λ."""
+    comparisons: int = 0
+    difference: float = 0.0
+    """The sum over all comparisons."""
+    canary_waiting: list[float] = field(default_factory=list)
+    stable_waiting: list[float] = field(default_factory=list)
+    canary_rewards: int = 0
+    canary_sum: float = 0.0
+    stable_rewards: int = 0
+    stable_sum: float = 0.0
+    sessions: dict[str, int] = field(default_factory=dict)
+    """How many rewards of each trajectory were counted."""
+
+
+class SequentialTest:
+    def __init__(self, settings: ComparisonSettings, state: ComparisonState | None = None) -> None:
+        self.state = state or ComparisonState()
+        self._settings = settings
+        self._low, high = settings.reward_range
+        self._width = high - self._low
+        self._margin = settings.margin / self._width
+
+    def add(self, rewards: Sequence[VersionReward], *, canary: int, stable: int) -> None:
+        """Rewards in the order in which they came; those of other versions do not count."""
+        state = self.state
+        for reward in rewards:
+            if reward.version not in (canary, stable) or not math.isfinite(reward.reward) or not self._counts(reward):
+                continue
+            scaled = min(max((reward.reward - self._low) / self._width, 0.0), 1.0)
+            if reward.version == canary:
+                state.canary_waiting.append(scaled)
+                state.canary_rewards += 1
+                state.canary_sum += scaled
+            else:
+                state.stable_waiting.append(scaled)
+                state.stable_rewards += 1
+                state.stable_sum += scaled
+        self._compare()
+
+    def verdict(self, seconds: float) -> Verdict | None:
+        """None: go on. `seconds` is how long the canary has run."""
+        settings, comparisons = self._settings, self.state.comparisons
+        if self.capital_worse >= 1 / settings.alpha:
+            return Verdict("rollback", f"worse than the stable version (alpha {settings.alpha:g}): {self.figures()}")
+        if self.capital_not_worse >= 1 / settings.beta:
+            text = f"not worse by {settings.margin:g} (beta {settings.beta:g})"
+            return Verdict("promote", f"{text}: {self.figures()}")
+        is_late = seconds >= settings.max_seconds and comparisons >= settings.min_comparisons
+        if comparisons < settings.max_comparisons and not is_late:
+            return None
+        limit = f"after {seconds:.0f} s" if is_late else f"after {comparisons} comparisons"
+        if self.mean_difference >= -settings.margin / 2:
+            return Verdict("promote", f"no clear result {limit}, and not worse by half the margin: {self.figures()}")
+        return Verdict("rollback", f"no clear result {limit}, and worse by half the margin: {self.figures()}")
+
+    @property
+    def capital_worse(self) -> float:
+        return _mean_capital(self.state.worse)
+
+    @property
+    def capital_not_worse(self) -> float:
+        return _mean_capital(self.state.not_worse)
+
+    @property
+    def mean_difference(self) -> float:
+        """Of the canary's reward from the stable version's, in units of the reward; 0 before the first comparison."""
+        return self._width * self.state.difference / max(1, self.state.comparisons)
+
+    @property
+    def canary_mean(self) -> float | None:
+        return self._mean(self.state.canary_sum, self.state.canary_rewards)
+
+    @property
+    def stable_mean(self) -> float | None:
+        return self._mean(self.state.stable_sum, self.state.stable_rewards)
+
+    def figures(self) -> str:
+        state = self.state
+        return (
+            f"mean reward {_shown(self.canary_mean)} of {state.canary_rewards} against {_shown(self.stable_mean)} of "
+            f"{state.stable_rewards}, difference {self.mean_difference:+.2f} in {state.comparisons} comparisons"
+        )
+
+    def _counts(self, reward: VersionReward) -> bool:
+        limit, sessions = self._settings.rewards_per_session, self.state.sessions
+        if limit is None:
+            return True
+        counted = sessions.pop(reward.trajectory_uid, 0)
+        sessions[reward.trajectory_uid] = min(counted + 1, limit)
+        if len(sessions) > REMEMBERED_SESSIONS:
+            del sessions[next(iter(sessions))]
+        return counted < limit
+
+    def _compare(self) -> None:
+        """As many comparisons as the version with fewer rewards allows. What is left of the other waits."""
+        state = self.state
+        count = min(len(state.canary_waiting), len(state.stable_waiting))
+        largest = BLOCK * count
+        of_canary, of_stable = (
+            _means(state.canary_waiting[:largest], count),
+            _means(state.stable_waiting[:largest], count),
+        )
+        for canary, stable in zip(of_canary, of_stable, strict=True):
+            self._bet(canary - stable)
+        state.canary_waiting = state.canary_waiting[largest:][-WAITING:]
+        state.stable_waiting = state.stable_waiting[largest:][-WAITING:]
+
+    def _bet(self, difference: float) -> None:
+        state, largest = self.state, 1 / (1 - self._margin)
+        state.comparisons += 1
+        state.difference += difference
+        state.worse = _after(state.worse, -difference)
+        state.not_worse = _after(state.not_worse, largest * (difference + self._margin))
+
+    def _mean(self, total: float, count: int) -> float | None:
+        return self._low + self._width * total / count if count else None
+
+
+def _means(rewards: Sequence[float], count: int) -> Iterator[float]:
+    """Of so many parts of about the same size, in order."""
+    ends = [len(rewards) * number // max(1, count) for number in range(count + 1)]
+    for start, end in pairwise(ends):
+        yield math.fsum(rewards[start:end]) / (end - start)
+
+
+def _after(capital: Sequence[float], result: float) -> list[float]:
+    """The logarithms of the capital after a bet; `result` is at least -1."""
+    return [logarithm + math.log1p(stake * result) for logarithm, stake in zip(capital, STAKES, strict=True)]
+
+
+def _mean_capital(logarithms: Sequence[float]) -> float:
+    return math.fsum(math.exp(min(logarithm, 700.0)) for logarithm in logarithms) / len(logarithms)
+
+
+def _shown(mean: float | None) -> str:
+    return "unknown" if mean is None else f"{mean:.2f}"

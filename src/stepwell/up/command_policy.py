@@ -1,0 +1,110 @@
+"""`stepwell policy list | promote | rollback`: an operator looks at the policy's versions, and decides for the guard.
+
+- The commands talk to the pool alone: they work while the trainer is down.
+- What they decide is kept as the guard's decisions are.
+"""
+
+import asyncio
+import getpass
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+from stepwell.config.policy_commands import (
+    PolicyDecisionSection,
+    PolicyListSettings,
+    PromoteSettings,
+    RollbackSettings,
+)
+from stepwell.config.sections import PoolSection
+from stepwell.errors import Conflict
+from stepwell.pool.api.policy import Canary, PolicyDecision, PolicyStatus, RewardTally
+from stepwell.pool.client import PoolClient
+from stepwell.pool.client.ray_cluster import join_ray
+
+NO_CANARY = "there is no canary: all sessions get version {version}"
+
+
+def run_list(settings: PolicyListSettings) -> None:
+    status = asyncio.run(_joined(settings).policy_status(settings.channel))
+    if settings.as_json:
+        shown = json.dumps(asdict(status), indent=2)
+    else:
+        shown = "\n".join(status_lines(status, settings.channel, settings.last, time.time()))
+    _say(shown)
+
+
+def run_promote(settings: PromoteSettings) -> None:
+    _say(asyncio.run(promote(_joined(settings), _who(settings), settings.reason)))
+
+
+def run_rollback(settings: RollbackSettings) -> None:
+    _say(asyncio.run(roll_back(_joined(settings), _who(settings), settings.reason)))
+
+
+async def promote(pool: PoolClient, by: str, reason: str) -> str:
+    """Returns what has happened, in words. Conflict if there is no canary."""
+    canary = await _canary(pool)
+    decision = PolicyDecision(canary.version, "promote", by, reason, time.time())
+    await pool.decide(decision, replace(canary, share=1.0))
+    return f"version {canary.version} is promoted: its {len(canary.engines)} engines serve all sessions"
+
+
+async def roll_back(pool: PoolClient, by: str, reason: str) -> str:
+    """Returns what has happened, in words. Conflict if there is no canary."""
+    canary = await _canary(pool)
+    await pool.decide(PolicyDecision(canary.version, "rollback", by, reason, time.time()))
+    return f"version {canary.version} is rolled back: all sessions get version {pool.policy_version}"
+
+
+def status_lines(status: PolicyStatus, channel: str, last: int, now: float) -> Iterator[str]:
+    canary, stable = status.canary, status.policy_version
+    yield f"stable    version {stable} · {_earned(status.rewards.get(stable), channel)}"
+    if canary is None:
+        yield "canary    none"
+    else:
+        earned = _earned(status.rewards.get(canary.version), channel)
+        served = f"{canary.share:.0%} of sessions, {_age(now - canary.began_at)}"
+        yield f"canary    version {canary.version} · {served} · {earned}"
+        yield from (f"          {engine}" for engine in canary.engines)
+    if status.withdrawn:
+        yield f"withdrawn {', '.join(map(str, status.withdrawn[-10:]))}"
+    if status.missing:
+        yield f"missing   the rewards of {', '.join(status.missing)}, which does not answer"
+    for decision in list(status.decisions)[-last:] if last else []:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(decision.at))
+        yield f"{at} UTC  {decision.action:8} version {decision.version} by {decision.by}: {decision.reason}"
+
+
+def _earned(tally: RewardTally | None, channel: str) -> str:
+    if tally is None or tally.mean is None:
+        return f"no rewards in {channel}"
+    return f"{tally.count:,} rewards in {channel}, mean {tally.mean:.3f}"
+
+
+def _age(seconds: float) -> str:
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"for {hours} h {minutes} min" if hours else f"for {minutes} min {rest} s"
+
+
+async def _canary(pool: PoolClient) -> Canary:
+    serving = await pool.newest_serving()
+    if serving.canary is None:
+        raise Conflict(NO_CANARY.format(version=serving.policy_version))
+    return serving.canary
+
+
+def _joined(settings: PoolSection) -> PoolClient:
+    join_ray(settings.ray_address, settings.ray_namespace)
+    return PoolClient(settings.data_pool_name, settings.ray_namespace)
+
+
+def _who(settings: PolicyDecisionSection) -> str:
+    return settings.by or getpass.getuser()
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")

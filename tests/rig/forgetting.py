@@ -1,0 +1,177 @@
+"""A shard with data of two people in every place where a shard has data, in a process that can be killed.
+
+    python -m tests.rig.forgetting JOURNAL ARCHIVE [STEP]
+
+fills it, forgets ALICE, and kills itself before the named step.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from stepwell.pool.api.curation import Curation, CurationAction
+from stepwell.pool.api.leasing import BatchRequest
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.producing import CompleteCall, RewardGiven, SubmitVerdict
+from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
+from stepwell.pool.shard.archive import ParquetArchive
+from stepwell.pool.shard.journal import ShardJournal
+from stepwell.pool.shard.journal_backends import journal_backend
+from stepwell.pool.shard.journal_identity import JournalIdentity
+from stepwell.pool.shard.service import ShardService
+from stepwell.steps.columns import pack
+from stepwell.steps.step import Step
+from tests.builders import make_step
+
+ALICE, BOB = "alice.liddell@example.org", "bob.dodgson@example.org"
+SECRETS = {ALICE: "the-white-rabbit-is-late", BOB: "the-hatter-pours-some-tea"}
+FIRST_TOKEN = {ALICE: 7_100_000, BOB: 9_300_000}
+PLAN = PoolPlan(uid="5f0c", limits=Limits(history_size=2), min_free_bytes=0)
+ARCHIVED, IN_FILE_TOO, WAITING, HISTORY, LEASED, OPEN, READY = (
+    "archived",
+    "second",
+    "waiting",
+    "history",
+    "leased",
+    "open",
+    "ready",
+)
+PLACES = (ARCHIVED, IN_FILE_TOO, WAITING, HISTORY, LEASED, OPEN, READY)
+LEASE = 600.0
+
+
+def session_of(user: str, place: str) -> str:
+    return f"{user.partition('.')[0]}-{place}"
+
+
+def tokens_of(user: str, place: str) -> list[int]:
+    first = FIRST_TOKEN[user] + 1000 * PLACES.index(place)
+    return list(range(first, first + 40))
+
+
+def open_journal(journal: str) -> ShardJournal:
+    identity = JournalIdentity(pool=PLAN.name, pool_uid=PLAN.uid, shards=1, index=0)
+    return journal_backend(journal).open(journal, PLAN.name, identity, closed_kept=100)
+
+
+def open_shard(journal: ShardJournal, archive: str) -> tuple[ShardService, ParquetArchive]:
+    files = ParquetArchive(archive, PLAN.name, journal)
+    return ShardService(PLAN, PLAN.name, journal=journal, archive=files), files
+
+
+def step_of(user: str, place: str, uid: str = "1", **fields: object) -> Step:
+    session = session_of(user, place)
+    tokens = tokens_of(user, place)
+    texts = {"extras": {"text": SECRETS[user]}, "metadata": {"note": SECRETS[user]}}
+    ids = {"prompt_ids": tokens[:30], "response_ids": tokens[30:]}
+    return make_step(session, session_prompt_uid(session), uid=uid, **ids, **texts | fields)
+
+
+async def begin(shard: ShardService, user: str, place: str) -> None:
+    call = SessionCall(session_of(user, place), "new", user, metadata={"said": SECRETS[user]})
+    (answer,) = await shard.answer([call])
+    assert not isinstance(answer, Exception), answer
+    broken = step_of(user, place, "2", quarantine=f"broken: {SECRETS[user]}")
+    verdicts = await shard.submit_steps(pack([step_of(user, place), broken]))
+    assert verdicts == [SubmitVerdict.ACCEPTED, SubmitVerdict.QUARANTINED]
+
+
+async def complete(shard: ShardService, user: str, place: str) -> None:
+    await begin(shard, user, place)
+    session = session_of(user, place)
+    await shard.answer([CompleteCall(session, session_prompt_uid(session), 1.0)])
+
+
+async def train(shard: ShardService, *places: str) -> None:
+    """Both people's sessions, in one batch."""
+    for place in places:
+        for user in (ALICE, BOB):
+            await complete(shard, user, place)
+    lease = f"lease of {places}"
+    assert await shard.take(BatchRequest(count=2 * len(places), channel="train"), LEASE, lease) is not None
+    await shard.ack(lease)
+
+
+async def comment(shard: ShardService, user: str, place: str) -> None:
+    """A late reward, and a person's decision."""
+    session, text = session_of(user, place), SECRETS[user]
+    prompt = session_prompt_uid(session)
+    late = RewardGiven(trajectory_uid=session, prompt_uid=prompt, value=0.5, source="thumb", notes=text)
+    assert await shard.give_reward(late)
+    rejected = CurationAction.REJECT
+    await shard.curate(Curation(action=rejected, trajectory_uid=session, prompt_uid=prompt, by="eve", why=text))
+
+
+async def fill(shard: ShardService, archive: ParquetArchive) -> None:
+    await train(shard, ARCHIVED, IN_FILE_TOO)
+    for user in (ALICE, BOB):
+        await comment(shard, user, ARCHIVED)
+    shard.pool.state.retire_history()
+    archive.flush()
+    for user in (ALICE, BOB):
+        await comment(shard, user, IN_FILE_TOO)
+    await train(shard, WAITING)
+    await train(shard, HISTORY)
+    for user in (ALICE, BOB):
+        await complete(shard, user, LEASED)
+    assert await shard.take(BatchRequest(count=2, channel="train"), LEASE, "held") is not None
+    for user in (ALICE, BOB):
+        await begin(shard, user, OPEN)
+        await complete(shard, user, READY)
+
+
+def needles(user: str) -> dict[str, bytes]:
+    """What must not be found: texts, and tokens in every width and in JSON."""
+    found = {user: user.encode(), SECRETS[user]: SECRETS[user].encode()}
+    found |= {session: session.encode() for session in (session_of(user, place) for place in PLACES)}
+    for place in PLACES:
+        some = tokens_of(user, place)[5:9]
+        found |= {f"{place} as {width}": np.array(some, width).tobytes() for width in ("<i4", "<i8", ">i4")}
+        found[f"{place} as text"] = ",".join(map(str, some)).encode()
+    return found
+
+
+def traces(user: str, *folders: Path) -> set[str]:
+    """In the raw bytes of all files, and in what Parquet files say when they are unpacked."""
+    import pyarrow.parquet as pq
+
+    found: set[str] = set()
+    for file in (file for folder in folders for file in folder.rglob("*") if file.is_file()):
+        content = file.read_bytes()
+        if file.suffix in (".parquet", ".part"):
+            table = pq.read_table(file)
+            content += b"".join(
+                ",".join(map(str, column.to_pylist())).replace(", ", ",").encode() for column in table.columns
+            )
+            content += str(pq.read_metadata(file).to_dict()).encode()
+        found |= {f"{file.name}: {what}" for what, bytes_ in needles(user).items() if bytes_ in content}
+    return found
+
+
+def run_killed(journal: str, archive: Path, step: str) -> int:
+    """Fill and forget in a process of its own. Returns how it ended."""
+    line = [sys.executable, "-m", "tests.rig.forgetting", journal, str(archive), step]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode
+
+
+async def main(journal: str, archive: str, step: str = "") -> None:
+    shard, files = open_shard(open_journal(journal), archive)
+
+    def kill_before(name: str) -> None:
+        if name == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    await fill(shard, files)
+    shard.forgetting.before_step = kill_before
+    await shard.forget(ALICE)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

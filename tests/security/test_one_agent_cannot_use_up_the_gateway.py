@@ -1,0 +1,205 @@
+"""S6, S7: what a gateway accepts from one agent, and from a client without a key."""
+
+import asyncio
+import time
+from io import BytesIO
+from typing import Any
+
+import openai
+import pytest
+
+from stepwell.common.access_keys import AccessKeys, _derived_key
+from stepwell.common.bounded_http import MOST_HEADER_BYTES, BoundedHttp
+from stepwell.errors import BadRequest, Overloaded, TooLarge
+from stepwell.gateway.http.quotas import CallQuota, CallQuotas
+from stepwell.gateway.http.request_body import MOST_CONTAINERS, check_containers
+from tests.integration.gateway.agent import agent_of
+from tests.rig.fake_engine import FakeEngine
+from tests.rig.fake_engine.faults import Faults
+from tests.rig.gateways import serve_gateway
+from tests.rig.local_pool import LocalPool
+from tests.rig.waiting import until
+
+
+def test_a_body_of_many_small_lists_is_refused_before_it_is_parsed() -> None:
+    check_containers(b"[" + b"[]," * (MOST_CONTAINERS - 2) + b"[]]")
+    with pytest.raises(TooLarge, match="more than 250000 objects and lists"):
+        check_containers(b"[" + b"[]," * MOST_CONTAINERS + b"[]]")
+    with pytest.raises(TooLarge):
+        check_containers(b'{"a\\"{": [' + b'{"b": {}},' * MOST_CONTAINERS + b"0]}")
+
+
+def test_brackets_in_a_text_do_not_count_unless_the_body_is_very_large() -> None:
+    text = b'int f() { return a[0]; } \\" '
+    check_containers(b'{"content": "' + text * (MOST_CONTAINERS - 10) + b'"}', most=MOST_CONTAINERS // 4)
+    with pytest.raises(TooLarge):
+        check_containers(b'{"content": "' + text * MOST_CONTAINERS * 2 + b'"}')
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", "responses"])
+async def test_such_a_body_costs_the_gateway_nothing_but_a_refusal(
+    pool: LocalPool, engine: FakeEngine, path: str
+) -> None:
+    body = b'{"messages": [' + b"[]," * (2 * MOST_CONTAINERS) + b"[]]}"
+    async with (
+        serve_gateway(pool, [engine.url]) as url,
+        agent_of(url) as agent,
+        agent.http.post(
+            f"{agent.path}/v1/{path}", data=BytesIO(body), headers={"Content-Type": "application/json"}
+        ) as answer,
+    ):
+        assert answer.status == 413
+
+
+async def read_to_end(url: str, *parts: bytes, pause: float = 0.0) -> bytes:
+    """What a server sends until it closes the connection."""
+    _, _, address = url.partition("//")
+    host, _, port = address.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        async with asyncio.timeout(60):
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(pause)
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("line", [b"X-More: x\r\n", b"x"])
+async def test_headers_without_an_end_are_cut_off(pool: LocalPool, engine: FakeEngine, line: bytes) -> None:
+    part = line * (16_384 // len(line))
+    sent = [b"POST / HTTP/1.1\r\nX-First: ", *[part] * (4 * MOST_HEADER_BYTES // len(part))]
+    async with serve_gateway(pool, [engine.url]) as url:
+        answer = await read_to_end(url, *sent, pause=0.001)
+    assert answer == b"" or b" 431 " in answer or b" 400 " in answer
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"POST /init_traj",
+        b"POST /init_trajectory HTTP/1.1\r\nHost: x\r\n",
+        b"POST /init_trajectory HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+    ],
+    ids=["nothing", "half a line", "half the headers", "half a body"],
+)
+async def test_a_client_that_does_not_go_on_is_disconnected(
+    pool: LocalPool, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    monkeypatch.setattr(BoundedHttp, "header_seconds", 0.3)
+    monkeypatch.setattr(BoundedHttp, "silent_seconds", 0.3)
+    async with serve_gateway(pool, [engine.url]) as url:
+        began = time.monotonic()
+        await read_to_end(url, begun)
+        assert time.monotonic() - began < 30
+
+
+async def test_an_answer_that_takes_long_is_not_cut_off(
+    pool: LocalPool, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedHttp, "header_seconds", 0.1)
+    monkeypatch.setattr(BoundedHttp, "silent_seconds", 0.1)
+    engine.faults = Faults(token_delay_s=0.05)
+    async with serve_gateway(pool, [engine.url]) as url, agent_of(url) as agent:
+        assert (await agent.ask(extra_body={"ignore_eos": True})).finish_reason == "length"
+
+
+async def test_one_agents_calls_in_flight_do_not_refuse_anothers(pool: LocalPool, engine: FakeEngine) -> None:
+    engine.faults = Faults(token_delay_s=0.05)
+    quota = CallQuota(in_flight=2)
+    async with (
+        serve_gateway(pool, [engine.url], quota=quota) as url,
+        agent_of(url) as greedy,
+        agent_of(url) as honest,
+    ):
+        waiting = [asyncio.create_task(greedy.ask(messages=[user(str(n))])) for n in range(2)]
+        await until(lambda: engine.in_flight == 2, "two calls")
+        with pytest.raises(openai.APIStatusError, match="quota in_flight=2 is used up"):
+            await greedy.client.with_options(max_retries=0).chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "third"}]
+            )
+        await honest.ask()
+        await asyncio.gather(*waiting)
+        await greedy.ask()
+        assert await honest.metric('stepwell_quota_refused_total{quota="in_flight"}') == 1
+
+
+def test_long_names_are_not_remembered() -> None:
+    keys = AccessKeys(["control-key-of-this-test"])
+    before = _derived_key.cache_info().currsize
+    for n in range(100):
+        assert not keys.may_call(b"Bearer x", "t" * 60_000 + str(n), "p")
+    assert _derived_key.cache_info().currsize == before
+    own = keys.trajectory_key("t" * 128, "p" * 128)
+    assert keys.may_call(f"Bearer {own}", "t" * 128, "p" * 128)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_rates_are_paid_for_by_time() -> None:
+    clock = Clock()
+    quotas = CallQuotas(CallQuota(per_second=1, tokens_per_second=2), clock)
+    for _ in range(10):
+        with quotas.call_of("a", 0):
+            pass
+    with pytest.raises(Overloaded, match="per_second=1"):
+        quotas.call_of("a", 0)
+    clock.now += 1
+    with quotas.call_of("a", 0) as call:
+        call.use(30)
+    clock.now += 4
+    with pytest.raises(Overloaded, match="tokens_per_second=2"):
+        quotas.call_of("a", 0)
+    with quotas.call_of("b", 0):
+        pass
+    clock.now += 1
+    with quotas.call_of("a", 0):
+        pass
+    assert quotas.refused == {"per_second": 1, "tokens_per_second": 1}
+
+
+def test_bodies_count_while_their_calls_are_in_flight() -> None:
+    quotas = CallQuotas(CallQuota(bytes=100))
+    with quotas.call_of("a", 60) as call:
+        with pytest.raises(Overloaded, match="bytes=100"):
+            quotas.call_of("a", 50)
+        call.grow(40)
+        with pytest.raises(Overloaded):
+            call.grow(1)
+        with quotas.call_of("b", 100), quotas.call_of("", 1_000):
+            assert quotas.bytes == 1_200
+    assert quotas.bytes == 0
+    with quotas.call_of("a", 100):
+        pass
+
+
+def test_many_callers_are_forgotten_but_none_with_a_call_in_flight() -> None:
+    quotas = CallQuotas(CallQuota(in_flight=1))
+    with quotas.call_of("busy", 0):
+        for n in range(11_000):
+            with quotas.call_of(str(n), 0):
+                pass
+        with pytest.raises(Overloaded):
+            quotas.call_of("busy", 0)
+
+
+def test_a_quota_is_read_from_its_name_and_number() -> None:
+    assert CallQuota.read(("in_flight=3", "per_second=0.5")) == CallQuota(in_flight=3, per_second=0.5)
+    with pytest.raises(BadRequest, match="no quota is called 'calls'; there are in_flight"):
+        CallQuota.read(("calls=3",))
+    with pytest.raises(BadRequest, match="needs a number"):
+        CallQuota.read(("in_flight=x",))

@@ -1,0 +1,175 @@
+"""The sequential test: its error rates and how many rewards it needs, by simulation; and what it makes of rewards."""
+
+import json
+from dataclasses import asdict
+from statistics import median
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pytest
+
+from stepwell.errors import BadRequest
+from stepwell.pool.api.policy import VersionReward
+from stepwell.trainers.guard.guard_settings import ComparisonSettings
+from stepwell.trainers.guard.sequential_test import WAITING, ComparisonState, SequentialTest
+
+STABLE, CANARY = 4, 5
+RUNS = 300
+NOISE = 0.03
+"""Three standard deviations of a rate of 0.03 over the runs."""
+PER_CANARY = 4
+"""Rewards of the stable version for each of the canary, on average."""
+
+
+class Simulated(NamedTuple):
+    rollbacks: float
+    """The share of runs that end so."""
+    rewards: float
+    """Of the canary until the decision; the median."""
+
+
+def rewards_of(version: int, values: list[float], session: str = "") -> list[VersionReward]:
+    return [VersionReward(version, value, f"{version}-{session}{n}") for n, value in enumerate(values)]
+
+
+def simulate(stable: float, canary: float, settings: ComparisonSettings) -> Simulated:
+    """Rewards are 1 with these probabilities, else 0."""
+    random = np.random.default_rng(7)
+    found: list[tuple[str, int]] = []
+    for _ in range(RUNS):
+        test = SequentialTest(settings)
+        number = 0
+        while (verdict := test.verdict(0.0)) is None:
+            number += 1
+            of_stable = [float(random.random() < stable) for _ in range(random.poisson(PER_CANARY))]
+            came = rewards_of(STABLE, of_stable, f"{number}-") + rewards_of(
+                CANARY, [float(random.random() < canary)], f"{number}-"
+            )
+            test.add(came, canary=CANARY, stable=STABLE)
+        found.append((verdict.action, test.state.canary_rewards))
+    return Simulated(sum(action == "rollback" for action, _ in found) / RUNS, median(count for _, count in found))
+
+
+def test_a_great_fall_is_found_in_ten_rewards() -> None:
+    found = simulate(0.8, 0.1, ComparisonSettings())
+    assert found.rollbacks == 1.0
+    assert found.rewards <= 10
+
+
+@pytest.mark.parametrize("mean", [0.35, 0.8])
+def test_a_version_that_is_as_good_is_seldom_rolled_back(mean: float) -> None:
+    settings = ComparisonSettings()
+    found = simulate(mean, mean, settings)
+    assert found.rollbacks <= settings.alpha + NOISE
+    assert found.rewards <= 60
+
+
+@pytest.mark.parametrize("mean", [0.5, 0.8])
+def test_a_version_that_is_worse_by_the_margin_is_seldom_promoted(mean: float) -> None:
+    settings = ComparisonSettings()
+    found = simulate(mean, mean - settings.margin, settings)
+    assert 1.0 - found.rollbacks <= settings.beta + NOISE
+
+
+def test_a_wider_margin_is_sooner_promoted() -> None:
+    wide = simulate(0.8, 0.8, ComparisonSettings(margin=0.3))
+    assert wide.rewards < 0.7 * simulate(0.8, 0.8, ComparisonSettings()).rewards
+
+
+def given(settings: ComparisonSettings, canary: list[float], stable: list[float]) -> SequentialTest:
+    test = SequentialTest(settings)
+    test.add([*rewards_of(STABLE, stable), *rewards_of(CANARY, canary)], canary=CANARY, stable=STABLE)
+    return test
+
+
+def test_the_reason_has_the_figures() -> None:
+    verdict = given(ComparisonSettings(), [0.0] * 12, [1.0] * 24).verdict(3.0)
+    assert verdict is not None
+    assert verdict.action == "rollback"
+    assert verdict.reason == (
+        "worse than the stable version (alpha 0.05): mean reward 0.00 of 12 against 1.00 of 24, difference -1.00 in 12 "
+        "comparisons"
+    )
+
+
+def test_rewards_of_other_versions_and_without_a_number_do_not_count() -> None:
+    test = SequentialTest(ComparisonSettings())
+    others = [*rewards_of(3, [0.0] * 9), *rewards_of(CANARY, [float("nan")] * 9)]
+    test.add(others, canary=CANARY, stable=STABLE)
+    assert test.state == ComparisonState()
+
+
+def test_rewards_wait_for_those_of_the_other_version() -> None:
+    test = given(ComparisonSettings(), [1.0, 1.0], [])
+    assert (test.state.comparisons, test.capital_not_worse) == (0, 1.0)
+    test.add(rewards_of(STABLE, [1.0]), canary=CANARY, stable=STABLE)
+    assert test.state.comparisons == 1
+    assert test.state.canary_waiting == test.state.stable_waiting == []
+
+
+def test_rewards_that_came_before_those_of_the_canary_last_for_several_comparisons() -> None:
+    test = given(ComparisonSettings(), [], [1.0] * 40)
+    for number in range(10):
+        test.add([VersionReward(CANARY, 0.0, f"late-{number}")], canary=CANARY, stable=STABLE)
+    assert test.state.comparisons == 10
+    assert test.mean_difference == -1.0
+
+
+def test_rewards_that_wait_too_long_are_not_compared() -> None:
+    test = given(ComparisonSettings(), [], [1.0] * 50 + [0.0] * WAITING)
+    test.add(rewards_of(CANARY, [0.0]), canary=CANARY, stable=STABLE)
+    assert test.mean_difference == 0.0
+
+
+@pytest.mark.parametrize(("limit", "counted"), [(1, 2), (2, 4), (None, 20)])
+def test_a_session_counts_with_some_rewards(limit: int | None, counted: int) -> None:
+    test = SequentialTest(ComparisonSettings(rewards_per_session=limit))
+    for _ in range(10):
+        test.add(rewards_of(CANARY, [1.0, 1.0]), canary=CANARY, stable=STABLE)
+    assert test.state.canary_rewards == counted
+
+
+def test_margin_and_rewards_have_the_units_of_the_range() -> None:
+    settings = ComparisonSettings(reward_range=(-1.0, 1.0), margin=0.4)
+    wide = given(settings, [-1.0, 1.0, 0.5, 7.0], [1.0] * 4)
+    unit = given(ComparisonSettings(margin=0.2), [0.0, 1.0, 0.75, 1.0], [1.0] * 4)
+    assert (wide.state.worse, wide.state.not_worse) == (unit.state.worse, unit.state.not_worse)
+    assert wide.canary_mean == pytest.approx(0.375)
+    assert wide.mean_difference == pytest.approx(2 * unit.mean_difference)
+
+
+@pytest.mark.parametrize(("canary", "action"), [(0.45, "promote"), (0.35, "rollback")])
+def test_the_better_guess_decides_at_the_largest_number(canary: float, action: Literal["promote", "rollback"]) -> None:
+    settings = ComparisonSettings(max_comparisons=4)
+    test = given(settings, [canary] * 3, [0.5] * 3)
+    assert test.verdict(0.0) is None
+    test.add([VersionReward(STABLE, 0.5, "one"), VersionReward(CANARY, canary, "more")], canary=CANARY, stable=STABLE)
+    verdict = test.verdict(0.0)
+    assert verdict is not None
+    assert verdict.action == action
+    assert verdict.reason.startswith("no clear result after 4 comparisons")
+
+
+def test_with_too_few_rewards_the_canary_goes_on_after_the_time() -> None:
+    settings = ComparisonSettings(max_seconds=60.0, min_comparisons=3)
+    assert given(settings, [0.5] * 2, [0.5] * 2).verdict(1000.0) is None
+    assert given(settings, [0.5] * 3, [0.5] * 3).verdict(59.0) is None
+    verdict = given(settings, [0.5] * 3, [0.5] * 3).verdict(60.0)
+    assert verdict is not None
+    assert verdict.reason.startswith("no clear result after 60 s, and not worse by half the margin")
+
+
+def test_a_test_goes_on_from_its_state() -> None:
+    settings = ComparisonSettings()
+    whole = given(settings, [0.2, 0.9, 0.4], [0.5, 0.6, 0.7, 0.1])
+    first = SequentialTest(settings)
+    first.add(rewards_of(STABLE, [0.5, 0.6, 0.7, 0.1]), canary=CANARY, stable=STABLE)
+    second = SequentialTest(settings, ComparisonState(**json.loads(json.dumps(asdict(first.state)))))
+    second.add(rewards_of(CANARY, [0.2, 0.9, 0.4]), canary=CANARY, stable=STABLE)
+    assert second.state == whole.state
+
+
+@pytest.mark.parametrize("wrong", [{"margin": 0.0}, {"margin": 1.0}, {"alpha": 0.0}, {"beta": 1.0}])
+def test_settings_without_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(BadRequest):
+        ComparisonSettings(**wrong)  # type: ignore[arg-type]

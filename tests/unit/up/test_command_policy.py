@@ -1,0 +1,63 @@
+"""What an operator sees of the policy's versions, and decides, without a trainer."""
+
+import pytest
+
+from stepwell.errors import Conflict
+from stepwell.pool.api.policy import Canary, PolicyDecision, PolicyStatus, RewardTally
+from stepwell.up.command_policy import promote, roll_back, status_lines
+from tests.rig.local_pool import LocalPool
+
+CANARY = Canary(7, ("http://new",), 0.1, began_at=1_000.0)
+BEGUN = PolicyDecision(7, "canary", "guard", "validation 0.8, best 0.8", 1_000.0)
+
+
+@pytest.fixture
+async def pool() -> LocalPool:
+    pool = LocalPool()
+    await pool.decide(BEGUN, CANARY, 6)
+    return pool
+
+
+async def test_a_promoted_canary_gets_all_sessions_and_stays_the_canary(pool: LocalPool) -> None:
+    assert await promote(pool, "ana", "it is fine") == "version 7 is promoted: its 1 engines serve all sessions"
+    serving = await pool.newest_serving()
+    assert (serving.policy_version, serving.canary) == (6, Canary(7, ("http://new",), 1.0, 1_000.0))
+    *_, last = await pool.decisions()
+    assert (last.version, last.action, last.by, last.reason) == (7, "promote", "ana", "it is fine")
+
+
+async def test_a_rolled_back_canary_ends_and_is_not_promoted_later(pool: LocalPool) -> None:
+    assert await roll_back(pool, "ana", "it is rude") == "version 7 is rolled back: all sessions get version 6"
+    serving = await pool.newest_serving()
+    assert (serving.canary, serving.withdrawn) == (None, (7,))
+    for command in (promote, roll_back):
+        with pytest.raises(Conflict, match="there is no canary: all sessions get version 6"):
+            await command(pool, "ana", "again")
+    assert [found.action for found in await pool.decisions()] == ["canary", "rollback"]
+
+
+def test_the_list_says_what_serves_whom_and_why() -> None:
+    status = PolicyStatus(
+        policy_version=6,
+        canary=CANARY,
+        withdrawn=(3, 5),
+        decisions=[PolicyDecision(5, "rollback", "guard", "worse", 0.0), BEGUN],
+        rewards={6: RewardTally(1200, 300.0), 7: RewardTally(4, 3.0)},
+        missing=("data_pool-1",),
+    )
+    assert list(status_lines(status, "train", last=1, now=1_061.0)) == [
+        "stable    version 6 · 1,200 rewards in train, mean 0.250",
+        "canary    version 7 · 10% of sessions, for 1 min 1 s · 4 rewards in train, mean 0.750",
+        "          http://new",
+        "withdrawn 3, 5",
+        "missing   the rewards of data_pool-1, which does not answer",
+        "1970-01-01 00:16:40 UTC  canary   version 7 by guard: validation 0.8, best 0.8",
+    ]
+
+
+def test_the_list_of_a_pool_without_a_canary_is_short() -> None:
+    status = PolicyStatus(policy_version=0, canary=None)
+    assert list(status_lines(status, "train", last=0, now=0.0)) == [
+        "stable    version 0 · no rewards in train",
+        "canary    none",
+    ]
