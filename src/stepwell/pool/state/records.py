@@ -156,8 +156,9 @@ class Trajectory:
 
     @property
     def extent(self) -> tuple[int, bool]:
-        """The number of its steps, and whether it is complete: what a worker that judges by step can know of it."""
-        return len(self.steps), self.completed
+        """The number of its sound steps, and whether it is complete: what a worker that judges by step can know of
+        it."""
+        return sum(step.quarantine is None for step in self.steps.values()), self.completed
 
     def has_its_rewards(self) -> bool:
         return self.is_scored() and not self.awaits_steps
@@ -165,7 +166,8 @@ class Trajectory:
     def has_steps_due(self) -> bool:
         """Has it grown since it was judged by step, and may a step of it now get a reward? The last step of an open one
         cannot: nothing is known yet of what comes after it."""
-        if self.extent == self.judged or self.is_relabelled or (len(self.steps) < 2 and not self.completed):
+        extent = sound_steps, completed = self.extent
+        if extent == self.judged or self.is_relabelled or (sound_steps < 2 and not completed):
             return False
         return any(self.unsettled_steps())
 

@@ -383,6 +383,18 @@ def test_a_step_of_an_open_trajectory_is_judged_and_trained_as_soon_as_the_next_
     assert open_steps(p) == [("t-1", -1.0)]
 
 
+def test_a_quarantined_step_tells_nothing_of_the_one_before_it() -> None:
+    p = pool()
+    turns(p, 1, complete=False)
+    assert by_step_offers(p) == []
+    p.submit([make_step("t", "t", uid="bad", started_at=1, quarantine="bad_logprob: test")])
+    assert by_step_offers(p) == []
+    more(p, 2)
+    assert judged_by_step(p, 1.0, None) == ["t-0", "t-2"]
+    p.submit([make_step("t", "t", uid="worse", started_at=3, quarantine="bad_logprob: test")])
+    assert by_step_offers(p) == []
+
+
 def test_workers_that_judge_whole_trajectories_get_no_open_one() -> None:
     p = pool()
     turns(p, 2, complete=False)
