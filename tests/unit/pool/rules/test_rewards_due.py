@@ -386,7 +386,6 @@ def test_a_step_of_an_open_trajectory_is_judged_and_trained_as_soon_as_the_next_
 def test_a_quarantined_step_tells_nothing_of_the_one_before_it() -> None:
     p = pool()
     turns(p, 1, complete=False)
-    assert by_step_offers(p) == []
     p.submit([make_step("t", "t", uid="bad", started_at=1, quarantine="bad_logprob: test")])
     assert by_step_offers(p) == []
     more(p, 2)
