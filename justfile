@@ -31,6 +31,10 @@ integration *args:
 e2e *args:
     {{python}} -m pytest tests/e2e {{args}}
 
+# one file per threat: the hostile candidates, what may be asked by whom, what is left after forgetting
+security *args:
+    {{python}} -m pytest tests/security {{args}}
+
 # the documentation site, into site/; nothing in it needs the internet
 docs:
     {{python}} scripts/reference.py

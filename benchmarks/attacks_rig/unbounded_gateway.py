@@ -8,6 +8,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from stepwell import cli, wiring
 from stepwell.common import access_keys
 from stepwell.gateway.dialects import openai_request
+from stepwell.gateway.http import request_body
 from stepwell.gateway.http.quotas import CallQuota
 
 
@@ -19,6 +20,7 @@ class NoQuota:
 
 UNBOUNDED: tuple[tuple[Any, str, Any], ...] = (
     (openai_request, "check_containers", lambda *_: None),
+    (request_body, "MOST_CONTAINERS", sys.maxsize),
     (wiring, "BoundedHttp", HttpToolsProtocol),
     (wiring, "CallQuota", NoQuota),
     (access_keys, "LONGEST_MESSAGE", sys.maxsize),

@@ -31,18 +31,22 @@ def declared_length(headers: Headers) -> int | None:
 async def read_body(
     receive: Receive, largest: int = LARGEST_BODY, *, on_part: Callable[[int], None] | None = None
 ) -> bytes:
-    """The whole body. TooLarge as soon as it is longer than `largest`. `on_part` is told the size of each part."""
+    """The whole body. TooLarge as soon as it is longer than `largest`, or long and of too many objects and lists.
+    `on_part` is told the size of each part."""
     message = await receive()
     body: bytes = message.get("body", b"")
     if on_part is not None:
         on_part(len(body))
     if message.get("more_body"):
         parts = [body]
-        size = len(body)
+        size, containers = len(body), _brackets(body)
         while message.get("more_body") and size <= largest:
             message = await receive()
             parts.append(message.get("body", b""))
             size += len(parts[-1])
+            containers += _brackets(parts[-1])
+            if size > LARGEST_READ and containers > MOST_CONTAINERS:
+                raise TooLarge(too_many_text(MOST_CONTAINERS))
             if on_part is not None:
                 on_part(len(parts[-1]))
         body = b"".join(parts)
@@ -70,11 +74,18 @@ def too_large_text(largest: int) -> str:
     return f"the request body is larger than {largest >> 20} MiB"
 
 
+def too_many_text(most: int) -> str:
+    return f"the request body has more than {most} objects and lists"
+
+
 def check_containers(body: bytes, most: int = MOST_CONTAINERS) -> None:
     """TooLarge if the JSON text has too many objects and lists. Brackets within strings do not count, unless the body
     is so large that to tell them apart would take long."""
-    if len(body) < 2 * most or body.count(b"{") + body.count(b"[") <= most:
+    if len(body) < 2 * most or _brackets(body) <= most:
         return
-    outside = STRINGS.sub(b"", body) if len(body) <= LARGEST_READ else body
-    if outside.count(b"{") + outside.count(b"[") > most:
-        raise TooLarge(f"the request body has more than {most} objects and lists")
+    if _brackets(STRINGS.sub(b"", body) if len(body) <= LARGEST_READ else body) > most:
+        raise TooLarge(too_many_text(most))
+
+
+def _brackets(body: bytes) -> int:
+    return body.count(b"{") + body.count(b"[")

@@ -4,7 +4,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from stepwell.errors import TooLarge
-from stepwell.gateway.http.request_body import Message, Receive, limited, read_body
+from stepwell.gateway.http.request_body import LARGEST_READ, Message, Receive, limited, read_body
 
 
 def receiving(parts: Sequence[bytes]) -> Receive:
@@ -37,3 +37,15 @@ async def test_for_fastapi_a_body_that_is_too_large_is_an_http_error() -> None:
         await receive()
     with pytest.raises(HTTPException, match="413"):
         await receive()
+
+
+async def test_a_long_body_of_many_lists_is_refused_before_it_is_read_whole() -> None:
+    receive = receiving([b"[]," * (LARGEST_READ // 12)] * 16)
+    with pytest.raises(TooLarge, match="objects and lists"):
+        await read_body(receive)
+    assert (await receive())["more_body"], "everything was read"
+
+
+async def test_a_long_text_is_read_whole() -> None:
+    parts = [b'"' + b"text [1] " * (LARGEST_READ // 40_000), *[b"a" * (LARGEST_READ // 4)] * 6]
+    assert await read_body(receiving(parts)) == b"".join(parts)
