@@ -26,7 +26,7 @@ from stepwell.steps.rows import merge_rows
 from stepwell.steps.step import Exactness, Step
 from tests.integration.gateway.agent import Agent, agent_of
 from tests.rig import forgetting as rig
-from tests.rig.fake_engine import FakeEngine, Reply
+from tests.rig.fake_engine import FakeEngine, Faults, Reply
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalTransport
 from tests.rig.redactions import SECRET
@@ -37,6 +37,7 @@ MODULE = "tests.rig.redactions"
 ANSWER = f"I will write to {SECRET} at once"
 USER = {"role": "user", "content": f"My address is {SECRET}, write to me."}
 PATIENT = 60.0
+FOR_EVER = 3600.0
 
 
 @dataclass
@@ -212,18 +213,23 @@ async def test_a_step_over_which_the_function_fails_is_answered_and_not_stored(
 
 
 async def test_an_answer_that_its_agent_does_not_read_to_its_end_is_redacted_too(place: Place) -> None:
-    place.engine.replies.append(Reply(f"{ANSWER} and {'on ' * 50}"))
+    place.engine.replies.append(Reply(f"{ANSWER} and so on"))
+    place.engine.faults = Faults(silent_s=FOR_EVER, silent_at_token=len(ANSWER) + 4)
     with closing(Spool(place.folder / "spool")) as spool:
         async with place.agent("mails", spool=spool) as agent:
             body = {"model": "tiny", "messages": [USER], "max_tokens": 300, "stream": True}
             async with agent.http.post(agent.chat, json=body) as answer:
-                heard = b""
-                async for line in answer.content:
-                    heard += line
-                    if b'" and' in heard or heard.count(b"data:") > 60:
-                        break
+                heard = 0
+                while heard < len(ANSWER):
+                    heard += (await answer.content.readline()).startswith(b"data:")
+                answer.close()
             await agent.until_metric('stepwell_delivered_steps_total{verdict="accepted"}', 1)
+            await agent.complete(reward=1.0)
         assert place.traces() == set()
+    (step,) = await place.taken(untrainable=True)
+    assert (step.finish_reason, step.quarantine) == ("cut_short", None)
+    assert step.response_mask is not None
+    assert (~step.response_mask).sum() == len(SECRET)
 
 
 async def test_a_stored_response_is_continued_as_it_was_and_only_by_its_gateway(place: Place) -> None:

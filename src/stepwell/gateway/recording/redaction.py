@@ -9,10 +9,10 @@
 - A masked step has no lineage: a gateway must not continue a conversation from tokens that were masked.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -33,7 +33,7 @@ MASKS = ("*", "▁*", "#", "_", "x")
 for whoever reads messages from tokens."""
 MASK_TEXT = "***"
 """In place of a span in a text that is stored as text."""
-KEPT_SEGMENTS = 4_096
+KEPT_SEGMENTS = 20_000
 """Texts whose spans are remembered: a conversation repeats its first messages in every turn."""
 
 
@@ -73,20 +73,28 @@ class SpanFinder:
         self._find = find
         self._special_ids = np.fromiter(tokenizer.special_ids, np.int32)
         self._decoder = TokenDecoder(tokenizer)
-        self._in_segment = lru_cache(KEPT_SEGMENTS)(self._find_in_segment)
+        self._found: OrderedDict[bytes, Spans] = OrderedDict()
+        """By the digest of a segment."""
 
     def find(self, task: RedactionTask) -> RedactionFound:
         ids = np.frombuffer(task.ids, np.int32)
         tokens = [
             (start + first, start + last)
             for start, end in _segments(ids, self._special_ids)
-            for first, last in self._in_segment(ids[start:end].tobytes())
+            for first, last in self._in_segment(ids[start:end])
         ]
         return RedactionFound(tokens, [self._spans(text) for text in task.texts])
 
-    def _find_in_segment(self, raw: bytes) -> Spans:
-        texts = self._decoder.texts(np.frombuffer(raw, np.int32).tolist())
-        return token_spans(texts, self._spans("".join(texts)))
+    def _in_segment(self, ids: IntArray) -> Spans:
+        key = blake2b(ids.tobytes(), digest_size=16).digest()
+        if (known := self._found.get(key)) is not None:
+            self._found.move_to_end(key)
+            return known
+        texts = self._decoder.texts(ids.tolist())
+        found = self._found[key] = token_spans(texts, self._spans("".join(texts)))
+        if len(self._found) > KEPT_SEGMENTS:
+            self._found.popitem(last=False)
+        return found
 
     def _spans(self, text: str) -> Spans:
         return merged(_checked(span, len(text)) for span in self._find(text))

@@ -148,6 +148,19 @@ def test_a_text_that_goes_on_without_a_special_token_is_judged_anew_and_forks(fi
     assert tree.read(placed[1].branch, 5).tolist() == [*encode("a "), MASK, MASK, MASK]
 
 
+def test_a_message_that_every_turn_repeats_is_judged_once(tiny_model: Path) -> None:
+    judged: list[str] = []
+
+    def find(text: str) -> list[tuple[int, int]]:
+        judged.append(text)
+        return secrets(text)
+
+    finder = SpanFinder(find, LoadedTokenizer.load(str(tiny_model)))
+    for turn in ("a set<|im_end|>", "a set<|im_end|>b<|im_end|>"):
+        assert list(finder.find(task_of(make_step(prompt_ids=encode(turn), response_ids=[]))).tokens) == [(2, 5)]
+    assert judged == ["a set", "b"]
+
+
 @pytest.mark.parametrize("spans", [[(0, 99)], [(2, 1)], [(-1, 1)], ["ab"], [(0.0, 1.0)], [None], 3])
 def test_what_is_no_span_of_the_text_is_a_failure(tiny_model: Path, spans: object) -> None:
     finder = SpanFinder(lambda _: spans, LoadedTokenizer.load(str(tiny_model)))  # type: ignore[arg-type, return-value]
