@@ -45,6 +45,8 @@ from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.http.quotas import CallQuota
+from stepwell.gateway.recording.redaction_child import load_redaction
+from stepwell.gateway.recording.redactor import Redactor
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.asgi import GatewayAsgi
 from stepwell.pool.api.plan import JournalSync, PoolPlan
@@ -159,8 +161,17 @@ def _gateway(settings: GatewaySettings, link: LinkClient, watch: Path | None = N
         session_sample=settings.session_sample,
         rules=RequestRules(frozenset(settings.forward_fields), frozenset(settings.media_hosts)),
         quota=CallQuota.read(settings.quota),
+        redactor=_redactor(settings),
         atropos=_atropos(pool(), keys, settings.atropos_state) if settings.atropos else None,
     )
+
+
+def _redactor(settings: GatewaySettings) -> Redactor | None:
+    """A function that cannot be loaded is refused at once."""
+    if settings.redact is None:
+        return None
+    load_redaction(settings.redact)
+    return Redactor(settings.redact, settings.tokenizer_path)
 
 
 def run_gateway_key(settings: SessionKeySettings) -> None:

@@ -46,6 +46,7 @@ RUN_BY = {
     "docs/operations/backup.md": "tests/unit/test_docs_snippets.py",
     "docs/operations/upgrade.md": "tests/unit/test_docs_snippets.py",
     "docs/pool.md": "tests/unit/test_docs_snippets.py",
+    "docs/privacy.md": "tests/unit/gateway/recording/test_redaction.py",
     "docs/rewards.md": "tests/integration/rewards/test_docs.py",
     "docs/start.md": "tests/e2e/test_new_user.py",
     "docs/training.md": "tests/unit/trainers/test_docs.py",

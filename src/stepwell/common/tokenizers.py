@@ -60,6 +60,37 @@ class BackgroundTokenizer:
             self._why = _one_line(failure)
 
 
+class LoadedTokenizer:
+    """What is needed to find texts in tokens. A folder's tokenizer.json is read without transformers."""
+
+    def __init__(self, decode: Decode, special_ids: frozenset[int], id_of: Callable[[str], int | None]) -> None:
+        self.special_ids = special_ids
+        """Of tokens that are no text, such as the ends of turns."""
+        self.id_of = id_of
+        """The id of a token by its own text; None if there is no such token."""
+        self._decode = decode
+
+    def start(self) -> None: ...
+
+    def why_not_ready(self) -> str | None:
+        return None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._decode(list(ids))
+
+    @classmethod
+    def load(cls, path: str) -> "LoadedTokenizer":
+        """BadRequest says why there is none."""
+        if (file := Path(path, "tokenizer.json")).is_file():
+            fast = _read_fast(file)
+            added, id_of = fast.get_added_tokens_decoder(), fast.token_to_id
+        else:
+            slow = load_tokenizer(path)
+            added, id_of = slow.added_tokens_decoder, slow.get_vocab().get
+        special = frozenset(int(number) for number, token in added.items() if token.special)
+        return cls(load_decode(path), special, id_of)
+
+
 class TokenDecoder:
     """Token ids as text: a whole sequence, or one text per token."""
 
@@ -135,13 +166,17 @@ def load_decode(path: str | None) -> Decode:
     if not file.is_file():
         tokenizer = load_tokenizer(path)
         return lambda ids: str(tokenizer.decode(ids))
+    fast = _read_fast(file)
+    return lambda ids: str(fast.decode(ids, skip_special_tokens=False))
+
+
+def _read_fast(file: Path) -> Any:
     try:
         from tokenizers import Tokenizer as FastTokenizer
 
-        fast = FastTokenizer.from_file(str(file))
+        return FastTokenizer.from_file(str(file))
     except Exception as failure:
-        raise BadRequest(f"no tokenizer could be loaded from {path}: {_one_line(failure)}") from failure
-    return lambda ids: str(fast.decode(ids, skip_special_tokens=False))
+        raise BadRequest(f"no tokenizer could be loaded from {file.parent}: {_one_line(failure)}") from failure
 
 
 def no_tokenizer(ids: list[int]) -> str:

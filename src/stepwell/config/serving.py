@@ -75,6 +75,9 @@ class GatewaySettings(ServerSection):
     user's next message, or all of it."""
     session_sample: float = Field(default=1.0, ge=0, le=1)
     """Share of sessions that are recorded; the same ones at every gateway with the same share."""
+    redact: str | None = None
+    """Function that finds what must not be stored, as module:function or path/to/file.py:function. It gets a text and
+    returns spans (start, end); their tokens are masked in what is stored, and not trained. Answers stay as they are."""
     spool: str | None = None
     """File in which steps wait for the pool, so that they survive this process; without it, they wait in memory."""
     spool_bytes: int = Field(default=16 * 2**30, ge=2**20)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepwell.common.access_keys import SessionKey
+from stepwell.common.async_calls import run_to_end
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import EngineReply
 from stepwell.errors import EngineUnavailable, Overloaded, StepwellError
@@ -374,10 +375,10 @@ class AgentCalls:
                 rest, usage = b"".join(map(exchange.stream.chunk, chunks)), NO_USAGE
         except (asyncio.CancelledError, EngineUnavailable):
             by_agent = exchange.is_abandoned and answer.error is None
-            self._record_cut_short(exchange, reply, answer.sampled(), by_agent=by_agent)
+            await self._record_cut_short(exchange, reply, answer.sampled(), by_agent=by_agent)
             raise
         if answer.error is not None:
-            self._record_cut_short(exchange, reply, choices, by_agent=False)
+            await self._record_cut_short(exchange, reply, choices, by_agent=False)
         else:
             origin = self._origin(exchange, choices, answer.messages)
             steps = await self.steps.build(exchange.begun, call, reply, choices, usage, answer.texts, origin)
@@ -391,9 +392,21 @@ class AgentCalls:
         await _read_to_end(reply)
 
     async def _record(self, exchange: Exchange, steps: Sequence[Step], reply: EngineReply) -> None:
-        self.left_out.note(exchange.placed.channel, [step.untrainable for step in steps])
+        """The conversation goes on with the tokens that were sampled; only what is stored is redacted."""
         if exchange.plan is not None and self.bridge is not None:
             self.bridge.note(exchange.plan, steps)
+        if self.steps.redactor is None:
+            await self._store(exchange, steps, reply)
+        else:
+            await run_to_end(self._redact_and_store(exchange, steps, reply))
+
+    async def _redact_and_store(self, exchange: Exchange, steps: Sequence[Step], reply: EngineReply) -> None:
+        redacted = self.stored.keep_masked(steps, await self.steps.redact(steps))
+        if redacted:
+            await self._store(exchange, redacted, reply)
+
+    async def _store(self, exchange: Exchange, steps: Sequence[Step], reply: EngineReply) -> None:
+        self.left_out.note(exchange.placed.channel, [step.untrainable for step in steps])
         await self.steps.record(steps, reply.engine)
 
     def _note_turn(self, exchange: Exchange, messages: Callable[[], Sequence[Mapping[str, Any] | None]]) -> None:
@@ -401,14 +414,16 @@ class AgentCalls:
         if (conversation := exchange.placed.conversation) is not None:
             self.placement.conversations.note(conversation, exchange.begun.uid, messages)
 
-    def _record_cut_short(
+    async def _record_cut_short(
         self, exchange: Exchange, reply: EngineReply, choices: Sequence[Sampled], *, by_agent: bool
     ) -> None:
         """No call continues such a step."""
         if not exchange.is_recorded:
             return
         origin = self._origin(exchange, choices, lambda: ())
-        self.steps.record_cut_short(exchange.begun, exchange.call, reply, choices, by_agent=by_agent, origin=origin)
+        begun, call = exchange.begun, exchange.call
+        recording = self.steps.record_cut_short(begun, call, reply, choices, by_agent=by_agent, origin=origin)
+        await (recording if self.steps.redactor is None else run_to_end(recording))
 
     async def _refuse(self, exchange: Exchange, error: ErrorDetails) -> None:
         """Pass an engine's refusal on. A prompt longer than the model's context ends the episode: the pool is told."""

@@ -31,6 +31,7 @@ from stepwell.gateway.http.quotas import CallQuota, CallQuotas
 from stepwell.gateway.http.response_writer import SILENCE, KeepAlives
 from stepwell.gateway.live_sessions import LiveSessions
 from stepwell.gateway.recording.outbox import SETTLE_TIMEOUT, Outbox
+from stepwell.gateway.recording.redactor import Redactor
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.recording.step_builder import StepBuilder
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
@@ -98,6 +99,7 @@ def create_app(
     session_sample: float = 1.0,
     rules: RequestRules = NO_MORE,
     quota: CallQuota = NO_CHOICE,
+    redactor: Redactor | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
     limits: GatewayLimits = DEFAULT_LIMITS,
 ) -> GatewayAsgi:
@@ -105,7 +107,8 @@ def create_app(
 
     `watch` keeps the states of the engines up to date in place of their own. With `answers_unchecked`, calls are
     answered also while the pool cannot be asked for their trajectory. `session_sample` is the share of
-    sessions that are recorded. Without `bridge`, engines render every prompt.
+    sessions that are recorded. Without `bridge`, engines render every prompt. The redactor masks steps before they are
+    stored.
     """
     metrics, traces = GatewayMetrics(), tracing.start()
     left_out = LeftOutLog(log, "; see --sampling in docs/gateway.md")
@@ -117,7 +120,7 @@ def create_app(
     outbox = Outbox(
         pool, on_refused=known.forget, confirmer=confirmer, spool=spool, confirm_timeout=limits.confirm_timeout
     )
-    readiness = ReadinessCheck(pool, engines, tokenizer, rewards)
+    readiness = ReadinessCheck(pool, engines, tokenizer, rewards, redactor)
     steps = StepBuilder(
         outbox=outbox,
         confirmer=confirmer,
@@ -126,11 +129,11 @@ def create_app(
         prompt_length=prompt_length,
         trained_model=trained_model,
         is_durable=is_durable,
+        redactor=redactor,
     )
     bridges = None
     if bridge is not None:
         bridges = Bridge(engines=engines, pool=pool, thinking=bridge, render_timeout=limits.render_timeout)
-        known.on_forget = bridges.turns.forget
     keep_alives = KeepAlives(limits.keep_alive_seconds)
     calls = AgentCalls(
         pool=pool,
@@ -149,6 +152,13 @@ def create_app(
         max_in_flight=limits.max_in_flight,
         quotas=CallQuotas(quota),
     )
+
+    def forget_turns(trajectory_uid: str) -> None:
+        calls.stored.forget(trajectory_uid)
+        if bridges is not None:
+            bridges.turns.forget(trajectory_uid)
+
+    known.on_forget = forget_turns
     register_readings(metrics, calls, engines, outbox, spool)
     register_pool_readings(metrics, known, link)
     lifecycle = TrajectoryLifecycle(pool, outbox, known, keys, sessions, placement)
@@ -164,6 +174,7 @@ def create_app(
             sessions.run(),
             keep_alives.run(),
             metrics.watch_loop(),
+            *((redactor.run(),) if redactor is not None else ()),
         )
         try:
             async with (
@@ -201,6 +212,7 @@ def create_app(
             rewards,
             metrics,
             left_out,
+            steps.redact_submitted,
             prompt_length=prompt_length,
             response_length=response_length,
             trained_model=trained_model,

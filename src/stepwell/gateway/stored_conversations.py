@@ -3,10 +3,13 @@
 - A step keeps what its call added: the messages, the reply, and the uid of the step before it. So the pool has it, with
   the trajectory, and any gateway finds it, also one that was restarted.
 - Only the open trajectory of the call is searched: an id of another trajectory is unknown.
+- A turn that redaction would mask is not stored, because it could not be continued as it was. The gateway that served
+  it keeps it in memory, within a bound; any other does not know its id.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -24,14 +27,20 @@ STORED = "stored_turn"
 """In a step's extras: {after, messages, reply}."""
 SETTLE_TIMEOUT = 2.0
 """Seconds in which the pool must take what this gateway holds of the trajectory."""
+MAX_KEPT_BYTES = 64 * 2**20
+"""Of turns that are not stored."""
 UNKNOWN = "this trajectory has no stored response with this id; send the whole input instead"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoredConversations:
     pool: StepSink
     outbox: Outbox
     settle_timeout: float = SETTLE_TIMEOUT
+    max_kept_bytes: int = MAX_KEPT_BYTES
+    _kept: OrderedDict[tuple[str, str], bytes] = field(default_factory=OrderedDict)
+    """By trajectory and uid of the step: turns that are not stored, as JSON."""
+    _kept_bytes: int = 0
 
     async def complete(self, call: ModelCall, ref: TrajectoryRef) -> ModelCall:
         """The call with the whole conversation. PreviousResponseNotFound if what it continues is not stored."""
@@ -46,10 +55,34 @@ class StoredConversations:
             echoed=tuple(dict.fromkeys((*(uid for uid, _ in turns), *call.echoed))),
         )
 
+    def keep_masked(self, steps: Sequence[Step], redacted: Sequence[Step]) -> Sequence[Step]:
+        """The redacted steps, without turns that are masked. Those are kept here, also for steps that were dropped."""
+        after = redacted or [replace(step, extras={}) for step in steps]
+        masked = [new.extras.get(STORED) != old.extras.get(STORED) for old, new in zip(steps, after, strict=True)]
+        for step, is_masked in zip(steps, masked, strict=True):
+            if is_masked:
+                self._keep(step)
+        return [_without_turn(step) if is_masked else step for step, is_masked in zip(redacted, masked, strict=False)]
+
+    def forget(self, trajectory_uid: str) -> None:
+        for key in [key for key in self._kept if key[0] == trajectory_uid]:
+            self._kept_bytes -= len(self._kept.pop(key))
+
+    def _keep(self, step: Step) -> None:
+        turn = orjson.dumps(step.extras[STORED])
+        self._kept[step.trajectory_uid, step.uid] = turn
+        self._kept_bytes += len(turn)
+        while self._kept_bytes > self.max_kept_bytes:
+            self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+
     async def _turns_before(self, uid: str, ref: TrajectoryRef) -> list[tuple[str, Any]]:
         """The stored turns up to that step, with their uids."""
         await self.outbox.settle(ref.trajectory_uid, self.settle_timeout)
-        found = await self.pool.step_extras(ref.trajectory_uid, ref.prompt_uid, STORED, uid)
+        found: Mapping[str, Any] = await self.pool.step_extras(ref.trajectory_uid, ref.prompt_uid, STORED, uid)
+        if self._kept:
+            trajectory = ref.trajectory_uid
+            kept = {step: orjson.loads(turn) for (of, step), turn in self._kept.items() if of == trajectory}
+            found = {**found, **kept}
         turns = _chain(uid, found)
         if turns is None:
             raise PreviousResponseNotFound(UNKNOWN)
@@ -67,6 +100,10 @@ def store_turn(
     message = assistant_message(reply.get("content") or "", thought, reply.get("tool_calls") or [])
     turn = {"after": call.part.after, "messages": call.part.messages, "reply": message}
     return [replace(step, extras={**step.extras, STORED: orjson.loads(orjson.dumps(turn))})]
+
+
+def _without_turn(step: Step) -> Step:
+    return replace(step, extras={name: value for name, value in step.extras.items() if name != STORED})
 
 
 def _chain(uid: str, found: Mapping[str, Any]) -> list[tuple[str, Any]] | None:

@@ -15,6 +15,8 @@ from stepwell.steps.step import JsonObject, Step
 
 SIDE_CALL = "side_call"
 """The kind of a step that an agent's harness made for itself. Leaving it out is no loss."""
+REDACTED = "redacted"
+"""The kind of a step with masked tokens, and in its extras: the id of the mask, and which tokens are masked."""
 RAW = "raw"
 """The log-probability mode of an engine that reports them as of temperature 1, before truncation and penalties."""
 PROCESSED = "processed"

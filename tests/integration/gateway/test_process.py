@@ -164,6 +164,22 @@ def test_wrong_flags_give_one_clear_line_each() -> None:
     ]
 
 
+def test_the_command_redacts_with_the_named_function_and_refuses_one_that_is_not_there(
+    start_gateway: StartGateway, data_pool: DataPool, ray_cluster: RayCluster
+) -> None:
+    examples = "stepwell.gateway.recording.redaction_examples"
+    with start_gateway(redact=f"{examples}:everything") as gateway:
+        wait_until(lambda: is_ready(gateway.url), "the gateway to be ready")
+        base_url = post(f"{gateway.url}/init_trajectory", json={}).json()["base_url"]
+        assert say(base_url, "I am bob@example.org").status_code == 200
+        assert post(f"{base_url}/v1/complete_trajectory", json={"reward": 1.0}).json() == {"status": "completed"}
+    (((step,),),) = data_pool.fetch_batch(1, untrainable=True, timeout=60).groups()
+    assert b"I am " + b"*" * len("bob@example.org") in bytes(token for token in step.prompt_ids.tolist() if token < 256)
+    status, output = gateway_output(redact=f"{examples}:nothing", ray_address=ray_cluster.address)
+    assert status != 0
+    assert f"{examples} has no 'nothing'; its functions are: everything, keys, mail_addresses" in output
+
+
 def test_a_gateway_killed_in_mid_trajectory_and_started_again_goes_on_where_it_was(
     start_gateway: StartGateway, data_pool: DataPool
 ) -> None:

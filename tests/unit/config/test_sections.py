@@ -44,6 +44,7 @@ def test_the_documented_command_line_is_understood() -> None:
         "quota": (),
         "media_hosts": (),
         "session_sample": 1.0,
+        "redact": None,
         "spool": None,
         "spool_bytes": 16 * 2**30,
         "atropos": False,

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -92,3 +93,40 @@ async def test_nothing_is_kept_of_a_call_that_is_not_stored(pool: LocalPool) -> 
     for call in (ask(user(), store=False), ask(user(), called(1), returned(1))):
         assert STORED not in kept(call, content="1").extras
         assert await stored(pool).complete(call, REF) is call
+
+
+async def test_a_turn_that_is_masked_is_continued_from_memory_and_not_stored(pool: LocalPool) -> None:
+    conversations, first = stored(pool), ask(user("my secret"))
+    step = kept(first, content="1")
+    masked = replace(step, extras={STORED: {"masked": True}})
+    (redacted,) = conversations.keep_masked([step], [masked])
+    assert redacted.extras == {}
+    await pool.submit_steps([redacted])
+    second = ask(user("two"), **after(first))
+    call = await conversations.complete(second, REF)
+    assert [message["content"] for message in call.request["messages"]] == ["my secret", "1", "two"]
+    for other in (stored(pool), conversations):
+        conversations.forget(REF.trajectory_uid)
+        with pytest.raises(PreviousResponseNotFound):
+            await other.complete(second, REF)
+
+
+async def test_a_step_that_was_dropped_is_continued_and_one_that_is_not_masked_is_stored(pool: LocalPool) -> None:
+    conversations, first = stored(pool), ask(user("one"))
+    step = kept(first, content="1")
+    assert conversations.keep_masked([step], [step]) == [step]
+    with pytest.raises(PreviousResponseNotFound):
+        await conversations.complete(ask(user("two"), **after(first)), REF)
+    assert conversations.keep_masked([step], []) == []
+    call = await conversations.complete(ask(user("two"), **after(first)), REF)
+    assert [message["content"] for message in call.request["messages"]] == ["one", "1", "two"]
+
+
+async def test_the_oldest_masked_turns_are_given_up_beyond_the_bound(pool: LocalPool) -> None:
+    conversations = StoredConversations(pool, cast("Outbox", NothingHeld()), max_kept_bytes=300)
+    calls = [ask(user(f"{n}" * 100)) for n in range(2)]
+    for call in calls:
+        conversations.keep_masked([kept(call, content="1")], [])
+    with pytest.raises(PreviousResponseNotFound):
+        await conversations.complete(ask(user("two"), **after(calls[0])), REF)
+    assert await conversations.complete(ask(user("two"), **after(calls[1])), REF)

@@ -13,9 +13,11 @@ from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.engine import DEFAULT_MODEL
 from stepwell.engines.replica import EngineReplica
 from stepwell.engines.replies import EngineReply
+from stepwell.errors import NotReady
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
+from stepwell.gateway.recording.redactor import REDACTION_FAILED, RedactionFailed, Redactor
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.steps.sampling import untrainable_reason, with_mode
 from stepwell.steps.soundness import step_fault, usage_fault
@@ -53,6 +55,8 @@ class StepBuilder:
     """The model or adapter that is trained; empty for the first one of the engine."""
     is_durable: bool
     """The end of an answer waits until the pool has confirmed its step."""
+    redactor: Redactor | None = None
+    """None: steps are stored as they are."""
 
     async def build(
         self,
@@ -78,7 +82,26 @@ class StepBuilder:
             origin=origin,
         )
 
+    async def redact(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """The steps as they may be stored: none if that cannot be found out."""
+        if self.redactor is None:
+            return steps
+        try:
+            return await self.redactor.redact(steps)
+        except RedactionFailed as why:
+            self.outbox.lost[REDACTION_FAILED] += len(steps)
+            log.error("%d steps of trajectory %s are not stored: %s", len(steps), steps[0].trajectory_uid, why)
+            return ()
+
+    async def redact_submitted(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """The same for steps of a client that can send them again."""
+        redacted = await self.redact(steps)
+        if len(redacted) < len(steps):
+            raise NotReady("the redaction function failed, so the steps are not stored; see the gateway's log")
+        return redacted
+
     async def record(self, steps: Sequence[Step], engine: EngineReplica) -> None:
+        """Steps that are redacted already."""
         self.confirmer.note(steps, engine)
         self.metrics.steps_recorded(steps)
         if self.is_durable:
@@ -95,7 +118,7 @@ class StepBuilder:
             for step in steps:
                 self.confirmer.forget(step)
 
-    def record_cut_short(
+    async def record_cut_short(
         self,
         begun: Step,
         call: ModelCall,
@@ -105,7 +128,7 @@ class StepBuilder:
         by_agent: bool,
         origin: PromptOrigin = NO_ORIGIN,
     ) -> None:
-        """Record what there is of an answer that has no end. Never waits.
+        """Record what there is of an answer that has no end. Waits for nothing but the redaction.
 
         If its agent left, the tokens are a sample of the policy that ended early, as at `max_tokens`, and are trained.
         What an engine broke off is quarantined.
@@ -115,7 +138,8 @@ class StepBuilder:
             cut = [replace(choice, finish_reason=choice.finish_reason or CUT_SHORT) for choice in cut]
         if cut:
             told = self.told_by_engine(begun, call, reply)
-            steps = build_steps(begun, cut, NO_USAGE, told=told, prompt_length=self.prompt_length, origin=origin)
+            built = build_steps(begun, cut, NO_USAGE, told=told, prompt_length=self.prompt_length, origin=origin)
+            steps = await self.redact(built)
             self.confirmer.note(steps, reply.engine)
             self.metrics.steps_recorded(steps)
             self.outbox.record(steps)

@@ -19,6 +19,7 @@ from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
+from stepwell.gateway.recording.redactor import Redactor
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.pool.api.forgetting import merge_receipts
@@ -39,14 +40,16 @@ class ReadinessCheck:
     engines: EngineFleet
     tokenizer: BackgroundTokenizer
     rewards: RewardScorer | None
+    redactor: Redactor | None = None
 
     async def missing(self) -> dict[str, str]:
-        """The reason for each part that is not ready: tokenizer, data_pool, engines, reward_worker."""
+        """The reason for each part that is not ready: tokenizer, data_pool, engines, reward_worker, redaction."""
         parts = {
             "tokenizer": self.tokenizer.why_not_ready(),
             "data_pool": await _why_not(self.pool),
             "engines": self._why_no_engine(),
             "reward_worker": None if self.rewards is None else await _why_not(self.rewards),
+            "redaction": None if self.redactor is None else self.redactor.why_not_ready(),
         }
         return {part: why for part, why in parts.items() if why is not None}
 
@@ -87,7 +90,8 @@ def operator_router(engines: EngineFleet, readiness: ReadinessCheck, metrics: Ga
 
     @router.get("/ready", responses={503: {"model": gateway_api.Readiness}})
     async def ready(response: Response) -> gateway_api.Readiness:
-        """503 until the tokenizer, the pool, an engine and the reward worker, if one was named, are there."""
+        """503 until the tokenizer, the pool, an engine and, if they were named, the reward worker and the redaction
+        function are there."""
         missing = await readiness.missing()
         response.status_code = 503 if missing else 200
         return gateway_api.Readiness(ready=not missing, missing=missing)

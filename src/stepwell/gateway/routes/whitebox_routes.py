@@ -1,6 +1,7 @@
 """Routes for white-box agents, which tokenize, build steps and submit them by themselves."""
 
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -31,11 +32,13 @@ def whitebox_router(
     rewards: RewardScorer | None,
     metrics: GatewayMetrics,
     left_out: LeftOutLog,
+    redact: Callable[[Sequence[Step]], Awaitable[Sequence[Step]]],
     *,
     prompt_length: int,
     response_length: int,
     trained_model: str,
 ) -> APIRouter:
+    """`redact` gives the steps as they may be stored."""
     router = APIRouter()
 
     @router.post("/generate", response_model=gateway_api.GenerationDone)
@@ -66,7 +69,7 @@ def whitebox_router(
         faults = [f"steps.{i}: {fault}" for i, step in enumerate(steps) if (fault := step_fault(step))]
         if faults:
             raise BadRequest("; ".join(faults))
-        steps = [with_distribution(step, trained_model or engines.model) for step in steps]
+        steps = [with_distribution(step, trained_model or engines.model) for step in await redact(steps)]
         left_out.note(channel, [step.untrainable for step in steps])
         verdicts = await pool.submit_steps(steps, channel=channel, group_size=group_size)
         refused = {str(v): verdicts.count(v) for v in set(verdicts) if v is not SubmitVerdict.ACCEPTED}

@@ -1,0 +1,71 @@
+"""The process in which a redaction function runs: `python -m stepwell.gateway.recording.redaction_child`.
+
+Its standard input is a socket to the gateway. It gets a RedactionJob, answers with the id of the mask or with the
+reason why there is none, and then answers every list of tasks with a list of findings, or with the name of the
+exception. The text of an exception is never sent: it may have what must not be stored.
+"""
+
+import pickle
+import socket
+import struct
+from collections.abc import Iterator
+from typing import IO, Any, NamedTuple
+
+from stepwell.common.async_calls import is_async
+from stepwell.common.function_loading import load_member
+from stepwell.common.tokenizers import LoadedTokenizer
+from stepwell.errors import BadRequest, StepwellError
+from stepwell.gateway.recording.redaction import FindSpans, SpanFinder, mask_id
+
+HEADER = struct.Struct("!Q")
+"""The length of a message, before it."""
+
+
+class RedactionJob(NamedTuple):
+    function: str
+    """As module:function or path/to/file.py:function."""
+    tokenizer_path: str
+
+
+def framed(message: object) -> bytes:
+    raw = pickle.dumps(message)
+    return HEADER.pack(len(raw)) + raw
+
+
+def load_redaction(name: str) -> FindSpans:
+    """BadRequest says why there is no such function."""
+    name, function = load_member(name)
+    if not callable(function) or is_async(function):
+        raise BadRequest(f"{name} is no plain function; it takes a text and returns the spans (start, end) to mask")
+    return function
+
+
+def main() -> None:
+    with socket.socket(fileno=0) as channel, channel.makefile("rb") as stream:
+        messages = _read(stream)
+        job: RedactionJob = next(messages)
+        try:
+            tokenizer = LoadedTokenizer.load(job.tokenizer_path)
+            finder, mask = SpanFinder(load_redaction(job.function), tokenizer), mask_id(tokenizer)
+        except StepwellError as why:
+            channel.sendall(framed(str(why)))
+            return
+        channel.sendall(framed(mask))
+        for tasks in messages:
+            channel.sendall(framed(_answer(finder, tasks)))
+
+
+def _answer(finder: SpanFinder, tasks: Any) -> object:
+    try:
+        return [finder.find(task) for task in tasks]
+    except Exception as failure:  # noqa: BLE001 - it is the user's function
+        return type(failure).__name__
+
+
+def _read(stream: IO[bytes]) -> Iterator[Any]:
+    while header := stream.read(HEADER.size):
+        yield pickle.loads(stream.read(*HEADER.unpack(header)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Masks steps before they are stored, with a user's function in a process of its own.
+
+- The function cannot hold up the gateway: it has a time limit, and a process that exceeds it is killed and started
+  again. A thread would not do, because a regular expression holds Python's lock until it is done.
+- A step over which the function fails is not stored.
+"""
+
+import asyncio
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from stepwell.common.processes import dying_with_this_process, kill_group
+from stepwell.errors import NotReady
+from stepwell.gateway.recording.redaction import RedactionFound, mask_step, task_of
+from stepwell.gateway.recording.redaction_child import HEADER, RedactionJob, framed
+from stepwell.steps.step import Step
+
+log = logging.getLogger("stepwell.gateway")
+
+REDACTION_FAILED = "redaction_failed"
+"""The cause under which steps are counted as lost."""
+REDACT_TIMEOUT = 5.0
+"""Seconds for the steps of one call, with the time that they wait for those of other calls."""
+START_TIMEOUT = 120.0
+RESTART_PAUSE = 1.0
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+class RedactionFailed(Exception):
+    """The steps must not be stored; the text says why, and has nothing of theirs."""
+
+
+class Redactor:
+    """`run` keeps the process running; it belongs to one event loop."""
+
+    def __init__(
+        self,
+        function: str,
+        tokenizer_path: str,
+        *,
+        timeout: float = REDACT_TIMEOUT,
+        restart_pause: float = RESTART_PAUSE,
+    ) -> None:
+        self._job = RedactionJob(function, tokenizer_path)
+        self._timeout = timeout
+        self._restart_pause = restart_pause
+        self._why: str | None = f"{function} is still loading"
+        self._child: RedactionProcess | None = None
+        self._ready = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """The process does one thing at a time."""
+
+    def why_not_ready(self) -> str | None:
+        return self._why
+
+    async def redact(self, steps: Sequence[Step]) -> list[Step]:
+        """The steps as they may be stored. RedactionFailed if the function fails or is not done in time."""
+        tasks, loading = [task_of(step) for step in steps], self._why
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._ready.wait()
+                async with self._turn:
+                    mask, answer = await self._ask(tasks)
+        except TimeoutError:
+            raise RedactionFailed(loading or f"{self._job.function} took more than {self._timeout:g} s") from None
+        if isinstance(answer, str):
+            raise RedactionFailed(f"{self._job.function} failed with {answer}")
+        found: list[RedactionFound] = answer
+        return [mask_step(step, masked, mask) for step, masked in zip(steps, found, strict=True)]
+
+    async def run(self) -> None:
+        """Keep the process running, until cancelled."""
+        while True:
+            child = None
+            try:
+                child = await RedactionProcess.start()
+                await child.greet(self._job)
+                self._child, self._why = child, None
+                self._ready.set()
+                await child.ended.wait()
+            except (OSError, EOFError, TimeoutError, NotReady) as failure:
+                self._why = str(failure) or f"{self._job.function} was not loaded"
+                log.error("no step is stored, because the redaction function does not run: %s", self._why)
+            finally:
+                self._ready.clear()
+                if child is not None:
+                    await child.close()
+            await asyncio.sleep(self._restart_pause)
+
+    async def _ask(self, tasks: object) -> tuple[int, Any]:
+        """A process whose answer nobody read is of no use any more."""
+        if (child := self._child) is None:
+            raise RedactionFailed(f"{self._job.function} is not running")
+        try:
+            return child.mask, await child.ask(tasks)
+        except (OSError, EOFError):
+            raise RedactionFailed(f"{self._job.function} ended its process") from None
+        finally:
+            if not child.is_idle:
+                self._stop_using()
+                child.ended.set()
+
+    def _stop_using(self) -> None:
+        self._ready.clear()
+        self._child, self._why = None, f"{self._job.function} is started again"
+
+
+class RedactionProcess:
+    """Made by `start`; whoever gets it closes it."""
+
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.mask = 0
+        self.is_idle = True
+        self.ended = asyncio.Event()
+        """It must be closed."""
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(cls) -> "RedactionProcess":
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            try:
+                process = _spawn(theirs)
+            except OSError:
+                writer.close()
+                raise
+        return cls(process, reader, writer)
+
+    async def greet(self, job: RedactionJob) -> None:
+        """NotReady says why the function cannot be loaded."""
+        async with asyncio.timeout(START_TIMEOUT):
+            told = await self.ask(job)
+        if isinstance(told, str):
+            raise NotReady(told)
+        self.mask = told
+
+    async def ask(self, message: object) -> Any:
+        self.is_idle = False
+        self._writer.write(framed(message))
+        await self._writer.drain()
+        (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+        answer = pickle.loads(await self._reader.readexactly(length))
+        self.is_idle = True
+        return answer
+
+    async def close(self) -> None:
+        kill_group(self._process)
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+        await asyncio.to_thread(self._process.wait)
+
+
+def _spawn(channel: socket.socket) -> "subprocess.Popen[bytes]":
+    """What the function prints is not kept: it may have what must not be stored."""
+    return subprocess.Popen(
+        dying_with_this_process([sys.executable, "-m", "stepwell.gateway.recording.redaction_child"]),
+        stdin=channel.fileno(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=ENVIRONMENT | os.environ,
+    )
