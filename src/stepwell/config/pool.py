@@ -40,7 +40,8 @@ class PoolSettings(RaySection):
     max_queue_size: int = Field(default=10_000, ge=1)
     """Groups held per channel and shard."""
     max_bytes: int | None = Field(default=None, ge=1)
-    """Bytes held per channel and shard."""
+    """Bytes held per channel and shard; without it, an eighth of the memory of the shard's node or container, divided
+    by the number of shards."""
     overflow: Literal["drop_oldest", "refuse"] = "drop_oldest"
     """What a full channel does: drop_oldest, or refuse new trajectories."""
     group_size: int = Field(default=1, ge=1)

@@ -222,7 +222,7 @@ class SubmitSteps(GatewayBody):
 class StepsSubmitted(GatewayBody):
     accepted: int
     refused: dict[str, int]
-    """By cause: duplicate, late, mixed_indexes."""
+    """By cause: duplicate, late, mixed_indexes, too_large."""
 
 
 class RefillWanted(GatewayBody):

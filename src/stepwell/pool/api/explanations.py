@@ -69,7 +69,7 @@ def _deadline(snapshot: TrajectorySnapshot, limits: Limits) -> str:
 
 def _evicted(snapshot: TrajectorySnapshot, limits: Limits) -> str:
     most = f"{limits.max_queue_size} groups" + (f" or {limits.max_bytes} bytes" if limits.max_bytes else "")
-    return f"Channel {snapshot.channel!r} was full ({most} a shard), and its group was the oldest."
+    return f"Channel {snapshot.channel!r} was full ({most} a shard), and {snapshot.note or 'its group was the oldest'}."
 
 
 def _reward_failed(snapshot: TrajectorySnapshot, limits: Limits) -> str:

@@ -13,6 +13,7 @@ class Overflow(StrEnum):
     """What happens when a channel is full."""
 
     DROP_OLDEST = "drop_oldest"
+    """The oldest group goes; if a producer holds much, the oldest group of the one that holds the most."""
     REFUSE = "refuse"
     """New trajectories are refused; running ones may finish."""
 
@@ -52,7 +53,7 @@ class Limits:
     max_queue_size: int = 10_000
     """Groups held. Groups under lease do not count."""
     max_bytes: int | None = None
-    """Bytes of tokens and log-probabilities held, as stored."""
+    """Bytes of tokens and log-probabilities held, as stored. One trajectory may hold a quarter of it."""
     overflow: Overflow = Overflow.DROP_OLDEST
     group_size: int = 1
     """Trajectories in a group if its first registration does not say."""

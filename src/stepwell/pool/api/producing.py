@@ -36,6 +36,8 @@ class SubmitVerdict(StrEnum):
     """Either its producer sets step_index and the trajectory's other steps have none, or the other way round."""
     FULL = "full"
     """The channel is full and refuses new data. The step may be sent again later."""
+    TOO_LARGE = "too_large"
+    """With it, its trajectory would hold more than its share of the channel."""
     FORGOTTEN = "forgotten"
     """The data of its subject was deleted."""
     ELSEWHERE = "elsewhere"

@@ -112,7 +112,8 @@ class PoolStats:
     channels: Mapping[str, ChannelStats]
     submitted: int
     refused: Counter[str]
-    """Steps by cause: duplicate, late, unknown, mixed_indexes, full."""
+    """Steps by cause: duplicate, late, unknown, mixed_indexes, full, too_large,
+    forgotten."""
     quarantined: Counter[str]
     """Steps by kind of fault."""
     in_grace: int

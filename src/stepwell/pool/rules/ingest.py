@@ -18,6 +18,7 @@ from stepwell.pool.api.producing import (
 )
 from stepwell.pool.rules.ownership import Ownership
 from stepwell.pool.state.pool_state import PoolState
+from stepwell.pool.state.producer_shares import producer_of
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import PackedSteps
 from stepwell.steps.columns import Columns
@@ -27,6 +28,8 @@ from stepwell.steps.step import JsonObject
 CARRIED_NAMES = [column.name for column in CARRIED]
 LINEAGE, FINISH_REASON, EXTRAS = map(CARRIED_NAMES.index, ("lineage", "finish_reason", "extras"))
 """Places in StoredStep.carried."""
+MAX_TRAJECTORY_SHARE = 1 / 4
+"""Of max_bytes: what one trajectory may hold."""
 
 
 class Ingest:
@@ -204,7 +207,7 @@ class Ingest:
         if packed.is_last[i] and not trajectory.completed:
             state.complete(trajectory)
         if state.limits.max_bytes is not None and state.limits.overflow is Overflow.DROP_OLDEST:
-            state.evict_oldest(state.channel_of(trajectory.group))
+            state.evict(state.channel_of(trajectory.group))
         return SubmitVerdict.ACCEPTED
 
     def _refusal(self, trajectory: Trajectory, prompt_uid: str, packed: PackedSteps, i: int) -> SubmitVerdict | None:
@@ -221,7 +224,11 @@ class Ingest:
             return SubmitVerdict.LATE
         if not trajectory.can_follow(packed.indexes[i]):
             return SubmitVerdict.MIXED_INDEXES
-        if limits.overflow is not Overflow.REFUSE or limits.max_bytes is None:
+        if limits.max_bytes is None:
+            return None
+        if trajectory.nbytes + packed.nbytes(i) > limits.max_bytes * MAX_TRAJECTORY_SHARE:
+            return SubmitVerdict.TOO_LARGE
+        if limits.overflow is not Overflow.REFUSE:
             return None
         channel = self._state.channel_of(trajectory.group)
         nbytes = channel.nbytes + channel.leased_bytes + packed.nbytes(i)
@@ -271,8 +278,9 @@ class Ingest:
             raise PoolFull(
                 f"channel {channel.name!r} is full: {len(channel)} groups, {channel.nbytes} bytes; try later"
             )
-        state.evict_oldest(channel, more_groups=1)
-        return state.open_group(prompt_uid, channel, group_size or state.limits.group_size, registration.source or "")
+        state.evict(channel, more_groups=1)
+        size, source = group_size or state.limits.group_size, registration.source or ""
+        return state.open_group(prompt_uid, channel, size, source, producer_of(registration.metadata or {}, source))
 
     def _reward_step(self, trajectory: Trajectory, reward: RewardGiven, step_index: int) -> bool:
         steps = dict(trajectory.in_order())

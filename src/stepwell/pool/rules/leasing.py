@@ -208,7 +208,7 @@ class Leasing:
     def _return(self, lease: Lease, how: Settlement, *, attempted: bool) -> None:
         self._state.return_leased(lease, how, attempted=attempted)
         if self._state.limits.overflow is Overflow.DROP_OLDEST:
-            self._state.evict_oldest(self._state.channels[lease.channel])
+            self._state.evict(self._state.channels[lease.channel])
 
     # -- groups --------------------------------------------------------------------------------------------------------
 

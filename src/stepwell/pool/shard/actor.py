@@ -20,6 +20,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from stepwell.common.memory import machine_memory, usable_memory
 from stepwell.common.portable_actor import portable_actor
 from stepwell.common.private_files import keep_files_private
 from stepwell.errors import JournalRefused, PoolUnavailable
@@ -32,6 +33,7 @@ from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.journal_backends import find_journals, journal_backend
 from stepwell.pool.shard.journal_header import JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity
+from stepwell.pool.shard.memory_bound import bounded_limits
 from stepwell.pool.shard.placement import place_shards
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.pool.shard.resharding import LOOK_INTERVAL, DrainWatch, reshard
@@ -80,8 +82,10 @@ class ShardActor(ShardService):
         self, plan: PoolPlan, name: str, namespace: str, open_journal: Callable[[], ShardJournal] | None
     ) -> None:
         ask = partial(_ask_decision, RayTransport(namespace))
+        limits = bounded_limits(plan, usable_memory(machine_memory()))
+        log.info("shard %s holds at most %s bytes in a channel", name, limits.max_bytes)
         if open_journal is None:
-            super().__init__(plan, name, ask_decision=ask)
+            super().__init__(plan, name, limits=limits, ask_decision=ask)
             return
         journal = open_journal()
         try:
@@ -91,6 +95,7 @@ class ShardActor(ShardService):
             super().__init__(
                 plan,
                 name,
+                limits=limits,
                 journal=journal,
                 archive=archive,
                 on_journal_failure=_end_process,

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import Settlement, decision_of
-from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.policy import Canary, PolicyDecision, RewardTally, ShardRewards
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome
 from stepwell.pool.api.series import SeriesChunk
@@ -43,6 +43,7 @@ class ShardService(ForgetCalls, ConsumerCalls):
         plan: PoolPlan,
         name: str,
         *,
+        limits: Limits | None = None,
         journal: ShardJournal | None = None,
         archive: ParquetArchive | None = None,
         clock: Callable[[], float] = time.time,
@@ -53,7 +54,9 @@ class ShardService(ForgetCalls, ConsumerCalls):
         on_journal_failure: Callable[[], None] = lambda: None,
         ask_decision: Callable[[str, str], Awaitable[Settlement]] | None = None,
     ) -> None:
-        """The pool is restored from the journal. `clock` gives wall-clock seconds. Leases and deadlines count
+        """`limits` are those of this shard, where they are not the plan's.
+
+        The pool is restored from the journal. `clock` gives wall-clock seconds. Leases and deadlines count
         `monotonic` ones, and go on where they stood when the shard ended.
 
         With a refusal, every call is answered with it: the journal cannot be used. `on_journal_failure` ends the
@@ -67,6 +70,7 @@ class ShardService(ForgetCalls, ConsumerCalls):
         transactions = ShardTransactions(
             plan,
             name,
+            limits=limits,
             journal=journal,
             archive=archive,
             clock=clock,

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import Settlement
-from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.shard_layout import FIRST_REVISION, LayoutDiffers
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.archive import ParquetArchive
@@ -34,6 +34,7 @@ class ShardTransactions:
         plan: PoolPlan,
         name: str,
         *,
+        limits: Limits | None,
         journal: ShardJournal | None,
         archive: ParquetArchive | None,
         clock: Callable[[], float],
@@ -55,7 +56,7 @@ class ShardTransactions:
         self.monotonic = monotonic
         self.recheck_interval = recheck_interval
         self.heartbeat_timeout = heartbeat_timeout
-        self.pool = Pool(plan.limits, journal)
+        self.pool = Pool(limits or plan.limits, journal)
         self.pool.state.tombstones.key = plan.uid.encode()
         self.changes = 0
         """Counts the changes after which something may have become ready."""

@@ -9,6 +9,7 @@ from stepwell.pool.api.stats import ChannelStats
 from stepwell.pool.api.user_share import UserLimit
 from stepwell.pool.state.ledger import Ledger
 from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.producer_shares import ProducerShares
 from stepwell.pool.state.ready_by_size import ReadyBySize
 from stepwell.pool.state.ready_queue import ReadyQueue
 from stepwell.pool.state.records import Group, Trajectory
@@ -44,6 +45,7 @@ class Channel:
         self.deadlines: PrioritySet[tuple[float, int]] = PrioritySet()
         self.ready_trajectories: ReadyQueue[tuple[int, int, int, str]] = ReadyQueue(by_user=by_user)
         self.ready_steps: ReadyQueue[tuple[int]] = ReadyQueue(by_user=by_user)
+        self.producers = ProducerShares(limits)
         self._steps: dict[int, tuple[Trajectory, StoredStep]] = {}
         self._joinable: dict[str, dict[int, Group]] = {}
         self._limits = limits
@@ -71,9 +73,13 @@ class Channel:
 
     def is_over(self, more_groups: int = 0) -> bool:
         """Would it be over its limits with that many more groups?"""
-        limits = self._limits
-        over_bytes = limits.max_bytes is not None and self.nbytes > limits.max_bytes
-        return over_bytes or len(self.groups) + more_groups > limits.max_queue_size
+        return self._is_over_bytes() or len(self.groups) + more_groups > self._limits.max_queue_size
+
+    def next_to_evict(self) -> Group | None:
+        """The oldest group of the producer that holds the most, if one holds much; else the oldest group."""
+        shares = self.producers
+        key = shares.oldest_by_bytes() if self._is_over_bytes() else shares.oldest_by_groups()
+        return self.oldest() if key is None else self.groups[key[1]]
 
     def oldest(self) -> Group | None:
         key = self.by_age.first()
@@ -107,6 +113,9 @@ class Channel:
         first = self.deadlines.first()
         return self.groups[first[1]] if first is not None and first[0] <= now else None
 
+    def _is_over_bytes(self) -> bool:
+        return self._limits.max_bytes is not None and self.nbytes > self._limits.max_bytes
+
     def draw_history(self, count: int) -> list[Group]:
         return self._random.sample(list(self.history), min(count, len(self.history)))
 
@@ -133,6 +142,7 @@ class ChannelIndex(Channel):
         """A new group, or one that returns from a lease."""
         self.groups[group.seq] = group
         self.by_age.add(group.key)
+        self.producers.add(group)
         self.nbytes += group.nbytes
         self.trajectories += len(group.trajectories)
         self.completed += group.completed
@@ -142,6 +152,7 @@ class ChannelIndex(Channel):
     def remove(self, group: Group) -> None:
         del self.groups[group.seq]
         self.by_age.discard(group.key)
+        self.producers.remove(group)
         self.ready.discard(group.key)
         self.by_size.remove(group)
         if group.deadline is not None:
@@ -182,6 +193,7 @@ class ChannelIndex(Channel):
     def add_step(self, trajectory: Trajectory, step: StoredStep) -> None:
         self.ledger.accept(step)
         self.nbytes += step.nbytes
+        self.producers.grow(trajectory.group, step.nbytes)
         if self.unit is Unit.STEPS:
             self.show_step(trajectory, step)
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 from stepwell.pool.api.sessions import session_id_of
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel
+from stepwell.pool.state.producer_shares import producer_of
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.state_base import StateBase
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
@@ -13,16 +14,20 @@ from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import JsonObject
 from stepwell.steps.step_filter import StepFilter
 
+EVICTED = "evicted"
+HELD_MOST = "its producer held the most of it"
+"""Why an evicted group was not the oldest one."""
+
 
 class GroupOperations(StateBase):
     # -- groups and trajectories ---------------------------------------------------------------------------------------
 
-    def open_group(self, prompt_uid: str, channel: Channel, size: int, source: str = "") -> Group:
+    def open_group(self, prompt_uid: str, channel: Channel, size: int, source: str = "", producer: str = "") -> Group:
         self._counters.opened += 1
         seq = self._counters.opened
         wait = None if session_id_of(prompt_uid) else self.limits.group_deadline
         deadline = None if wait is None else self.pool_time + wait
-        group = Group(seq, seq, prompt_uid, channel.name, size, self.now, deadline, source=source)
+        group = Group(seq, seq, prompt_uid, channel.name, size, self.now, deadline, source=source, producer=producer)
         self._channels[channel.name].add(group)
         self._journal.save_group(group)
         return group
@@ -106,10 +111,10 @@ class GroupOperations(StateBase):
             self._close(trajectory, TrajectoryState.DROPPED, cause, note)
         group.dissolve()
 
-    def evict_oldest(self, channel: Channel, more_groups: int = 0) -> None:
-        """Drop the oldest groups until the channel is within its limits, with room for that many more."""
-        while channel.is_over(more_groups) and (oldest := channel.oldest()) is not None:
-            self.drop_group(oldest, "evicted")
+    def evict(self, channel: Channel, more_groups: int = 0) -> None:
+        """Drop groups until the channel is within its limits, with room for that many more."""
+        while channel.is_over(more_groups) and (group := channel.next_to_evict()) is not None:
+            self.drop_group(group, EVICTED, "" if group is channel.oldest() else HELD_MOST)
 
     def trim_group(self, group: Group, keep: Collection[Trajectory], cause: str, *, wait_until: float | None) -> None:
         """Drop the other trajectories. With a new deadline, producers are asked for as many; else the group shrinks."""
@@ -141,6 +146,7 @@ class GroupOperations(StateBase):
         self._counters.opened += 1
         seq = self._counters.opened
         alone = Group(seq, group.age, group.prompt_uid, group.channel, 1, group.opened_at, source=group.source)
+        alone.producer = producer_of(trajectory.metadata, group.source)
         alone.nbytes = trajectory.nbytes
         self._channels[group.channel].add(alone)
         self._journal.save_group(alone)
@@ -170,6 +176,7 @@ class GroupOperations(StateBase):
         if step.mask is not None:
             step.nbytes += step.mask.nbytes
         trajectory.steps[step.identity] = step
+        trajectory.nbytes += step.nbytes
         group.nbytes += step.nbytes
         self._channels[group.channel].add_step(trajectory, step)
         self._journal.add_step(trajectory, step, placement)

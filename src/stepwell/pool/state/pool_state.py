@@ -21,6 +21,7 @@ from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.counters import Counters, load_ledger, load_serving
 from stepwell.pool.state.forget_operations import ForgetOperations
 from stepwell.pool.state.ledger import count_steps
+from stepwell.pool.state.producer_shares import producer_of
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.reward_operations import RewardOperations
 
@@ -162,7 +163,11 @@ class PoolState(ForgetOperations, RewardOperations):
 
     def _load_group(self, group: Group, leases: Mapping[str, Lease]) -> None:
         index = self._index(group.channel)
+        for trajectory in group.trajectories.values():
+            trajectory.nbytes = sum(step.nbytes for step in trajectory.steps.values())
         group.nbytes = sum(trajectory.nbytes for trajectory in group.trajectories.values())
+        metadata = next((trajectory.metadata for trajectory in group.trajectories.values()), {})
+        group.producer = producer_of(metadata, group.source)
         if group.trained:
             for trajectory in group.trajectories.values():
                 self.change_log.end(trajectory, TrajectoryState.TRAINED)

@@ -29,6 +29,8 @@ class Trajectory:
     """Order of registration in the pool."""
     steps: dict[str, StoredStep] = field(default_factory=dict)
     """By identity. Quarantined steps are included, without tokens, so that they keep their place in the order."""
+    nbytes: int = 0
+    """Of all its steps."""
     tokens: PrefixTree = field(default_factory=PrefixTree)
     completed: bool = False
     completed_at: float = 0.0
@@ -78,10 +80,6 @@ class Trajectory:
     @property
     def step_count(self) -> int:
         return len(self.steps)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(step.nbytes for step in self.steps.values())
 
     @property
     def revision(self) -> int:
@@ -219,6 +217,8 @@ class Group:
     """Where its rollouts come from: an environment's name; empty for agents."""
     given_up: int = 0
     """Places it once had and no longer waits for: their rollouts were rejected or split off, for example."""
+    producer: str = ""
+    """Whose it is when the channel is full; empty if it is nobody's. See producer_shares.py."""
 
     @property
     def key(self) -> tuple[int, int]:

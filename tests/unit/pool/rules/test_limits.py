@@ -145,7 +145,7 @@ def test_a_pool_that_refuses_lets_running_trajectories_finish_before_it_is_full(
         p.register(Registration("new", "n"))
     assert p.submit([make_step("new", "n")], channel="train") == [SubmitVerdict.FULL]
     assert p.submit([make_step("running", "r", uid="small")]) == [SubmitVerdict.ACCEPTED]
-    assert p.submit([make_step("running", "r", uid="large", prompt_ids=range(500))]) == [SubmitVerdict.FULL]
+    assert p.submit([make_step("running", "r", uid="more", prompt_ids=range(20, 40))]) == [SubmitVerdict.FULL]
     assert dropped(p) == {}
 
 

@@ -145,6 +145,9 @@ class PoolMachine(RuleBasedStateMachine):
             assert verdict is SubmitVerdict.LATE
         elif verdict is SubmitVerdict.FULL:
             assert self.limits.overflow is Overflow.REFUSE
+        elif verdict is SubmitVerdict.TOO_LARGE:
+            most = 4 * len(step.prompt_ids) + 9 * len(step.response_ids)
+            assert self.pool.state.trajectories[uid].nbytes + most > (self.limits.max_bytes or 0) / 4
         elif step.quarantine:
             assert verdict is SubmitVerdict.QUARANTINED
             self.quarantined += 1
@@ -424,6 +427,8 @@ class PoolMachine(RuleBasedStateMachine):
             assert len(channel) <= self.limits.max_queue_size
             assert self.limits.max_bytes is None or channel.nbytes <= self.limits.max_bytes
             groups = channel.groups.values()
+            held_by_one = [t.nbytes for group in groups for t in group.trajectories.values()]
+            assert self.limits.max_bytes is None or max(held_by_one, default=0) <= self.limits.max_bytes / 4
             assert channel.nbytes == sum(group.nbytes for group in groups)
             assert channel.trajectories == sum(len(group.trajectories) for group in groups)
             assert channel.completed == sum(group.completed for group in groups)
@@ -445,7 +450,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 class DropsOldest(PoolMachine):
-    limits = Limits(max_queue_size=3, max_bytes=200, max_staleness=1, closed_kept=10**6)
+    limits = Limits(max_queue_size=5, max_bytes=400, max_staleness=1, closed_kept=10**6)
 
 
 class Refuses(PoolMachine):

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections import Counter
 from dataclasses import replace
+from math import inf
 from typing import Any, ClassVar, get_args
 
 import pytest
@@ -28,6 +29,7 @@ from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.pool_state import PoolState
+from stepwell.pool.state.producer_shares import LARGE, ProducerShares
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.reward_queue import GIVEN_UP
 from stepwell.pool.state.snapshots import snapshot_of, standing_of
@@ -182,7 +184,7 @@ class StateMachine(RuleBasedStateMachine):
         channel = self.state.open_channel(name)
         group = channel.joinable(prompt)
         if group is None:
-            group = self.state.open_group(prompt, channel, size, source=prompt)
+            group = self.state.open_group(prompt, channel, size, prompt, f"source {prompt}" if prompt == "q" else "")
             self.groups.add(group)
         self.empty.discard(group)
         return group
@@ -249,12 +251,33 @@ class StateMachine(RuleBasedStateMachine):
             self.empty.discard(groups[pick % len(groups)])
 
     @rule(name=names)
-    def evict_oldest(self, name: str) -> None:
+    def evict(self, name: str) -> None:
         channel = self.state.open_channel(name)
-        oldest, held = channel.oldest(), len(channel)
-        self.state.evict_oldest(channel, more_groups=self.limits.max_queue_size - held + 1)
-        assert len(channel) == max(0, held - 1)
-        self.empty -= {oldest}
+        groups = [group for group in self.queued() if group.channel == name]
+        most = max(0, min(self.limits.max_queue_size, len(groups) - 1))
+        gone = self.to_evict(groups, most)
+        self.state.evict(channel, more_groups=self.limits.max_queue_size - most)
+        assert channel.groups.keys() == {group.seq for group in groups} - {group.seq for group in gone}
+        self.empty -= set(gone)
+
+    def to_evict(self, groups: list[Group], most: int) -> list[Group]:
+        """One after the other, until at most so many groups are left, and few enough bytes."""
+        gone: list[Group] = []
+        while groups:
+            nbytes, max_bytes = sum(group.nbytes for group in groups), self.limits.max_bytes
+            by_bytes = max_bytes is not None and nbytes > max_bytes
+            if not by_bytes and len(groups) <= most:
+                break
+            held: Counter[str | int] = Counter()
+            for group in groups:
+                held[group.producer or group.seq] += group.nbytes if by_bytes else 1
+            largest = max(held.values())
+            if largest <= LARGE * (max_bytes or 0 if by_bytes else self.limits.max_queue_size):
+                largest = 0
+            of_largest = [g for g in groups if not largest or held[g.producer or g.seq] == largest]
+            gone.append(min(of_largest, key=lambda group: group.key))
+            groups = [group for group in groups if group is not gone[-1]]
+        return gone
 
     @rule(pick=pick, refill=st.booleans())
     def trim_group(self, pick: int, refill: bool) -> None:
@@ -528,6 +551,7 @@ class StateMachine(RuleBasedStateMachine):
         assert all(group.lease in state.leases for group in leased)
         for group in [*self.queued(), *leased, *history]:
             assert group.nbytes == sum(stored_bytes(trajectory) for trajectory in group.trajectories.values())
+            assert all(trajectory.nbytes == stored_bytes(trajectory) for trajectory in group.trajectories.values())
             assert all(trajectory.group is group for trajectory in group.trajectories.values())
 
     @invariant()
@@ -548,6 +572,7 @@ class StateMachine(RuleBasedStateMachine):
             assert set(channel.deadlines) == {(group.deadline, group.seq) for group in waiting}
             assert set(channel.refills) <= {seq for _, seq in joinable}
             assert channel.nbytes == sum(group.nbytes for group in groups)
+            self.check_shares(channel.producers, groups)
             assert channel.trajectories == sum(len(group.trajectories) for group in groups)
             assert channel.completed == sum(group.completed for group in groups)
             leased = [g for lease in self.state.leases.values() for g in lease.groups if g.channel == name]
@@ -561,6 +586,19 @@ class StateMachine(RuleBasedStateMachine):
             assert set(channel.ready_trajectories) == (complete if channel.unit is Unit.TRAJECTORIES else set())
             steps = {(step.number,) for found in held for step in found.steps.values() if self.can_go(found, step)}
             assert set(channel.ready_steps) == (steps if channel.unit is Unit.STEPS else set())
+
+    def check_shares(self, shares: ProducerShares, groups: list[Group]) -> None:
+        by_producer: dict[str | int, list[Group]] = {}
+        for group in groups:
+            by_producer.setdefault(group.producer or group.seq, []).append(group)
+        held = {name: sum(group.nbytes for group in found) for name, found in by_producer.items()}
+        assert {name: share.nbytes for name, share in shares._shares.items()} == held
+        keys = {name: {group.key for group in found} for name, found in by_producer.items()}
+        assert {name: set(share.groups) for name, share in shares._shares.items()} == keys
+        large_bytes = inf if self.limits.max_bytes is None else LARGE * self.limits.max_bytes
+        large_groups = LARGE * self.limits.max_queue_size
+        large = {name for name in held if held[name] > large_bytes or len(keys[name]) > large_groups}
+        assert shares._large.keys() == large
 
     @invariant()
     def the_sessions_are_those_that_are_open(self) -> None:
@@ -669,6 +707,10 @@ class ScoredGroups(StateMachine):
     limits = Limits(require_reward=True, history_size=1, group_deadline=30, closed_kept=1000)
 
 
+class FullChannels(StateMachine):
+    limits = Limits(max_queue_size=20, max_bytes=200, closed_kept=1000)
+
+
 class ByTrajectories(StateMachine):
     limits = Limits(require_reward=True)
     unit = Unit.TRAJECTORIES
@@ -683,11 +725,12 @@ class ScoredSteps(StateMachine):
     unit = Unit.STEPS
 
 
-for machine in (StateMachine, ScoredGroups, ByTrajectories, BySteps, ScoredSteps):
+for machine in (StateMachine, ScoredGroups, FullChannels, ByTrajectories, BySteps, ScoredSteps):
     machine.TestCase.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
 
 test_by_groups = StateMachine.TestCase
 test_by_scored_groups = ScoredGroups.TestCase
+test_in_full_channels = FullChannels.TestCase
 test_by_trajectories = ByTrajectories.TestCase
 test_by_steps = BySteps.TestCase
 test_by_scored_steps = ScoredSteps.TestCase
