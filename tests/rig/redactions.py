@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 
 SECRET = "alice.liddell@example.org"
@@ -34,6 +35,13 @@ def printing(text: str) -> list[tuple[int, int]]:
 def dying(text: str) -> list[tuple[int, int]]:
     if SECRET in text:
         os.kill(os.getpid(), signal.SIGKILL)
+    return []
+
+
+def dying_later(text: str) -> list[tuple[int, int]]:
+    """When nobody asks it anything."""
+    if SECRET in text:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
     return []
 
 

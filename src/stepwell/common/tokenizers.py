@@ -81,14 +81,20 @@ class LoadedTokenizer:
     @classmethod
     def load(cls, path: str) -> "LoadedTokenizer":
         """BadRequest says why there is none."""
-        if (file := Path(path, "tokenizer.json")).is_file():
-            fast = _read_fast(file)
-            added, id_of = fast.get_added_tokens_decoder(), fast.token_to_id
-        else:
-            slow = load_tokenizer(path)
-            added, id_of = slow.added_tokens_decoder, slow.get_vocab().get
-        special = frozenset(int(number) for number, token in added.items() if token.special)
-        return cls(load_decode(path), special, id_of)
+        if not (file := Path(path, "tokenizer.json")).is_file():
+            return cls.of_transformers(load_tokenizer(path))
+        fast = _read_fast(file)
+        special = [number for number, token in fast.get_added_tokens_decoder().items() if token.special]
+        return cls(load_decode(path), frozenset(special), fast.token_to_id)
+
+    @classmethod
+    def of_transformers(cls, tokenizer: Any) -> "LoadedTokenizer":
+        special = [number for number, token in tokenizer.added_tokens_decoder.items() if token.special]
+        return cls(
+            lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)),
+            frozenset(map(int, (*special, *tokenizer.all_special_ids))),
+            tokenizer.get_vocab().get,
+        )
 
 
 class TokenDecoder:

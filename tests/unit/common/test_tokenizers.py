@@ -6,13 +6,14 @@ import pytest
 from stepwell.common.tokenizers import (
     NO_TOKENIZER,
     BackgroundTokenizer,
+    LoadedTokenizer,
     TokenDecoder,
     load_decode,
     load_tokenizer,
 )
 from stepwell.errors import BadRequest, NotReady
 from tests.rig.made_up_rollouts import RigTokenizer
-from tests.rig.vocabulary import encode
+from tests.rig.vocabulary import ADDED_IDS, CONTROL_TOKENS, encode
 from tests.rig.waiting import until
 
 
@@ -94,3 +95,12 @@ def test_decoding_by_a_folder_keeps_special_tokens_and_a_missing_one_is_an_error
         load_decode("./none")
     with pytest.raises(NotReady, match="2 tokens cannot be shown as text"):
         load_decode(None)([1, 2])
+
+
+def test_a_tokenizer_is_the_same_with_and_without_transformers(tiny_model: Path) -> None:
+    fast, slow = LoadedTokenizer.load(str(tiny_model)), LoadedTokenizer.of_transformers(load_tokenizer(str(tiny_model)))
+    ids = encode("a ü<|im_end|> b .")
+    assert fast.decode(ids) == slow.decode(ids) == "a ü<|im_end|> b ."
+    assert fast.special_ids == slow.special_ids == {ADDED_IDS[token] for token in CONTROL_TOKENS}
+    assert fast.id_of("*") == slow.id_of("*") == ord("*")
+    assert fast.id_of("no such token") is slow.id_of("no such token") is None

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from stepwell.common.async_calls import in_thread
 from stepwell.common.processes import dying_with_this_process, kill_group
 from stepwell.errors import NotReady
 from stepwell.gateway.recording.redaction import RedactionFound, mask_step, task_of
@@ -84,7 +85,9 @@ class Redactor:
                 await child.greet(self._job)
                 self._child, self._why = child, None
                 self._ready.set()
-                await child.ended.wait()
+                await child.exited
+                log.warning("the process of %s ended; it is started again", self._job.function)
+                self._stop_using()
             except (OSError, EOFError, TimeoutError, NotReady) as failure:
                 self._why = str(failure) or f"{self._job.function} was not loaded"
                 log.error("no step is stored, because the redaction function does not run: %s", self._why)
@@ -105,7 +108,7 @@ class Redactor:
         finally:
             if not child.is_idle:
                 self._stop_using()
-                child.ended.set()
+                child.kill()
 
     def _stop_using(self) -> None:
         self._ready.clear()
@@ -120,8 +123,7 @@ class RedactionProcess:
     ) -> None:
         self.mask = 0
         self.is_idle = True
-        self.ended = asyncio.Event()
-        """It must be closed."""
+        self.exited = asyncio.create_task(in_thread(process.wait))
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -155,12 +157,16 @@ class RedactionProcess:
         self.is_idle = True
         return answer
 
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            kill_group(self._process)
+
     async def close(self) -> None:
-        kill_group(self._process)
+        self.kill()
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()
-        await asyncio.to_thread(self._process.wait)
+        await asyncio.wait([self.exited])
 
 
 def _spawn(channel: socket.socket) -> "subprocess.Popen[bytes]":

@@ -59,6 +59,13 @@ async def test_a_function_that_hangs_or_dies_costs_one_call(tiny_model: Path, fu
             assert await redactor.redact([said("hello")])
 
 
+async def test_a_process_that_dies_between_two_calls_costs_none(tiny_model: Path) -> None:
+    async with redacting("dying_later", tiny_model) as redactor:
+        assert await redactor.redact([said(SECRET)])
+        await until(lambda: redactor.why_not_ready() is not None, "its end to be seen")
+        assert await redactor.redact([said("hello")])
+
+
 async def test_nothing_is_redacted_without_the_function(tiny_model: Path) -> None:
     async with redacting("missing", tiny_model, timeout=0.2) as redactor:
         await until(lambda: "has no 'missing'" in str(redactor.why_not_ready()), "the reason")
