@@ -12,6 +12,7 @@ few calls run in threads. While a gateway restarts, the calls at both ends of th
 
 import asyncio
 import json
+import ssl
 import time
 import urllib.error
 import urllib.parse
@@ -26,6 +27,7 @@ from stepwell.errors import BadRequest, GatewayUnreachable, NotReady, StepwellEr
 TIMEOUT = 90.0
 """Seconds for one call. Longer than the gateway's own timeouts, so that its error text arrives."""
 POLL = 0.2
+UNTRUSTED = "; if the CA of its certificate is your own, set SSL_CERT_FILE to a file with it"
 PROXY_ERRORS = (502, 503, 504)
 """With these, a proxy tells that the gateway behind it does not answer."""
 
@@ -186,4 +188,5 @@ def _call(method: str, url: str, body: Mapping[str, Any] | None, key: str | None
         is_of_proxy = isinstance(refusal, GatewayUnreachable) and failure.code in PROXY_ERRORS
         raise (NoAnswer(str(refusal)) if is_of_proxy else refusal) from None
     except (OSError, ValueError) as failure:
-        raise NoAnswer(f"no gateway answers at {url}: {failure}") from None
+        why = UNTRUSTED if isinstance(getattr(failure, "reason", None), ssl.SSLCertVerificationError) else ""
+        raise NoAnswer(f"no gateway answers at {url}: {failure}{why}") from None

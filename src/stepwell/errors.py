@@ -40,6 +40,18 @@ class Forbidden(StepwellError):
     """The key is missing, wrong, or not valid for this request."""
 
 
+class WrongHost(StepwellError):
+    """The request names a host by which the server may not be asked."""
+
+
+class CrossSite(StepwellError):
+    """A page of another site made a browser send the request."""
+
+
+class UnsupportedMediaType(StepwellError):
+    """The body has a type that the server does not read."""
+
+
 class TooLarge(StepwellError):
     """The request is larger than the gateway accepts."""
 

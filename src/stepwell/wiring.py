@@ -17,15 +17,18 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TypeAlias
 
 import uvicorn
 from fastapi import FastAPI
 
 from stepwell import logs
 from stepwell.atropos.app import AtroposAsgi, create_atropos
+from stepwell.common import listening
 from stepwell.common.access_keys import AccessKeys, SessionKey
 from stepwell.common.bounded_http import MOST_CONNECTIONS, BoundedHttp
 from stepwell.common.die_with_parent import set_parent_death_signal
+from stepwell.common.listening import ServedHosts
 from stepwell.common.tokenizers import BackgroundTokenizer, load_decode, load_tokenizer
 from stepwell.common.worker_processes import CANNOT_START, WorkerProcesses
 from stepwell.config.exports import ExportSettings, ImportSettings
@@ -62,7 +65,10 @@ from stepwell.steps.parquet import ParquetReader
 
 log = logging.getLogger("stepwell")
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ServerSettings: TypeAlias = GatewaySettings | AtroposSettings | DashboardSettings
+
+TLS_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""For TLS 1.2; those of TLS 1.3 are all as good."""
 BACKLOG = 2048
 """Connections that wait to be accepted."""
 GC_THRESHOLD = (50_000, 20, 50)
@@ -74,6 +80,7 @@ may do so while the next request is on its way."""
 
 def run_gateway(settings: GatewaySettings) -> None:
     """Serves until a signal ends it, also while Ray is away."""
+    _check_listening(settings)
     if settings.workers > 1:
         asyncio.run(_run_workers(settings))
         return
@@ -96,7 +103,7 @@ async def _run_workers(settings: GatewaySettings) -> None:
         link = RayLink(settings.ray_address, settings.ray_namespace, listener=listener)
         await asyncio.to_thread(link.start)
         link.keep_running()
-        log.info("gateway on http://%s:%d, %d workers", settings.host, settings.port, settings.workers)
+        log.info("gateway on %s, %d workers", _url(settings), settings.workers)
 
         def make(number: int) -> BaseProcess:
             return spawn.Process(target=_run_worker, args=(settings, number, path, shared, os.getpid()))
@@ -162,7 +169,8 @@ def _gateway(settings: GatewaySettings, link: LinkClient, watch: Path | None = N
         rules=RequestRules(frozenset(settings.forward_fields), frozenset(settings.media_hosts)),
         quota=CallQuota.read(settings.quota),
         redactor=_redactor(settings),
-        atropos=_atropos(pool(), keys, settings.atropos_state) if settings.atropos else None,
+        atropos=_atropos(pool(), keys, settings.atropos_state, _hosts(settings)) if settings.atropos else None,
+        hosts=_hosts(settings),
     )
 
 
@@ -181,16 +189,18 @@ def run_gateway_key(settings: SessionKeySettings) -> None:
 
 def run_atropos(settings: AtroposSettings) -> None:
     """Serves until a signal ends it."""
+    _check_listening(settings)
     keys = AccessKeys(settings.control_keys)
-    _serve("Atropos server", _atropos(_join_pool(settings), keys, settings.state), settings)
+    _serve("Atropos server", _atropos(_join_pool(settings), keys, settings.state, _hosts(settings)), settings)
 
 
-def _atropos(pool: PoolClient, keys: AccessKeys, state: str | None) -> AtroposAsgi:
-    return create_atropos(pool=pool, keys=keys, state=Path(state) if state else None)
+def _atropos(pool: PoolClient, keys: AccessKeys, state: str | None, hosts: ServedHosts | None) -> AtroposAsgi:
+    return create_atropos(pool=pool, keys=keys, state=Path(state) if state else None, hosts=hosts)
 
 
 def run_dashboard(settings: DashboardSettings) -> None:
     """Serves until a signal ends it."""
+    _check_listening(settings)
     keys = AccessKeys(settings.control_keys)
     plan = asyncio.run(_join_pool(settings).shards.plan())
     path = settings.tokenizer_path
@@ -200,20 +210,43 @@ def run_dashboard(settings: DashboardSettings) -> None:
         plan=plan,
         tokenizer=BackgroundTokenizer(path, load_tokenizer) if path else None,
         gateways=GatewayMonitor(settings.gateways, settings.control_keys[0] if settings.control_keys else None),
+        hosts=_hosts(settings),
     )
     _serve("dashboard", app, settings)
+
+
+def _check_listening(settings: ServerSettings) -> None:
+    """Before anything is started."""
+    variable = f"{settings.model_config.get('env_prefix')}CONTROL_KEYS"
+    listening.require_safe_address(
+        settings.host, has_keys=bool(settings.control_keys), insecure=settings.insecure, variable=variable
+    )
+    if not settings.control_keys and not listening.is_loopback(settings.host):
+        log.warning("listening on %s without keys: access is open to everyone", settings.host)
+    if (
+        settings.tls_cert
+        and settings.tls_key
+        and (why := listening.check_certificate(settings.tls_cert, settings.tls_key))
+    ):
+        log.warning("%s", why)
+
+
+def _hosts(settings: ServerSettings) -> ServedHosts | None:
+    return listening.served_hosts(settings.host, settings.allowed_hosts, has_keys=bool(settings.control_keys))
+
+
+def _url(settings: ServerSettings) -> str:
+    return f"{settings.scheme}://{settings.host}:{settings.port}"
 
 
 def _serve(
     name: str,
     app: GatewayAsgi | AtroposAsgi | FastAPI,
-    settings: GatewaySettings | AtroposSettings | DashboardSettings,
+    settings: ServerSettings,
     sockets: Sequence[socket.socket] = (),
 ) -> None:
     """On its host and port, unless sockets are given that listen already."""
-    if not settings.control_keys and settings.host not in LOOPBACK:
-        log.warning("listening on %s without keys: access is open to everyone", settings.host)
-    log.info("%s on http://%s:%d", name, settings.host, settings.port)
+    log.info("%s on %s", name, _url(settings))
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
     config = uvicorn.Config(
@@ -222,6 +255,9 @@ def _serve(
         port=settings.port,
         timeout_keep_alive=IDLE_CONNECTION_TIMEOUT,
         http=BoundedHttp,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        ssl_ciphers=TLS_CIPHERS,
         limit_concurrency=MOST_CONNECTIONS,
         log_config=None,
         log_level="warning",

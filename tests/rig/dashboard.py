@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from stepwell.common.access_keys import AccessKeys
+from stepwell.common.listening import served_hosts
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import INTERVAL, GatewayMonitor
 from stepwell.errors import PoolUnavailable
@@ -246,6 +247,7 @@ def make_dashboard(
         plan=PoolPlan(journal="/journal", limits=Limits(group_size=4, max_staleness=2)),
         tokenizer=tokenizer,
         gateways=GatewayMonitor(gateways, control_keys[0] if control_keys else None, interval=gateway_interval),
+        hosts=served_hosts("127.0.0.1", (), has_keys=bool(control_keys)),
     )
 
 

@@ -16,6 +16,7 @@ import uvicorn
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.bounded_http import BoundedHttp
+from stepwell.common.listening import served_hosts
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineKind
@@ -28,6 +29,7 @@ from stepwell.pool.api.ports import RewardScorer, StepSink
 from stepwell.wiring import IDLE_CONNECTION_TIMEOUT
 from tests.rig.waiting import answers, until, wait_until
 
+LOOPBACK = "127.0.0.1"
 PATIENT = GatewayLimits(ask_timeout=30.0, render_timeout=30.0)
 """On a starved machine a call would otherwise be answered unchecked or unbridged, as it should for users."""
 
@@ -70,7 +72,7 @@ async def serve_gateway(
         atropos=atropos,
         dialects=dialects,
         limits=limits,
-        **more,
+        **{"hosts": served_hosts(LOOPBACK, (), has_keys=bool(control_keys)), **more},
     )
     server = uvicorn.Server(
         uvicorn.Config(
@@ -129,11 +131,11 @@ def served_process(
 ) -> Iterator[GatewayProcess]:
     """`python -m` a server of ours with those flags, on loopback, once it answers /health."""
     port = port or free_port()
-    given = {"host": "127.0.0.1", "port": port, **flags}
-    url = f"http://127.0.0.1:{port}"
+    given = {"host": LOOPBACK, "port": port, **flags}
+    url = f"{'https' if 'tls_cert' in flags else 'http'}://{LOOPBACK}:{port}"
     line = [sys.executable, "-m", *command]
     for name, value in given.items():
-        line += [f"--{name.replace('_', '-')}", str(value)]
+        line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     with log.open("ab") as output:
         process = subprocess.Popen(line, stdout=output, stderr=output, env={**os.environ, **(env or {})})
     try:

@@ -83,8 +83,8 @@ async def test_headers_without_an_end_are_cut_off(pool: LocalPool, engine: FakeE
     [
         b"",
         b"POST /init_traj",
-        b"POST /init_trajectory HTTP/1.1\r\nHost: x\r\n",
-        b"POST /init_trajectory HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+        b"POST /init_trajectory HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST /init_trajectory HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
     ],
     ids=["nothing", "half a line", "half the headers", "half a body"],
 )

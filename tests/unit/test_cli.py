@@ -75,6 +75,9 @@ def test_an_incomplete_command_of_two_words_is_refused() -> None:
     assert done.stderr.startswith("stepwell: unknown command 'reward'; there are: ")
 
 
+LISTENING = ("--insecure", "--no-insecure", "--allowed-hosts", "--tls-cert", "--tls-key")
+
+
 def test_the_gateway_takes_exactly_the_flags_it_documents() -> None:
     shown = run("-m", "stepwell.gateway", "--help").stdout
     flags = set(re.findall(r"--[a-z-]+", shown))
@@ -87,6 +90,7 @@ def test_the_gateway_takes_exactly_the_flags_it_documents() -> None:
         *("--atropos", "--no-atropos", "--atropos-state"),
         *("--sampling", "--temperature", "--model", "--other-models", "--session-sample"),
         *("--forward-fields", "--media-hosts", "--quota", "--redact"),
+        *LISTENING,
     }
 
 
@@ -95,6 +99,7 @@ def test_the_atropos_server_takes_exactly_the_flags_it_documents() -> None:
     assert flags == {
         *("--data-pool-name", "--control-keys", "--state", "--ray-address", "--ray-namespace"),
         *("--host", "--port", "--help"),
+        *LISTENING,
     }
 
 

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings
 from stepwell.atropos.app import create_atropos
 from stepwell.cli import COMMANDS
 from stepwell.common.access_keys import AccessKeys
+from stepwell.common.listening import require_safe_address
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.config.sections import read_settings
 from stepwell.demo import engine
@@ -116,6 +117,8 @@ def test_compose_starts_commands_with_settings_they_take(monkeypatch: pytest.Mon
         assert made["control_keys"] == ("given",)
         assert services[name]["ports"] == [f"127.0.0.1:{PORTS[name]}:{PORTS[name]}"]
         assert made["host"] == "0.0.0.0"
+        require_safe_address(made["host"], has_keys=bool(made["control_keys"]), insecure=made["insecure"], variable="")
+        assert not made["insecure"]
 
 
 def test_a_keeper_creates_the_pool_with_settings_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +197,8 @@ def test_kubernetes_starts_commands_with_settings_they_take(monkeypatch: pytest.
         assert read["port"] == PORTS[name] == made["ports"][0]["containerPort"]
         assert read["control_keys"] == ("given",)
         assert read["host"] == "0.0.0.0"
+        require_safe_address(read["host"], has_keys=bool(read["control_keys"]), insecure=read["insecure"], variable="")
+        assert not read["insecure"]
         assert made["envFrom"] == [{"configMapRef": {"name": "stepwell"}}]
 
 
@@ -317,7 +322,7 @@ PARTS = {"histogram": ("_bucket", "_sum", "_count")}
 
 
 async def _metrics(app: Any) -> str:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         answer = await client.get("/metrics")
     assert answer.status_code == 200
     return answer.text

@@ -36,7 +36,7 @@ class GatewayProcess(SupervisedProcess):
         environment, so a list of processes does not show it. Without a port, a free one is used."""
         self.key = key
         port = port or free_port(host)
-        self.url = f"http://{host}:{port}"
+        self.url = f"{'https' if 'tls_cert' in flags else 'http'}://{host}:{port}"
         self._logged_at = time.monotonic()
         program = Program(
             name="gateway",

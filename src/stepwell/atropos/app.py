@@ -1,4 +1,4 @@
-"""The ASGI application of the Atropos server: keys and routing.
+"""The ASGI application of the Atropos server: origins, keys and routing.
 
 Every path of Atropos is served at the root for the channel `train`, and below /channel/NAME for other channels. A
 client of another channel only needs another base URL.
@@ -24,10 +24,12 @@ from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registries, RegistryFile
 from stepwell.atropos.routes import AtroposRoutes, Handler
 from stepwell.common.access_keys import AccessKeys
+from stepwell.common.cross_site import JSON, CrossSiteCheck
+from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.errors import Forbidden, StepwellError
 from stepwell.pool.api.ports import GroupExchange
 from stepwell.pool.api.producing import TRAIN
-from stepwell.wire.scored_groups_arrow import has_arrow
+from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, has_arrow
 
 log = logging.getLogger("stepwell.atropos")
 
@@ -39,16 +41,31 @@ FORBIDDEN = (
 
 
 def create_atropos(
-    *, pool: GroupExchange, keys: AccessKeys, state: Path | None, max_body: int = http.MAX_BODY
+    *,
+    pool: GroupExchange,
+    keys: AccessKeys,
+    state: Path | None,
+    max_body: int = http.MAX_BODY,
+    hosts: ServedHosts | None = LOOPBACK_HOSTS,
 ) -> "AtroposAsgi":
+    """`hosts` are the names by which it may be asked; None: any."""
     registries = Registries(RegistryFile(state) if state else None, time.monotonic())
-    return AtroposAsgi(pool, keys, registries, max_body)
+    cross_site = CrossSiteCheck(hosts, (JSON, MEDIA_TYPE.encode()), gets_change=True)
+    return AtroposAsgi(pool, keys, registries, max_body, cross_site)
 
 
 class AtroposAsgi:
-    def __init__(self, pool: GroupExchange, keys: AccessKeys, registries: Registries, max_body: int) -> None:
+    def __init__(
+        self,
+        pool: GroupExchange,
+        keys: AccessKeys,
+        registries: Registries,
+        max_body: int,
+        cross_site: CrossSiteCheck,
+    ) -> None:
         self._pool = pool
         self._keys = keys
+        self._cross_site = cross_site
         self._max_body = max_body
         self._metrics = AtroposMetrics(registries.steps, lambda: registries.connected(time.monotonic()))
         self._channel_routes = AtroposRoutes(pool, registries, self._metrics).routes
@@ -106,6 +123,7 @@ class AtroposAsgi:
 
     async def _respond(self, request: AtroposRequest) -> Response:
         method, path = request.method, request.scope["path"] or "/"
+        self._cross_site.check(method, request.scope["headers"])
         if path not in OPEN and not self._keys.may_control(request.headers.get("authorization")):
             raise Forbidden(FORBIDDEN)
         if method == "GET" and path in self._server_routes:

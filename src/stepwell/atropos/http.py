@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stepwell import errors
+from stepwell.common import cross_site
 from stepwell.common.optional import require
 
 MAX_BODY = 256 * 2**20
@@ -46,6 +47,7 @@ STATUS: Mapping[type[errors.StepwellError], int] = {
     errors.TooLarge: 413,
     errors.PoolFull: 503,
     errors.PoolUnavailable: 503,
+    **cross_site.STATUS,
 }
 """A full pool is a 503: Atropos' environments retry after a 5xx, and discard their group after a 4xx."""
 

@@ -43,7 +43,8 @@ class AtroposRoutes:
             ("GET", "/status"): self.status,
             ("GET", "/status-env"): self.status_env,
             ("GET", "/latest_example"): self.latest_example,
-            ("GET", "/reset_data"): self.reset_data,
+            ("POST", "/reset_data"): self.reset_data,
+            ("GET", "/reset_data"): self.reset_data,  # atroposlib's own tools call it so
         }
 
     # -- registration --------------------------------------------------------------------------------------------------

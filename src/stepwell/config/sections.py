@@ -8,9 +8,9 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 from inspect import cleandoc
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from stepwell.errors import BadRequest
@@ -19,6 +19,8 @@ S = TypeVar("S", bound=BaseSettings)
 
 DNS = "dns://"
 DNS_ADDRESS = re.compile(r"dns://[^/:\s]+:\d+")
+HOST_NAME = re.compile(r"[A-Za-z0-9_.\-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
+"""Of a host, without a port; or an IPv6 address."""
 
 METAVARS: Mapping[str, str] = {
     flag: metavar
@@ -27,14 +29,14 @@ METAVARS: Mapping[str, str] = {
         "ADDRESSES": "--gateways --vllm-addresses",
         "BYTES": "--max-bytes",
         "CHOICES": "--quota --sampling",
-        "FILE": "--atropos-state --spool --state",
+        "FILE": "--atropos-state --spool --state --tls-cert --tls-key",
         "FOLDER": "--out --tokenizer-path",
         "FUNCTION": "--function --reward",
         "JSON": "--options",
         "KEY": "--engine-key --key",
         "KEYS": "--control-keys",
         "MEGABYTES": "--memory-mb",
-        "NAMES": "--forward-fields --media-hosts --other-models --trained-models",
+        "NAMES": "--allowed-hosts --forward-fields --media-hosts --other-models --trained-models",
         "PATH": "--archive --from --journal --on --to --vllm-python",
         "REWARD": "--margin --reward-max --reward-min",
         "SECONDS": "--group-deadline --session-idle --timeout",
@@ -68,9 +70,17 @@ def _are_engine_addresses(value: tuple[str, ...]) -> tuple[str, ...]:
     return (*_are_addresses(tuple(address for address in value if address not in names)), *names)
 
 
+def _are_names(value: tuple[str, ...]) -> tuple[str, ...]:
+    for name in value:
+        if not HOST_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a name; write names of hosts without http:// and without a port")
+    return value
+
+
 Listed = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)]
 """Values separated by commas."""
 Addresses = Annotated[Listed, AfterValidator(_are_addresses)]
+HostNames = Annotated[Listed, AfterValidator(_are_names)]
 EngineAddresses = Annotated[Listed, AfterValidator(_are_engine_addresses)]
 """Addresses, and names that DNS lists engines under."""
 
@@ -108,8 +118,27 @@ class ServerSection(PoolSection):
     control_keys: Listed = ()
     """Keys with full access, separated by commas: the current one first, then older ones. Without a key, access is
     open. Prefer the environment variable: other users can read a command line."""
-    host: str = "0.0.0.0"
-    """Address to listen on."""
+    host: str = "127.0.0.1"
+    """Address to listen on. One that other machines reach needs keys, or --insecure."""
+    insecure: bool = False
+    """Listen on any address without keys: everyone who reaches it may do everything."""
+    allowed_hosts: HostNames = ()
+    """Further names by which clients may ask this server, separated by commas. Without keys they must be listed; with
+    keys any name will do, unless some are listed. Loopback and the --host itself always will."""
+    tls_cert: str | None = None
+    """File with the certificate, in PEM, to serve https; needs --tls-key."""
+    tls_key: str | None = None
+    """File with the key of the certificate, in PEM, not encrypted."""
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key belong together: give both, or none for http")
+        return self
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls_cert is None else "https"
 
 
 def read_settings(settings: type[S], argv: Sequence[str], command: str) -> S:

@@ -142,7 +142,5 @@ class DashboardSettings(ServerSection):
     """Addresses of the gateways to watch, separated by commas. The first control key is sent to them."""
     tokenizer_path: str | None = None
     """Folder or name of the Hugging Face tokenizer; without it, the page shows token ids, and text search is off."""
-    host: str = "127.0.0.1"
-    """Address to listen on."""
     port: int = Field(default=8200, ge=0, le=65535)
     """Port to listen on."""

@@ -5,6 +5,8 @@ from pathlib import Path
 from fastapi import APIRouter, FastAPI, HTTPException, Response
 
 from stepwell.common.access_keys import AccessKeys
+from stepwell.common.cross_site import CrossSiteCheck
+from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.common.tokenizers import Tokenizer
 from stepwell.dashboard import http
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
@@ -33,7 +35,9 @@ def create_dashboard(
     keys: AccessKeys,
     gateways: GatewayMonitor,
     tokenizer: Tokenizer | None,
+    hosts: ServedHosts | None = LOOPBACK_HOSTS,
 ) -> FastAPI:
+    """`hosts` are the names by which it may be asked; None: any."""
     state = DashboardState(pool, plan, gateways, tokenizer)
 
     app = FastAPI(
@@ -44,7 +48,7 @@ def create_dashboard(
         openapi_url=None,
         redirect_slashes=False,
     )
-    http.install(app, keys)
+    http.install(app, keys, CrossSiteCheck(hosts))
     app.include_router(api_router(state))
     app.include_router(page_router())
 

@@ -1,4 +1,5 @@
-"""HTTP of the dashboard: JSON, the one place where failures become responses, keys, and the headers of all responses.
+"""HTTP of the dashboard: JSON, the one place where failures become responses, origins and keys, and the headers of all
+responses.
 
 Invariants:
 - If there are control keys, /metrics and everything below /api need one.
@@ -19,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepwell import errors
+from stepwell.common import cross_site
 from stepwell.common.access_keys import AccessKeys
 from stepwell.pool.api.watching import TrajectorySnapshot
 
@@ -28,6 +30,7 @@ STATUS: Mapping[type[errors.StepwellError], int] = {
     errors.UnknownTrajectory: 404,
     errors.NotReady: 503,
     errors.PoolUnavailable: 503,
+    **cross_site.STATUS,
 }
 NEEDS_KEY = "this needs a control key; send it as the header Authorization: Bearer KEY"
 HEADERS = {
@@ -76,8 +79,9 @@ def error_response(status: int, message: str) -> Response:
     return json_response({"error": {"message": message}}, status)
 
 
-def install(app: FastAPI, keys: AccessKeys) -> None:
-    app.add_middleware(KeyGuard, keys=keys)
+def install(app: FastAPI, keys: AccessKeys, check: cross_site.CrossSiteCheck) -> None:
+    app.add_middleware(OriginGuard, check=check)
+    app.add_middleware(KeyGuard, keys=keys)  # around it: its headers are in every response
 
     @app.exception_handler(errors.StepwellError)
     async def known(_: Request, failure: errors.StepwellError) -> Response:
@@ -94,6 +98,23 @@ def install(app: FastAPI, keys: AccessKeys) -> None:
     @app.exception_handler(Exception)
     async def unknown(_: Request, failure: Exception) -> Response:
         return error_response(500, f"the dashboard failed ({type(failure).__name__}); its log says more")
+
+
+class OriginGuard:
+    """Refuses requests of other sites before a route reads them."""
+
+    def __init__(self, app: ASGIApp, check: cross_site.CrossSiteCheck) -> None:
+        self._app = app
+        self._check = check
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: ASGIApp = self._app
+        if scope["type"] == "http":
+            try:
+                self._check.check(scope["method"], scope["headers"])
+            except errors.StepwellError as failure:
+                answer = error_response(STATUS[type(failure)], str(failure))
+        await answer(scope, receive, send)
 
 
 class KeyGuard:

@@ -12,6 +12,8 @@ from fastapi import FastAPI, Response
 
 from stepwell.common.access_keys import AccessKeys
 from stepwell.common.async_calls import running
+from stepwell.common.cross_site import CrossSiteCheck
+from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
@@ -100,6 +102,7 @@ def create_app(
     rules: RequestRules = NO_MORE,
     quota: CallQuota = NO_CHOICE,
     redactor: Redactor | None = None,
+    hosts: ServedHosts | None = LOOPBACK_HOSTS,
     dialects: Sequence[Dialect] = DIALECTS,
     limits: GatewayLimits = DEFAULT_LIMITS,
 ) -> GatewayAsgi:
@@ -108,7 +111,7 @@ def create_app(
     `watch` keeps the states of the engines up to date in place of their own. With `answers_unchecked`, calls are
     answered also while the pool cannot be asked for their trajectory. `session_sample` is the share of
     sessions that are recorded. Without `bridge`, engines render every prompt. The redactor masks steps before they are
-    stored.
+    stored. `hosts` are the names by which it may be asked; None: any.
     """
     metrics, traces = GatewayMetrics(), tracing.start()
     left_out = LeftOutLog(log, "; see --sampling in docs/gateway.md")
@@ -226,4 +229,5 @@ def create_app(
     async def openapi() -> Response:
         return Response(openapi_document(app.openapi(), dialects), media_type=error_responses.JSON)
 
-    return GatewayAsgi(app, calls, TokenCounts(calls), AccessCheck(keys, access_table(dialects)), dialects, atropos)
+    access, counts = AccessCheck(keys, access_table(dialects)), TokenCounts(calls)
+    return GatewayAsgi(app, calls, counts, access, dialects, atropos, cross_site=CrossSiteCheck(hosts))

@@ -50,7 +50,7 @@ def make_plan(settings: UpSettings, model: ServedModel, folder: StateFolder, key
 def url_of(settings: GatewaySettings | DashboardSettings) -> str:
     """The address for clients on this machine."""
     host = HOST if settings.host in ("0.0.0.0", "::") else settings.host
-    return f"http://{host}:{settings.port}"
+    return f"{settings.scheme}://{host}:{settings.port}"
 
 
 def environment(settings: Section) -> dict[str, str]:

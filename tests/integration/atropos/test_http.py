@@ -17,19 +17,20 @@ from tests.rig.atropos.server import scored_group, serve_atropos
 from tests.rig.local_pool import LocalPool
 
 BODY = json.dumps(scored_group()).encode()
+JSON = {"content-type": "application/json"}
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstandard.compress}
 
 
 @pytest.mark.parametrize("encoding", PACKERS)
 async def test_compressed_bodies_are_read(client: httpx.AsyncClient, encoding: str) -> None:
-    headers = {"content-encoding": encoding}
+    headers = {**JSON, "content-encoding": encoding}
     answer = await client.post("/scored_data", content=PACKERS[encoding](BODY), headers=headers)
     assert answer.json() == {"status": "received"}
 
 
 async def test_a_gzip_of_several_members_is_read(client: httpx.AsyncClient) -> None:
     content = gzip.compress(BODY[:50]) + gzip.compress(BODY[50:])
-    answer = await client.post("/scored_data", content=content, headers={"content-encoding": "gzip"})
+    answer = await client.post("/scored_data", content=content, headers={**JSON, "content-encoding": "gzip"})
     assert answer.json() == {"status": "received"}
 
 
@@ -40,14 +41,14 @@ async def test_what_is_cut_off_or_garbage_is_a_400(
 ) -> None:
     packed = PACKERS[encoding](BODY)
     broken = {"cut": packed[:-5], "garbage": packed[:20] + b"\xff" * 40, "plain": BODY, "tail": packed + b"tail"}
-    answer = await client.post("/scored_data", content=broken[how], headers={"content-encoding": encoding})
+    answer = await client.post("/scored_data", content=broken[how], headers={**JSON, "content-encoding": encoding})
     assert answer.status_code == 400
     assert encoding in answer.json()["detail"]
     assert pool.transport.messages == []
 
 
 async def test_an_unknown_encoding_is_a_400(client: httpx.AsyncClient) -> None:
-    answer = await client.post("/scored_data", content=BODY, headers={"content-encoding": "br"})
+    answer = await client.post("/scored_data", content=BODY, headers={**JSON, "content-encoding": "br"})
     assert answer.status_code == 400
     assert "none of gzip, zstd, identity" in answer.json()["detail"]
 
@@ -56,7 +57,7 @@ async def test_an_unknown_encoding_is_a_400(client: httpx.AsyncClient) -> None:
 async def test_a_body_that_grows_beyond_the_bound_is_a_413(encoding: str) -> None:
     bomb = PACKERS[encoding](bytes(2**25)) if encoding else bytes(2**20 + 1)
     assert len(bomb) < 2**20 or not encoding
-    headers = {"content-encoding": encoding} if encoding else {}
+    headers = {**JSON, "content-encoding": encoding} if encoding else JSON
     async with serve_atropos(LocalPool(), max_body=2**20) as url, httpx.AsyncClient(base_url=url) as client:
         answer = await client.post("/scored_data", content=bomb, headers=headers)
     assert answer.status_code == 413

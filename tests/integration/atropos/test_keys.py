@@ -23,7 +23,7 @@ CALLS = (
 async def test_with_keys_nothing_is_answered_without_one(pool: LocalPool, method: str, path: str) -> None:
     async with serve_atropos(pool, control_keys=[KEY]) as url, httpx.AsyncClient(base_url=url) as client:
         for headers in ({}, {"authorization": "Bearer no-such-key-at-all"}, {"authorization": "Basic Og=="}):
-            answer = await client.request(method, path, headers=headers, content=b"{}" if method == "POST" else None)
+            answer = await client.request(method, path, headers=headers, json={} if method == "POST" else None)
             assert answer.status_code == 401
             assert "Authorization: Bearer KEY" in answer.json()["detail"]
 

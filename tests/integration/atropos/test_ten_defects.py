@@ -31,6 +31,8 @@ from tests.rig.ray_cluster import RayCluster
 from tests.rig.waiting import until
 
 KEY = "a-key-of-sufficient-length"
+JSON = {"Content-Type": "application/json"}
+GZIPPED = {**JSON, "Content-Encoding": "gzip"}
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def ask_and_hang_up(url: str) -> None:
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
         connection.connect(("127.0.0.1", port))
-        connection.sendall(b"GET /batch HTTP/1.1\r\nHost: atropos\r\n\r\n")
+        connection.sendall(b"GET /batch HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert connection.recv(1_000).startswith(b"HTTP/1.1 200")
 
 
@@ -101,9 +103,8 @@ async def test_2_what_is_no_number_is_refused_where_it_comes_in(server: AtroposC
     await server.register(batch_size=2)
     group = make_group(1, inference_logprobs=[[1.0, -0.5, -0.5, -0.5], [1.0, -0.5, -0.5, -0.25]])
     body = json.dumps(group).replace("-0.25" if field == "inference_logprobs" else "[0.0, 1.0]", "%s")
-    answer = await server.client.post(
-        "/scored_data", content=body % (f"[0.0, {number}]" if field == "scores" else number)
-    )
+    content = body % (f"[0.0, {number}]" if field == "scores" else number)
+    answer = await server.client.post("/scored_data", content=content, headers=JSON)
     assert answer.status_code == 422
     await server.send(make_group(2))
     assert await server.tokens() == [make_group(2)["tokens"]]
@@ -219,14 +220,14 @@ async def test_6_groups_may_come_before_the_trainer(server: AtroposClient) -> No
 async def test_7_half_a_gzip_body_is_the_senders_mistake(server: AtroposClient) -> None:
     body = gzip.compress(json.dumps(make_group(1)).encode())
     for broken in (body[:-20], b"no gzip", b""):
-        answer = await server.client.post("/scored_data", content=broken, headers={"Content-Encoding": "gzip"})
+        answer = await server.client.post("/scored_data", content=broken, headers=GZIPPED)
         assert 400 <= answer.status_code < 500, broken
     assert (await server.status())["queue_size"] == 0
 
 
 async def test_7_a_body_that_swells_is_refused(server: AtroposClient) -> None:
     bomb = gzip.compress(bytes(2 * MAX_BODY), compresslevel=1)
-    answer = await server.client.post("/scored_data", content=bomb, headers={"Content-Encoding": "gzip"})
+    answer = await server.client.post("/scored_data", content=bomb, headers=GZIPPED)
     assert answer.status_code == 413
 
 

@@ -157,7 +157,7 @@ async def test_a_curation_that_is_not_whole_is_refused(
 async def test_a_curation_is_not_taken_from_another_sites_form(client: httpx.AsyncClient, pool: MadeUpPool) -> None:
     body = '{"action": "reject", "by": "x", "trajectories": [{"trajectory_uid": "t", "prompt_uid": "p"}]}'
     answer = await client.post("/api/curate", content=body, headers={"Content-Type": "text/plain"})
-    assert answer.status_code == 400
+    assert answer.status_code == 415
     assert pool.calls["curate"] == 0
 
 

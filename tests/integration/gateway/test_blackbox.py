@@ -178,7 +178,8 @@ async def test_a_refusal_is_an_openai_error_that_says_why(
 
 async def test_a_reward_that_is_not_a_number_is_refused(http: aiohttp.ClientSession) -> None:
     path = await init(http)
-    async with http.post(f"{path}/v1/complete_trajectory", data=b'{"reward": NaN}') as answer:
+    headers = {"Content-Type": "application/json"}
+    async with http.post(f"{path}/v1/complete_trajectory", data=b'{"reward": NaN}', headers=headers) as answer:
         assert answer.status == 400
 
 

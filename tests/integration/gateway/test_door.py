@@ -49,7 +49,7 @@ class Door:
         """`OWN` and `OTHER` in the target, and the keys' names in headers, stand for what they name."""
         host = urlsplit(self.url)
         names = {"OWN_KEY": self.own_key, "OTHER_KEY": self.other_key, "OWN": self.own, "OTHER": self.other}
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {host.netloc}", *headers]
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {host.netloc}", "Content-Type: application/json", *headers]
         head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""])
         for name, value in names.items():
             head = head.replace(name, value)

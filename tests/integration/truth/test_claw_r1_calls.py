@@ -11,8 +11,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stepwell.config.serving import GatewaySettings
+from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.steps.step import Step
+from stepwell.wiring import run_gateway
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
@@ -269,3 +272,35 @@ async def test_differs_a_submitted_step_tells_its_temperature(
     steps = [STEP | {"is_last": False}, STEP | {"step_index": 1} | told]
     assert (await post(http, "/submit_steps", {"steps": steps}))[1]["accepted"] == 2
     assert [step.temperature for step in pool.taken()] == [None, 0.7]
+
+
+async def test_differs_a_body_says_that_it_is_json(http: aiohttp.ClientSession, pool: LocalPool) -> None:
+    async with http.post("/init_trajectory", data="{}", headers={"Content-Type": "text/plain"}) as answer:
+        assert answer.status == 415
+        assert "Content-Type: application/json" in (await answer.json())["error"]["message"]
+    async with http.post("/init_trajectory", json={}) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("where", "status"), [({"Origin": "https://evil.example"}, 403), ({"Host": "evil.example"}, 421)]
+)
+async def test_differs_a_page_of_another_site_is_refused(
+    http: aiohttp.ClientSession, where: dict[str, str], status: int
+) -> None:
+    async with http.post("/init_trajectory", json={}, headers=where) as answer:
+        assert answer.status == status
+
+
+def test_differs_without_keys_it_listens_on_loopback() -> None:
+    flags = {
+        "data_pool_name": "p",
+        "vllm_addresses": (),
+        "tokenizer_path": "t",
+        "prompt_length": 1,
+        "response_length": 1,
+    }
+    settings = GatewaySettings.model_validate(flags)
+    assert settings.host == "127.0.0.1"
+    with pytest.raises(BadRequest, match="without keys"):
+        run_gateway(settings.model_copy(update={"host": "0.0.0.0"}))

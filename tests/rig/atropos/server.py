@@ -12,8 +12,9 @@ import uvicorn
 from stepwell.atropos.app import create_atropos
 from stepwell.atropos.http import MAX_BODY
 from stepwell.common.access_keys import AccessKeys
+from stepwell.common.listening import served_hosts
 from stepwell.pool.api.ports import GroupExchange
-from tests.rig.gateways import GatewayProcess, served_process
+from tests.rig.gateways import LOOPBACK, GatewayProcess, served_process
 from tests.rig.waiting import until
 
 TRAINER: dict[str, Any] = {
@@ -51,7 +52,8 @@ async def serve_atropos(
     pool: GroupExchange, *, control_keys: Sequence[str] = (), state: Path | None = None, max_body: int = MAX_BODY
 ) -> AsyncIterator[str]:
     """An Atropos server on a free loopback port; gives its URL."""
-    app = create_atropos(pool=pool, keys=AccessKeys(control_keys), state=state, max_body=max_body)
+    hosts = served_hosts(LOOPBACK, (), has_keys=bool(control_keys))
+    app = create_atropos(pool=pool, keys=AccessKeys(control_keys), state=state, max_body=max_body, hosts=hosts)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
     serving = asyncio.create_task(server.serve())
     try:

@@ -30,6 +30,10 @@ def test_the_documented_command_line_is_understood() -> None:
         "ray_address": "auto",
         "ray_namespace": "default",
         "control_keys": (),
+        "insecure": False,
+        "allowed_hosts": (),
+        "tls_cert": None,
+        "tls_key": None,
         "engine_key": None,
         "routing": "round_robin",
         "durability": "async",
@@ -57,7 +61,7 @@ def test_the_documented_command_line_is_understood() -> None:
 
 def test_optional_settings_have_the_documented_defaults() -> None:
     settings = read_settings(GatewaySettings, REQUIRED, "gateway")
-    assert (settings.ray_address, settings.host, settings.port) == ("auto", "0.0.0.0", 8100)
+    assert (settings.ray_address, settings.host, settings.port) == ("auto", "127.0.0.1", 8100)
     assert settings.reward_worker_name is None
 
 
@@ -78,6 +82,14 @@ def test_each_worker_has_a_port_and_a_spool_of_its_own() -> None:
 def test_what_several_workers_cannot_do_is_refused(flags: str, why: str) -> None:
     with pytest.raises(BadRequest, match=why):
         read_settings(GatewaySettings, [*REQUIRED, "--workers", "2", *flags.split()], "gateway")
+
+
+@pytest.mark.parametrize("flag", ["--tls-cert", "--tls-key"])
+def test_a_certificate_and_its_key_belong_together(flag: str) -> None:
+    with pytest.raises(BadRequest, match="--tls-cert and --tls-key belong together"):
+        read_settings(AtroposSettings, [flag, "file.pem"], "atropos")
+    both = read_settings(AtroposSettings, ["--tls-cert", "cert.pem", "--tls-key", "key.pem"], "atropos")
+    assert (both.scheme, read_settings(AtroposSettings, [], "atropos").scheme) == ("https", "http")
 
 
 def test_each_channel_is_told_whose_sampling_counts() -> None:

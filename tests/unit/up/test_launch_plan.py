@@ -80,5 +80,11 @@ def test_a_process_reads_its_settings_from_the_environment(monkeypatch: pytest.M
     assert DashboardSettings().model_dump() == made.dashboard.model_dump()
 
 
+def test_parts_with_a_certificate_are_reached_by_https() -> None:
+    made = plan(gateway={"tls_cert": "c", "tls_key": "k"}, dashboard={"tls_cert": "c", "tls_key": "k"})
+    assert made.dashboard.gateways == (url_of(made.gateway),) == ("https://127.0.0.1:8100",)
+    assert url_of(made.dashboard) == "https://127.0.0.1:8200"
+
+
 def test_a_server_on_all_addresses_is_reached_on_loopback() -> None:
     assert url_of(plan(host="0.0.0.0").gateway) == "http://127.0.0.1:8100"

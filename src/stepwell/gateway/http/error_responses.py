@@ -15,6 +15,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from stepwell import errors
+from stepwell.common import cross_site
 from stepwell.wire.openai import write_object
 
 log = logging.getLogger("stepwell.gateway")
@@ -34,6 +35,7 @@ STATUS: dict[type[errors.StepwellError], int] = {
     errors.RewardFailed: 502,
     errors.NotReady: 503,
     errors.PoolUnavailable: 503,
+    **cross_site.STATUS,
 }
 RETRY_AFTER: dict[type[errors.StepwellError], str] = {errors.PoolFull: "5", errors.Overloaded: "1"}
 """Seconds: about as long as a trainer takes to make room, or an engine to end some calls."""

@@ -1,4 +1,4 @@
-"""The gateway's outermost layer: it checks sizes and keys before anything else reads a request.
+"""The gateway's outermost layer: it checks origin, size and key of a request before anything else reads it.
 
 Model calls go straight to AgentCalls; FastAPI serves the rest. No client's path becomes a path at an engine.
 """
@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from stepwell.common.access_keys import SessionKey
 from stepwell.common.bounded_http import LARGEST_HEADERS
+from stepwell.common.cross_site import CrossSiteCheck
 from stepwell.errors import Forbidden, StepwellError, TooLarge
 from stepwell.gateway.agent_calls import AgentCalls, send_error
 from stepwell.gateway.dialects import side_calls
@@ -39,7 +40,7 @@ CALL_HEADER = side_calls.CALL_HEADER.encode()
 
 
 class MountedApp(Protocol):
-    """Another application below ATROPOS_PREFIX, which checks keys by itself."""
+    """Another application below ATROPOS_PREFIX, which checks keys and origins by itself."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None: ...
 
@@ -59,6 +60,7 @@ class GatewayAsgi:
         dialects: Sequence[Dialect],
         atropos: MountedApp | None = None,
         *,
+        cross_site: CrossSiteCheck | None = None,
         largest_body: int = LARGEST_BODY,
     ) -> None:
         self.app = app
@@ -66,6 +68,7 @@ class GatewayAsgi:
         self._counts = counts
         self._access = access
         self._atropos = atropos
+        self._cross_site = cross_site or CrossSiteCheck()
         self._largest_body = largest_body
         self._dialects = {path: dialect for dialect in dialects for path in call_paths(dialect)}
         paths = "|".join(map(re.escape, self._dialects))
@@ -83,6 +86,7 @@ class GatewayAsgi:
         call = self._model_call.fullmatch(path)
         dialect = self._dialects[call[4]] if call else None
         try:
+            self._cross_site.check(scope["method"], scope["headers"])
             given = self._check(path, scope["headers"])
         except StepwellError as failure:
             await send_error(ResponseWriter(send, float), dialect, describe(failure))

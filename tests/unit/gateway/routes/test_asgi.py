@@ -19,6 +19,7 @@ from stepwell.pool.api.producing import TrajectoryRef
 from tests.unit.gateway.asgi import exchange
 
 CONTROL = "control-key-of-the-test"
+JSON = (b"content-type", b"application/json")
 AGENT = (b"authorization", f"Bearer {AccessKeys([CONTROL]).trajectory_key('t', 'p')}".encode())
 
 
@@ -148,7 +149,7 @@ async def test_headers_are_bounded_before_a_key_is_compared() -> None:
 async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
     for path in ("/t/p/chat/completions", "/init_trajectory"):
         behind = Behind()
-        status, error = await ask(behind, path, headers=[(b"content-length", b"11")], parts=(), largest_body=10)
+        status, error = await ask(behind, path, headers=[JSON, (b"content-length", b"11")], parts=(), largest_body=10)
         assert (status, error["code"]) == (413, "too_large")
         assert (behind.served, behind.routed) == ([], [])
 

@@ -1,0 +1,103 @@
+"""Where a server listens, and under which names it answers.
+
+- Without keys it listens on loopback only, unless its operator says that the network keeps others out.
+- Without keys it answers only to names that no other site can have: a page whose own name begins to point to this
+  machine (DNS rebinding) is told by that name, which the browser sends as Host.
+- With keys it answers to any name, unless names are listed: such a page has no key.
+"""
+
+import re
+import socket
+import ssl
+import stat
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Self
+
+from stepwell.errors import BadRequest
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+ALL_ADDRESSES = ("0.0.0.0", "::", "")
+HOST_HEADER = re.compile(rb"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.\-]+?)\.?)(?::\d{1,5})?")
+MOST_KNOWN = 1_000
+READABLE_BY_ALL = stat.S_IRWXO | stat.S_IWGRP
+
+
+def is_loopback(host: str) -> bool:
+    return host == "localhost" or ((address := _address(host)) is not None and address.is_loopback)
+
+
+def require_safe_address(host: str, *, has_keys: bool, insecure: bool, variable: str) -> None:
+    """BadRequest if others could reach a server that lets everyone in. `variable` takes its keys."""
+    if not (has_keys or insecure or is_loopback(host)):
+        raise BadRequest(
+            f"listening on {host} without keys would let everyone who reaches it do everything: set {variable}, or "
+            "listen on 127.0.0.1, or give --insecure if nobody else reaches that address"
+        )
+
+
+class ServedHosts:
+    """The names by which a server may be asked. Use `in` with the value of a header Host."""
+
+    def __init__(self, names: Iterable[str] = (), *, any_address: bool = False) -> None:
+        """Loopback's names are always among them. `any_address`: every IP address too, which no site has as a name."""
+        self._names = frozenset((*LOOPBACK_NAMES, *(name.strip("[]").rstrip(".").lower() for name in names)))
+        self._any_address = any_address
+        self.known: set[bytes] = set()
+        """Values that were found to be served: most requests come with one of them."""
+
+    @classmethod
+    def of(cls, host: str, allowed: Sequence[str]) -> Self:
+        """Of a server that listens on `host` and has these further names."""
+        own = () if is_loopback(host) else (host, socket.gethostname())
+        return cls((*own, *allowed), any_address=host in ALL_ADDRESSES)
+
+    def __contains__(self, header: bytes) -> bool:
+        if header in self.known:
+            return True
+        is_served = self._is_served(header)
+        if is_served and len(self.known) < MOST_KNOWN:
+            self.known.add(header)
+        return is_served
+
+    def _is_served(self, header: bytes) -> bool:
+        found = HOST_HEADER.fullmatch(header.lower())
+        if found is None:
+            return False
+        name = (found[1] or found[2]).decode()
+        if name in self._names:
+            return True
+        address = _address(name)
+        return address is not None and (self._any_address or address.is_loopback)
+
+
+def served_hosts(host: str, allowed: Sequence[str], *, has_keys: bool) -> ServedHosts | None:
+    """None: any name."""
+    return None if has_keys and not allowed else ServedHosts.of(host, allowed)
+
+
+LOOPBACK_HOSTS = ServedHosts()
+
+
+def check_certificate(certificate: str, key: str) -> str | None:
+    """BadRequest if a server cannot use these files for TLS. Returns what is wrong with the mode of the key's file."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
+        mode = Path(key).stat().st_mode
+    except OSError as failure:  # also ssl.SSLError
+        why = failure.strerror or str(failure)
+        raise BadRequest(
+            f"--tls-cert {certificate} and --tls-key {key} cannot be used: {why}. The first is a PEM file with the "
+            "certificate and those between it and the CA, the second one with its key, not encrypted"
+        ) from None
+    if mode & READABLE_BY_ALL:
+        return f"{key} can be read or changed by other users (its mode is {stat.S_IMODE(mode):04o}): chmod 600 {key}"
+    return None
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(name)
+    except ValueError:
+        return None
