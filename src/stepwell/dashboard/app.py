@@ -4,7 +4,10 @@ from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, HTTPException, Response
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.audit_log import AuditLog
+from stepwell.access.route_guard import RouteGuard
+from stepwell.access.route_table import STATIC
 from stepwell.common.tokenizers import Tokenizer
 from stepwell.dashboard import http
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
@@ -33,6 +36,7 @@ def create_dashboard(
     keys: AccessKeys,
     gateways: GatewayMonitor,
     tokenizer: Tokenizer | None,
+    audit: AuditLog | None = None,
 ) -> FastAPI:
     state = DashboardState(pool, plan, gateways, tokenizer)
 
@@ -44,7 +48,7 @@ def create_dashboard(
         openapi_url=None,
         redirect_slashes=False,
     )
-    http.install(app, keys)
+    http.install(app, RouteGuard(keys, audit))
     app.include_router(api_router(state))
     app.include_router(page_router())
 
@@ -69,7 +73,7 @@ def page_router() -> APIRouter:
     async def index() -> Response:
         return _page_file("index.html")
 
-    @router.get("/static/{name:path}", include_in_schema=False)
+    @router.get(STATIC, include_in_schema=False)
     async def static(name: str) -> Response:
         return _page_file(name)
 
