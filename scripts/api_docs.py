@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.route_table import Route
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import create_app
@@ -22,8 +23,9 @@ Written by `scripts/api_docs.py` from `GET /openapi.json`. [gateway.md](gateway.
 Below a trajectory, `/v1` may be left out or doubled. Errors are OpenAI error objects:
 `{"error": {"message", "type", "param", "code"}}`; those of messages are Anthropic's:
 `{"type": "error", "error": {"type", "message"}}`. The key goes into the header `Authorization: Bearer KEY` or
-`x-api-key: KEY`; a gateway started without `--control-keys` requires none. "trajectory" means the key of the
-trajectory, or a control key.
+`x-api-key: KEY`; a gateway started without `--control-keys` requires none. "Key" names the
+[roles](operations/security.md#roles) that may call a route, beside `admin`; `trajectory` is the key of the trajectory
+in the URL.
 """
 
 Schema = dict[str, Any]
@@ -55,7 +57,10 @@ def page(document: Schema) -> str:
 
 
 def _section(method: str, path: str, operation: Schema, schemas: Schema) -> str:
-    parts = [f"\n## {method} {path}", f"{operation['description'].rstrip('.')}. Key: {ACCESS[path].value}."]
+    parts = [
+        f"\n## {method} {path}",
+        f"{operation['description'].rstrip('.')}. Key: {key_of(ACCESS.find(method, path))}.",
+    ]
     if named := [p for p in operation.get("parameters", ()) if p["in"] != "path"]:
         parts.append(table("parameter", [(p["name"], p["schema"], p.get("description", "")) for p in named], schemas))
     if body := operation.get("requestBody"):
@@ -63,6 +68,10 @@ def _section(method: str, path: str, operation: Schema, schemas: Schema) -> str:
     if answer := fields_table("answer", operation["responses"]["200"], schemas):
         parts.append(answer)
     return "\n\n".join(parts) + "\n"
+
+
+def key_of(route: Route) -> str:
+    return "none" if route.is_open else ", ".join(sorted(route.roles)) or "admin"
 
 
 def fields_table(title: str, holder: Schema, schemas: Schema) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stepwell import cli, wiring
-from stepwell.common import access_keys
+from stepwell.access import access_keys
 from stepwell.gateway.dialects import openai_request
 from stepwell.gateway.http import request_body
 from stepwell.gateway.http.quotas import CallQuota

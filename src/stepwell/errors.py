@@ -37,7 +37,11 @@ class PreviousResponseNotFound(StepwellError):
 
 
 class Forbidden(StepwellError):
-    """The key is missing, wrong, or not valid for this request."""
+    """The key is missing, unknown, expired, or revoked."""
+
+
+class NotPermitted(StepwellError):
+    """The key is valid, but its role or its scope does not allow this request."""
 
 
 class WrongHost(StepwellError):

@@ -23,9 +23,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from stepwell import logs
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.audit_log import AuditLog
+from stepwell.access.caller import SessionKey
+from stepwell.access.key_file import KeyFile
 from stepwell.atropos.app import AtroposAsgi, create_atropos
 from stepwell.common import listening
-from stepwell.common.access_keys import AccessKeys, SessionKey
 from stepwell.common.bounded_http import MOST_CONNECTIONS, BoundedHttp
 from stepwell.common.die_with_parent import set_parent_death_signal
 from stepwell.common.listening import ServedHosts
@@ -34,7 +37,7 @@ from stepwell.common.worker_processes import CANNOT_START, WorkerProcesses
 from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import FunctionSection, RescoreSettings, RewardSettings, TrySettings
-from stepwell.config.sections import DNS, PoolSection
+from stepwell.config.sections import DNS, PoolSection, ServerSection
 from stepwell.config.serving import ON_POLICY, AtroposSettings, DashboardSettings, GatewaySettings, SessionKeySettings
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
@@ -139,7 +142,8 @@ def _listening(host: str, port: int) -> socket.socket:
 
 def _gateway(settings: GatewaySettings, link: LinkClient, watch: Path | None = None) -> GatewayAsgi:
     """With `watch`, a socket file, all processes that share it have one watcher of engines."""
-    keys, worker = AccessKeys(settings.control_keys), settings.reward_worker_name
+    keys, audit, hosts = _keys(settings), _audit(settings), _hosts(settings)
+    worker = settings.reward_worker_name
     pool = partial(PoolClient, settings.data_pool_name, settings.ray_namespace, transport=link)
     names = [address for address in settings.vllm_addresses if address.startswith(DNS)]
     addresses = [address for address in settings.vllm_addresses if address not in names]
@@ -155,6 +159,7 @@ def _gateway(settings: GatewaySettings, link: LinkClient, watch: Path | None = N
         prompt_length=settings.prompt_length,
         response_length=settings.response_length,
         keys=keys,
+        audit=audit,
         spool=Spool(Path(settings.spool), settings.spool_bytes) if settings.spool else None,
         is_durable=settings.durability == "sync",
         sampling={
@@ -169,8 +174,8 @@ def _gateway(settings: GatewaySettings, link: LinkClient, watch: Path | None = N
         rules=RequestRules(frozenset(settings.forward_fields), frozenset(settings.media_hosts)),
         quota=CallQuota.read(settings.quota),
         redactor=_redactor(settings),
-        atropos=_atropos(pool(), keys, settings.atropos_state, _hosts(settings)) if settings.atropos else None,
-        hosts=_hosts(settings),
+        atropos=_atropos(pool(), keys, audit, settings.atropos_state, hosts) if settings.atropos else None,
+        hosts=hosts,
     )
 
 
@@ -190,23 +195,27 @@ def run_gateway_key(settings: SessionKeySettings) -> None:
 def run_atropos(settings: AtroposSettings) -> None:
     """Serves until a signal ends it."""
     _check_listening(settings)
-    keys = AccessKeys(settings.control_keys)
-    _serve("Atropos server", _atropos(_join_pool(settings), keys, settings.state, _hosts(settings)), settings)
+    keys, audit = _keys(settings), _audit(settings)
+    app = _atropos(_join_pool(settings), keys, audit, settings.state, _hosts(settings))
+    _serve("Atropos server", app, settings)
 
 
-def _atropos(pool: PoolClient, keys: AccessKeys, state: str | None, hosts: ServedHosts | None) -> AtroposAsgi:
-    return create_atropos(pool=pool, keys=keys, state=Path(state) if state else None, hosts=hosts)
+def _atropos(
+    pool: PoolClient, keys: AccessKeys, audit: AuditLog | None, state: str | None, hosts: ServedHosts | None
+) -> AtroposAsgi:
+    return create_atropos(pool=pool, keys=keys, audit=audit, state=Path(state) if state else None, hosts=hosts)
 
 
 def run_dashboard(settings: DashboardSettings) -> None:
     """Serves until a signal ends it."""
     _check_listening(settings)
-    keys = AccessKeys(settings.control_keys)
+    keys = _keys(settings)
     plan = asyncio.run(_join_pool(settings).shards.plan())
     path = settings.tokenizer_path
     app = create_dashboard(
         pool=_join_pool(settings),  # another one: a client belongs to one event loop
         keys=keys,
+        audit=_audit(settings),
         plan=plan,
         tokenizer=BackgroundTokenizer(path, load_tokenizer) if path else None,
         gateways=GatewayMonitor(settings.gateways, settings.control_keys[0] if settings.control_keys else None),
@@ -237,6 +246,14 @@ def _hosts(settings: ServerSettings) -> ServedHosts | None:
 
 def _url(settings: ServerSettings) -> str:
     return f"{settings.scheme}://{settings.host}:{settings.port}"
+
+
+def _keys(settings: ServerSection) -> AccessKeys:
+    return AccessKeys(settings.control_keys, KeyFile(Path(settings.keys_file)) if settings.keys_file else None)
+
+
+def _audit(settings: ServerSection) -> AuditLog | None:
+    return AuditLog(Path(settings.audit_log)) if settings.audit_log else None
 
 
 def _serve(

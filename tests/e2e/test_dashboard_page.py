@@ -275,10 +275,10 @@ def test_the_key_is_asked_for_or_taken_from_the_address(browser: Browser, pool: 
     with in_thread(app) as url:
         with open_page(browser, url) as (page, _):
             page.goto(url)
-            page.get_by_label("Control key").fill("wrong")
+            page.get_by_label("Key", exact=True).fill("wrong")
             press(page, "Enter")
-            expect(page.locator(".notice")).to_contain_text("not one of the control keys")
-            page.get_by_label("Control key").fill(KEY)
+            expect(page.locator(".notice")).to_contain_text("unknown, expired or revoked")
+            page.get_by_label("Key", exact=True).fill(KEY)
             press(page, "Enter")
             expect(page.locator("#pool")).to_contain_text("data_pool")
             expect(page.locator(".notice")).to_be_empty()

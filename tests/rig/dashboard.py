@@ -19,7 +19,9 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.audit_log import AuditLog
+from stepwell.access.key_file import KeyFile
 from stepwell.common.listening import served_hosts
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import INTERVAL, GatewayMonitor
@@ -237,13 +239,16 @@ def make_dashboard(
     pool: Any,
     *,
     control_keys: Sequence[str] = (),
+    issued: KeyFile | None = None,
+    audit: AuditLog | None = None,
     tokenizer: Any = None,
     gateways: Sequence[str] = (),
     gateway_interval: float = INTERVAL,
 ) -> FastAPI:
     return create_dashboard(
         pool=pool,
-        keys=AccessKeys(control_keys),
+        keys=AccessKeys(control_keys, issued),
+        audit=audit,
         plan=PoolPlan(journal="/journal", limits=Limits(group_size=4, max_staleness=2)),
         tokenizer=tokenizer,
         gateways=GatewayMonitor(gateways, control_keys[0] if control_keys else None, interval=gateway_interval),

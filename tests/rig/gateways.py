@@ -14,7 +14,8 @@ from typing import Any
 
 import uvicorn
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.key_file import KeyFile
 from stepwell.common.bounded_http import BoundedHttp
 from stepwell.common.listening import served_hosts
 from stepwell.common.tokenizers import BackgroundTokenizer
@@ -51,6 +52,7 @@ async def serve_gateway(
     prompt_length: int = 2048,
     response_length: int = 64,
     control_keys: Sequence[str] = (),
+    issued: KeyFile | None = None,
     is_durable: bool = False,
     routing: str = "round_robin",
     kinds: Sequence[EngineKind] = ENGINES,
@@ -67,7 +69,7 @@ async def serve_gateway(
         rewards=rewards,
         prompt_length=prompt_length,
         response_length=response_length,
-        keys=AccessKeys(control_keys),
+        keys=AccessKeys(control_keys, issued),
         is_durable=is_durable,
         atropos=atropos,
         dialects=dialects,

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from stepwell.common.access_keys import AccessKeys, _derived_key
+from stepwell.access.access_keys import AccessKeys, _derived_key
 from stepwell.common.bounded_http import MOST_HEADER_BYTES, BoundedHttp
 from stepwell.errors import BadRequest, Overloaded, TooLarge
 from stepwell.gateway.http.quotas import CallQuota, CallQuotas

@@ -11,7 +11,10 @@ import pytest
 from stepwell import cli
 
 HEAVY = ("ray", "fastapi", "pydantic", "torch", "transformers", "aiohttp", "uvicorn")
-OFFLINE = ("down", "status", "doctor", "gateway key", "reward try", "rescore", "lineage", "demo")
+OFFLINE = (
+    *("down", "status", "doctor", "gateway key", "reward try", "rescore", "lineage", "demo"),
+    *("keys create", "keys list", "keys revoke", "audit verify"),
+)
 """Commands without --ray-namespace."""
 
 
@@ -57,9 +60,10 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_is_refused_with_the_ones_there_are() -> None:
     done = run("-m", "stepwell", "puol")
     assert done.returncode == 2
-    known = "up, down, status, doctor, pool, gateway, gateway key, atropos, dashboard, rewards, reward try, rescore"
+    known = "up, down, status, doctor, pool, gateway, gateway key, keys create, keys list, keys revoke, audit verify"
+    servers = "atropos, dashboard, rewards, reward try, rescore"
     more = "policy list, policy promote, policy rollback, export, import, forget, lineage, demo"
-    assert done.stderr == f"stepwell: unknown command 'puol'; there are: {known}, {more}\n"
+    assert done.stderr == f"stepwell: unknown command 'puol'; there are: {known}, {servers}, {more}\n"
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -89,7 +93,7 @@ def test_the_gateway_takes_exactly_the_flags_it_documents() -> None:
         *("--spool", "--spool-bytes", "--workers"),
         *("--atropos", "--no-atropos", "--atropos-state"),
         *("--sampling", "--temperature", "--model", "--other-models", "--session-sample"),
-        *("--forward-fields", "--media-hosts", "--quota", "--redact"),
+        *("--forward-fields", "--media-hosts", "--quota", "--redact", "--keys-file", "--audit-log"),
         *LISTENING,
     }
 
@@ -98,7 +102,7 @@ def test_the_atropos_server_takes_exactly_the_flags_it_documents() -> None:
     flags = set(re.findall(r"--[a-z-]+", help_of("atropos")))
     assert flags == {
         *("--data-pool-name", "--control-keys", "--state", "--ray-address", "--ray-namespace"),
-        *("--host", "--port", "--help"),
+        *("--host", "--port", "--help", "--keys-file", "--audit-log"),
         *LISTENING,
     }
 

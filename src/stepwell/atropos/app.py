@@ -3,7 +3,7 @@
 Every path of Atropos is served at the root for the channel `train`, and below /channel/NAME for other channels. A
 client of another channel only needs another base URL.
 
-Invariant: if there are control keys, only /health and /ready answer without one.
+Invariant: if there are keys, only /health and /ready answer without one.
 """
 
 import asyncio
@@ -12,18 +12,22 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.audit_log import AuditLog
+from stepwell.access.route_guard import RouteGuard
+from stepwell.access.route_table import ATROPOS_ROUTES
 from stepwell.atropos import http
 from stepwell.atropos.http import AtroposRequest, json_response
 from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registries, RegistryFile
-from stepwell.atropos.routes import AtroposRoutes, Handler
-from stepwell.common.access_keys import AccessKeys
+from stepwell.atropos.routes import AtroposRoutes
 from stepwell.common.cross_site import JSON, CrossSiteCheck
 from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.errors import Forbidden, StepwellError
@@ -34,10 +38,7 @@ from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, has_arrow
 log = logging.getLogger("stepwell.atropos")
 
 CHANNEL_PATH = re.compile(r"/channel/([A-Za-z0-9_.\-]{1,128})(/.*)?")
-OPEN = ("/health", "/ready")
-FORBIDDEN = (
-    "this needs a control key; send it as the header Authorization: Bearer KEY, or in the URL: http://:KEY@host:port"
-)
+IN_URL = "; or in the URL: http://:KEY@host:port"
 
 
 def create_atropos(
@@ -45,26 +46,27 @@ def create_atropos(
     pool: GroupExchange,
     keys: AccessKeys,
     state: Path | None,
+    audit: AuditLog | None = None,
     max_body: int = http.MAX_BODY,
     hosts: ServedHosts | None = LOOPBACK_HOSTS,
 ) -> "AtroposAsgi":
     """`hosts` are the names by which it may be asked; None: any."""
     registries = Registries(RegistryFile(state) if state else None, time.monotonic())
     cross_site = CrossSiteCheck(hosts, (JSON, MEDIA_TYPE.encode()), gets_change=True)
-    return AtroposAsgi(pool, keys, registries, max_body, cross_site)
+    return AtroposAsgi(pool, RouteGuard(keys, audit), registries, max_body, cross_site)
 
 
 class AtroposAsgi:
     def __init__(
         self,
         pool: GroupExchange,
-        keys: AccessKeys,
+        guard: RouteGuard,
         registries: Registries,
         max_body: int,
         cross_site: CrossSiteCheck,
     ) -> None:
         self._pool = pool
-        self._keys = keys
+        self._guard = guard
         self._cross_site = cross_site
         self._max_body = max_body
         self._metrics = AtroposMetrics(registries.steps, lambda: registries.connected(time.monotonic()))
@@ -110,8 +112,31 @@ class AtroposAsgi:
         return Response(body, media_type=content_type)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        channel, call = self._asked(scope["path"] or "/")
+        route = ATROPOS_ROUTES.find(scope["method"], call)
+        authorization = dict(scope["headers"]).get(b"authorization")
+        is_of_channel = call not in self._server_routes
         try:
-            response = await self._respond(AtroposRequest(scope, receive, self._max_body))
+            self._cross_site.check(scope["method"], scope["headers"])
+            caller = self._guard.admit(route, scope, authorization, channel=channel if is_of_channel else None)
+        except Forbidden as failure:
+            response = http.error_response(Forbidden(f"{failure}{IN_URL}"))
+            await response(scope, receive, send)
+        except StepwellError as failure:
+            await http.error_response(failure)(scope, receive, send)
+        else:
+            await self._guard.serve(partial(self._answer, channel, call), route, caller, scope, receive, send)
+
+    def _asked(self, path: str) -> tuple[str, str]:
+        """The channel, and the path in it. A path of the server has none, and is not found below a channel."""
+        found = CHANNEL_PATH.fullmatch(path)
+        if found is None or found[2] is None or found[2] in self._server_routes:
+            return TRAIN, path
+        return found[1], found[2]
+
+    async def _answer(self, channel: str, call: str, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await self._respond(channel, call, AtroposRequest(scope, receive, self._max_body))
         except ClientDisconnect:
             return
         except StepwellError as failure:
@@ -121,22 +146,13 @@ class AtroposAsgi:
             response = json_response({"detail": "the Atropos server failed; its log says more"}, 500)
         await response(scope, receive, send)
 
-    async def _respond(self, request: AtroposRequest) -> Response:
-        method, path = request.method, request.scope["path"] or "/"
-        self._cross_site.check(method, request.scope["headers"])
-        if path not in OPEN and not self._keys.may_control(request.headers.get("authorization")):
-            raise Forbidden(FORBIDDEN)
-        if method == "GET" and path in self._server_routes:
-            return await self._server_routes[path]()
-        channel, handler = self._route(method, path)
+    async def _respond(self, channel: str, call: str, request: AtroposRequest) -> Response:
+        if request.method == "GET" and call in self._server_routes:
+            return await self._server_routes[call]()
+        handler = self._channel_routes.get((request.method, call))
         if handler is None:
-            return json_response({"detail": f"{method} {path}: not found"}, 404)
+            return json_response({"detail": f"{request.method} {request.scope['path']}: not found"}, 404)
         return await handler(channel, request)
-
-    def _route(self, method: str, path: str) -> tuple[str, Handler | None]:
-        found = CHANNEL_PATH.fullmatch(path)
-        channel, call = (found[1], found[2]) if found else (TRAIN, path)
-        return channel, self._channel_routes.get((method, call))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

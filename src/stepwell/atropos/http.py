@@ -42,6 +42,7 @@ STATUS: Mapping[type[errors.StepwellError], int] = {
     errors.BadRequest: 422,
     Unreadable: 400,
     errors.Forbidden: 401,
+    errors.NotPermitted: 403,
     errors.Conflict: 409,
     errors.LeaseExpired: 409,
     errors.TooLarge: 413,

@@ -29,9 +29,10 @@ METAVARS: Mapping[str, str] = {
         "ADDRESSES": "--gateways --vllm-addresses",
         "BYTES": "--max-bytes",
         "CHOICES": "--quota --sampling",
-        "FILE": "--atropos-state --spool --state --tls-cert --tls-key",
+        "FILE": "--atropos-state --audit-log --keys-file --spool --state --tls-cert --tls-key",
         "FOLDER": "--out --tokenizer-path",
         "FUNCTION": "--function --reward",
+        "HASH": "--seen",
         "JSON": "--options",
         "KEY": "--engine-key --key",
         "KEYS": "--control-keys",
@@ -40,7 +41,7 @@ METAVARS: Mapping[str, str] = {
         "PATH": "--archive --from --journal --on --to --vllm-python",
         "REWARD": "--margin --reward-max --reward-min",
         "SECONDS": "--group-deadline --session-idle --timeout",
-        "TIME": "--since --until",
+        "TIME": "--expires --since --until",
         "TOKENS": "--prompt-length --response-length",
         "VERSION": "--version-max --version-min",
         "VERSIONS": "--max-staleness",
@@ -48,7 +49,7 @@ METAVARS: Mapping[str, str] = {
     for flag in flags.split()
 }
 """What --help shows for a flag's value. A flag that is not listed takes a NAME if it is text, else a NUMBER."""
-TYPES: Mapping[str, str] = {"str": "NAME", "int": "NUMBER", "float": "NUMBER"}
+TYPES: Mapping[str, str] = {"str": "NAME", "tuple[str,...]": "NAMES", "int": "NUMBER", "float": "NUMBER"}
 
 
 def split(value: object) -> object:
@@ -118,6 +119,10 @@ class ServerSection(PoolSection):
     control_keys: Listed = ()
     """Keys with full access, separated by commas: the current one first, then older ones. Without a key, access is
     open. Prefer the environment variable: other users can read a command line."""
+    keys_file: str | None = None
+    """File of further keys, with roles, as `stepwell keys create` writes it. A change takes effect within a second."""
+    audit_log: str | None = None
+    """File to which every control call is appended: when, by which key, and its result. Each server needs its own."""
     host: str = "127.0.0.1"
     """Address to listen on. One that other machines reach needs keys, or --insecure."""
     insecure: bool = False

@@ -90,7 +90,7 @@ class GatewaySettings(ServerSection):
     """Port to listen on."""
     workers: int = Field(default=1, ge=1, le=256)
     """Processes that serve this port, with one link to Ray for all. Each also listens on a port of its own, the next
-    ones after --port, for /metrics; and each has its own spool, FILE, FILE-1 and so on."""
+    ones after --port, for /metrics; and each has its own spool and audit log, FILE, FILE-1 and so on."""
 
     @model_validator(mode="after")
     def _check_workers(self) -> Self:
@@ -102,8 +102,9 @@ class GatewaySettings(ServerSection):
 
     def of_worker(self, number: int) -> Self:
         """The settings of one of several workers. The first one has the spool of a single process."""
-        spool = self.spool and (f"{self.spool}-{number}" if number else self.spool)
-        return self.model_copy(update={"spool": spool, "port": self.port + 1 + number})
+        ending = f"-{number}" if number else ""
+        files = {name: path + ending for name in ("spool", "audit_log") if (path := getattr(self, name))}
+        return self.model_copy(update={**files, "port": self.port + 1 + number})
 
 
 class SessionKeySettings(Section):

@@ -4,7 +4,10 @@ from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, HTTPException, Response
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.audit_log import AuditLog
+from stepwell.access.route_guard import RouteGuard
+from stepwell.access.route_table import STATIC
 from stepwell.common.cross_site import CrossSiteCheck
 from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.common.tokenizers import Tokenizer
@@ -35,6 +38,7 @@ def create_dashboard(
     keys: AccessKeys,
     gateways: GatewayMonitor,
     tokenizer: Tokenizer | None,
+    audit: AuditLog | None = None,
     hosts: ServedHosts | None = LOOPBACK_HOSTS,
 ) -> FastAPI:
     """`hosts` are the names by which it may be asked; None: any."""
@@ -48,7 +52,7 @@ def create_dashboard(
         openapi_url=None,
         redirect_slashes=False,
     )
-    http.install(app, keys, CrossSiteCheck(hosts))
+    http.install(app, RouteGuard(keys, audit), CrossSiteCheck(hosts))
     app.include_router(api_router(state))
     app.include_router(page_router())
 
@@ -73,7 +77,7 @@ def page_router() -> APIRouter:
     async def index() -> Response:
         return _page_file("index.html")
 
-    @router.get("/static/{name:path}", include_in_schema=False)
+    @router.get(STATIC, include_in_schema=False)
     async def static(name: str) -> Response:
         return _page_file(name)
 

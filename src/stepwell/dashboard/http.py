@@ -2,7 +2,7 @@
 responses.
 
 Invariants:
-- If there are control keys, /metrics and everything below /api need one.
+- If there are keys, all but the page itself and /health needs one.
 - The page runs no script and loads nothing from another origin.
 """
 
@@ -20,19 +20,20 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepwell import errors
+from stepwell.access.route_guard import RouteGuard
+from stepwell.access.route_table import DASHBOARD_ROUTES, STATIC, STATIC_ROOT, Route
 from stepwell.common import cross_site
-from stepwell.common.access_keys import AccessKeys
 from stepwell.pool.api.watching import TrajectorySnapshot
 
 STATUS: Mapping[type[errors.StepwellError], int] = {
     errors.BadRequest: 400,
     errors.Forbidden: 401,
+    errors.NotPermitted: 403,
     errors.UnknownTrajectory: 404,
     errors.NotReady: 503,
     errors.PoolUnavailable: 503,
     **cross_site.STATUS,
 }
-NEEDS_KEY = "this needs a control key; send it as the header Authorization: Bearer KEY"
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -79,9 +80,9 @@ def error_response(status: int, message: str) -> Response:
     return json_response({"error": {"message": message}}, status)
 
 
-def install(app: FastAPI, keys: AccessKeys, check: cross_site.CrossSiteCheck) -> None:
+def install(app: FastAPI, guard: RouteGuard, check: cross_site.CrossSiteCheck) -> None:
     app.add_middleware(OriginGuard, check=check)
-    app.add_middleware(KeyGuard, keys=keys)  # around it: its headers are in every response
+    app.add_middleware(KeyGuard, guard=guard)  # around it: its headers are in every response
 
     @app.exception_handler(errors.StepwellError)
     async def known(_: Request, failure: errors.StepwellError) -> Response:
@@ -120,9 +121,9 @@ class OriginGuard:
 class KeyGuard:
     """Checks the key before the request is read, and adds the headers to every response."""
 
-    def __init__(self, app: ASGIApp, keys: AccessKeys) -> None:
+    def __init__(self, app: ASGIApp, guard: RouteGuard) -> None:
         self._app = app
-        self._keys = keys
+        self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -137,8 +138,17 @@ class KeyGuard:
                 headers["Cache-Control"] = "no-store" if is_data else "no-cache"
             await send(message)
 
-        refused = is_data and not self._keys.may_control(dict(scope["headers"]).get(b"authorization"))
-        await (error_response(401, NEEDS_KEY) if refused else self._app)(scope, receive, send_with_headers)
+        route = route_of(scope["method"], scope["path"])
+        try:
+            caller = self._guard.admit(route, scope, dict(scope["headers"]).get(b"authorization"))
+        except errors.StepwellError as failure:
+            await error_response(STATUS[type(failure)], str(failure))(scope, receive, send_with_headers)
+        else:
+            await self._guard.serve(self._app, route, caller, scope, receive, send_with_headers)
+
+
+def route_of(method: str, path: str) -> Route:
+    return DASHBOARD_ROUTES.find(method, STATIC if path.startswith(STATIC_ROOT) else path)
 
 
 def _fault(error: Mapping[str, Any]) -> str:

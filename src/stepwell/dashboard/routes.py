@@ -3,14 +3,16 @@
 import time
 from typing import Annotated, Self
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
+from stepwell.access.caller import caller_of
 from stepwell.dashboard.http import json_response
 from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.queries import DashboardQueries
 from stepwell.dashboard.state import MAX_SERIES_SECONDS, DashboardState
 from stepwell.dashboard.status import read_status
+from stepwell.errors import BadRequest
 from stepwell.pool.api.curation import Curation, CurationAction
 
 FACETS = {
@@ -38,7 +40,8 @@ class TrajectoryName(DashboardBody):
 class CurationAsked(DashboardBody):
     action: CurationAction
     trajectories: list[TrajectoryName] = Field(min_length=1, max_length=500)
-    by: Annotated[str, Field(min_length=1, max_length=80)]
+    by: Annotated[str, Field(max_length=80)] = ""
+    """Who decides, where no keys are checked. Where they are, the key says it."""
     why: str = Field(default="", max_length=500)
     mark: Annotated[str, Field(max_length=40), AfterValidator(str.strip)] = ""
     reward: FiniteFloat | None = None
@@ -51,14 +54,22 @@ class CurationAsked(DashboardBody):
             raise ValueError("relabel needs a reward: a number")
         return self
 
-    def curations(self) -> list[Curation]:
-        decision = self.model_dump(exclude={"trajectories"})
+    def curations(self, key_id: str) -> list[Curation]:
+        if not (by := key_id or self.by):
+            raise BadRequest("by: a decision names its author")
+        decision = {**self.model_dump(exclude={"trajectories"}), "by": by}
         return [Curation(**decision, **named.model_dump()) for named in self.trajectories]
 
 
 def api_router(state: DashboardState) -> APIRouter:
     queries = DashboardQueries(state)
     router = APIRouter(prefix="/api")
+
+    @router.get("/me")
+    async def me(request: Request) -> Response:
+        """The id and the role of the key that this request carries; the id is empty if no keys are checked."""
+        caller = caller_of(request.scope)
+        return json_response({"id": caller.id, "role": caller.role})
 
     @router.get("/status")
     async def status_now(fresh: bool = False) -> Response:
@@ -99,9 +110,9 @@ def api_router(state: DashboardState) -> APIRouter:
         return json_response(await queries.group(prompt_uid, group, shard or None))
 
     @router.post("/curate")
-    async def curate(asked: CurationAsked) -> Response:
+    async def curate(request: Request, asked: CurationAsked) -> Response:
         """Mark, unmark, reject or relabel trajectories; returns the outcome for each."""
-        return json_response({"outcomes": await queries.curate(asked.curations())})
+        return json_response({"outcomes": await queries.curate(asked.curations(caller_of(request.scope).id))})
 
     @router.get("/audit")
     async def audit(limit: Annotated[int, Query(ge=1, le=10_000)] = 200, trajectory_uid: str | None = None) -> Response:

@@ -16,9 +16,9 @@ import aiohttp
 import orjson
 import uvicorn
 
+from stepwell.access.access_keys import AccessKeys
 from stepwell.agents.gateway_client import GatewayClient
 from stepwell.agents.rollout import Rollout
-from stepwell.common.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.doctor.detokenizer import Decode
 from stepwell.doctor.replies import CHAT, ExaminedAnswer, ParsedReply, error_text, parse_reply
@@ -89,6 +89,9 @@ class RecordingPool:
         pass
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> str:
+        return TRAIN
+
+    async def channel_of(self, trajectory_uid: str, prompt_uid: str) -> str:
         return TRAIN
 
     async def place_session(self, call: SessionCall) -> SessionPlace:

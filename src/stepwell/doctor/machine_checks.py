@@ -11,7 +11,7 @@ from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
 from stepwell.config.sections import split
 from stepwell.doctor.findings import Check, Finding, Grade
 from stepwell.errors import BadRequest, NotReady, RayUnreachable

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stepwell.common.access_keys import SessionKey
+from stepwell.access.caller import SessionKey
 from stepwell.common.async_calls import run_to_end
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import EngineReply

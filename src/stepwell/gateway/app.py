@@ -10,7 +10,10 @@ from typing import Any
 
 from fastapi import FastAPI, Response
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.audit_log import AuditLog
+from stepwell.access.route_guard import RouteGuard
+from stepwell.access.route_table import BELOW_A_TRAJECTORY, TRAJECTORY_ROOT
 from stepwell.common.async_calls import running
 from stepwell.common.cross_site import CrossSiteCheck
 from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
@@ -37,7 +40,7 @@ from stepwell.gateway.recording.redactor import Redactor
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.recording.step_builder import StepBuilder
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
-from stepwell.gateway.routes.access import BELOW_A_TRAJECTORY, TRAJECTORY_ROOT, AccessCheck, access_table
+from stepwell.gateway.routes.access import AccessCheck, access_table
 from stepwell.gateway.routes.asgi import GatewayAsgi, MountedApp
 from stepwell.gateway.routes.fast_routes import FastRoutes
 from stepwell.gateway.routes.openapi import openapi_document
@@ -89,6 +92,7 @@ def create_app(
     prompt_length: int,
     response_length: int,
     keys: AccessKeys,
+    audit: AuditLog | None = None,
     spool: Spool | None = None,
     is_durable: bool = False,
     atropos: MountedApp | None = None,
@@ -221,7 +225,7 @@ def create_app(
             trained_model=trained_model,
         )
     )
-    below = trajectory_router(lifecycle, pool, engines, outbox, known)
+    below = trajectory_router(lifecycle, engines)
     for prefix in BELOW_A_TRAJECTORY:
         app.include_router(below, prefix=TRAJECTORY_ROOT + prefix, include_in_schema=prefix == "/v1")
 
@@ -229,5 +233,5 @@ def create_app(
     async def openapi() -> Response:
         return Response(openapi_document(app.openapi(), dialects), media_type=error_responses.JSON)
 
-    access, counts = AccessCheck(keys, access_table(dialects)), TokenCounts(calls)
+    access, counts = AccessCheck(RouteGuard(keys, audit), access_table(dialects)), TokenCounts(calls)
     return GatewayAsgi(app, calls, counts, access, dialects, atropos, cross_site=CrossSiteCheck(hosts))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from stepwell.common.access_keys import SessionKey
+from stepwell.access.caller import SessionKey
 from stepwell.gateway.conversations import Conversations, KeyedConversation
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.deduplication import CallHeaders
@@ -68,7 +68,7 @@ class CallPlacement:
             return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.KEY)
         if not self.is_sampled(conversation.opening):
             return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.SAMPLE)
-        return await self._in_session(session_id, key.user, headers, conversation)
+        return await self._in_session(session_id, key.user, headers, conversation, key.channel)
 
     def is_sampled(self, name: str) -> bool:
         """The same for the same name, at every gateway with the same share."""
@@ -76,11 +76,16 @@ class CallPlacement:
         return number < self._sample * 2**64
 
     async def _in_session(
-        self, session_id: str, user: str, headers: CallHeaders, conversation: KeyedConversation | None = None
+        self,
+        session_id: str,
+        user: str,
+        headers: CallHeaders,
+        conversation: KeyedConversation | None = None,
+        channel: str | None = None,
     ) -> CallPlace:
         if not headers.is_captured:
             return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.HEADER)
-        placed = await self._sessions.place(session_call(session_id, user))
+        placed = await self._sessions.place(session_call(session_id, user, channel))
         if placed is None:
             return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.POOL)
         return CallPlace(placed.ref, placed.channel, session_id, conversation=conversation)

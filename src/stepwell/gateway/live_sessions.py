@@ -126,9 +126,9 @@ class LiveSessions:
         return place
 
 
-def session_call(session_id: str, user: str = "") -> SessionCall:
+def session_call(session_id: str, user: str = "", channel: str | None = None) -> SessionCall:
     """Of a call of a session, which any gateway may have opened."""
-    return SessionCall(session_id, uuid4().hex, user)
+    return SessionCall(session_id, uuid4().hex, user, channel)
 
 
 def _after(call: SessionCall, after: str) -> SessionCall:

@@ -3,16 +3,15 @@
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
-from starlette.requests import Request
-
-from stepwell.common.access_keys import AccessKeys, SessionKey
-from stepwell.errors import BadRequest, Forbidden, Forgotten
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.caller import Caller, SessionKey
+from stepwell.errors import BadRequest, Forgotten, NotPermitted
 from stepwell.gateway.call_placement import RESERVED_PREFIXES, UNRECORDED_PREFIXES, CallPlacement
 from stepwell.gateway.live_sessions import LiveSessions, session_call
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.pool.api.ports import StepSink
-from stepwell.pool.api.producing import SCRUB_SPOOL, TRAIN, Registration, TrajectoryRef
+from stepwell.pool.api.producing import SCRUB_SPOOL, TRAIN, Registration, RewardGiven, TrajectoryRef
 from stepwell.pool.api.sessions import SESSION_ROOT, session_prompt_uid
 from stepwell.wire import gateway_api
 
@@ -24,11 +23,17 @@ LONGEST_ID = 128 - max(map(len, RESERVED_PREFIXES))
 
 
 def _of_session_key(wanted: gateway_api.InitTrajectory, key: SessionKey) -> gateway_api.InitTrajectory:
-    """The session that the holder of a key may open. Forbidden if it asks for more."""
+    """The session that the holder of a key may open. NotPermitted if it asks for more."""
     more = wanted.model_fields_set - {"session", "user", "metadata", "capture"}
     if more or wanted.user not in ("", key.user):
-        raise Forbidden(f"a session key opens sessions of its user, and cannot choose {', '.join(more) or 'the user'}")
-    allowed = {"session": True, "user": key.user, "capture": wanted.capture and key.is_captured}
+        what = ", ".join(more) or "the user"
+        raise NotPermitted(f"a session key opens sessions of its user, and cannot choose {what}")
+    allowed = {
+        "session": True,
+        "user": key.user,
+        "capture": wanted.capture and key.is_captured,
+        "channel": key.channel,
+    }
     return wanted.model_copy(update=allowed)
 
 
@@ -41,25 +46,51 @@ class TrajectoryLifecycle:
     sessions: LiveSessions
     placement: CallPlacement
 
-    async def open(
-        self, wanted: gateway_api.InitTrajectory, root: str, key: SessionKey | None = None
-    ) -> gateway_api.TrajectoryOpened:
+    async def open(self, wanted: gateway_api.InitTrajectory, root: str, caller: Caller) -> gateway_api.TrajectoryOpened:
         """`root` is the gateway's own address as the caller knows it, with a slash at its end. With a session key, a
         session of its user is opened, and nothing else."""
-        if key is not None:
-            wanted = _of_session_key(wanted, key)
+        if caller.session is not None:
+            wanted = _of_session_key(wanted, caller.session)
+        elif caller.is_scoped:
+            wanted = wanted.model_copy(update={"channel": caller.channel_or_own(wanted.channel) or TRAIN})
+            caller.require_channel(wanted.channel)
         ref = await (self._open_session(wanted) if wanted.session else self._open_rollout(wanted))
         return gateway_api.TrajectoryOpened(
             trajectory_uid=ref.trajectory_uid,
             prompt_uid=ref.prompt_uid,
             base_url=f"{root}{ref.trajectory_uid}/{ref.prompt_uid}",
-            api_key=self.keys.trajectory_key(ref.trajectory_uid, ref.prompt_uid),
+            api_key=self.keys.trajectory_key(ref.trajectory_uid, ref.prompt_uid, caller.id if caller.is_issued else ""),
         )
 
-    def caller(self, request: Request) -> SessionKey | None:
-        """The session key by which a request is allowed; None if it may do more."""
-        authorization, api_key = map(request.headers.get, ("authorization", "x-api-key"))
-        return self.keys.session_caller(authorization, None if api_key is None else f"Bearer {api_key}")
+    async def register(self, ref: TrajectoryRef, wanted: gateway_api.RegisterTrajectory, caller: Caller) -> None:
+        ref = await self.last(ref, caller)
+        if wanted.channel is not None:
+            caller.require_channel(wanted.channel)
+        await self.pool.register_trajectory(
+            Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, metadata=wanted.metadata)
+        )
+        self.known.forget(ref.trajectory_uid)  # its channel may be another one
+
+    async def give_reward(self, ref: TrajectoryRef, given: gateway_api.Feedback, caller: Caller) -> bool:
+        """False if it comes too late to be trained."""
+        ref = await self.last(ref, caller)
+        await self.outbox.settle(ref.trajectory_uid)
+        reward = RewardGiven(
+            trajectory_uid=ref.trajectory_uid,
+            prompt_uid=ref.prompt_uid,
+            value=given.reward,
+            source=given.source,
+            step_index=given.rewarded_step,
+            notes=given.note,
+        )
+        return await self.pool.give_reward(reward)
+
+    async def last(self, ref: TrajectoryRef, caller: Caller) -> TrajectoryRef:
+        """The trajectory that a URL names. NotPermitted if the caller's key is not for its channel."""
+        ref = await self.sessions.last(ref)
+        if caller.is_scoped:
+            caller.require_channel(await self.pool.channel_of(ref.trajectory_uid, ref.prompt_uid))
+        return ref
 
     async def _open_rollout(self, wanted: gateway_api.InitTrajectory) -> TrajectoryRef:
         ref = TrajectoryRef(wanted.trajectory_uid or uuid4().hex, wanted.prompt_uid or uuid4().hex)
@@ -92,8 +123,12 @@ class TrajectoryLifecycle:
             return TrajectoryRef(session_id, UNRECORDED + session_id)
         return TrajectoryRef(session_id, session_prompt_uid(session_id))
 
-    async def complete(self, ref: TrajectoryRef, wanted: gateway_api.CompleteTrajectory) -> gateway_api.TrajectoryEnded:
-        ref = await self.sessions.last(ref)
+    async def complete(
+        self, ref: TrajectoryRef, wanted: gateway_api.CompleteTrajectory, caller: Caller
+    ) -> gateway_api.TrajectoryEnded:
+        ref = await self.last(ref, caller)
+        if wanted.channel is not None:
+            caller.require_channel(wanted.channel)
         await self.known.calls_end(ref.trajectory_uid, LEAVING_SECONDS)
         await self.outbox.settle(ref.trajectory_uid)
         if wanted.channel is not None:
@@ -115,8 +150,8 @@ class TrajectoryLifecycle:
         if called := self.known.sessions_in_flight(trajectory_uid):
             await self.sessions.report(called)  # last, so that the session is not idle when the pool looks again
 
-    async def abort(self, ref: TrajectoryRef) -> gateway_api.TrajectoryEnded:
-        ref = await self.sessions.last(ref)
+    async def abort(self, ref: TrajectoryRef, caller: Caller) -> gateway_api.TrajectoryEnded:
+        ref = await self.last(ref, caller)
         await self.outbox.settle(ref.trajectory_uid)
         ending = await self.pool.abort_trajectory(ref.trajectory_uid, ref.prompt_uid)
         self.known.forget(ref.trajectory_uid)

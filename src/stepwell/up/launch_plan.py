@@ -44,7 +44,7 @@ def make_plan(settings: UpSettings, model: ServedModel, folder: StateFolder, key
     pool = _pool(settings, folder)
     rewards = _rewards(settings, pool, tokenizer_of(model)) if settings.reward else None
     gateway = _gateway(settings, model, folder, pool, rewards, key)
-    return LaunchPlan(pool=pool, gateway=gateway, dashboard=_dashboard(settings, gateway, key), rewards=rewards)
+    return LaunchPlan(pool=pool, gateway=gateway, dashboard=_dashboard(settings, gateway, folder, key), rewards=rewards)
 
 
 def url_of(settings: GatewaySettings | DashboardSettings) -> str:
@@ -98,6 +98,7 @@ def _gateway(
         "port": PORT,
         "spool": str(folder.spool),
         "atropos_state": str(folder.atropos),
+        "keys_file": str(folder.issued_keys),
     }
     _require_lengths_and_tokenizer(settings, model, otherwise)
     return layered(GatewaySettings, "gateway", given=given, file=settings.gateway, otherwise=otherwise)
@@ -118,7 +119,7 @@ def _require_lengths_and_tokenizer(settings: UpSettings, model: ServedModel, fou
         )
 
 
-def _dashboard(settings: UpSettings, gateway: GatewaySettings, key: str) -> DashboardSettings:
+def _dashboard(settings: UpSettings, gateway: GatewaySettings, folder: StateFolder, key: str) -> DashboardSettings:
     given = {
         "ray_namespace": settings.ray_namespace,
         "data_pool_name": gateway.data_pool_name,
@@ -127,7 +128,11 @@ def _dashboard(settings: UpSettings, gateway: GatewaySettings, key: str) -> Dash
         "host": settings.host,
         "port": settings.dashboard_port,
     }
-    otherwise = {"tokenizer_path": gateway.tokenizer_path, "host": HOST}
+    otherwise = {
+        "tokenizer_path": gateway.tokenizer_path,
+        "host": HOST,
+        "keys_file": str(folder.issued_keys),
+    }
     return layered(DashboardSettings, "dashboard", given=given, file=settings.dashboard, otherwise=otherwise)
 
 

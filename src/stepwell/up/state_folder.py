@@ -50,6 +50,7 @@ class StateFolder:
         self._record = path / "up.json"
         self._lock = path / "lock"
         self.key_file = path / "key"
+        self.issued_keys = path / "keys.json"
         self.ray = path / "ray"
         """Leads to the files of the Ray cluster, its logs among them."""
         self._ray_token = path / "ray_token"

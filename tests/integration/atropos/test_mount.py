@@ -5,8 +5,8 @@ from contextlib import AbstractAsyncContextManager
 import httpx
 import pytest
 
+from stepwell.access.access_keys import AccessKeys
 from stepwell.atropos.app import create_atropos
-from stepwell.common.access_keys import AccessKeys
 from tests.rig.atropos.server import TRAINER, firsts, scored_group
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway

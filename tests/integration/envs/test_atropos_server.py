@@ -10,8 +10,8 @@ import httpx
 import pytest
 import uvicorn
 
+from stepwell.access.access_keys import AccessKeys
 from stepwell.atropos.app import create_atropos
-from stepwell.common.access_keys import AccessKeys
 from stepwell.envs.loop import lifecycle
 from stepwell.envs.rollout_server import pack_group
 from stepwell.errors import RolloutServerRefused

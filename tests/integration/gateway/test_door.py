@@ -22,7 +22,7 @@ from tests.rig.threads import in_thread
 
 CONTROL = "control-key-of-the-tests"
 OLDER = "an-older-key-of-the-tests"
-REFUSED = (400, 401, 404, 405, 413)
+REFUSED = (400, 401, 403, 404, 405, 413)
 BODY = json.dumps(HELLO).encode()
 
 
@@ -145,7 +145,8 @@ CONTROL_CALLS = [
 @pytest.mark.parametrize("key", ["X-Nothing: 1", "Authorization: Bearer OWN_KEY", "Authorization: Bearer wrong"])
 @pytest.mark.parametrize("call", CONTROL_CALLS)
 def test_what_is_for_whoever_runs_the_gateway_is_not_for_its_agents(door: Door, call: str, key: str) -> None:
-    door.refuse(*call.split(), key, body=b'{"reward": 1.0}', status=401)
+    is_below_own = "OWN" in call and "OWN_KEY" in key
+    door.refuse(*call.split(), key, body=b'{"reward": 1.0}', status=403 if is_below_own else 401)
     trajectory_uid, prompt_uid = door.own.strip("/").split("/")
     assert door.pool.rules.knows(trajectory_uid, prompt_uid), "the trajectory was ended"
 

@@ -33,7 +33,7 @@ async def test_an_operator_forgets_a_user_over_http(engine: FakeEngine) -> None:
     async with serve_gateway(pool, [engine.url], control_keys=[CONTROL]) as url, aiohttp.ClientSession(url) as http:
         _, session = await chat(url, ANN, [asks("hello")])
         await steps_arrive(pool, [1])
-        for key, status in ((ANN, 401), (CONTROL, 200)):
+        for key, status in ((ANN, 403), (CONTROL, 200)):
             headers = {"Authorization": f"Bearer {key}"}
             async with http.post("/forget", json={"subject": "ann"}, headers=headers) as answer:
                 assert answer.status == status

@@ -7,7 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stepwell.common.access_keys import AccessKeys, SessionKey
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.caller import SessionKey
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.pool.api.sessions import SESSION
 from tests.integration.gateway.test_sessions import live_pool, trajectories
@@ -178,17 +179,17 @@ async def test_a_session_key_may_open_sessions_and_nothing_else(engine: FakeEngi
         own = f"/{uid}/session@{uid}"
         hello = {"model": "tiny", "messages": [asks("hello")]}
         for path in (f"{own}/v1/chat/completions", f"{own}/feedback", f"{own}/complete_trajectory", "/session_keys"):
-            assert await status("POST", path, hello) == 401, path
+            assert await status("POST", path, hello) == 403, path
         for path in ("/v1/chat/completions", "/session/v1/feedback", "/session/v1/complete_trajectory", "/generate"):
-            assert await status("POST", path, hello) == 401, path
+            assert await status("POST", path, hello) == 403, path
         for path in ("/metrics", "/engines", "/pacing", "/v1/models"):
-            assert await status("GET", path) == 401, path
+            assert await status("GET", path) == 403, path
         assert [await status("GET", f"/session{below}/models") for below in ("/v1", "")] == [200, 200]
         for wanted in ({"prompt_uid": "p"}, {"trajectory_uid": "t"}, {"channel": "c"}, {"user": "bob"}):
-            assert await status("POST", "/init_trajectory", wanted) == 401
+            assert await status("POST", "/init_trajectory", wanted) == 403
         assert await status("POST", "/init_trajectory", {"metadata": {"a": 1}}) == 200
         hidden = {"Authorization": "Bearer nonsense", "x-api-key": ANN}
-        assert await status("POST", "/init_trajectory", {"prompt_uid": "p"}, headers=hidden) == 401
+        assert await status("POST", "/init_trajectory", {"prompt_uid": "p"}, headers=hidden) == 403
         for wrong in ("nonsense", ANN[:-1] + ("A" if ANN[-1] != "A" else "B"), f"{BOB.partition('.')[0]}.{ANN[-43:]}"):
             assert await status("POST", "/session/v1/chat/completions", hello, wrong) == 401
     await until(lambda: len(trajectories(pool)) == 2, "the second session")

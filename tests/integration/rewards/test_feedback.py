@@ -10,7 +10,7 @@ import ray
 from openai import OpenAI
 
 import stepwell
-from stepwell.errors import BadRequest, Conflict, Forbidden, UnknownTrajectory
+from stepwell.errors import BadRequest, Conflict, NotPermitted, UnknownTrajectory
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
@@ -125,7 +125,7 @@ def test_an_agent_cannot_praise_itself(pool: LocalPool) -> None:
     with in_thread(serving(pool, KEY)) as url:
         run = stepwell.connect(url, key=KEY)
         t = rollout(run)
-        with pytest.raises(Forbidden, match="needs a control key"):
+        with pytest.raises(NotPermitted, match="this is for reward and admin"):
             stepwell.Run(url, t.api_key).feedback(t.trajectory_uid, t.prompt_uid, 1.0)
         assert run.feedback(t.trajectory_uid, t.prompt_uid, 0.0) == "counted"
 

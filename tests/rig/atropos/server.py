@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import uvicorn
 
+from stepwell.access.access_keys import AccessKeys
 from stepwell.atropos.app import create_atropos
 from stepwell.atropos.http import MAX_BODY
-from stepwell.common.access_keys import AccessKeys
 from stepwell.common.listening import served_hosts
 from stepwell.pool.api.ports import GroupExchange
 from tests.rig.gateways import LOOPBACK, GatewayProcess, served_process
@@ -49,7 +49,11 @@ def firsts(batch: Sequence[dict[str, Any]]) -> list[int]:
 
 @asynccontextmanager
 async def serve_atropos(
-    pool: GroupExchange, *, control_keys: Sequence[str] = (), state: Path | None = None, max_body: int = MAX_BODY
+    pool: GroupExchange,
+    *,
+    control_keys: Sequence[str] = (),
+    state: Path | None = None,
+    max_body: int = MAX_BODY,
 ) -> AsyncIterator[str]:
     """An Atropos server on a free loopback port; gives its URL."""
     hosts = served_hosts(LOOPBACK, (), has_keys=bool(control_keys))

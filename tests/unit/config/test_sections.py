@@ -34,6 +34,8 @@ def test_the_documented_command_line_is_understood() -> None:
         "allowed_hosts": (),
         "tls_cert": None,
         "tls_key": None,
+        "keys_file": None,
+        "audit_log": None,
         "engine_key": None,
         "routing": "round_robin",
         "durability": "async",
@@ -65,10 +67,16 @@ def test_optional_settings_have_the_documented_defaults() -> None:
     assert settings.reward_worker_name is None
 
 
-def test_each_worker_has_a_port_and_a_spool_of_its_own() -> None:
-    settings = read_settings(GatewaySettings, [*SEED_FLAGS, "--workers", "3", "--spool", "/s"], "gateway")
+def test_each_worker_has_a_port_a_spool_and_an_audit_log_of_its_own() -> None:
+    files = ["--spool", "/s", "--audit-log", "/a", "--keys-file", "/k"]
+    settings = read_settings(GatewaySettings, [*SEED_FLAGS, "--workers", "3", *files], "gateway")
     workers = [settings.of_worker(number) for number in range(3)]
     assert [(worker.port, worker.spool) for worker in workers] == [(8101, "/s"), (8102, "/s-1"), (8103, "/s-2")]
+    assert [(worker.audit_log, worker.keys_file) for worker in workers] == [
+        ("/a", "/k"),
+        ("/a-1", "/k"),
+        ("/a-2", "/k"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-// The control key: from the address (#key=…, as `stepwell up --show-key` prints it) or typed in. It is stored for this tab only
+// The key: from the address (#key=…, as `stepwell up --show-key` prints it) or typed in. It is stored for this tab only
 // and removed from the address at once, so that no bookmark or link contains it.
 
 const PLACE = "stepwell.key";

@@ -1,6 +1,6 @@
 // Curation of trajectories: a dialog that asks who and why, and a line with the outcome.
 
-import { curate } from "./api.js";
+import { curate, get } from "./api.js";
 import { el, field } from "./dom.js";
 import { plural } from "./format.js";
 
@@ -20,27 +20,34 @@ export const CURATION_KEYS = [["m", "mark"], ["u", "unmark"], ["r", "reject"], [
 
 /** Keys that curate the trajectories of `targets()`; `after` is called after a decision. */
 export function curationKeys(targets, shell, after) {
-  const ask = (action) => () => { if (targets().length) askFor(action, targets(), shell, after); };
+  const ask = (action) => async () => {
+    if (!targets().length) return;
+    try {
+      askFor(action, targets(), await get("me"), shell, after);
+    } catch (error) {
+      shell.notice.failed(error);
+    }
+  };
   return { m: ask("mark"), u: ask("unmark"), r: ask("reject"), l: ask("relabel") };
 }
 
-function askFor(action, trajectories, shell, after) {
+function askFor(action, trajectories, me, shell, after) {
   const { title, says } = ACTIONS[action];
   const own = ownField(action, trajectories);
   const known = localStorage.getItem(WHO) ?? "";
-  const by = el("input", { required: true, maxlength: 80, autocomplete: "name", value: known });
+  const by = el("input", { required: !me.id, maxlength: 80, autocomplete: "name", value: known });
   const why = el("input", { maxlength: 500, autocomplete: "off" });
   const failure = el("p", { class: "failure", role: "alert" });
   const form = el("form", {},
     el("h2", {}, `${title} ${plural(trajectories.length, "trajectory")}`),
-    says && el("p", {}, says), own && field(own.label, own.input), field("Who", by), field("Why", why), failure,
+    says && el("p", {}, says), own && field(own.label, own.input), me.id ? el("p", {}, `As ${me.id}`) : field("Who", by), field("Why", why), failure,
     buttons(title, () => dialog.close()));
   const dialog = el("dialog", { "aria-label": title, onclose: () => dialog.remove() }, form);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    localStorage.setItem(WHO, by.value);
+    if (!me.id) localStorage.setItem(WHO, by.value);
     try {
-      const outcomes = await curate({ action, by: by.value, why: why.value, ...own?.value() }, trajectories);
+      const outcomes = await curate({ action, by: me.id ? "" : by.value, why: why.value, ...own?.value() }, trajectories);
       dialog.close();
       shell.notice.done(`${title}: ${summed(outcomes)}`);
       after();
@@ -50,7 +57,7 @@ function askFor(action, trajectories, shell, after) {
   });
   document.body.append(dialog);
   dialog.showModal();
-  (own?.input ?? (by.value ? why : by)).focus();
+  (own?.input ?? (me.id || by.value ? why : by)).focus();
 }
 
 function buttons(title, close) {

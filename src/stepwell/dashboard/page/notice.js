@@ -43,7 +43,7 @@ export class Notice {
   askForKey() {
     if (this.kind === "key") return;
     this.kind = "key";
-    const input = el("input", { type: "password", "aria-label": "Control key", autocomplete: "off", required: true });
+    const input = el("input", { type: "password", "aria-label": "Key", autocomplete: "off", required: true });
     const use = (event) => {
       event.preventDefault();
       keep(input.value);
@@ -51,7 +51,7 @@ export class Notice {
       this.again();
     };
     const form = el("form", { onsubmit: use }, input, el("button", { type: "submit" }, "Use this key"));
-    const what = hasKey() ? "That is not one of the control keys." : "This needs a control key; `stepwell up` keeps its own in .stepwell/key.";
+    const what = hasKey() ? "That key is unknown, expired or revoked." : "This needs a key: one of `stepwell keys create --role viewer` or curator, or a control key; `stepwell up` keeps its own in .stepwell/key.";
     fill(this.node, el("span", {}, what), form).className = "notice failed";
     input.focus();
   }

@@ -7,7 +7,7 @@ key can make one. Without control keys the seal only tells Stepwell's texts from
 import hmac
 from base64 import urlsafe_b64encode
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
 
 DOMAIN = b"stepwell step seal 1\0"
 UID_LENGTH = 32

@@ -24,6 +24,7 @@ STATUS: dict[type[errors.StepwellError], int] = {
     errors.BadRequest: 400,
     errors.PreviousResponseNotFound: 400,
     errors.Forbidden: 401,
+    errors.NotPermitted: 403,
     errors.UnknownTrajectory: 404,
     errors.ModelNotFound: 404,
     errors.Conflict: 409,

@@ -10,10 +10,11 @@ from typing import Protocol
 
 from fastapi import FastAPI
 
-from stepwell.common.access_keys import SessionKey
+from stepwell.access.caller import Caller, SessionKey
+from stepwell.access.route_table import Route
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.common.cross_site import CrossSiteCheck
-from stepwell.errors import Forbidden, StepwellError, TooLarge
+from stepwell.errors import StepwellError, TooLarge
 from stepwell.gateway.agent_calls import AgentCalls, send_error
 from stepwell.gateway.dialects import side_calls
 from stepwell.gateway.dialects.dialect import Dialect
@@ -28,7 +29,7 @@ from stepwell.gateway.http.request_body import (
     too_large_text,
 )
 from stepwell.gateway.http.response_writer import ResponseWriter
-from stepwell.gateway.routes.access import REFUSALS, AccessCheck, call_paths
+from stepwell.gateway.routes.access import AccessCheck, call_paths
 from stepwell.gateway.token_counts import TokenCounts
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
 from stepwell.pool.api.producing import TrajectoryRef
@@ -87,7 +88,7 @@ class GatewayAsgi:
         dialect = self._dialects[call[4]] if call else None
         try:
             self._cross_site.check(scope["method"], scope["headers"])
-            given = self._check(path, scope["headers"])
+            route, caller = self._check(scope)
         except StepwellError as failure:
             await send_error(ResponseWriter(send, float), dialect, describe(failure))
             return
@@ -96,14 +97,16 @@ class GatewayAsgi:
             if (counter := dialect.token_counter) is not None and counter.path == call[4]:
                 await self._counts.serve(receive, send, ref, dialect, counter)
             else:
-                key = (self._access.session_key(*given) or SessionKey()) if call[3] else None
+                key = (caller.session or SessionKey()) if call[3] else None
                 await self._calls.serve(scope, receive, send, ref, dialect, key)
         else:
-            await self.app(scope, limited(receive, self._largest_body), send)
+            limited_receive = limited(receive, self._largest_body)
+            await self._access.guard.serve(self.app, route, caller, scope, limited_receive, send)
 
-    def _check(self, path: str, headers: Headers) -> tuple[bytes | None, bytes | None]:
-        """Returns the headers Authorization and x-api-key. An agent's CALL_HEADER is removed: it must not say which of
-        its steps are trained."""
+    def _check(self, scope: Message) -> tuple[Route, Caller]:
+        """What is asked for, and who asks. An agent's CALL_HEADER is removed: it must not say which of its steps are
+        trained."""
+        headers: Headers = scope["headers"]
         authorization, api_key, size, length, is_marked = None, None, 0, b"0", False
         for name, value in headers:
             size += len(name) + len(value)
@@ -117,10 +120,9 @@ class GatewayAsgi:
                 is_marked = True
         if size > LARGEST_HEADERS:
             raise TooLarge(f"the request's headers are larger than {LARGEST_HEADERS >> 10} KiB")
-        if (needed := self._access.missing(path, authorization, api_key)) is not None:
-            raise Forbidden(REFUSALS[needed])
+        admitted = self._access.admit(scope, authorization, api_key)
         if is_marked and not self._access.may_mark(authorization, api_key):
             headers[:] = [header for header in headers if header[0] != CALL_HEADER]
         if int(length) > self._largest_body:
             raise TooLarge(too_large_text(self._largest_body))
-        return authorization, api_key
+        return admitted

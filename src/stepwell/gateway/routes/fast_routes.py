@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from stepwell.access.caller import caller_of
 from stepwell.errors import StepwellError
 from stepwell.gateway.agent_calls import send_error
 from stepwell.gateway.http.error_responses import JSON, describe_logged
@@ -60,13 +61,12 @@ class FastRoutes:
 
     def _open(self, scope: Message, body: bytes) -> Answering:
         wanted = gateway_api.InitTrajectory.model_validate_json(body or b"{}")
-        request = Request(scope)
-        return self._lifecycle.open(wanted, str(request.base_url), self._lifecycle.caller(request))
+        return self._lifecycle.open(wanted, str(Request(scope).base_url), caller_of(scope))
 
     def _complete(self, scope: Message, body: bytes) -> Answering:
         wanted = gateway_api.CompleteTrajectory.model_validate_json(body or b"{}")
         _, trajectory_uid, prompt_uid, _ = scope["path"].split("/", 3)
-        return self._lifecycle.complete(TrajectoryRef(trajectory_uid, prompt_uid), wanted)
+        return self._lifecycle.complete(TrajectoryRef(trajectory_uid, prompt_uid), wanted, caller_of(scope))
 
 
 async def _answer(scope: Message, send: Send, answering: Answering) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
+from stepwell.access.route_table import TRAJECTORY_ROOT
 from stepwell.gateway.dialects.dialect import Dialect, TokenCounter
-from stepwell.gateway.routes.access import TRAJECTORY_ROOT
 from stepwell.gateway.unrecorded_calls import NOT_ASKED
 from stepwell.pool.api.sessions import SESSION_ROOT
 

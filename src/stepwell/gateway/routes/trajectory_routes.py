@@ -9,15 +9,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from stepwell.common.access_keys import SessionKey
+from stepwell.access.caller import Caller, SessionKey, caller_of
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import BadRequest
 from stepwell.gateway.http.error_responses import relay
-from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.ports import StepSink
-from stepwell.pool.api.producing import TRAIN, Registration, RewardGiven, TrajectoryRef
+from stepwell.pool.api.producing import TRAIN, TrajectoryRef
 from stepwell.pool.api.sessions import SESSION_ROOT
 from stepwell.wire import gateway_api
 
@@ -35,6 +33,14 @@ async def ref_from_path(
 Ref = Annotated[TrajectoryRef, Depends(ref_from_path)]
 
 
+async def caller_of_request(request: Request) -> Caller:
+    return caller_of(request.scope)
+
+
+By = Annotated[Caller, Depends(caller_of_request)]
+"""Who asks."""
+
+
 def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink, engines: EngineFleet) -> APIRouter:
     """Routes that name no trajectory."""
     router = APIRouter()
@@ -45,7 +51,7 @@ def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink, engines: Engi
     ) -> gateway_api.TrajectoryOpened:
         """Open a trajectory, and get the base_url and key to give to its agent."""
         wanted = wanted or gateway_api.InitTrajectory()
-        return await lifecycle.open(wanted, str(request.base_url), lifecycle.caller(request))
+        return await lifecycle.open(wanted, str(request.base_url), caller_of(request.scope))
 
     @router.post("/session_keys")
     async def issue_session_key(request: Request, wanted: gateway_api.IssueSessionKey) -> gateway_api.SessionKeyIssued:
@@ -60,8 +66,9 @@ def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink, engines: Engi
         return relay(*await engines.models())
 
     @router.get("/pacing")
-    async def pacing(channel: Annotated[gateway_api.ChannelName, Query()] = TRAIN) -> gateway_api.PacingNow:
+    async def pacing(by: By, channel: Annotated[gateway_api.ChannelName, Query()] = TRAIN) -> gateway_api.PacingNow:
         """How many trajectories may start now, and which groups want another."""
+        by.require_channel(channel)
         return gateway_api.PacingNow.model_validate(await pool.pacing(channel), from_attributes=True)
 
     @router.post("/v1/{rest:path}", include_in_schema=False)
@@ -71,55 +78,40 @@ def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink, engines: Engi
     return router
 
 
-def trajectory_router(
-    lifecycle: TrajectoryLifecycle, pool: StepSink, engines: EngineFleet, outbox: Outbox, known: KnownTrajectories
-) -> APIRouter:
+def trajectory_router(lifecycle: TrajectoryLifecycle, engines: EngineFleet) -> APIRouter:
     """Routes below a trajectory's base_url, beside the agent's own calls."""
     router = APIRouter()
 
     @router.post("/register_trajectory")
     async def register_trajectory(
-        ref: Ref, wanted: gateway_api.RegisterTrajectory | None = None
+        ref: Ref, by: By, wanted: gateway_api.RegisterTrajectory | None = None
     ) -> gateway_api.Registered:
         """Say more of a trajectory: its channel, before its first call, and its metadata."""
-        ref, wanted = await lifecycle.sessions.last(ref), wanted or gateway_api.RegisterTrajectory()
-        await pool.register_trajectory(
-            Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, metadata=wanted.metadata)
-        )
-        known.forget(ref.trajectory_uid)  # its channel may be another one
+        await lifecycle.register(ref, wanted or gateway_api.RegisterTrajectory(), by)
         return gateway_api.Registered()
 
     @router.post("/complete_trajectory")
     async def complete_trajectory(
-        ref: Ref, wanted: gateway_api.CompleteTrajectory | None = None
+        ref: Ref, by: By, wanted: gateway_api.CompleteTrajectory | None = None
     ) -> gateway_api.TrajectoryEnded:
         """The rollout is over; its reward, if it has one already."""
-        return await lifecycle.complete(ref, wanted or gateway_api.CompleteTrajectory())
+        return await lifecycle.complete(ref, wanted or gateway_api.CompleteTrajectory(), by)
 
     @router.post("/abort_trajectory")
     async def abort_trajectory(
-        ref: Ref, wanted: gateway_api.AbortTrajectory | None = None
+        ref: Ref, by: By, wanted: gateway_api.AbortTrajectory | None = None
     ) -> gateway_api.TrajectoryEnded:
         """The rollout failed: its steps are dropped, its place in the group is free again."""
-        ended = await lifecycle.abort(ref)
+        ended = await lifecycle.abort(ref, by)
         reason = wanted.reason if wanted else ""
         log.info("trajectory %s was aborted: %s", ref.trajectory_uid, reason or "no reason given")
         return ended
 
     @router.post("/feedback")
-    async def feedback(ref: Ref, given: gateway_api.Feedback) -> gateway_api.FeedbackGiven:
+    async def feedback(ref: Ref, by: By, given: gateway_api.Feedback) -> gateway_api.FeedbackGiven:
         """Score a trajectory or one of its steps, or score it anew, now or long after its end."""
-        ref = await lifecycle.sessions.last(ref)
-        await outbox.settle(ref.trajectory_uid)
-        reward = RewardGiven(
-            trajectory_uid=ref.trajectory_uid,
-            prompt_uid=ref.prompt_uid,
-            value=given.reward,
-            source=given.source,
-            step_index=given.rewarded_step,
-            notes=given.note,
-        )
-        return gateway_api.FeedbackGiven(status="counted" if await pool.give_reward(reward) else "late")
+        is_counted = await lifecycle.give_reward(ref, given, by)
+        return gateway_api.FeedbackGiven(status="counted" if is_counted else "late")
 
     @router.get("/models")
     async def models(ref: Ref) -> Response:

@@ -4,8 +4,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
+from stepwell.access.caller import Caller, caller_of
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.engine import Generated
 from stepwell.engines.fleet import EngineFleet
@@ -60,6 +61,7 @@ def whitebox_router(
 
     @router.post("/submit_steps")
     async def submit_steps(
+        request: Request,
         wanted: gateway_api.SubmitSteps,
         channel: Annotated[gateway_api.ChannelName, Query()] = TRAIN,
         group_size: Annotated[gateway_api.GroupSize | None, Query()] = None,
@@ -69,6 +71,7 @@ def whitebox_router(
         faults = [f"steps.{i}: {fault}" for i, step in enumerate(steps) if (fault := step_fault(step))]
         if faults:
             raise BadRequest("; ".join(faults))
+        await _check_channels(caller_of(request.scope), channel, steps, pool)
         steps = [with_distribution(step, trained_model or engines.model) for step in await redact(steps)]
         left_out.note(channel, [step.untrainable for step in steps])
         verdicts = await pool.submit_steps(steps, channel=channel, group_size=group_size)
@@ -93,6 +96,15 @@ def whitebox_router(
         return gateway_api.RewardComputed.model_validate(score, from_attributes=True)
 
     return router
+
+
+async def _check_channels(caller: Caller, channel: str, steps: Sequence[Step], pool: StepSink) -> None:
+    """NotPermitted if the caller's key is not for the channel, or for that of a trajectory that is there already."""
+    caller.require_channel(channel)
+    if caller.is_scoped:
+        for trajectory_uid, prompt_uid in dict.fromkeys((step.trajectory_uid, step.prompt_uid) for step in steps):
+            if (found := await pool.channel_of(trajectory_uid, prompt_uid)) is not None:
+                caller.require_channel(found)
 
 
 def _generation(generated: Generated, sampling: dict[str, Any], prompt_length: int) -> gateway_api.GenerationDone:

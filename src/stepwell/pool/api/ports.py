@@ -46,6 +46,9 @@ class StepSink(EngineDirectory, Protocol):
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
         """The channel of an open trajectory; None if it is not open."""
 
+    async def channel_of(self, trajectory_uid: str, prompt_uid: str) -> str | None:
+        """The channel of a trajectory that the pool holds, open or ended; None if it holds no such one."""
+
     async def place_session(self, call: SessionCall) -> SessionPlace | None:
         """The trajectory that a session is in. If none is open, one is opened, unless the call says otherwise."""
 

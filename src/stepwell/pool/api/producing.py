@@ -123,6 +123,8 @@ class KnowsCall(TrajectoryRef):
 
     gateway: str = ""
     """The gateway that serves the trajectory from now on."""
+    is_ended_too: bool = False
+    """Answer with the channel also if the trajectory has ended, as long as the pool holds it."""
 
 
 @message

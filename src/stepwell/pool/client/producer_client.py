@@ -48,6 +48,9 @@ class ProducerClient(ShardClient):
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
         return await self._send(KnowsCall(trajectory_uid, prompt_uid, self._flushes.gateway))
 
+    async def channel_of(self, trajectory_uid: str, prompt_uid: str) -> str | None:
+        return await self._send(KnowsCall(trajectory_uid, prompt_uid, is_ended_too=True))
+
     async def place_session(self, call: SessionCall) -> SessionPlace | None:
         return await self._send(replace(call, gateway=self._flushes.gateway))
 

@@ -44,6 +44,13 @@ class Ingest:
             return None
         return trajectory.group.channel if trajectory.group.prompt_uid == prompt_uid else None
 
+    def channel_of(self, trajectory_uid: str, prompt_uid: str) -> str | None:
+        """The channel of a trajectory that is held, open or ended."""
+        trajectory = self._state.trajectories.get(trajectory_uid)
+        if trajectory is None or trajectory.group.prompt_uid != prompt_uid:
+            return None
+        return trajectory.group.channel
+
     def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
         """The sound steps of an open trajectory whose conversation has this digest; most often one or none."""
         trajectory = self._state.trajectories.get(trajectory_uid)

@@ -177,14 +177,19 @@ class ProducerCalls(ShardCalls):
         async with self._transactions.transaction():
             return self.pool.pacing(channel)
 
+    def _channel(self, call: KnowsCall) -> str | None:
+        if call.is_ended_too:
+            return self.pool.ingest.channel_of(call.trajectory_uid, call.prompt_uid)
+        self._attach(call.trajectory_uid, call.gateway)
+        return self.pool.ingest.knows(call.trajectory_uid, call.prompt_uid)
+
     def _answer(self, call: ProducerCall, shortage: str | None) -> ProducerAnswer | Exception:
         try:
             if self._is_elsewhere(call):
                 return GroupElsewhere(call.prompt_uid)
             match call:
-                case KnowsCall(trajectory_uid, prompt_uid, gateway):
-                    self._attach(trajectory_uid, gateway)
-                    return self.pool.ingest.knows(trajectory_uid, prompt_uid)
+                case KnowsCall():
+                    return self._channel(call)
                 case Registration() | SessionCall(opens=True) if shortage is not None:
                     return PoolUnavailable(shortage)
                 case Registration() | SessionCall():

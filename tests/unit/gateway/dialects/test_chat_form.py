@@ -1,4 +1,4 @@
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
 from stepwell.gateway.dialects.chat_form import (
     EchoedSteps,
     assistant_message,

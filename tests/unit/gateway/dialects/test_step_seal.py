@@ -1,6 +1,6 @@
 import pytest
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
 from stepwell.gateway.dialects.step_seal import StepSeal
 
 OLD, NEW = "old-control-key-1", "new-control-key-2"

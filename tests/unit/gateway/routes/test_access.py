@@ -1,15 +1,31 @@
+from pathlib import Path
+
 import pytest
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.caller import AGENT, Role
+from stepwell.access.key_file import KeyFile, create_key
+from stepwell.access.route_guard import RouteGuard
+from stepwell.errors import Forbidden, NotPermitted
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.routes.access import REFUSALS, Access, AccessCheck, access_table
+from stepwell.gateway.routes.access import AccessCheck, access_table
 
 ACCESS = access_table(DIALECTS)
 CONTROL = "control-key-of-the-tests"
 
 
-def missing(keys: AccessKeys, path: str, authorization: bytes | None) -> Access | None:
-    return AccessCheck(keys, ACCESS).missing(path, authorization)
+def role_of(keys: AccessKeys, call: str, authorization: bytes | None, api_key: bytes | None = None) -> Role:
+    """The role by which a call is let in."""
+    method, _, path = call.partition(" ")
+    check = AccessCheck(RouteGuard(keys), ACCESS)
+    return check.admit({"method": method, "path": path}, authorization, api_key)[1].role
+
+
+def refused(keys: AccessKeys, call: str, authorization: bytes | None, api_key: bytes | None = None) -> str:
+    """Why a call without a valid key is not let in."""
+    with pytest.raises(Forbidden) as failure:
+        role_of(keys, call, authorization, api_key)
+    return str(failure.value)
 
 
 def bearer(key: str) -> bytes:
@@ -21,72 +37,93 @@ def keys() -> AccessKeys:
     return AccessKeys([CONTROL])
 
 
+CALLS = ("POST {}/chat/completions", "POST {}/completions", "GET {}/models")
+
+
 @pytest.mark.parametrize("prefix", ["", "/v1", "/v1/v1"])
 def test_an_agent_may_talk_to_the_model_but_not_steer_its_trajectory(keys: AccessKeys, prefix: str) -> None:
     own = bearer(keys.trajectory_key("t", "p"))
-    for call in ("chat/completions", "completions", "models"):
-        assert missing(keys, f"/t/p{prefix}/{call}", own) is None
-        assert missing(keys, f"/t/p{prefix}/{call}", bearer(CONTROL)) is None
-        assert missing(keys, f"/t/p{prefix}/{call}", None) is Access.TRAJECTORY
-        assert missing(keys, f"/t/other{prefix}/{call}", own) is Access.TRAJECTORY
-        assert missing(keys, f"/other/p{prefix}/{call}", own) is Access.TRAJECTORY
-    for call in ("register_trajectory", "complete_trajectory", "abort_trajectory"):
-        assert missing(keys, f"/t/p{prefix}/{call}", own) is Access.CONTROL
-        assert missing(keys, f"/t/p{prefix}/{call}", bearer(CONTROL)) is None
+    for call in CALLS:
+        assert role_of(keys, call.format(f"/t/p{prefix}"), own) is Role.TRAJECTORY
+        assert role_of(keys, call.format(f"/t/p{prefix}"), bearer(CONTROL)) is Role.ADMIN
+        assert "key of the trajectory" in refused(keys, call.format(f"/t/p{prefix}"), None)
+        assert "key of the trajectory" in refused(keys, call.format(f"/t/other{prefix}"), own)
+        assert "key of the trajectory" in refused(keys, call.format(f"/other/p{prefix}"), own)
+    for call in ("register_trajectory", "complete_trajectory", "abort_trajectory", "feedback"):
+        with pytest.raises(NotPermitted, match="the role trajectory; this is for (runner|reward) and admin"):
+            role_of(keys, f"POST /t/p{prefix}/{call}", own)
+        refused(keys, f"POST /other/p{prefix}/{call}", own)
+        assert role_of(keys, f"POST /t/p{prefix}/{call}", bearer(CONTROL)) is Role.ADMIN
 
 
-PATHS = [path for path in ACCESS if "{" not in path]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_what_no_trajectory_is_named_in_needs_a_key_of_its_own_except_the_probes(keys: AccessKeys, path: str) -> None:
-    opens_sessions = path.startswith("/session/") or path == "/init_trajectory"
-    needed = None if path in ("/health", "/ready") else Access.SESSION if opens_sessions else Access.CONTROL
-    assert missing(keys, path, bearer(keys.trajectory_key("t", "p"))) is needed
-    assert missing(keys, path, bearer(CONTROL)) is None
-    assert missing(AccessKeys([]), path, None) is None
+@pytest.mark.parametrize("route", [route for route in ACCESS if "{" not in route.path], ids=lambda it: it.path)
+def test_what_no_trajectory_is_named_in_needs_a_key_of_its_own_except_the_probes(
+    keys: AccessKeys, route: object
+) -> None:
+    call = f"{route.method} {route.path}"  # type: ignore[attr-defined]
+    own = bearer(keys.trajectory_key("t", "p"))
+    if call in ("GET /health", "GET /ready"):
+        role_of(keys, call, own)
+    else:
+        assert "Authorization: Bearer KEY" in refused(keys, call, own)
+    assert role_of(keys, call, bearer(CONTROL)) is Role.ADMIN
+    assert role_of(AccessKeys([]), call, None) is Role.ADMIN
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        *(
-            "",
-            "/",
-            "//",
-            "///",
-            "/a/route/of/tomorrow",
-            "/tomorrow",
-            "health",
-            "/health/",
-            "//health",
-            "/health/../pacing",
-        ),
+        *("", "/", "//", "///", "/a/route/of/tomorrow", "/tomorrow", "health", "/health/", "//health"),
+        *("/health/../pacing", "/docs"),
         *("/t/p", "/t/p/", "/t/p/v1", "/t/p/v2/models", "/t/p/models/", "/t/p//models", "/t/p/v1/v1/v1/models"),
         *("/t/p/v1/chat/completions/", "/t/p/../metrics", "/t/p/pause", "/t/p/v1/collective_rpc", "/x/t/p/v1/models"),
         *("/t/p/v1/chat/completions/render", "/v1/chat", "/{trajectory_uid}/{prompt_uid}/pacing", "/T/P/V1/MODELS"),
     ],
 )
-def test_a_path_that_is_not_in_the_table_needs_the_control_key(keys: AccessKeys, path: str) -> None:
-    assert missing(keys, path, bearer(keys.trajectory_key("t", "p"))) is Access.CONTROL
-    assert missing(keys, path, None) is Access.CONTROL
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+def test_a_path_that_is_not_in_the_table_is_for_the_admin(keys: AccessKeys, path: str, method: str) -> None:
+    with pytest.raises((Forbidden, NotPermitted), match=r"needs a control key|this is for admin$"):
+        role_of(keys, f"{method} {path}", bearer(keys.trajectory_key("t", "p")))
+    assert "needs a control key" in refused(keys, f"{method} {path}", None)
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "HEAD", "GET"])
+def test_a_method_that_is_not_in_the_table_is_for_the_admin(keys: AccessKeys, method: str) -> None:
+    with pytest.raises(NotPermitted, match="this is for admin$"):
+        role_of(keys, f"{method} /t/p/v1/chat/completions", bearer(keys.trajectory_key("t", "p")))
 
 
 def test_a_path_spelt_like_the_table_is_no_way_around_it(keys: AccessKeys) -> None:
-    path = "/{trajectory_uid}/{prompt_uid}/v1/models"
-    assert missing(keys, path, bearer(keys.trajectory_key("t", "p"))) is Access.TRAJECTORY
+    refused(keys, "GET /{trajectory_uid}/{prompt_uid}/v1/models", bearer(keys.trajectory_key("t", "p")))
 
 
 def test_a_key_may_come_in_the_header_of_anthropics_clients(keys: AccessKeys) -> None:
-    own, check = keys.trajectory_key("t", "p").encode(), AccessCheck(keys, ACCESS)
-    assert check.missing("/t/p/v1/messages", None, own) is None
-    assert check.missing("/t/p/v1/messages", b"Bearer of another server", own) is None
-    assert check.missing("/t/p/v1/messages/count_tokens", None, own) is None
-    assert check.missing("/t/other/v1/messages", None, own) is Access.TRAJECTORY
-    assert check.missing("/t/p/v1/messages", None, b"wrong") is Access.TRAJECTORY
-    assert check.missing("/pacing", None, own) is Access.CONTROL
+    own = keys.trajectory_key("t", "p").encode()
+    for call in ("POST /t/p/v1/messages", "POST /t/p/v1/messages/count_tokens"):
+        assert role_of(keys, call, None, own) is Role.TRAJECTORY
+        assert role_of(keys, call, b"Bearer of another server", own) is Role.TRAJECTORY
+    refused(keys, "POST /t/other/v1/messages", None, own)
+    refused(keys, "POST /t/p/v1/messages", None, b"wrong")
+    refused(keys, "GET /pacing", None, own)
 
 
-def test_every_refusal_says_how_to_send_which_key() -> None:
-    assert set(REFUSALS) == set(Access) - {Access.OPEN}
-    assert all("Authorization: Bearer KEY" in text for text in REFUSALS.values())
+def test_an_agents_call_is_let_in_before_the_key_file_is_asked(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    file.find = file.is_valid = None  # type: ignore[assignment, method-assign]
+    keys = AccessKeys([CONTROL], file)
+    check = AccessCheck(RouteGuard(keys), ACCESS)
+    scope = {"method": "POST", "path": "/t/p/v1/chat/completions"}
+    assert check.admit(scope, bearer(keys.trajectory_key("t", "p")))[1] is AGENT
+
+
+def test_the_key_of_a_trajectory_is_void_with_the_key_that_opened_it(tmp_path: Path) -> None:
+    path, now = tmp_path / "keys.json", [0.0]
+    _, issued = create_key(path, Role.RUNNER, expires="1h", now=0.0)
+    keys = AccessKeys([CONTROL], KeyFile(path, clock=lambda: now[0], interval=0.0))
+    own = bearer(keys.trajectory_key("t", "p", issued.id))
+    assert role_of(keys, "POST /t/p/v1/chat/completions", own) is Role.TRAJECTORY
+    refused(keys, "POST /t/other/v1/chat/completions", own)
+    forged = bearer(keys.trajectory_key("t", "p", "runner-00000000"))
+    refused(keys, "POST /t/p/v1/chat/completions", forged)
+    now[0] = 3600.0
+    refused(keys, "POST /t/p/v1/chat/completions", own)

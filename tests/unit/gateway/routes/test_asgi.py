@@ -5,7 +5,9 @@ import pytest
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
-from stepwell.common.access_keys import AccessKeys, SessionKey
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.caller import SessionKey
+from stepwell.access.route_guard import RouteGuard
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.dialects import DIALECTS
@@ -53,7 +55,7 @@ class Behind:
 
 
 def make_front(behind: Behind, keys: tuple[str, ...], largest_body: int = LARGEST_BODY) -> GatewayAsgi:
-    access = AccessCheck(AccessKeys(keys), access_table(DIALECTS))
+    access = AccessCheck(RouteGuard(AccessKeys(keys)), access_table(DIALECTS))
     calls = cast("AgentCalls", behind)
     return GatewayAsgi(cast("FastAPI", behind), calls, TokenCounts(calls), access, DIALECTS, largest_body=largest_body)
 
@@ -132,9 +134,15 @@ async def test_without_its_key_nothing_of_a_request_is_looked_at() -> None:
 async def test_a_trajectorys_key_opens_its_own_calls_only() -> None:
     behind = Behind()
     assert await ask(behind, "/t/p/chat/completions", headers=[AGENT], keys=(CONTROL,)) == (0, None)
-    for path in ("/u/p/chat/completions", "/t/q/chat/completions", "/t/p/complete_trajectory", "/metrics"):
+    for path, refused in (
+        ("/u/p/chat/completions", 401),
+        ("/t/q/chat/completions", 401),
+        ("/t/p/complete_trajectory", 403),
+        ("/u/p/complete_trajectory", 401),
+        ("/metrics", 401),
+    ):
         status, _ = await ask(behind, path, headers=[AGENT], keys=(CONTROL,))
-        assert status == 401
+        assert status == refused, path
     assert len(behind.served) == 1
     assert behind.routed == []
 

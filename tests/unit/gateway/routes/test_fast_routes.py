@@ -2,7 +2,8 @@ from typing import Any, cast
 
 import pytest
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.caller import ANYONE, CALLER
 from stepwell.gateway.call_placement import CallPlacement
 from stepwell.gateway.conversations import Conversations
 from stepwell.gateway.http.request_body import Message
@@ -39,7 +40,12 @@ async def ask(behind: Routed, path: str, *parts: bytes, method: str = "POST") ->
     outbox, sessions = Outbox(pool, known.forget), LiveSessions(pool, known)
     placement = CallPlacement(known, sessions, Conversations(pool))
     lifecycle = TrajectoryLifecycle(pool, outbox, known, AccessKeys([]), sessions, placement)
-    sent = await exchange(FastRoutes(cast("Any", behind), lifecycle), method, path, [JSON], parts)
+    routes = FastRoutes(cast("Any", behind), lifecycle)
+
+    async def admitted(scope: Message, receive: Any, send: Any) -> None:
+        await routes({**scope, CALLER: ANYONE}, receive, send)
+
+    sent = await exchange(admitted, method, path, [JSON], parts)
     return sent[0]["status"] if sent else 0
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects.anthropic.chat_request import TranslatedRequest, translate_request
 from stepwell.gateway.dialects.side_calls import side_call_kind

@@ -12,7 +12,7 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
 from stepwell.gateway.dialects.anthropic.messages_dialect import MessagesDialect
 from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
 from stepwell.gateway.dialects.openai_choices import read_reply

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
 from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
 from stepwell.gateway.dialects.responses.responses_dialect import ResponsesDialect
 from stepwell.gateway.dialects.step_seal import StepSeal

@@ -17,7 +17,7 @@ import pytest
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
 from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
 from stepwell.gateway.dialects.responses.responses_dialect import ResponsesDialect

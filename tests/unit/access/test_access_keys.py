@@ -2,7 +2,7 @@ import base64
 
 import pytest
 
-from stepwell.common.access_keys import AccessKeys
+from stepwell.access.access_keys import AccessKeys
 from stepwell.errors import BadRequest
 
 CONTROL = "control-key-of-the-tests"

@@ -1,8 +1,9 @@
 """Access keys: a control key allows everything, a trajectory key allows calls for one trajectory, a session key allows
-a user to open sessions.
+a user to open sessions, and an issued key, of a key file, allows what its role does.
 
 - A trajectory key is an HMAC of the trajectory's names under the control key. Every process with the same control key
-  can check it, and none has to store it.
+  can check it, and none has to store it. If its trajectory was opened with an issued key, it names that one, and is
+  void when that one is.
 - A session key names its user, and says whether the user's calls are recorded, with an HMAC of both.
 - The time of a comparison does not depend on where two keys differ.
 - A header that cannot be parsed is refused like a wrong key; it never raises.
@@ -12,9 +13,11 @@ import hmac
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 
+from stepwell.access.caller import ANYONE, Caller, Role, SessionKey
+from stepwell.access.key_file import KeyFile
 from stepwell.errors import BadRequest
 
 NOT_NEEDED = "not-needed"
@@ -23,6 +26,9 @@ MIN_LENGTH = 16
 PREFIX = b"sk-sw-"
 DOMAIN = b"stepwell trajectory key 1\0"
 """Separates these HMACs from other uses of the same secret."""
+ISSUED_DOMAIN = b"stepwell trajectory key of an issued key 1\0"
+ISSUER_MARK = b"."
+"""Between the id of an issued key and the HMAC, in the keys of trajectories that were opened with it."""
 SESSION_KEY_PREFIX = b"sk-sws-"
 SESSION_DOMAIN = b"stepwell session key 1\0"
 CAPTURED, NOT_CAPTURED = b"1", b"0"
@@ -34,49 +40,76 @@ LONGEST_MESSAGE = 1_000
 """Bytes of a trajectory's two names. Longer ones name nothing, and are not cached."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionKey:
-    """What a session key says of its holder."""
-
-    user: str = ""
-    is_captured: bool = True
-    """False: calls with this key are not recorded."""
-
-
 class AccessKeys:
-    """The control keys, and the trajectory keys made from them."""
+    """The control keys, the trajectory keys made from them, and the issued keys."""
 
-    def __init__(self, control_keys: Sequence[str]) -> None:
+    def __init__(self, control_keys: Sequence[str], issued: KeyFile | None = None) -> None:
         """The first key is the current one. The others, older or upcoming, are accepted too.
 
         Without keys, everything is allowed.
         """
         for number, key in enumerate(control_keys, start=1):
             _require_strong(number, key)
+        if issued is not None and not control_keys:
+            raise BadRequest("--keys-file needs --control-keys: the keys of trajectories are made from a control key")
         self._control = tuple(key.encode("ascii") for key in control_keys)
+        self._admins = tuple(Caller(f"control-{sha256(key).hexdigest()[:8]}", Role.ADMIN) for key in self._control)
+        self._issued = issued
 
     @property
     def open(self) -> bool:
         """True if no key is required."""
         return not self._control
 
-    def trajectory_key(self, trajectory_uid: str, prompt_uid: str) -> str:
+    def trajectory_key(self, trajectory_uid: str, prompt_uid: str, issuer: str = "") -> str:
+        """`issuer` is the id of the issued key with which the trajectory is opened."""
         if not self._control:
             return NOT_NEEDED
-        return _derived_key(self._control[0], _key_message(trajectory_uid, prompt_uid)).decode("ascii")
+        return _derived_key(self._control[0], _key_message(trajectory_uid, prompt_uid), issuer.encode()).decode("ascii")
 
     def may_control(self, authorization: str | bytes | None) -> bool:
-        return self.open or self._is_control(_key_in(authorization))
+        caller = self.caller(authorization)
+        return caller is not None and caller.role is Role.ADMIN
 
     def may_call(self, authorization: str | bytes | None, trajectory_uid: str, prompt_uid: str) -> bool:
         """True if an agent with that header may make calls for that trajectory."""
+        return self.is_of_trajectory(authorization, trajectory_uid, prompt_uid) or self.may_control(authorization)
+
+    def is_of_trajectory(self, authorization: str | bytes | None, trajectory_uid: str, prompt_uid: str) -> bool:
+        """True if that header has the key of that trajectory, or if no key is required."""
         if self.open:
             return True
         key, message = _key_in(authorization), _key_message(trajectory_uid, prompt_uid)
-        is_own = len(message) <= LONGEST_MESSAGE and any(
-            hmac.compare_digest(key, _derived_key(control, message)) for control in self._control
-        )
-        return is_own or self._is_control(key)
+        if len(message) > LONGEST_MESSAGE:
+            return False
+        if any(hmac.compare_digest(key, _derived_key(control, message)) for control in self._control):
+            return True
+        issuer = key.removeprefix(PREFIX).partition(ISSUER_MARK)[0] if ISSUER_MARK in key else b""
+        if not issuer or self._issued is None or not self._issued.is_valid(issuer.decode(errors="replace")):
+            return False
+        return any(hmac.compare_digest(key, _derived_key(control, message, issuer)) for control in self._control)
+
+    def caller(self, *authorizations: str | bytes | None) -> Caller | None:
+        """Who makes a request with these headers: by a control key, else by an issued key, else by a session key. None
+        if none of the headers has one that is valid."""
+        keys = [key for key in map(_key_in, authorizations) if key]
+        for key in keys:
+            for control, admin in zip(self._control, self._admins, strict=True):
+                if hmac.compare_digest(key, control):
+                    return admin
+        if self._issued is not None:
+            for key in keys:
+                if (issued := self._issued.find(key)) is not None:
+                    return issued
+        session = next(filter(None, map(self.find_session_key, authorizations)), None)
+        if session is not None:
+            return Caller(f"user {session.user}", Role.SESSION, session=session)
+        return ANYONE if self.open else None
+
+    def why_void(self, *authorizations: str | bytes | None) -> str:
+        """Which of the issued keys in these headers has expired or was revoked; empty if none."""
+        keys = filter(None, map(_key_in, authorizations))
+        return next(filter(None, map(self._issued.why_void, keys)), "") if self._issued is not None else ""
 
     def session_key(self, key: SessionKey) -> str:
         """Without control keys it is no secret, but it still tells users apart."""
@@ -92,19 +125,9 @@ class AccessKeys:
         is_valid = said and any(hmac.compare_digest(given, _session_key(control, said)) for control in controls)
         return said if is_valid else None
 
-    def session_caller(self, *authorizations: str | bytes | None) -> SessionKey | None:
-        """The session key by which a request with one of these headers is allowed; None if it is by a control key, or
-        if no key is needed and none is given."""
-        if not self.open and any(self._is_control(_key_in(header)) for header in authorizations):
-            return None
-        return next(filter(None, map(self.find_session_key, authorizations)), None)
-
     def secrets(self, domain: bytes) -> tuple[bytes, ...]:
         """A secret for another use, one for each control key; without keys, one that is no secret."""
         return tuple(hmac.digest(control, domain, "sha256") for control in self._control or (b"",))
-
-    def _is_control(self, key: bytes) -> bool:
-        return any(hmac.compare_digest(key, control) for control in self._control)
 
 
 def _require_strong(number: int, key: str) -> None:
@@ -140,15 +163,21 @@ def _key_message(trajectory_uid: str, prompt_uid: str) -> bytes:
 
 
 @lru_cache(maxsize=CACHED_KEYS)
-def _derived_key(control: bytes, message: bytes) -> bytes:
-    return PREFIX + urlsafe_b64encode(hmac.digest(control, DOMAIN + message, "sha256")).rstrip(b"=")
+def _derived_key(control: bytes, message: bytes, issuer: bytes = b"") -> bytes:
+    if not issuer:
+        return PREFIX + _encoded(hmac.digest(control, DOMAIN + message, "sha256"))
+    digest = hmac.digest(control, ISSUED_DOMAIN + issuer + b"\0" + message, "sha256")
+    return PREFIX + issuer + ISSUER_MARK + _encoded(digest)
+
+
+def _encoded(value: bytes) -> bytes:
+    return urlsafe_b64encode(value).rstrip(b"=")
 
 
 def _session_key(control: bytes, key: SessionKey) -> bytes:
     said = (CAPTURED if key.is_captured else NOT_CAPTURED) + key.user.encode(errors="surrogatepass")
     digest = hmac.digest(control, SESSION_DOMAIN + said, "sha256")
-    parts = (urlsafe_b64encode(part).rstrip(b"=") for part in (said, digest))
-    return SESSION_KEY_PREFIX + b".".join(parts)
+    return SESSION_KEY_PREFIX + b".".join(map(_encoded, (said, digest)))
 
 
 def _read_session_key(key: bytes) -> SessionKey | None:

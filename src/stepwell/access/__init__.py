@@ -1,0 +1,1 @@
+"""Who may do what: keys, roles, the table of routes, and the record of control calls."""

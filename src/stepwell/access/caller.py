@@ -1,0 +1,100 @@
+"""Who makes a request: the role of its key, and the channels that the key is for.
+
+- A server puts the Caller into the ASGI scope after it has checked the key. A handler that finds none fails.
+- A project is the first part of a channel's name: `search.train` and `search` are channels of the project `search`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, cast
+
+from stepwell.errors import NotPermitted
+
+CALLER = "stepwell.caller"
+"""Where the ASGI scope has it."""
+PROJECT_MARK = "."
+"""The URLs of the Atropos server have room for it in the name of a channel, and for no slash."""
+
+
+class Role(StrEnum):
+    """What a key is for. The admin may do everything."""
+
+    TRAJECTORY = "trajectory"
+    """The agent in one trajectory. The gateway makes these keys; no key file has one."""
+    SESSION = "session"
+    """An agent, or a person, who opens sessions."""
+    RUNNER = "runner"
+    """Opens, completes and aborts trajectories, and submits steps."""
+    REWARD = "reward"
+    """Gives rewards."""
+    TRAINER = "trainer"
+    """Takes batches."""
+    DOOR = "door"
+    """An environment at the Atropos server."""
+    CURATOR = "curator"
+    """Reads everything at the dashboard, and marks, rejects and relabels."""
+    VIEWER = "viewer"
+    """Reads states, metrics and the dashboard."""
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """What a session key says of its holder."""
+
+    user: str = ""
+    is_captured: bool = True
+    """False: calls with this key are not recorded."""
+    channel: str | None = None
+    """The channel of its sessions, if it is not the usual one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    id: str
+    """Of the key, as `stepwell keys list` shows it; empty if no keys are checked."""
+    role: Role
+    channels: tuple[str, ...] = ()
+    projects: tuple[str, ...] = ()
+    session: SessionKey | None = None
+    """Of a key with the role session."""
+    is_issued: bool = False
+    """The key is in a key file, and so it can be revoked."""
+
+    @property
+    def is_scoped(self) -> bool:
+        return bool(self.channels or self.projects)
+
+    @property
+    def scope_text(self) -> str:
+        parts = [f"channel {name}" for name in self.channels] + [f"project {name}" for name in self.projects]
+        return ", ".join(parts)
+
+    def may_use(self, channel: str | None) -> bool:
+        """Whether the key is for that channel. None, a channel that is not known, is for keys without a scope."""
+        if not self.is_scoped:
+            return True
+        if channel is None:
+            return False
+        return channel in self.channels or channel.partition(PROJECT_MARK)[0] in self.projects
+
+    def require_channel(self, channel: str | None) -> None:
+        if not self.may_use(channel):
+            which = "a channel that the pool does not tell" if channel is None else f"the channel {channel}"
+            raise NotPermitted(f"the key {self.id} is for {self.scope_text}; this is in {which}")
+
+    def channel_or_own(self, channel: str | None) -> str | None:
+        """The channel that a request names, or the only one of the key."""
+        return self.channels[0] if channel is None and len(self.channels) == 1 and not self.projects else channel
+
+
+ANYONE = Caller("", Role.ADMIN)
+"""Where no keys are checked."""
+AGENT = Caller("", Role.TRAJECTORY)
+"""With the key of the trajectory that the URL names."""
+
+
+def caller_of(scope: Mapping[str, Any]) -> Caller:
+    """Of an ASGI scope that a server has checked."""
+    return cast("Caller", scope[CALLER])
