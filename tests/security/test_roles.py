@@ -63,10 +63,14 @@ def server(name: str, keys: IssuedKeys) -> Any:
     return make_dashboard(MadeUpPool(4), control_keys=[CONTROL], issued=keys.file)
 
 
+def json_by(key: str) -> dict[str, str]:
+    return {**bearer(key), "content-type": "application/json"}
+
+
 @asynccontextmanager
 async def client_of(app: Any) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         yield client
 
 
@@ -94,7 +98,7 @@ async def test_each_role_is_let_in_where_the_table_says_so_and_nowhere_else(name
     async with client_of(server(name, keys)) as client:
         for route in TABLES[name]:
             for role, key in held.items():
-                answer = await client.request(route.method, path_of(route), headers=bearer(key), content=NOT_JSON)
+                answer = await client.request(route.method, path_of(route), headers=json_by(key), content=NOT_JSON)
                 is_let_in = answer.status_code not in (401, 403)
                 if is_let_in != expected(route, role):
                     wrong.append((route.method, route.path, role, answer.status_code))
@@ -115,7 +119,7 @@ async def test_without_a_valid_key_only_what_is_open_answers(name: str, key: str
         revoke_key(keys.path, issued.id)
     async with client_of(server(name, keys)) as client:
         for route in TABLES[name]:
-            answer = await client.request(route.method, path_of(route), headers=bearer(key), content=NOT_JSON)
+            answer = await client.request(route.method, path_of(route), headers=json_by(key), content=NOT_JSON)
             assert (answer.status_code == 401) is not route.is_open, (route.path, answer.status_code)
 
 

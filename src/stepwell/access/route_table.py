@@ -108,7 +108,7 @@ ATROPOS_ROUTES = RouteTable(
         *_change([Role.TRAINER], "POST /register", "POST /batch/ack", "POST /batch/nack"),
         *_read([Role.TRAINER], "GET /batch"),
         *_read([Role.TRAINER, *READERS], "GET /latest_example"),
-        *_change(NOBODY, "GET /reset_data"),
+        *_change(NOBODY, "POST /reset_data", "GET /reset_data"),
     ]
 )
 """The same below /channel/NAME."""

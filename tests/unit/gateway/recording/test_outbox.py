@@ -19,8 +19,14 @@ from tests.rig.waiting import until
 MAX_BYTES = 2**21
 
 
-TINY = pytest.mark.parametrize("limits", [{"max_bytes": 150, "overflow": Overflow.REFUSE}])
-"""A pool that one rollout fills."""
+TINY = pytest.mark.parametrize("limits", [{"max_bytes": 440, "overflow": Overflow.REFUSE}])
+"""A pool that FILLING rollouts fill."""
+FILLING = 4
+
+
+def fill(pool: LocalPool) -> None:
+    for number in range(FILLING):
+        pool.rules.rollout(f"first-{number}", f"q{number}", prompt_ids=range(20))
 
 
 @pytest.fixture
@@ -117,7 +123,7 @@ async def test_a_pool_that_fails_in_an_unforeseen_way_is_tried_again(
 
 @TINY
 async def test_a_trajectory_settles_without_waiting_for_another(outbox: Outbox, pool: LocalPool) -> None:
-    pool.rules.rollout("first", "q", prompt_ids=range(20))
+    fill(pool)
     pool.rules.register(Registration("full", "p"))
     pool.rules.register(Registration("other", "r", channel="validation"))
     outbox.record([make_step("full", "p", uid="a", prompt_ids=range(20)), make_step("other", "r", uid="b")])
@@ -184,11 +190,11 @@ async def test_what_is_given_up_is_told_in_a_few_lines_with_the_number(
 
 @TINY
 async def test_a_step_waits_for_a_full_pool_to_have_room(outbox: Outbox, pool: LocalPool) -> None:
-    pool.rules.rollout("first", "q", prompt_ids=range(20))
+    fill(pool)
     outbox.record([make_step(uid="a", prompt_ids=range(20))])
     with pytest.raises(PoolUnavailable, match="1 steps still wait"):
         await outbox.settle(timeout=0.05)
-    assert pool.rules.take(1) is not None
+    assert pool.rules.take(FILLING) is not None
     await outbox.settle()
     assert pool.rules.stats().channels["train"].held.steps == 1
 
