@@ -1,8 +1,8 @@
 """A shard with data of two people in every place where a shard has data, in a process that can be killed.
 
-    python -m tests.rig.forgetting JOURNAL ARCHIVE [STEP]
+    python -m tests.rig.forgetting JOURNAL ARCHIVE [STEP [SECONDS]]
 
-fills it, forgets ALICE, and kills itself before the named step.
+fills it, forgets ALICE, or what is older than that, and kills itself before the named step.
 """
 
 import asyncio
@@ -10,7 +10,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -25,7 +28,7 @@ from stepwell.pool.shard.journal_backends import journal_backend
 from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.service import ShardService
 from stepwell.steps.columns import pack
-from stepwell.steps.step import Step
+from stepwell.steps.step import Json, Step
 from tests.builders import make_step
 
 ALICE, BOB = "alice.liddell@example.org", "bob.dodgson@example.org"
@@ -42,7 +45,7 @@ ARCHIVED, IN_FILE_TOO, WAITING, HISTORY, LEASED, OPEN, READY = (
     "ready",
 )
 PLACES = (ARCHIVED, IN_FILE_TOO, WAITING, HISTORY, LEASED, OPEN, READY)
-LEASE = 600.0
+LEASE, DAY = 600.0, 86_400.0
 
 
 def session_of(user: str, place: str) -> str:
@@ -59,9 +62,11 @@ def open_journal(journal: str) -> ShardJournal:
     return journal_backend(journal).open(journal, PLAN.name, identity, closed_kept=100)
 
 
-def open_shard(journal: ShardJournal, archive: str) -> tuple[ShardService, ParquetArchive]:
+def open_shard(
+    journal: ShardJournal, archive: str, plan: PoolPlan = PLAN, clock: Callable[[], float] = time.time
+) -> tuple[ShardService, ParquetArchive]:
     files = ParquetArchive(archive, PLAN.name, journal)
-    return ShardService(PLAN, PLAN.name, journal=journal, archive=files), files
+    return ShardService(plan, PLAN.name, journal=journal, archive=files, clock=clock), files
 
 
 def step_of(user: str, place: str, uid: str = "1", **fields: object) -> Step:
@@ -72,29 +77,42 @@ def step_of(user: str, place: str, uid: str = "1", **fields: object) -> Step:
     return make_step(session, session_prompt_uid(session), uid=uid, **ids, **texts | fields)
 
 
-async def begin(shard: ShardService, user: str, place: str) -> None:
-    call = SessionCall(session_of(user, place), "new", user, metadata={"said": SECRETS[user]})
-    (answer,) = await shard.answer([call])
-    assert not isinstance(answer, Exception), answer
-    broken = step_of(user, place, "2", quarantine=f"broken: {SECRETS[user]}")
-    verdicts = await shard.submit_steps(pack([step_of(user, place), broken]))
-    assert verdicts == [SubmitVerdict.ACCEPTED, SubmitVerdict.QUARANTINED]
+class Conversations:
+    """Sessions of both people, of calls that began so many days ago."""
 
+    def __init__(
+        self,
+        shard: ShardService,
+        days_ago: Mapping[str, float] = MappingProxyType({}),
+        metadata: Mapping[str, Mapping[str, Json]] = MappingProxyType({}),
+    ) -> None:
+        """By user: when the calls began, and metadata of the sessions."""
+        self.shard = shard
+        self._days_ago = days_ago
+        self._metadata = metadata
 
-async def complete(shard: ShardService, user: str, place: str) -> None:
-    await begin(shard, user, place)
-    session = session_of(user, place)
-    await shard.answer([CompleteCall(session, session_prompt_uid(session), 1.0)])
+    async def begin(self, user: str, place: str) -> None:
+        metadata = {"said": SECRETS[user], **self._metadata.get(user, {})}
+        (answer,) = await self.shard.answer([SessionCall(session_of(user, place), "new", user, metadata=metadata)])
+        assert not isinstance(answer, Exception), answer
+        began = time.time() - DAY * self._days_ago[user] if user in self._days_ago else 0.0
+        broken = step_of(user, place, "2", quarantine=f"broken: {SECRETS[user]}", started_at=began)
+        verdicts = await self.shard.submit_steps(pack([step_of(user, place, started_at=began), broken]))
+        assert verdicts == [SubmitVerdict.ACCEPTED, SubmitVerdict.QUARANTINED]
 
+    async def complete(self, user: str, place: str) -> None:
+        await self.begin(user, place)
+        session = session_of(user, place)
+        await self.shard.answer([CompleteCall(session, session_prompt_uid(session), 1.0)])
 
-async def train(shard: ShardService, *places: str) -> None:
-    """Both people's sessions, in one batch."""
-    for place in places:
-        for user in (ALICE, BOB):
-            await complete(shard, user, place)
-    lease = f"lease of {places}"
-    assert await shard.take(BatchRequest(count=2 * len(places), channel="train"), LEASE, lease) is not None
-    await shard.ack(lease)
+    async def train(self, *places: str) -> None:
+        """In one batch."""
+        for place in places:
+            for user in (ALICE, BOB):
+                await self.complete(user, place)
+        lease = f"lease of {places}"
+        assert await self.shard.take(BatchRequest(count=2 * len(places), channel="train"), LEASE, lease) is not None
+        await self.shard.ack(lease)
 
 
 async def comment(shard: ShardService, user: str, place: str) -> None:
@@ -107,22 +125,29 @@ async def comment(shard: ShardService, user: str, place: str) -> None:
     await shard.curate(Curation(action=rejected, trajectory_uid=session, prompt_uid=prompt, by="eve", why=text))
 
 
-async def fill(shard: ShardService, archive: ParquetArchive) -> None:
-    await train(shard, ARCHIVED, IN_FILE_TOO)
+async def fill(
+    shard: ShardService,
+    archive: ParquetArchive,
+    days_ago: Mapping[str, float] = MappingProxyType({}),
+    metadata: Mapping[str, Mapping[str, Json]] = MappingProxyType({}),
+) -> None:
+    """The mappings are those of Conversations."""
+    people = Conversations(shard, days_ago, metadata)
+    await people.train(ARCHIVED, IN_FILE_TOO)
     for user in (ALICE, BOB):
         await comment(shard, user, ARCHIVED)
     shard.pool.state.retire_history()
     archive.flush()
     for user in (ALICE, BOB):
         await comment(shard, user, IN_FILE_TOO)
-    await train(shard, WAITING)
-    await train(shard, HISTORY)
+    await people.train(WAITING)
+    await people.train(HISTORY)
     for user in (ALICE, BOB):
-        await complete(shard, user, LEASED)
+        await people.complete(user, LEASED)
     assert await shard.take(BatchRequest(count=2, channel="train"), LEASE, "held") is not None
     for user in (ALICE, BOB):
-        await begin(shard, user, OPEN)
-        await complete(shard, user, READY)
+        await people.begin(user, OPEN)
+        await people.complete(user, READY)
 
 
 def needles(user: str) -> dict[str, bytes]:
@@ -153,24 +178,25 @@ def traces(user: str, *folders: Path) -> set[str]:
     return found
 
 
-def run_killed(journal: str, archive: Path, step: str) -> int:
+def run_killed(journal: str, archive: Path, step: str, older_than: float | None = None) -> int:
     """Fill and forget in a process of its own. Returns how it ended."""
-    line = [sys.executable, "-m", "tests.rig.forgetting", journal, str(archive), step]
+    seconds = [] if older_than is None else [str(older_than)]
+    line = [sys.executable, "-m", "tests.rig.forgetting", journal, str(archive), step, *seconds]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode
 
 
-async def main(journal: str, archive: str, step: str = "") -> None:
+async def main(journal: str, archive: str, step: str = "", seconds: str = "") -> None:
     shard, files = open_shard(open_journal(journal), archive)
 
     def kill_before(name: str) -> None:
         if name == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    await fill(shard, files)
+    await fill(shard, files, days_ago={ALICE: 40, BOB: 20} if seconds else {})
     shard.forgetting.before_step = kill_before
-    await shard.forget(ALICE)
+    await (shard.forget_overdue(float(seconds)) if seconds else shard.forget(ALICE))
 
 
 if __name__ == "__main__":

@@ -106,13 +106,13 @@ async def test_the_receipt_of_a_forgotten_subject_names_the_versions_that_were_t
     archive = tmp_path / "archive"
     with opened(str(tmp_path / "state"), archive) as (shard, files):
         await shard.set_policy_version(6)
-        await rig.train(shard, "archived")
+        await rig.Conversations(shard).train("archived")
         await shard.set_policy_version(9)
-        await rig.train(shard, "second")
+        await rig.Conversations(shard).train("second")
         shard.pool.state.retire_history()
         await shard.stats()
         files.flush()
-        await rig.begin(shard, ALICE, "open")
+        await rig.Conversations(shard).begin(ALICE, "open")
         receipt = await shard.forget(ALICE)
         assert receipt.removed["versions"] == [9, 10]
         assert rig.traces(ALICE, tmp_path) == set()

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from stepwell.config.sections import Listed, RaySection
+from stepwell.config.sections import Duration, Listed, RaySection
 from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, Overflow
 from stepwell.pool.api.staleness import STALENESS_RULES
 
@@ -70,6 +70,8 @@ class PoolSettings(RaySection):
     """Seconds after a completion in which a call that began before it may still bring its step; then nothing may."""
     session_idle: float | None = Field(default=None, gt=0)
     """Seconds without a call after which a session is completed by itself; without it, sessions stay open."""
+    retention: Duration | None = None
+    """How long data is kept in the pool, its journals, its archive and spools: 30d, 12h; without it, for good."""
     max_share_per_user: float | None = Field(default=None, gt=0, le=1)
     """Largest share of a batch that sessions of one user may be; what is more waits for a later batch."""
     batch_size: int | None = Field(default=None, ge=1)

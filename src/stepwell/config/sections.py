@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from stepwell.errors import BadRequest
@@ -40,6 +40,7 @@ METAVARS: Mapping[str, str] = {
         "NAMES": "--allowed-hosts --forward-fields --media-hosts --other-models --trained-models",
         "PATH": "--archive --from --journal --on --to --vllm-python",
         "REWARD": "--margin --reward-max --reward-min",
+        "DURATION": "--older-than --retention",
         "SECONDS": "--group-deadline --session-idle --timeout",
         "TIME": "--expires --since --until",
         "TOKENS": "--prompt-length --response-length",
@@ -78,6 +79,17 @@ def _are_names(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+DURATION = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhdw])")
+SECONDS: Mapping[str, float] = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def _in_seconds(value: object) -> object:
+    match = DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    return value if match is None else float(match["count"]) * SECONDS[match["unit"]]
+
+
+Duration = Annotated[float, BeforeValidator(_in_seconds), Field(gt=0)]
+"""Seconds, or a number with s, m, h, d or w behind it."""
 Listed = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)]
 """Values separated by commas."""
 Addresses = Annotated[Listed, AfterValidator(_are_addresses)]

@@ -123,6 +123,9 @@ class RecordingPool:
     async def forget(self, subject: str) -> list[ShardReceipt]:
         raise PoolUnavailable("a trial keeps nothing that could be forgotten")
 
+    async def forget_overdue(self, seconds: float) -> list[ShardReceipt]:
+        raise PoolUnavailable("a trial keeps nothing that could be forgotten")
+
     async def pacing(self, channel: str) -> Pacing:
         return Pacing(batch=0, batches_ahead=1, in_flight=0, queued=0)
 

@@ -15,6 +15,7 @@ from itertools import groupby
 from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.errors import PoolUnavailable
 from stepwell.exports.selection import Selection
+from stepwell.pool.api.consent import may_keep
 from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot
 from stepwell.steps.columns import Columns, pack, stack, unpack
@@ -114,13 +115,13 @@ async def read_groups(
     backoff: Backoff = BACKOFF,
     max_trajectories: int = PAGE_TRAJECTORIES,
 ) -> AsyncIterator[StepGroup]:
-    """The listed groups that are still in the pool."""
+    """The listed groups that are still in the pool, without what is not to be kept."""
     for page in listing.pages(max_trajectories):
         names = [(uid, group.prompt_uid) for group in page for uid in group.tokens]
         columns = await retry_while_unavailable(partial(pool.read, names), PoolUnavailable, backoff, attempts=ATTEMPTS)
         found = _by_trajectory(columns)
         for group in page:
-            parts = [found[uid] for uid in sorted(group.tokens) if uid in found]
+            parts = [found[uid] for uid in sorted(group.tokens) if uid in found and may_keep(found[uid].metadata[0])]
             if parts:
                 yield StepGroup(stack(parts), group.source, group.channel)
 

@@ -24,7 +24,7 @@ LONGEST_ID = 128 - max(map(len, RESERVED_PREFIXES))
 
 def _of_session_key(wanted: gateway_api.InitTrajectory, key: SessionKey) -> gateway_api.InitTrajectory:
     """The session that the holder of a key may open. NotPermitted if it asks for more."""
-    more = wanted.model_fields_set - {"session", "user", "metadata", "capture"}
+    more = wanted.model_fields_set - {"session", "user", "metadata", "capture", "consent", "retention_seconds"}
     if more or wanted.user not in ("", key.user):
         what = ", ".join(more) or "the user"
         raise NotPermitted(f"a session key opens sessions of its user, and cannot choose {what}")
@@ -99,7 +99,7 @@ class TrajectoryLifecycle:
         if ref.trajectory_uid == SESSION_ROOT:
             raise BadRequest(f"the trajectory_uid {SESSION_ROOT!r} is part of the URLs of sessions; choose another")
         await self.pool.register_trajectory(
-            Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, wanted.group_size, wanted.metadata)
+            Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, wanted.group_size, wanted.all_metadata)
         )
         if wanted.channel or not wanted.trajectory_uid:  # a trajectory that is opened again may be in any channel
             self.known.add(ref, wanted.channel or TRAIN)
@@ -118,7 +118,7 @@ class TrajectoryLifecycle:
             return TrajectoryRef(session_id, UNSAMPLED + session_id)
         call = session_call(session_id, wanted.user)
         try:
-            await self.sessions.open(replace(call, channel=wanted.channel, metadata=wanted.metadata))
+            await self.sessions.open(replace(call, channel=wanted.channel, metadata=wanted.all_metadata))
         except Forgotten:
             return TrajectoryRef(session_id, UNRECORDED + session_id)
         return TrajectoryRef(session_id, session_prompt_uid(session_id))

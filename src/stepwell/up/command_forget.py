@@ -1,4 +1,4 @@
-"""`stepwell forget`: everything of one person is deleted, and a receipt says what was removed where."""
+"""`stepwell forget`: everything of one person, or all that is too old, is deleted. A receipt says what was removed."""
 
 import asyncio
 import json
@@ -16,9 +16,9 @@ from stepwell.pool.api.forgetting import merge_receipts
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.shard.archive_files import ArchiveFiles
+from stepwell.pool.shard.forgetting import RowTest
 from stepwell.pool.shard.late_rewards import FOLDER
-from stepwell.pool.state.tombstones import Tombstones
-from stepwell.steps.step import JsonObject
+from stepwell.pool.state.tombstones import AGE, OLDER_THAN, Tombstone, Tombstones
 
 EXTRA = "arrow"
 
@@ -26,7 +26,7 @@ EXTRA = "arrow"
 def run_forget(settings: ForgetSettings) -> None:
     join_ray(settings.ray_address, settings.ray_namespace)
     pool = PoolClient(settings.data_pool_name, settings.ray_namespace)
-    receipt = asyncio.run(forget(pool, settings.subject, settings.archive))
+    receipt = asyncio.run(_forget(pool, settings))
     text = json.dumps(receipt, indent=2)
     if settings.receipt is None:
         sys.stdout.write(f"{text}\n")
@@ -36,6 +36,13 @@ def run_forget(settings: ForgetSettings) -> None:
     sys.stdout.write(f"forgotten; the receipt is in {settings.receipt}\n")
 
 
+async def _forget(pool: PoolClient, settings: ForgetSettings) -> dict[str, Any]:
+    if settings.subject is not None:
+        return await forget(pool, settings.subject, settings.archive)
+    assert settings.older_than is not None, "the settings have one of both"
+    return await forget_overdue(pool, settings.older_than, settings.archive)
+
+
 async def forget(pool: PoolClient, subject: str, folders: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the receipt, in plain values."""
     receipts = await pool.forget(subject)
@@ -43,26 +50,36 @@ async def forget(pool: PoolClient, subject: str, folders: Sequence[str] = ()) ->
     tombstones = Tombstones()
     tombstones.key = plan.uid.encode()
     tombstones.names.update(*(receipt.names for receipt in receipts))
-    further = {folder: await asyncio.to_thread(clean_folder, folder, subject, tombstones) for folder in folders}
+    further = await _clean(folders, Tombstone(tombstones.digest(subject), time.time()), tombstones)
     return {**merge_receipts(receipts, time.time()), "further_archives": further}
 
 
-def clean_folder(url: str, subject: str, tombstones: Tombstones) -> dict[str, Any]:
-    """Remove a subject's rows from the Parquet files of a folder. Returns what was removed from each."""
+async def forget_overdue(pool: PoolClient, seconds: float, folders: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the receipt, in plain values."""
+    receipts = await pool.forget_overdue(seconds)
+    too_old = Tombstone(AGE, time.time(), removed={OLDER_THAN: seconds})
+    further = await _clean(folders, too_old, Tombstones())
+    return {**merge_receipts(receipts, time.time()), "further_archives": further}
+
+
+async def _clean(folders: Sequence[str], tombstone: Tombstone, tombstones: Tombstones) -> dict[str, Any]:
+    return {folder: await asyncio.to_thread(clean_folder, folder, tombstone, tombstones) for folder in folders}
+
+
+def clean_folder(url: str, tombstone: Tombstone, tombstones: Tombstones) -> dict[str, Any]:
+    """Remove rows from the Parquet files of a folder. Returns what was removed from each."""
     fs, folder = require("fsspec", EXTRA).core.url_to_fs(url)
     if not fs.isdir(folder):
         raise BadRequest(f"{url} is not a folder")
-    digest, removed = tombstones.digest(subject), dict[str, Any]()
-
-    def is_removed(trajectory_uid: str, prompt_uid: str, metadata: JsonObject) -> bool:
-        return tombstones.has_name(trajectory_uid, prompt_uid) or tombstones.is_of(digest, metadata)
-
+    removed = dict[str, Any]()
     for place in (folder, f"{folder}/data", f"{folder}/{FOLDER}"):
         files = ArchiveFiles(fs, place)
         for file in files.files():
-            found = files.find(file, is_removed)
+            found = files.find(file, RowTest(tombstone, tombstones).is_removed)
             if found is not None:
-                tombstones.names.update(map(tombstones.digest, (uid for uid, _ in found.names)))
+                digests = [tombstones.digest(uid) for uid, _ in found.names]
+                tombstones.names.update(digests)
+                tombstone.removed.setdefault("trajectories", {}).update(dict.fromkeys(digests))
                 before, is_written = files.digest(file), files.write_without(found)
                 files.replace(found, is_written)
                 after = files.digest(file)

@@ -19,7 +19,9 @@ from pydantic import (
     model_validator,
 )
 
+from stepwell.pool.api.consent import CONSENT
 from stepwell.pool.api.producing import LAST_STEP, EndResult
+from stepwell.pool.api.retention import RETENTION
 from stepwell.steps.sampling import MULTIMODAL
 from stepwell.steps.schema import ARRAY_KINDS, READERS, REQUIRED, STEP_COLUMNS, Column, ColumnKind, ColumnScope
 from stepwell.steps.step import Step, VersionSpan
@@ -43,6 +45,15 @@ class GatewayBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+class ConsentGiven(GatewayBody):
+    """What the person agreed to whose data it is."""
+
+    train: bool = True
+    """False: the steps are recorded, and no trainer gets them."""
+    keep: bool = True
+    """False: they are neither archived nor exported, and leave the pool as soon as they are trained."""
+
+
 class InitTrajectory(GatewayBody):
     prompt_uid: Uid | None = None
     """The group that the rollout belongs to; without one it gets its own group."""
@@ -58,6 +69,16 @@ class InitTrajectory(GatewayBody):
     """Whose session it is."""
     capture: bool = True
     """False: the calls of the session are answered and not recorded."""
+    consent: ConsentGiven | None = None
+    retention_seconds: FiniteFloat | None = Field(default=None, gt=0)
+    """How long the data is kept, if that is less than the pool keeps data."""
+
+    @property
+    def all_metadata(self) -> dict[str, Any]:
+        """With what the pool reads in it."""
+        consent = {} if self.consent is None else {CONSENT: self.consent.model_dump()}
+        retention = {} if self.retention_seconds is None else {RETENTION: self.retention_seconds}
+        return {**self.metadata, **consent, **retention}
 
 
 class TrajectoryOpened(GatewayBody):
@@ -292,13 +313,25 @@ Address = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+[^\s?#]*
 
 
 class ForgetSubject(GatewayBody):
-    subject: str = Field(min_length=1)
+    """One of `subject` and `older_than`."""
+
+    subject: str | None = Field(default=None, min_length=1)
     """The user of a session, or what the metadata of a trajectory names as its subject."""
+    older_than: FiniteFloat | None = Field(default=None, gt=0)
+    """Seconds: everything whose first call began longer ago, and what is older than its own retention."""
+
+    @model_validator(mode="after")
+    def _names_one_thing(self) -> "ForgetSubject":
+        if (self.subject is None) is (self.older_than is None):
+            raise ValueError("say one of subject and older_than")
+        return self
 
 
 class ForgetReceipt(GatewayBody):
     subject: str
-    """A keyed hash of the subject."""
+    """A keyed hash of the subject; `age` for what was too old."""
+    older_than: float | None = None
+    """Seconds, for what was too old."""
     asked_at: float
     """When it was first asked for, in seconds since 1970."""
     written_at: float

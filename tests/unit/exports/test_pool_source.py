@@ -1,6 +1,7 @@
 """Out of a running pool: listed, then read page by page."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -41,6 +42,15 @@ async def test_a_group_keeps_its_source_and_channel() -> None:
     pool = ShownPool(pages, steps_of(pages))
     (group,) = [group async for group in read_groups(pool, await list_pool(pool, Selection()))]
     assert (group.source, group.channel) == ("maths", "validation")
+
+
+async def test_what_is_not_to_be_kept_is_not_exported() -> None:
+    pages = [[summary("a"), summary("b")]]
+    steps = [
+        replace(step, metadata={"consent": {"keep": False}}) if step.trajectory_uid == "a" else step
+        for step in steps_of(pages)
+    ]
+    assert await exported(ShownPool(pages, steps)) == [["b", "b"]]
 
 
 async def test_what_has_changed_meanwhile_counts_as_it_is_last_told() -> None:

@@ -104,8 +104,12 @@ def operator_router(engines: EngineFleet, readiness: ReadinessCheck, metrics: Ga
 
     @router.post("/forget")
     async def forget(wanted: gateway_api.ForgetSubject) -> gateway_api.ForgetReceipt:
-        """Delete everything of one person, for good, and record no more of it. It can be repeated."""
-        receipts = await readiness.pool.forget(wanted.subject)
+        """Delete everything of one person, for good, and record no more of it; or delete all that is too old. It can be
+        repeated."""
+        if wanted.subject is not None:
+            receipts = await readiness.pool.forget(wanted.subject)
+        else:
+            receipts = await readiness.pool.forget_overdue(wanted.older_than or 0.0)
         return gateway_api.ForgetReceipt(**merge_receipts(receipts, time.time()))
 
     @router.get("/engines")

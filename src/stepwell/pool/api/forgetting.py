@@ -14,7 +14,7 @@ class ShardReceipt:
 
     shard: str
     subject: str
-    """A keyed hash of the subject. All shards of a pool have the same."""
+    """A keyed hash of the subject. All shards of a pool have the same. `age` for what was too old."""
     asked_at: float
     """When it was first asked for, in seconds of the wall clock."""
     is_done: bool
@@ -42,6 +42,7 @@ def merge_receipts(receipts: Sequence[ShardReceipt], written_at: float) -> dict[
     versions = {version for receipt in receipts for version in receipt.removed.get("versions", ())}
     return {
         "subject": receipts[0].subject,
+        "older_than": receipts[0].removed.get("older_than"),
         "asked_at": min(receipt.asked_at for receipt in receipts),
         "written_at": written_at,
         "trained_versions": sorted(versions),

@@ -80,6 +80,8 @@ class Limits:
     """Seconds after a trajectory's completion in which steps are accepted of calls that began before it."""
     session_idle: float | None = None
     """Seconds without a call after which a session's trajectory is completed; None: never."""
+    retention: float | None = None
+    """Seconds after which data is removed from the pool and from every file; None: it is kept."""
     max_share_per_user: float | None = None
     """The largest part of a batch that sessions of one user may be; None: any."""
     batch_size: int | None = None

@@ -96,6 +96,9 @@ class StepSink(EngineDirectory, Protocol):
     async def forget(self, subject: str) -> list[ShardReceipt]:
         """Remove everything of a subject, for good. What each shard removed."""
 
+    async def forget_overdue(self, seconds: float) -> list[ShardReceipt]:
+        """Remove everything that is older than that. What each shard removed."""
+
     async def pacing(self, channel: str) -> Pacing: ...
 
     async def check(self) -> None:

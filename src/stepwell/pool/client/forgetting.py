@@ -1,4 +1,4 @@
-"""How a subject's data is removed from all shards of a pool."""
+"""How a subject's data, and what is too old, is removed from all shards of a pool."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,6 +28,14 @@ class ForgettingClient(ShardClient):
         if waiting := [receipt.shard for receipt in receipts if not receipt.is_done]:
             raise PoolUnavailable(f"{', '.join(waiting)} will go on with it; ask again for the receipt")
         return receipts
+
+    async def forget_overdue(self, seconds: float, *, timeout: float = FORGET_TIMEOUT) -> list[ShardReceipt]:
+        """Remove everything that is older than that, and what is older than its own retention, from every shard.
+
+        PoolUnavailable if a shard does not answer: it goes on by itself. Each run has a receipt of its own.
+        """
+        names = await self.shards.names()
+        return await asyncio.gather(*(self.shards.at(name, timeout=timeout).forget_overdue(seconds) for name in names))
 
     async def _ask(
         self, shards: Sequence[str], subject: str, also: Sequence[str], timeout: float

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, TypeAlias
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import orjson
 
@@ -29,8 +30,22 @@ NAMES = ("trajectory_uid", "prompt_uid")
 METADATA = "metadata"
 TOKENS = ("prompt_ids", "response_ids")
 
-IsRemoved: TypeAlias = Callable[[str, str, JsonObject], bool]
-"""By trajectory_uid, prompt_uid and metadata of a row."""
+TIMES = ("started_at", "at")
+"""When a call began, or a late reward was given."""
+
+
+class ArchivedRow(NamedTuple):
+    """What is known of a row when it is decided whether it is removed."""
+
+    trajectory_uid: str
+    prompt_uid: str
+    metadata: JsonObject
+    tokens: int
+    at: float
+    """When it was recorded. If the row does not tell: when its file was written; infinite if that is not known."""
+
+
+IsRemoved: TypeAlias = Callable[[ArchivedRow], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +94,16 @@ class ArchiveFiles:
         with self._fs.open(file, "rb") as source:
             parquet = self._parquet.ParquetFile(source)
             known = parquet.schema_arrow.names
-            columns = [*NAMES, *(name for name in (METADATA, *TOKENS) if name in known)]
+            columns = [*NAMES, *(name for name in (METADATA, *TOKENS, *TIMES) if name in known)]
             parts = (parquet.read_row_group(part, columns) for part in range(parquet.num_row_groups))
-            rows = [row for table in parts for row in _rows(table)]
-        names = {row[:2] for row in rows if is_removed(*row[:3])}
+            written_at = self._written_at(file)
+            rows = [row for table in parts for row in _rows(table, written_at)]
+        names = {row[:2] for row in rows if is_removed(row)}
         if not names:
             return None
         uids = {uid for uid, _ in names}
         tokens: dict[str, tuple[int, int]] = {}
-        for uid, _, _, count in rows:
+        for uid, _, _, count, _ in rows:
             if uid in uids and METADATA in columns:
                 steps, total = tokens.get(uid, (0, 0))
                 tokens[uid] = steps + 1, total + count
@@ -127,6 +143,13 @@ class ArchiveFiles:
         else:
             self._fs.rm(found.file)
 
+    def _written_at(self, file: str) -> float:
+        try:
+            written_at: float = self._fs.modified(file).timestamp()
+        except (NotImplementedError, OSError):
+            return inf
+        return written_at
+
     def _listed(self) -> list[str]:
         self._fs.invalidate_cache()
         if not self._fs.isdir(self._folder):
@@ -141,8 +164,7 @@ class ArchiveFiles:
         return match is not None and self._is_own(match["shard"])
 
 
-def _rows(table: "pyarrow.Table") -> Iterator[tuple[str, str, JsonObject, int]]:
-    """Names, metadata and number of tokens of each row."""
+def _rows(table: "pyarrow.Table", written_at: float) -> Iterator[ArchivedRow]:
     uids, prompts = (table[name].to_pylist() for name in NAMES)
     nothing: list[None] = [None] * len(uids)
     metadata = table[METADATA].to_pylist() if METADATA in table.column_names else nothing
@@ -151,8 +173,9 @@ def _rows(table: "pyarrow.Table") -> Iterator[tuple[str, str, JsonObject, int]]:
         if name in table.column_names:
             lengths = require("pyarrow.compute", EXTRA).list_value_length(table[name]).to_pylist()
             tokens = [total + (length or 0) for total, length in zip(tokens, lengths, strict=True)]
-    for uid, prompt, text, count in zip(uids, prompts, metadata, tokens, strict=True):
-        yield uid, prompt, _parsed(text), count
+    times = next((table[name].to_pylist() for name in TIMES if name in table.column_names), nothing)
+    for uid, prompt, text, count, at in zip(uids, prompts, metadata, tokens, times, strict=True):
+        yield ArchivedRow(uid, prompt, _parsed(text), count, at or written_at)
 
 
 def _parsed(text: str | None) -> JsonObject:

@@ -1,4 +1,4 @@
-"""The calls by which a shard forgets a subject."""
+"""The calls by which a shard forgets a subject, and what is too old."""
 
 from collections.abc import Sequence
 from uuid import uuid4
@@ -7,6 +7,7 @@ from stepwell.pool.api.forgetting import ForgottenSubject, ShardReceipt
 from stepwell.pool.api.producing import SCRUB_SPOOL
 from stepwell.pool.shard.forgetting import Forgetting
 from stepwell.pool.shard.producer_calls import ProducerCalls
+from stepwell.pool.shard.retention_watch import RetentionWatch
 from stepwell.pool.shard.transactions import ShardTransactions
 
 
@@ -16,12 +17,20 @@ class ForgetCalls(ProducerCalls):
         self.forgetting = Forgetting(transactions, self._gateways)
         self._renew_watch_epoch()
         self.forgetting.on_removed = self._renew_watch_epoch
-        transactions.before_commit.append(self.forgetting.resume)
+        self.retention_watch = RetentionWatch(self._remove_overdue)
+        transactions.before_commit.extend((self.forgetting.resume, self._watch_retention))
 
     async def forget(self, subject: str, also: Sequence[str] = ()) -> ShardReceipt:
         """Remove everything of a subject, for good. Returns when it is done; asked again, it says what it did."""
         self._transactions.check_open()
         return await self.forgetting.forget(subject, also)
+
+    async def forget_overdue(self, seconds: float | None) -> ShardReceipt:
+        """Remove everything that is older than that, and what is older than its own retention. Returns when it is done.
+
+        `seconds` may be more than the pool keeps data, or None."""
+        self._transactions.check_open()
+        return await self.forgetting.forget_overdue(seconds)
 
     async def forgotten_subjects(self) -> list[ForgottenSubject]:
         self._transactions.check_open()
@@ -31,6 +40,13 @@ class ForgetCalls(ProducerCalls):
         """A shard that joins the pool takes nothing of them either."""
         self._transactions.check_open()
         await self.forgetting.adopt(subjects)
+
+    async def _remove_overdue(self) -> None:
+        await self.forget_overdue(self.pool.state.limits.retention)
+
+    def _watch_retention(self) -> None:
+        if self.pool.state.limits.retention is not None or self.pool.state.has_retention:
+            self.retention_watch.start()
 
     def _renew_watch_epoch(self) -> None:
         """Watchers that know another one read everything again, and lose what is no longer there."""

@@ -10,6 +10,9 @@
 7. `done` is written into the tombstone.
 
 A shard that is killed goes on when it runs again. It does not need the subject's name for that, only its hash.
+
+What is too old is removed by the same steps; later data of the same names is taken. If nothing was found, the journal
+is not scrubbed.
 """
 
 import asyncio
@@ -17,13 +20,14 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from math import inf
 from typing import Any
 
 from stepwell.pool.api.forgetting import ForgottenSubject, ShardReceipt
 from stepwell.pool.api.producing import SCRUB_SPOOL
+from stepwell.pool.api.retention import due_at
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.archive_files import ArchiveFiles, FoundRows
+from stepwell.pool.shard.archive_files import ArchivedRow, ArchiveFiles, FoundRows
 from stepwell.pool.shard.gateway_roster import GatewayRoster
 from stepwell.pool.shard.journal import JournalFailed
 from stepwell.pool.shard.late_rewards import FOLDER
@@ -32,9 +36,8 @@ from stepwell.pool.shard.lineage import FOUND, versions_with
 from stepwell.pool.shard.transactions import ShardTransactions
 from stepwell.pool.state.forget_operations import add_listed, count_removed
 from stepwell.pool.state.records import Trajectory
-from stepwell.pool.state.tombstones import Tombstone, names_of
+from stepwell.pool.state.tombstones import OLDER_THAN, Tombstone, Tombstones, names_of
 from stepwell.steps.digest import first_version, lineage_name
-from stepwell.steps.step import JsonObject
 
 log = logging.getLogger("stepwell.pool")
 
@@ -44,6 +47,24 @@ LOOK_INTERVAL = 0.05
 RETRY_PAUSE = 5.0
 """Seconds until a step that failed is tried again."""
 ARCHIVE_QUEUE, ARCHIVE = "archive queue", "archive"
+
+
+class RowTest:
+    """Which rows of a file a tombstone removes."""
+
+    def __init__(self, tombstone: Tombstone, tombstones: Tombstones) -> None:
+        self.next_due = inf
+        """When the first of the rows so far is too old."""
+        self._tombstone = tombstone
+        self._tombstones = tombstones
+        self._is_named = tombstones.named_by(tombstone)
+
+    def is_removed(self, row: ArchivedRow) -> bool:
+        is_named = self._is_named(row.trajectory_uid, row.prompt_uid)
+        if not self._tombstone.is_of_age:
+            return is_named or self._tombstones.is_of(self._tombstone.subject, row.metadata)
+        self.next_due = min(self.next_due, due_at(row.at, row.metadata, self._tombstone.removed[OLDER_THAN]))
+        return is_named or self._tombstone.is_due(row.at, row.metadata)
 
 
 class Forgetting:
@@ -62,6 +83,8 @@ class Forgetting:
         self._state = transactions.pool.state
         self._gateways = gateways
         self._working: asyncio.Task[None] | None = None
+        self._next_due: dict[str, float] = {}
+        """By file of the archive: until when nothing in it is too old."""
 
     async def forget(self, subject: str, also: Sequence[str] = ()) -> ShardReceipt:
         """Returns when all is removed. `also` are hashes of names that other shards found."""
@@ -72,11 +95,27 @@ class Forgetting:
                 tombstone.is_done = False
             self._state.forget_held(tombstone)
             self.on_removed()
+        return await self._finished(tombstone)
+
+    async def forget_overdue(self, seconds: float | None) -> ShardReceipt:
+        """What is older than that, or than its own retention, whatever the pool's is. Returns when all is removed."""
+        async with self._transactions.transaction():
+            tombstone = self._state.note_overdue(seconds, self._transactions.clock())
+            self._forget_held(tombstone)
+        return await self._finished(tombstone)
+
+    async def _finished(self, tombstone: Tombstone) -> ShardReceipt:
         await self._transactions.notify()
         self.resume()
         while not tombstone.is_done and self._working is not None:
             await asyncio.shield(self._working)
         return self.receipt(tombstone)
+
+    def _forget_held(self, tombstone: Tombstone) -> None:
+        """Watchers read everything again if something is gone that they may know."""
+        self._state.forget_held(tombstone)
+        if tombstone.has_removed or not tombstone.is_of_age:
+            self.on_removed()
 
     def receipt(self, tombstone: Tombstone) -> ShardReceipt:
         return ShardReceipt(
@@ -85,7 +124,7 @@ class Forgetting:
             asked_at=tombstone.at,
             is_done=tombstone.is_done,
             removed=json.loads(json.dumps(tombstone.removed)),
-            names=sorted(self._state.tombstones.names),
+            names=() if tombstone.is_of_age else sorted(self._state.tombstones.names),
         )
 
     def resume(self) -> None:
@@ -94,7 +133,7 @@ class Forgetting:
             self._working = asyncio.get_running_loop().create_task(self._work())
 
     def subjects(self) -> list[ForgottenSubject]:
-        found = self._state.tombstones.subjects.values()
+        found = [tombstone for tombstone in self._state.tombstones.subjects.values() if not tombstone.is_of_age]
         return [ForgottenSubject(subject=tombstone.subject, asked_at=tombstone.at) for tombstone in found]
 
     async def adopt(self, subjects: Sequence[ForgottenSubject]) -> None:
@@ -110,7 +149,7 @@ class Forgetting:
             try:
                 await self._finish(unfinished[0])
             except Exception as failure:  # noqa: BLE001 - whatever it is, it is tried again until it is done
-                log.error("a subject is not yet forgotten in shard %s: %s", self._transactions.name, failure)
+                log.error("data is not yet removed from shard %s: %s", self._transactions.name, failure)
                 await asyncio.sleep(self.retry_pause)
 
     async def _finish(self, tombstone: Tombstone) -> None:
@@ -127,8 +166,9 @@ class Forgetting:
             if archive is not None:
                 await self._rewrite_files(tombstone, archive, FOLDER)
                 await self._find_versions(tombstone, archive)
-            self.before_step("scrub")
-            self._scrub(tombstone)
+            if tombstone.has_removed or not tombstone.is_of_age:
+                self.before_step("scrub")
+                self._scrub(tombstone)
         finally:
             if archive is not None:
                 archive.is_paused = False
@@ -136,7 +176,7 @@ class Forgetting:
         tombstone.is_done = True
         await self._save(tombstone)
         self.before_step("end")
-        log.info("shard %s has forgotten a subject: %s", self._transactions.name, tombstone.subject)
+        log.info("shard %s has removed the data of: %s", self._transactions.name, tombstone.subject)
 
     async def _clean_gateways(self, tombstone: Tombstone) -> None:
         """A gateway that does not answer cleans its spool later: when the pool refuses what it holds."""
@@ -162,7 +202,7 @@ class Forgetting:
             archive.poll()
 
         def is_of(trajectory: Trajectory) -> bool:
-            if not self._state.tombstones.is_of(tombstone.subject, trajectory.metadata):
+            if not self._state.is_covered(tombstone, trajectory):
                 return False
             self._state.note_removed(tombstone, trajectory, ARCHIVE_QUEUE)
             return True
@@ -177,9 +217,14 @@ class Forgetting:
         files = ArchiveFiles(fs, f"{root}/{folder}".rstrip("/"), self._is_own)
         await asyncio.to_thread(files.remove_leftovers)
         for file in await asyncio.to_thread(files.files):
-            found = await asyncio.to_thread(files.find, file, partial(self._is_removed, tombstone.subject))
+            if self._next_due.get(file, 0.0) > tombstone.at and self._is_usual(tombstone):
+                continue
+            rows = RowTest(tombstone, self._state.tombstones)
+            found = await asyncio.to_thread(files.find, file, rows.is_removed)
             if found is not None:
                 await self._rewrite(tombstone, files, found, folder)
+            elif not folder and self._is_usual(tombstone):
+                self._next_due[file] = rows.next_due
 
     async def _rewrite(self, tombstone: Tombstone, files: ArchiveFiles, found: FoundRows, folder: str) -> None:
         """The receipt has the file before it is replaced."""
@@ -196,8 +241,9 @@ class Forgetting:
 
     def _note_names(self, tombstone: Tombstone, found: FoundRows) -> None:
         tombstones = self._state.tombstones
-        names = [name for pair in found.names for name in names_of(*pair)]
-        self._state.add_forgotten_names(tombstones.new_names(names))
+        if not tombstone.is_of_age:
+            names = [name for pair in found.names for name in names_of(*pair)]
+            self._state.add_forgotten_names(tombstones.new_names(names))
         add_listed(tombstone, "lineage", [lineage_name(uid) for uid, _ in found.names])
         listed: dict[str, Any] = tombstone.removed.setdefault("trajectories", {})
         for uid, (steps, tokens) in found.tokens.items():
@@ -206,15 +252,14 @@ class Forgetting:
     async def _remove_named(self, tombstone: Tombstone) -> None:
         """What is about its trajectories, and names them: late rewards and decisions of people."""
         self.before_step("names")
-        journal = self._transactions.journal
+        journal, is_about = self._transactions.journal, self._record_test(tombstone)
         async with self._transactions.transaction():
-            self._state.forget_held(tombstone)
-            self._state.forget_audit(self._state.tombstones.has_name)
-            self.on_removed()
+            self._forget_held(tombstone)
+            self._state.forget_audit(is_about)
         if journal is None:
             return
         for table, what in (("late_rewards", "late_rewards"), ("audit", "audit_entries")):
-            count = journal.forget_named(table, self._state.tombstones.has_name)
+            count = journal.forget_named(table, is_about)
             if count:
                 count_removed(tombstone, what, count)
         await self._save(tombstone)
@@ -248,9 +293,18 @@ class Forgetting:
         async with self._transactions.transaction():
             self._state.save_tombstone(tombstone)
 
-    def _is_removed(self, subject: str, trajectory_uid: str, prompt_uid: str, metadata: JsonObject) -> bool:
-        tombstones = self._state.tombstones
-        return tombstones.has_name(trajectory_uid, prompt_uid) or tombstones.is_of(subject, metadata)
+    def _record_test(self, tombstone: Tombstone) -> Callable[[str, str, float], bool]:
+        """Is a late reward, or a person's decision, to be removed that is about this trajectory and of that time?"""
+        is_named = self._state.tombstones.named_by(tombstone)
+
+        def is_about(trajectory_uid: str, prompt_uid: str, at: float) -> bool:
+            return is_named(trajectory_uid, prompt_uid) or (tombstone.is_of_age and tombstone.is_due(at, {}))
+
+        return is_about
+
+    def _is_usual(self, tombstone: Tombstone) -> bool:
+        """Is it for what is older than the pool keeps data? Then what is known of its files from the last run holds."""
+        return tombstone.is_of_age and tombstone.removed[OLDER_THAN] == self._state.limits.retention
 
     def _is_own(self, shard: str) -> bool:
         """The first shard has also the files of shards that are gone."""

@@ -247,10 +247,12 @@ class ShardJournal(StateJournal):
         """All up to that row number."""
         self._execute("DELETE FROM lineage WHERE n <= ?", last)
 
-    def forget_named(self, table: str, is_forgotten: Callable[[str, str], bool]) -> int:
-        """Of late_rewards or audit: the committed rows about trajectories with these names. Returns how many."""
+    def forget_named(self, table: str, is_forgotten: Callable[[str, str, float], bool]) -> int:
+        """Of late_rewards or audit: the committed rows about trajectories with these names, or of that time. Returns
+        how many."""
         rows = ((n, load_json(info)) for n, info in self.store.rows(f"SELECT n, info FROM {table} ORDER BY n"))
-        found = [(n,) for n, fields in rows if is_forgotten(fields["trajectory_uid"], fields["prompt_uid"])]
+        told = ((n, fields["trajectory_uid"], fields["prompt_uid"], fields["at"]) for n, fields in rows)
+        found = [(n,) for n, *about in told if is_forgotten(*about)]
         if found:
             self._other.append((f"DELETE FROM {table} WHERE n = ?", found))
         return len(found)

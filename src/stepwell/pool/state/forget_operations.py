@@ -1,4 +1,5 @@
-"""Operations that remove all data of a subject from the pool's state. Doing them again is harmless."""
+"""Operations that remove all data of a subject, or all that is too old, from the pool's state. Doing them again is
+harmless."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import blake2b
@@ -7,7 +8,7 @@ from typing import Any
 from stepwell.pool.api.sessions import session_prompt_uid
 from stepwell.pool.state.lease_operations import LeaseOperations
 from stepwell.pool.state.records import Trajectory
-from stepwell.pool.state.tombstones import DIGEST_SIZE, FORGOTTEN, Tombstone, names_of
+from stepwell.pool.state.tombstones import AGE, DIGEST_SIZE, EXPIRED, FORGOTTEN, OLDER_THAN, Tombstone, names_of
 from stepwell.steps.digest import lineage_name
 
 QUEUE, LEASE, HISTORY = "queue", "lease", "history"
@@ -23,6 +24,24 @@ class ForgetOperations(LeaseOperations):
             self._journal.save_tombstone(tombstone)
         return tombstone
 
+    def note_overdue(self, seconds: float | None, at: float) -> Tombstone:
+        """What is older than that now, or than its own retention, is to be removed. A run that is not done is extended;
+        of one that is done, nothing is kept."""
+        tombstone = self.tombstones.subjects.get(AGE)
+        if tombstone is None or tombstone.is_done:
+            tombstone = self.tombstones.subjects[AGE] = Tombstone(AGE, at, removed={OLDER_THAN: seconds})
+        else:
+            given = [one for one in (seconds, tombstone.removed[OLDER_THAN]) if one is not None]
+            tombstone.at, tombstone.removed[OLDER_THAN] = at, min(given, default=None)
+        self._journal.save_tombstone(tombstone)
+        return tombstone
+
+    def is_covered(self, tombstone: Tombstone, trajectory: Trajectory) -> bool:
+        """Is it data of the subject, or too old?"""
+        if tombstone.is_of_age:
+            return tombstone.is_due(trajectory.born, trajectory.metadata)
+        return self.tombstones.is_of(tombstone.subject, trajectory.metadata)
+
     def save_tombstone(self, tombstone: Tombstone) -> None:
         self._journal.save_tombstone(tombstone)
 
@@ -37,37 +56,49 @@ class ForgetOperations(LeaseOperations):
     def forget_held(self, tombstone: Tombstone) -> None:
         """Remove what the state has of the subject: trajectories in queues, under lease and in the history, quarantined
         steps, sessions, closed names."""
-        is_of = self._is_of(tombstone)
-        for trajectory in [found for found in self.trajectories.values() if is_of(found)]:
+        cause = EXPIRED if tombstone.is_of_age else FORGOTTEN
+        for trajectory in [found for found in self.trajectories.values() if self.is_covered(tombstone, found)]:
             where = LEASE if trajectory.group.lease is not None else QUEUE
             self.note_removed(tombstone, trajectory, where)
-            self._forget_trajectory(trajectory)
-        for trajectory in [found for found in self.history.values() if is_of(found)]:
+            self._forget_trajectory(trajectory, cause)
+        for trajectory in [found for found in self.history.values() if self.is_covered(tombstone, found)]:
             self.note_removed(tombstone, trajectory, HISTORY)
             self._remove_history(trajectory)
+        if tombstone.is_of_age:
+            is_named = self.tombstones.named_by(tombstone)
+            self.sessions.forget_trajectories(lambda uid: is_named(uid, ""))
+        else:
+            self._forget_sessions(tombstone)
+        self._forget_names(tombstone)
+        self._journal.save_tombstone(tombstone)
+
+    def _forget_sessions(self, tombstone: Tombstone) -> None:
         sessions = self.sessions.forget(lambda user: bool(user) and self.tombstones.digest(user) == tombstone.subject)
         closed = [uid for uid, subject in self.closed_subjects.items() if subject == tombstone.subject]
         names = [*map(session_prompt_uid, sessions), *closed]
         self.add_forgotten_names(self.tombstones.new_names(names))
-        self._forget_names(tombstone)
-        self._journal.save_tombstone(tombstone)
 
     def note_removed(self, tombstone: Tombstone, trajectory: Trajectory, where: str) -> None:
-        """Before it is removed: for the receipt, and so that no later step of it is taken."""
+        """Before it is removed: for the receipt and, of a subject, so that no later step of it is taken."""
         digest = self.tombstones.digest(trajectory.uid)
-        tombstone.removed.setdefault("trajectories", {})[digest] = {
+        listed = tombstone.removed.setdefault("trajectories", {})
+        if digest not in listed:
+            tombstone.removed.setdefault("lineage", []).append(lineage_name(trajectory.uid))
+        listed[digest] = {
             "where": where,
             "steps": len(trajectory.steps),
             "tokens": sum(step.tokens for step in trajectory.steps.values()),
             "content": self._content_digest(trajectory),
         }
-        add_listed(tombstone, "lineage", [lineage_name(trajectory.uid)])
-        names = names_of(trajectory.uid, trajectory.group.prompt_uid)
-        self.add_forgotten_names(self.tombstones.new_names(names))
+        if not tombstone.is_of_age:
+            names = names_of(trajectory.uid, trajectory.group.prompt_uid)
+            self.add_forgotten_names(self.tombstones.new_names(names))
 
-    def forget_audit(self, is_forgotten: Callable[[str, str], bool]) -> None:
-        """The entries about trajectories with these names. The journal's rows are removed by the shard."""
-        kept = [entry for entry in self.audit_trail if not is_forgotten(entry.trajectory_uid, entry.prompt_uid)]
+    def forget_audit(self, is_forgotten: Callable[[str, str, float], bool]) -> None:
+        """The entries about trajectories with these names, or of that time. The journal's rows are removed by the
+        shard."""
+        trail = self.audit_trail
+        kept = [entry for entry in trail if not is_forgotten(entry.trajectory_uid, entry.prompt_uid, entry.at)]
         if len(kept) < len(self.audit_trail):
             self.audit_trail.clear()
             self.audit_trail.extend(kept)
@@ -77,23 +108,20 @@ class ForgetOperations(LeaseOperations):
         self.tombstones.subjects.update({tombstone.subject: tombstone for tombstone in tombstones})
         self.tombstones.names.update(names)
 
-    def _is_of(self, tombstone: Tombstone) -> Callable[[Trajectory], bool]:
-        return lambda trajectory: self.tombstones.is_of(tombstone.subject, trajectory.metadata)
-
-    def _forget_trajectory(self, trajectory: Trajectory) -> None:
+    def _forget_trajectory(self, trajectory: Trajectory, cause: str) -> None:
         for lease in self.leases.values():
             if any(owner is trajectory for owner, _ in lease.steps):
                 lease.steps[:] = [(owner, step) for owner, step in lease.steps if owner is not trajectory]
         if trajectory.group.lease is None:
-            self.drop_trajectory(trajectory, FORGOTTEN, frees_place=False)
+            self.drop_trajectory(trajectory, cause, frees_place=False)
         else:
-            self._take_from_lease(trajectory)
+            self._take_from_lease(trajectory, cause)
 
-    def _take_from_lease(self, trajectory: Trajectory) -> None:
+    def _take_from_lease(self, trajectory: Trajectory, cause: str) -> None:
         """A trainer has it, and cannot be made to forget it; but it is not given to another one."""
         group = trajectory.group
         index = self._channels[group.channel]
-        index.ledger.drop(FORGOTTEN, trajectory.held_steps())
+        index.ledger.drop(cause, trajectory.held_steps())
         index.end_lease(group)
         del group.trajectories[trajectory.uid], self.trajectories[trajectory.uid]
         group.nbytes -= trajectory.nbytes
@@ -111,19 +139,31 @@ class ForgetOperations(LeaseOperations):
 
     def _forget_names(self, tombstone: Tombstone) -> None:
         """What is left of trajectories that are gone, by their names."""
-        has_name = self.tombstones.has_name
-        uids = [uid for uid in {*self.closed, *self.change_log.gone} if has_name(uid)]
+        has_name = self.tombstones.named_by(tombstone)
+        uids = [
+            uid for uid in {*self.closed, *self.change_log.gone} if has_name(uid, "") or self._is_gone(tombstone, uid)
+        ]
         for uid in uids:
             self.closed.pop(uid, None)
             self.closed_subjects.pop(uid, None)
             self.change_log.remove(uid)
         self._journal.remove_closed(tombstone.subject, uids)
         self.version_rewards.forget(set(uids))
-        sound = [step for step in self.quarantine if not has_name(step.trajectory_uid, step.prompt_uid)]
+        sound = [
+            step
+            for step in self.quarantine
+            if not has_name(step.trajectory_uid, step.prompt_uid)
+            and not (tombstone.is_of_age and step.started_at > 0 and tombstone.is_due(step.started_at, step.metadata))
+        ]
         if len(sound) < len(self.quarantine):
             count_removed(tombstone, "quarantined", len(self.quarantine) - len(sound))
             self.quarantine.clear()
             self.quarantine.extend(sound)
+
+    def _is_gone(self, tombstone: Tombstone, uid: str) -> bool:
+        """Has the trajectory left the pool so long ago that it is too old?"""
+        last = self.change_log.last_snapshot(uid) if tombstone.is_of_age else None
+        return last is not None and uid not in self.history and tombstone.is_due(last.changed_at, {})
 
     def _content_digest(self, trajectory: Trajectory) -> str:
         """Of the token ids of its steps, in order, under the pool's key."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterable
 
+from stepwell.pool.api.consent import may_train
+from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.api.sessions import session_id_of
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel
@@ -12,11 +14,12 @@ from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.steps.returns import GivenReward
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import JsonObject
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.step_filter import NO_CONSENT, StepFilter
 
 EVICTED = "evicted"
 HELD_MOST = "its producer held the most of it"
 """Why an evicted group was not the oldest one."""
+NOT_TO_BE_TRAINED = f"{NO_CONSENT}: whose data it is did not agree to training"
 
 
 class GroupOperations(StateBase):
@@ -50,6 +53,7 @@ class GroupOperations(StateBase):
 
     def update_metadata(self, trajectory: Trajectory, metadata: JsonObject) -> None:
         trajectory.metadata = metadata
+        self.has_retention |= RETENTION in metadata
         self._changed(trajectory)
 
     def set_gateways(self, trajectory: Trajectory, gateways: Iterable[str]) -> None:
@@ -165,6 +169,8 @@ class GroupOperations(StateBase):
         counters.submitted += 1
         counters.arrived += 1
         step = packed.stored(i, counters.arrived)
+        if not may_train(trajectory.metadata):
+            step.untrainable = NOT_TO_BE_TRAINED
         if step.reward is not None and trajectory.is_relabelled:
             step.reward, step.reward_source = None, ""
         placement = trajectory.tokens.place(packed.tokens(i))

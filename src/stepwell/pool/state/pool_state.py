@@ -107,6 +107,7 @@ class PoolState(ForgetOperations, RewardOperations):
         self.serving = load_serving(snapshot)
         self.version_rewards.recall(snapshot.get("version_rewards", {}))
         self.gateways = tuple(snapshot.get("gateways", ()))
+        self.has_retention = snapshot.get("has_retention", False)
         self.layouts = tuple(Layout(*layout) for layout in snapshot.get("layouts", ())) or self.layouts
         self._counters = Counters(**snapshot["counters"])
         for name, unit in snapshot["units"].items():

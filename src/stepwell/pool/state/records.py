@@ -78,6 +78,13 @@ class Trajectory:
         return self.group.lease is None and not self.group.trained
 
     @property
+    def born(self) -> float:
+        """When its first call began; when its group was opened, if that is not known."""
+        return min(
+            (step.started_at for step in self.steps.values() if step.started_at > 0), default=self.group.opened_at
+        )
+
+    @property
     def step_count(self) -> int:
         return len(self.steps)
 

@@ -103,6 +103,14 @@ class SessionIndex:
             del self._turns[turn]
         return found
 
+    def forget_trajectories(self, is_forgotten: Callable[[str], bool]) -> None:
+        """Remove the sessions whose last trajectory has such a uid. Their next call begins anew."""
+        gone = {session_id for session_id, record in self._records.items() if is_forgotten(record.trajectory_uid)}
+        for session_id in gone:
+            del self._records[session_id]
+        for turn in [turn for turn, session_id in self._turns.items() if session_id in gone]:
+            del self._turns[turn]
+
     def idle_since(self, pool_time: float) -> list[str]:
         """The open trajectories whose last call was at that time or before."""
         idle: list[tuple[float, str]] = []

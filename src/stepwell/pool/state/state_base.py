@@ -8,10 +8,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from stepwell.errors import BadRequest
+from stepwell.pool.api.consent import may_keep
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.policy import DECISIONS_KEPT, PolicyDecision, VersionReward
+from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.shard_layout import FIRST_REVISION, Layout
 from stepwell.pool.api.stats import PoolStats, ScoringStats, SessionStats
@@ -63,6 +65,8 @@ class StateBase:
         self.closed_subjects: dict[str, str] = {}
         """Of those that had a subject: its digest."""
         self.tombstones = Tombstones()
+        self.has_retention = False
+        """Was a trajectory ever opened that has a retention of its own?"""
         self.leases: dict[str, Lease] = {}
         self.ended_leases: OrderedDict[str, Settlement] = OrderedDict()
         self.quarantine: deque[Step] = deque(maxlen=limits.quarantine_kept)
@@ -163,7 +167,8 @@ class StateBase:
         layouts = [(layout.revision, layout.shards) for layout in self.layouts]
         numbers = dump_numbers(self.serving, self._counters, self._channels)
         rewards = dict(self.version_rewards.counts)
-        return {"gateways": self.gateways, "layouts": layouts, "version_rewards": rewards, **numbers}
+        kept = {"has_retention": True} if self.has_retention else {}
+        return {"gateways": self.gateways, "layouts": layouts, "version_rewards": rewards, **kept, **numbers}
 
     # -- how operations end --------------------------------------------------------------------------------------------
 
@@ -232,6 +237,7 @@ class StateBase:
         index.trajectories += 1
         index.completed += trajectory.completed
         self.sessions.add(trajectory, self.pool_time)
+        self.has_retention |= RETENTION in trajectory.metadata
         self._regrouped(group)
         self._changed(trajectory)
 
@@ -309,12 +315,22 @@ class StateBase:
             else:
                 accumulator.add(snapshot, version)
         group.lease, group.trained = None, True
-        for trajectory in [found for found in group.trajectories.values() if found.rejected is not None]:
-            self._remove_history(trajectory)
+        for trajectory in list(group.trajectories.values()):
+            if not may_keep(trajectory.metadata):
+                self._take_no_more(trajectory)
+                self._remove_history(trajectory)
+            elif trajectory.rejected is not None:
+                self._remove_history(trajectory)
         if group.trajectories:
             self._keep_history(group)
         else:
             self._journal.remove_group(group)
+
+    def _take_no_more(self, trajectory: Trajectory) -> None:
+        """Later steps and rewards of it are refused, as those of a forgotten subject are."""
+        digests = self.tombstones.new_names([trajectory.uid])
+        self.tombstones.names.update(digests)
+        self._journal.add_forgotten_names(digests)
 
     def _keep_history(self, group: Group) -> None:
         """A group that leaves the history, or does not enter it, may move to the archive."""

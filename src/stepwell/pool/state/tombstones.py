@@ -2,20 +2,30 @@
 
 - No text of a subject is kept. A name that arrives is hashed and looked up.
 - All shards of a pool have the same key, so that they agree about the hashes.
-- A tombstone is never removed. Its record says what was removed so far, and whether all of it is.
+- The tombstone of a subject is never removed. Its record says what was removed so far, and whether all of it is.
+- There is one more, for what is too old. It is of the last run, and has the names of that run: later data of the same
+  names is taken.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from stepwell.pool.api.retention import due_at
 from stepwell.pool.api.sessions import session_id_of, subjects_of
 from stepwell.steps.step import JsonObject
 
 FORGOTTEN = "forgotten"
 """The cause of steps that were removed with their subject."""
+EXPIRED = "expired"
+"""The cause of steps that were removed because of their age."""
+AGE = "age"
+"""The place of the digest in the one tombstone for what is too old."""
 DIGEST_SIZE = 16
+OLDER_THAN = "older_than"
+"""In `removed`, of what is too old: from how many seconds on; None if only the data's own retention counts."""
+REMOVED = ("trajectories", "files", "late_rewards", "audit_entries", "quarantined")
 
 
 @dataclass(slots=True)
@@ -28,6 +38,19 @@ class Tombstone:
     """Everything is removed, from files too."""
     removed: dict[str, Any] = field(default_factory=dict)
     """What was removed so far, in plain values: see pool/api/forgetting.py."""
+
+    @property
+    def is_of_age(self) -> bool:
+        """Is it for what is too old, and not for a subject?"""
+        return self.subject == AGE
+
+    def is_due(self, born: float, metadata: JsonObject) -> bool:
+        """Is data too old that was born then?"""
+        return due_at(born, metadata, self.removed.get(OLDER_THAN)) <= self.at
+
+    @property
+    def has_removed(self) -> bool:
+        return any(self.removed.get(what) for what in REMOVED)
 
 
 class Tombstones:
@@ -69,6 +92,12 @@ class Tombstones:
         if not self.names:
             return False
         return any(self.digest(name) in self.names for name in names_of(trajectory_uid, prompt_uid))
+
+    def named_by(self, tombstone: Tombstone) -> Callable[[str, str], bool]:
+        """Is it a trajectory with this uid and prompt_uid that the tombstone has removed?"""
+        if not tombstone.is_of_age:
+            return self.has_name
+        return lambda trajectory_uid, _: self.digest(trajectory_uid) in tombstone.removed.get("trajectories", ())
 
     def new_names(self, names: Iterable[str]) -> list[str]:
         """The digests that are not known yet, in order."""

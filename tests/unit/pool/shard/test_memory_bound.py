@@ -22,7 +22,7 @@ async def test_a_shard_keeps_within_the_bound_of_its_node_and_tells_the_plan_as_
     plan = PoolPlan(name="pool")
     service = ShardService(plan, "pool", limits=bounded_limits(plan, 80_000))
     for n in range(100):
-        await service.register(Registration(f"t{n}", f"p{n}"))
+        await service.answer([Registration(f"t{n}", f"p{n}")])
         step = make_step(f"t{n}", f"p{n}", prompt_ids=range(250))
         assert await service.submit_steps(pack([step])) == [SubmitVerdict.ACCEPTED]
     assert (await service.stats()).channels["train"].nbytes <= 10_000

@@ -43,7 +43,7 @@ from tests.builders import make_step, new_folder
 
 READS = {
     *("channels", "channel_of", "holds", "expired_lease", "has_unscored", "oldest_unscored", "has_reward_lease"),
-    *("under_reward_lease", "being_scored", "stats", "snapshot", "last_snapshot"),
+    *("under_reward_lease", "being_scored", "stats", "snapshot", "last_snapshot", "is_covered"),
 }
 GONE = (TrajectoryState.TRAINED, TrajectoryState.DROPPED)
 
@@ -489,13 +489,26 @@ class StateMachine(RuleBasedStateMachine):
             if trajectory.metadata.get("subject") == subject:
                 self.state.note_removed(tombstone, trajectory, "somewhere")
         self.state.forget_held(tombstone)
-        self.state.forget_audit(tombstones.has_name)
+        self.state.forget_audit(lambda uid, prompt, _: tombstones.has_name(uid, prompt))
         self.state.add_forgotten_names([tombstones.digest("a name")])
         self.state.save_tombstone(tombstone)
         self.position, self.seen = 0, {}
         held = [*state.trajectories.values(), *state.history.values()]
         assert not any(trajectory.metadata.get("subject") == subject for trajectory in held)
         assert tombstone.subject not in state.closed_subjects.values()
+
+    @rule(seconds=st.integers(1, 60) | st.none())
+    def note_overdue(self, seconds: int | None) -> None:
+        """What is too old is gone; what is not is left."""
+        state, before = self.state, {**self.state.trajectories, **self.state.history}
+        tombstone = self.state.note_overdue(seconds, state.now)
+        overdue = {uid for uid, found in before.items() if self.state.is_covered(tombstone, found)}
+        assert overdue == {uid for uid, t in before.items() if seconds is not None and t.born <= state.now - seconds}
+        self.state.forget_held(tombstone)
+        assert {*state.trajectories, *state.history} == before.keys() - overdue
+        tombstone.is_done = True
+        self.state.save_tombstone(tombstone)
+        self.position, self.seen = 0, {}
 
     @rule()
     def record_audit(self) -> None:

@@ -1,0 +1,23 @@
+"""What a person has agreed to: flags in the metadata of a trajectory."""
+
+from collections.abc import Mapping
+
+from stepwell.steps.step import JsonObject
+
+CONSENT = "consent"
+"""In a trajectory's metadata: {train, keep}. A flag that is not there is true."""
+
+
+def may_train(metadata: JsonObject) -> bool:
+    """False: its steps are recorded, and no trainer gets them."""
+    return _says(metadata, "train")
+
+
+def may_keep(metadata: JsonObject) -> bool:
+    """False: it is neither archived nor exported, and it leaves the pool as soon as it is trained."""
+    return _says(metadata, "keep")
+
+
+def _says(metadata: JsonObject, flag: str) -> bool:
+    consent = metadata.get(CONSENT)
+    return not isinstance(consent, Mapping) or consent.get(flag) is not False
