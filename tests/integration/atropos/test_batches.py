@@ -38,7 +38,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_answer_loses_nothing(
     tokens = [[100_000 + n] * BIG for n in range(4)]
     await client.post("/scored_data", json={"tokens": tokens, "masks": tokens, "scores": [0, 1, 2, 3]}, timeout=30)
     reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
-    writer.write(b"GET /batch HTTP/1.1\r\nhost: atropos\r\n\r\n")
+    writer.write(b"GET /batch HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert (await reader.read(1000)).startswith(b"HTTP/1.1 200")
     assert pool.rules.ready_groups("train").total_groups == 0, "it is under lease"
     writer.transport.abort()
