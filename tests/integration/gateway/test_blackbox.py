@@ -91,8 +91,8 @@ async def test_every_spelling_of_the_base_url_works(http: aiohttp.ClientSession,
 
 
 async def test_the_base_url_names_the_host_the_agent_used(http: aiohttp.ClientSession) -> None:
-    async with http.post("/init_trajectory", headers={"Host": "gateway.example:81"}) as answer:
-        assert (await answer.json())["base_url"].startswith("http://gateway.example:81/")
+    async with http.post("/init_trajectory", headers={"Host": "localhost:8100"}) as answer:
+        assert (await answer.json())["base_url"].startswith("http://localhost:8100/")
 
 
 async def test_trajectories_without_a_prompt_uid_have_a_group_each(
