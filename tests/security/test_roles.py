@@ -1,4 +1,4 @@
-"""Every role asks for every route of the gateway, the Atropos server and the dashboard, over real HTTP.
+"""Every role asks for every route of the gateway, the Atropos server and the dashboard.
 
 Bodies are not JSON, so that a request that is let in is refused for its body, and changes nothing.
 """
