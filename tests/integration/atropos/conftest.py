@@ -10,5 +10,5 @@ from tests.rig.local_pool import LocalPool
 @pytest.fixture
 async def client(pool: LocalPool) -> AsyncIterator[httpx.AsyncClient]:
     """Of an Atropos server without keys."""
-    async with serve_atropos(pool) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serve_atropos(pool) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         yield client

@@ -18,7 +18,8 @@ REFUSED = """[ "$1" = --version ] && exec echo 1.0
 python3 - <<END
 import os, sys, urllib.error, urllib.request
 try:
-    urllib.request.urlopen(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", b"{}")
+    address, json = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", {"content-type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(address, b"{}", json))
 except urllib.error.HTTPError as refusal:
     sys.exit(f"status {refusal.code}")
 END
