@@ -11,6 +11,7 @@ from benchmarks.survival.auditor import NOTHING_LOST, Auditor
 from benchmarks.survival.cluster import POOL, POOL_NODE, SurvivalCluster, survival_cluster
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
+from tests.rig.waiting import until
 
 GATEWAYS, AGENTS = 2, 16
 GROUP_SIZE = 2
@@ -33,6 +34,10 @@ class PhaseAuditor(Auditor):
     def note_call(self, trajectory_uid: str, is_answered: bool, seconds: float) -> None:
         Auditor.note_call(self, trajectory_uid, is_answered, seconds)
         self.seconds[self.phase].append(seconds)
+
+    async def seen_a_call(self) -> None:
+        """On a busy machine a phase may pass without one."""
+        await until(lambda: self.phase in self.seconds, f"a call in the phase {self.phase}")
 
     def p99_ms(self) -> dict[str, float]:
         return {
@@ -61,10 +66,13 @@ class ChangedShards:
             auditor.phase = f"at_{shards[0]}"
             await asyncio.sleep(seconds)
             for number in shards[1:]:
+                await auditor.seen_a_call()
                 auditor.phase = f"to_{number}"
                 await self._change(cluster, number)
+                await auditor.seen_a_call()
                 auditor.phase = f"at_{number}"
                 await asyncio.sleep(seconds)
+            await auditor.seen_a_call()
             left = {} if quick else {"left_s": await self._until_left(cluster, shards[-1])}
             load.stopped.set()
             await working
