@@ -31,6 +31,10 @@ integration *args:
 e2e *args:
     {{python}} -m pytest tests/e2e {{args}}
 
+# what takes many minutes, and CI therefore runs in a short form
+nightly *args:
+    {{python}} -m pytest -m nightly {{args}}
+
 # the documentation site, into site/; nothing in it needs the internet
 docs:
     {{python}} scripts/reference.py

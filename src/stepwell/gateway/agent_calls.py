@@ -20,6 +20,7 @@ from stepwell.errors import EngineUnavailable, Overloaded, StepwellError
 from stepwell.gateway.bridge.bridge import Bridge, PromptPlan
 from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.gateway.call_placement import CallPlace, CallPlacement
+from stepwell.gateway.channel_routing import ChannelRouting, with_adapter_version
 from stepwell.gateway.continuation import Continuation
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall, StreamWriter
 from stepwell.gateway.dialects.markers import writes_markers
@@ -147,6 +148,7 @@ class AgentCalls:
     max_in_flight: int = MAX_IN_FLIGHT
     in_flight: int = 0
     continuation: Continuation = field(init=False)
+    channels: ChannelRouting = field(init=False)
     stored: StoredConversations = field(init=False)
     quotas: CallQuotas = field(default_factory=CallQuotas)
     removed: RemovedFields = field(init=False)
@@ -157,6 +159,7 @@ class AgentCalls:
 
     def __post_init__(self) -> None:
         self.continuation = Continuation(self.engines)
+        self.channels = ChannelRouting(self.pool, self.engines.hold)
         self.stored = StoredConversations(self.pool, self.steps.outbox)
         self.removed = RemovedFields(self.metrics)
 
@@ -187,6 +190,7 @@ class AgentCalls:
                 else:
                     placed, call = await self._placed(ref, key, headers, dialect, raw)
                     ref = placed.ref
+                    call = await self.channels.route(call, placed.channel, self._trained_model)
                 if call.removed:
                     self.removed.note(call.removed)
                 begun = self._begin(call, ref, headers, raw)
@@ -220,7 +224,7 @@ class AgentCalls:
         return placed, as_uncaptured(call)
 
     def surroundings(self, channel: str) -> CallSurroundings:
-        trained = self.steps.trained_model or self.engines.model
+        trained = self._trained_model
         known = self._surroundings.get((channel, trained))
         if known is None:
             known = self._surroundings[channel, trained] = replace(
@@ -229,6 +233,10 @@ class AgentCalls:
                 models=(trained, *self.other_models) if trained else (),
             )
         return known
+
+    @property
+    def _trained_model(self) -> str:
+        return self.steps.trained_model or self.engines.model
 
     def _begin(self, call: ModelCall, ref: TrajectoryRef, headers: CallHeaders, raw: bytes) -> Step:
         side = side_call_kind(call.texts, call.request["max_tokens"], headers.kind)
@@ -298,6 +306,10 @@ class AgentCalls:
         try:
             reply = await self._send(exchange)
             exchange.engine = reply.engine.address
+            if reply.status == 404 and call.policy is not None:
+                raise EngineUnavailable(
+                    f"the engine {reply.engine.address} does not have the adapter {call.policy.adapter} yet; ask again"
+                )
             if reply.status != 200:
                 await self._refuse(exchange, describe_refusal(reply.status, await reply.read()))
             elif call.stream:
@@ -346,7 +358,8 @@ class AgentCalls:
             self.metrics.calls_continued[exchange.kind].inc()
             answer = await self.continuation.whole(call, answer, await reply.version())
         origin = self._origin(exchange, answer.choices, answer.messages)
-        steps = await self.steps.build(exchange.begun, call, reply, answer.choices, answer.usage, answer.texts, origin)
+        choices = with_adapter_version(call, answer.choices)
+        steps = await self.steps.build(exchange.begun, call, reply, choices, answer.usage, answer.texts, origin)
         exchange.count(steps)
         if exchange.is_recorded:
             self._note_turn(exchange, answer.messages)
@@ -380,6 +393,7 @@ class AgentCalls:
             self._record_cut_short(exchange, reply, choices, by_agent=False)
         else:
             origin = self._origin(exchange, choices, answer.messages)
+            choices = list(with_adapter_version(call, choices))
             steps = await self.steps.build(exchange.begun, call, reply, choices, usage, answer.texts, origin)
             exchange.count(steps)
             if exchange.is_recorded:
@@ -407,7 +421,7 @@ class AgentCalls:
         """No call continues such a step."""
         if not exchange.is_recorded:
             return
-        origin = self._origin(exchange, choices, lambda: ())
+        origin, choices = self._origin(exchange, choices, lambda: ()), with_adapter_version(exchange.call, choices)
         self.steps.record_cut_short(exchange.begun, exchange.call, reply, choices, by_agent=by_agent, origin=origin)
 
     async def _refuse(self, exchange: Exchange, error: ErrorDetails) -> None:

@@ -129,11 +129,14 @@ class StepBuilder:
         """
         facts, asked = reply.engine.facts, call.request.get("model")
         model = facts.model if asked in (None, DEFAULT_MODEL) else str(asked)
+        trained_model = self.trained_model or (facts.model if facts.token_ids else "")
+        if call.policy is not None:
+            trained_model = call.policy.adapter
         is_version_unknown = reply.version_before is None and not facts.reports_version
         untrainable = begun.untrainable or untrainable_reason(
             call.request,
             model=model,
-            trained_model=self.trained_model or (facts.model if facts.token_ids else ""),
+            trained_model=trained_model,
             logprobs_mode=facts.logprobs_mode,
         )
         return {
