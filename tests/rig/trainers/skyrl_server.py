@@ -27,7 +27,7 @@ class SkyrlServer:
 
 @contextlib.contextmanager
 def start_skyrl(
-    model: Path, folder: Path, *, adapters: int = 4, rank: int = 8, rows: int = 64
+    model: Path, folder: Path, *, adapters: int = 8, rank: int = 8, rows: int = 64
 ) -> Iterator[SkyrlServer]:
     """Serves a model folder until the block ends. `rows` go through the model at once.
 

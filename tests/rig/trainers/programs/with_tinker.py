@@ -13,7 +13,7 @@ import tinker  # type: ignore[import-not-found]
 from stepwell import logs
 from stepwell.pool.client import connect
 from stepwell.trainers.tinker.adapter_sync import AdapterSync
-from stepwell.trainers.tinker.loop import TinkerTrainer, TinkerUpdate, run_side_by_side
+from stepwell.trainers.tinker.tinker_loop import TinkerTrainer, TinkerUpdate, run_side_by_side
 from stepwell.trainers.tinker.tinker_settings import TinkerSettings
 
 

@@ -17,7 +17,7 @@ FILE = "tinker.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
+class TinkerRecord:
     base_model: str
     channel: str
     state: str
@@ -31,19 +31,19 @@ class RunRecord:
     statistics: dict[str, list[float]] = field(default_factory=dict)
 
 
-def write_record(folder: Path, record: RunRecord) -> None:
+def write_record(folder: Path, record: TinkerRecord) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with replacing_file(folder / FILE) as file:
         file.write(json.dumps(asdict(record)).encode())
 
 
-def read_record(folder: Path) -> RunRecord | None:
+def read_record(folder: Path) -> TinkerRecord | None:
     """None if there is none yet."""
     path = folder / FILE
     if not path.exists():
         return None
     values = json.loads(path.read_bytes())
-    if not isinstance(values, dict) or values.keys() != {of.name for of in fields(RunRecord)}:
+    if not isinstance(values, dict) or values.keys() != {of.name for of in fields(TinkerRecord)}:
         raise BadRequest(f"{path} is not the record of a run; name another folder to start anew")
     leases = [(str(shard), str(lease)) for shard, lease in values["leases"]]
-    return RunRecord(**values | {"leases": leases})
+    return TinkerRecord(**values | {"leases": leases})

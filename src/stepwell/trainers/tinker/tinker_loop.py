@@ -26,8 +26,8 @@ from stepwell.trainers.reporting import Stopwatch
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.tinker.adapter_sync import AdapterSync, download
 from stepwell.trainers.tinker.datums import datum_rows, imported_tinker, logprob_gap, to_datums
-from stepwell.trainers.tinker.run_record import RunRecord, read_record, write_record
 from stepwell.trainers.tinker.service_ports import TenantPool, TrainingClient, TrainingService
+from stepwell.trainers.tinker.tinker_record import TinkerRecord, read_record, write_record
 from stepwell.trainers.tinker.tinker_settings import TinkerSettings
 
 log = logging.getLogger("stepwell.trainers")
@@ -223,7 +223,7 @@ class TinkerTrainer:
         """The service saves, then the record is written, then what it contains is acknowledged."""
         before = self._state
         state = client.save_state(f"{self.settings.channel}-u{self.update}-{token_hex(4)}").result().path
-        record = RunRecord(
+        record = TinkerRecord(
             base_model=self._base_model,
             channel=self.settings.channel,
             state=state,
@@ -239,7 +239,7 @@ class TinkerTrainer:
         if before:
             self._delete(before)
 
-    def _restore(self, record: RunRecord) -> None:
+    def _restore(self, record: TinkerRecord) -> None:
         if (record.channel, record.base_model) != (self.settings.channel, self._base_model):
             raise BadRequest(
                 f"{self._folder} has a run of channel {record.channel!r} on {record.base_model}; name another folder"

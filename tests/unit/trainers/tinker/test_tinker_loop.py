@@ -10,8 +10,8 @@ import pytest
 from stepwell.errors import BadRequest, FetchTimeout, NothingLearned, SyncFailed
 from stepwell.pool.api.producing import Registration
 from stepwell.trainers.tinker.adapter_sync import AdapterSync
-from stepwell.trainers.tinker.loop import TinkerTrainer, TinkerUpdate, run_side_by_side
-from stepwell.trainers.tinker.run_record import FILE, read_record
+from stepwell.trainers.tinker.tinker_loop import TinkerTrainer, TinkerUpdate, run_side_by_side
+from stepwell.trainers.tinker.tinker_record import FILE, read_record
 from stepwell.trainers.tinker.tinker_settings import TinkerSettings
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.scripted_engine import serve
