@@ -58,6 +58,9 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.trainers.loader": ("pool_loader",),
         "stepwell.trainers.verl": ("to_data_proto",),
         "stepwell.trainers.trl": ("StepwellRolloutWorker", "StepwellWeightTransfer"),
+        "stepwell.trainers.tinker.tinker_loop": ("TinkerTrainer", "TinkerUpdate", "run_side_by_side"),
+        "stepwell.trainers.tinker.tinker_settings": ("TinkerSettings",),
+        "stepwell.trainers.tinker.adapter_sync": ("AdapterSync",),
     },
     "For curation": {
         "stepwell.pool.client": ("CurationAction", "Curation"),

@@ -72,6 +72,9 @@ FOREIGN_FLAGS = {
         "--api-key",
         "--slurm",
         "--testing",
+        "--enable-lora",
+        "--max-lora-rank",
+        "--max-loras",
     ),
     *("--help", "--head", "--groups", "--out", "--config", "--kills", "--vllm"),
 }
