@@ -20,6 +20,7 @@ from tests.rig.ray_cluster import RayCluster
 from tests.rig.trainers.process import answer_of, start_program
 from tests.rig.trainers.skyrl_server import SkyrlServer, start_skyrl
 from tests.rig.vllm_server import VllmServer, start_vllm
+from tests.rig.waiting import until
 
 POOL = "tinker"
 RANK = 8
@@ -66,12 +67,20 @@ class Stage:
         return start_program("skyrl", "with_tinker.py", asked, log=log), log
 
     async def train_with_agents(self, folder: Path, updates: int, within: float) -> Any:
+        """The agents begin when both channels have an adapter, so that adapters have sampled what is trained."""
         trainer, log = self.train(folder, updates)
-        async with Tenants(self.gateway) as tenants:
-            try:
-                return await asyncio.to_thread(answer_of, trainer, log, timeout=within)
-            finally:
+        try:
+            await until(lambda: trainer.poll() is not None or self.has_adapters(), "adapters of both channels", within)
+            async with Tenants(self.gateway) as tenants:
+                answer = await asyncio.to_thread(answer_of, trainer, log, timeout=within)
                 tenants.check()
+                return answer
+        finally:
+            trainer.kill()
+            trainer.wait()
+
+    def has_adapters(self) -> bool:
+        return all(self.pool.channel_policy(channel).adapter for channel in WANTED)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +118,9 @@ def of(channel: str, answer: Any) -> list[Any]:
     return [update for update in answer["updates"] if update["channel"] == channel]
 
 
+@pytest.mark.nightly
 async def test_two_tenants_train_side_by_side_and_continue_where_they_ended(stage: Stage, tmp_path: Path) -> None:
-    """The short form, for CI: two updates, then one more by another process."""
+    """The short form: two updates, then one more by another process."""
     answer = await stage.train_with_agents(tmp_path, SMOKE_UPDATES, within=900)
     for channel in WANTED:
         assert [update["version"] for update in of(channel, answer)] == [2, 3]
