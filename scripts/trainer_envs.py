@@ -20,7 +20,9 @@ VERL = "verl==0.9.1"
 BESIDE_VERL = ("tensordict==0.10.0", "transformers>=5.5.3,<5.11,!=5.6.0", "pandas", "omegaconf", "codetiming")
 """Imports of the parts of verl that move data; its other requirements are for training at scale."""
 SKYRL = "skyrl==0.4.0"
-"""It asks for Python 3.12 and runs on 3.11, which is the Python of the pool's Ray."""
+"""It asks for Python 3.12. Its server can be imported on 3.11, the Python of the pool's Ray, with NEWER_TYPED_DICT."""
+NEWER_TYPED_DICT = "import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict\n"
+"""Below 3.12, pydantic refuses the TypedDict that SkyRL takes from typing."""
 BESIDE_SKYRL = (
     *("tinker==0.25.0", "jax>=0.8,<1.0", "flax>=0.12.6", "optax>=0.2.5", "peft==0.18.1"),
     *(
@@ -59,6 +61,9 @@ def python_of(name: str) -> Path:
         if alone:
             pip("--no-deps", *alone)
         pip(*(package for package in packages if package not in alone))
+        if name == "skyrl":
+            (site,) = home.glob("lib/*/site-packages")
+            (site / "newer-typed-dict.pth").write_text(NEWER_TYPED_DICT)
 
     return cached(f"{name}-env", f"{' '.join([*packages, THIS_PYTHON])}\n", build) / "bin" / "python"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import tinker  # type: ignore[import-not-found]
-from tinker import types  # type: ignore[import-not-found]
+from tinker import types
 
 from stepwell.trainers.tinker import service_ports
 from stepwell.trainers.tinker.datums import DatumRow, to_datums
