@@ -50,7 +50,7 @@ def make_base_model(folder: Path) -> Path:
         pad_token_id=END_OF_TEXT,
         dtype="float32",
     )
-    model = Qwen3ForCausalLM(config)
+    model: Any = Qwen3ForCausalLM(config)
     rng = random.Random(0)
 
     def conversations() -> Any:
@@ -109,7 +109,7 @@ async def held_out_reward(engine: str, model: str, channel: str) -> float:
         reply = await client.post(f"{engine}/v1/chat/completions", json={**asked, "n": 4})
         reply.raise_for_status()
         texts = [choice["message"]["content"] or "" for choice in reply.json()["choices"]]
-        return sum(text.startswith(WANTED[channel](word)) for text in texts) / len(texts)
+        return float(sum(text.startswith(WANTED[channel](word)) for text in texts) / len(texts))
 
     async with httpx.AsyncClient(timeout=120) as client:
         rewards = [await ask(client, word) for word in WORDS[:HELD_OUT]]
