@@ -49,7 +49,7 @@ def test_a_row_ends_with_its_last_trained_token() -> None:
         ([one_turn(uid, "p", [1], [answer, 8, 8], response_mask=np.array([True, False, False]))], float(answer))
         for uid, answer in (("a", 3), ("b", 4))
     ]
-    pool.add_group("p", rollouts)  # type: ignore[arg-type]
+    pool.add_group("p", rollouts)
     assert [row.targets.tolist() for row in rows_of(pool)] == [[3], [4]]
 
 

@@ -140,7 +140,7 @@ def test_a_run_that_is_killed_continues_without_loss_and_repetition(tenant: Tena
     killed = tenant.trainer()
     killed.step()
     before = tenant.pool.nack
-    tenant.pool.nack = lambda _: None  # type: ignore[method-assign]  # the dead return nothing
+    tenant.pool.nack = lambda leased: None  # type: ignore[method-assign]  # the dead return nothing
     tenant.service.dies_at = call
     with pytest.raises(ConnectionError):
         killed.step()
@@ -155,7 +155,7 @@ def test_a_run_that_is_killed_before_its_acknowledgement_gives_it_later(tenant: 
     killed = tenant.trainer()
     killed.step()
     tenant.pool.dies_at_ack = True
-    tenant.pool.nack = lambda _: None  # type: ignore[method-assign]
+    tenant.pool.nack = lambda leased: None  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         killed.step()
     tenant.pool.dies_at_ack = False
