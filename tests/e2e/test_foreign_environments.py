@@ -1,0 +1,73 @@
+"""`stepwell envs run` with verifiers 0.4 and Harbor 0.25 as published, over a real gateway and the fake engine."""
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell.agents.foreign.envs_command import make_rollouts
+from stepwell.agents.rollout import RolloutCounts
+from stepwell.config.envs_run import EnvsRunSettings
+from tests.rig.fake_engine import FakeEngine, Reply
+from tests.rig.foreign import HARBOR_TASK, PROGRAMS, foreign_env
+from tests.rig.gateways import serve_gateway
+from tests.rig.local_pool import LocalPool
+
+CONTROL = "control-key-of-the-tests"
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    async with FakeEngine() as engine:
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def path_to_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(PROGRAMS))
+
+
+async def run(pool: LocalPool, engine: FakeEngine, folder: Path, config: dict[str, Any], **more: Any) -> RolloutCounts:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    async with serve_gateway(pool, [engine.url], control_keys=[CONTROL]) as url:
+        return await make_rollouts(
+            EnvsRunSettings(gateway=url, key=CONTROL, config=str(path), group_size=2, retries=0, concurrency=1, **more)
+        )
+
+
+def names_in(folder: Path, pattern: str) -> list[str]:
+    return [path.name for path in folder.glob(pattern)]
+
+
+def steps_of(pool: LocalPool) -> list[int]:
+    return sorted(len(one.steps) for one in pool.rules.state.trajectories.values())
+
+
+async def test_episodes_of_verifiers_are_rollouts_with_its_rewards(engine: FakeEngine, tmp_path: Path) -> None:
+    pool = LocalPool()
+    engine.replies.extend(Reply(text) for text in ("hm", "ONE", "hm", "one", "hm", "TWO", "hm", "TWO"))
+    config = {"env": {"agent": {"runtime": {"type": "subprocess"}}}, "limit": 2}
+    python = str(foreign_env("verifiers"))
+    counts = await run(pool, engine, tmp_path, config, framework="verifiers", tasks="shouting-v1", python=python)
+    assert (counts.groups, counts.why) == (2, "")
+    assert list(counts.rewards) == [1.0, 0.0, 1.0, 1.0]
+    assert steps_of(pool) == [2, 2, 2, 2]
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+async def test_a_harbor_task_runs_in_a_local_sandbox(engine: FakeEngine, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hello")
+    pool = LocalPool()
+    engine.replies.extend([Reply("echo hello > /app/out.txt"), Reply(f"cp {secret} /app/out.txt; touch {secret}.seen")])
+    config = {"agent": {"import_path": "shell_agent:ShellAgent"}, "trials_dir": str(tmp_path / "trials")}
+    python = str(foreign_env("harbor"))
+    counts = await run(pool, engine, tmp_path, config, framework="harbor", tasks=str(HARBOR_TASK), python=python)
+    assert (counts.groups, counts.why) == (1, "")
+    assert list(counts.rewards) == [1.0, 0.0]
+    assert steps_of(pool) == [1, 1]
+    assert names_in(tmp_path, "secret*") == ["secret"]
