@@ -28,6 +28,7 @@ async def engine() -> AsyncIterator[FakeEngine]:
 @pytest.fixture(autouse=True)
 def path_to_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(PROGRAMS))
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else Harbor looks for prices on the internet
 
 
 async def run(pool: LocalPool, engine: FakeEngine, folder: Path, config: dict[str, Any], **more: Any) -> RolloutCounts:

@@ -27,6 +27,8 @@ ETC = (
     *("resolv.conf", "ssl"),
 )
 WORK_FOLDER = "/app"
+SHELL = "/usr/bin/bash"
+"""The machine's, which nothing inside can replace."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -87,7 +89,7 @@ class LocalSandbox(BaseEnvironment):  # type: ignore[misc]  # harbor has no type
     ) -> ExecResult:
         """TimeoutError if it takes longer; then nothing of it runs any more."""
         variables = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", **(self._merge_env(env) or {})}
-        words = [*self._bubblewrap(cwd or self._work_folder(), variables), "/bin/bash", "-c", command]
+        words = [*self._bubblewrap(cwd or self._work_folder(), variables), SHELL, "-c", command]
         pipes: dict[str, Any] = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
         process = await asyncio.create_subprocess_exec(
             *words, stdin=asyncio.subprocess.DEVNULL, env={"PATH": PATH}, start_new_session=True, **pipes
@@ -114,7 +116,6 @@ class LocalSandbox(BaseEnvironment):  # type: ignore[misc]  # harbor has no type
             *(["--unshare-net"] if self._network_disabled else []),
             *who,
             *("--bind", str(self.root), "/", "--ro-bind", "/usr", "/usr"),
-            *(word for link in LINKS for word in ("--symlink", f"usr/{link}", f"/{link}")),
             *(word for name in ETC for word in ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")),
             *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/dev/shm", "--hostname", "sandbox"),
             "--clearenv",
@@ -134,6 +135,8 @@ def _new_root(folders: tuple[str, ...]) -> Path:
     root = Path(tempfile.mkdtemp(prefix="harbor-sandbox-")).resolve()
     for folder in folders:
         (root / folder).mkdir(parents=True, exist_ok=True)
+    for link in LINKS:
+        (root / link).symlink_to(f"usr/{link}")
     return root
 
 
