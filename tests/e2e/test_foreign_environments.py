@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from stepwell.agents.foreign.envs_command import make_rollouts
+from stepwell.agents.foreign.tasks_process import CHILD
 from stepwell.agents.rollout import RolloutCounts
 from stepwell.config.envs_run import EnvsRunSettings
 from tests.rig.fake_engine import FakeEngine, Reply
@@ -72,3 +74,22 @@ async def test_a_harbor_task_runs_in_a_local_sandbox(engine: FakeEngine, tmp_pat
     assert list(counts.rewards) == [1.0, 0.0]
     assert steps_of(pool) == [1, 1]
     assert names_in(tmp_path, "secret*") == ["secret"]
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_nothing_gets_out_of_the_local_sandbox(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    command = [foreign_env("harbor"), PROGRAMS / "try_sandbox.py", CHILD, tmp_path]
+    told = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=300).stdout)
+    assert told.pop("reads") != 0
+    assert told.pop("writes") != 0
+    assert int(told.pop("processes")) < 10
+    assert [line.split(":")[0].strip() for line in told.pop("networks").splitlines()] == ["lo"]
+    assert told == {
+        "keeps": "kept\n",
+        "variables": "a-/root\n",
+        "downloaded": ["log"],
+        "leads_outside": [True, True],
+        "is_stopped": True,
+        "is_left": False,
+    }

@@ -1,5 +1,6 @@
 """Rollouts of tasks in another process, over a real gateway: a made-up framework in place of verifiers or Harbor."""
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -108,3 +109,21 @@ async def test_tasks_that_cannot_be_loaded_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="cannot be started"):
         async with TasksProcess("harbor", "no/such/folder", python="/no/such/python"):
             pass
+
+
+@pytest.mark.parametrize(
+    ("behave", "status", "shown"),
+    [(REWARD, 0, "3 groups, 3 rollouts"), ('failed(INFRASTRUCTURE, "a broken box")', 1, "no group was made")],
+)
+async def test_the_command_says_what_it_made(
+    pool: LocalPool, engine: FakeEngine, tmp_path: Path, behave: str, status: int, shown: str
+) -> None:
+    flags = ["--group-size", "1", "--retries", "0", "--python", framework(tmp_path, behave)]
+    async with serve_gateway(pool, [engine.url]) as url:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stepwell", "envs", "run", "verifiers", "some", "--gateway", url, *flags),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        stdout, _ = await process.communicate()
+    assert (process.returncode, shown in stdout.decode()) == (status, True), stdout.decode()
