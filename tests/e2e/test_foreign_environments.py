@@ -1,6 +1,8 @@
 """`stepwell envs run` with verifiers 0.4 and Harbor 0.25 as published, over a real gateway and the fake engine."""
 
+import asyncio
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -59,6 +61,20 @@ async def test_episodes_of_verifiers_are_rollouts_with_its_rewards(engine: FakeE
     assert (counts.groups, counts.why) == (2, "")
     assert list(counts.rewards) == [1.0, 0.0, 1.0, 1.0]
     assert steps_of(pool) == [2, 2, 2, 2]
+
+
+async def test_the_rollouts_of_verifiers_are_told_apart_at_one_base_url(engine: FakeEngine) -> None:
+    pool = LocalPool()
+    async with serve_gateway(pool, [engine.url], control_keys=[CONTROL]) as url:
+        process = await asyncio.create_subprocess_exec(
+            *(str(foreign_env("verifiers")), str(PROGRAMS / "one_base_url.py"), f"{url}/v1"),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "KEY": CONTROL},
+        )
+        stdout, _ = await process.communicate()
+    assert process.returncode == 0
+    assert sorted(pool.rules.state.trajectories) == sorted(json.loads(stdout))
+    assert steps_of(pool) == [2, 2]
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
