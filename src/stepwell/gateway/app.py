@@ -118,7 +118,7 @@ def create_app(
     stored. `hosts` are the names by which it may be asked; None: any.
     """
     metrics, traces = GatewayMetrics(), tracing.start()
-    left_out = LeftOutLog(log, "; see --sampling in docs/gateway.md")
+    left_out = LeftOutLog(log, "; see --sampling in docs/gateway.md and --redact in docs/privacy.md")
     engines.share(pool)
     known = KnownTrajectories(pool, answers_unchecked=answers_unchecked, ask_timeout=limits.ask_timeout)
     sessions = LiveSessions(pool, known, answers_unchecked=answers_unchecked, ask_timeout=limits.ask_timeout)
