@@ -58,6 +58,8 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.trainers.loader": ("pool_loader",),
         "stepwell.trainers.verl": ("to_data_proto",),
         "stepwell.trainers.trl": ("StepwellRolloutWorker", "StepwellWeightTransfer"),
+        "stepwell.trainers.slime": ("SlimeRollouts",),
+        "stepwell.trainers.prime_rl": ("PrimeRlWriter",),
     },
     "For curation": {
         "stepwell.pool.client": ("CurationAction", "Curation"),

@@ -22,6 +22,7 @@ from stepwell.pool.rules.pool import Pool
 from stepwell.steps.columns import pack
 from stepwell.steps.running_statistics import MEMORY, NO_PAST, RunningStatistics
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
+from stepwell.trainers.algorithms import AlgorithmKind
 from stepwell.trainers.learner import Learner
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import Settings
@@ -151,6 +152,12 @@ class BaselineCase:
 BOTH = (EASY, HARD)
 GROUPED = Settings(max_gradient_norm=1e9, fixed_length=FIXED_LENGTH, clip_low=0.5, clip_high=0.5)
 """Without a limit of the gradient, so that its length can be compared too."""
+
+
+def of_algorithm(algorithm: AlgorithmKind) -> Settings:
+    return Settings(algorithm=algorithm, max_gradient_norm=1e9, fixed_length=FIXED_LENGTH)
+
+
 CASES = (
     BaselineCase(name="group", settings=GROUPED, advantages=constant(in_group), in_groups=BOTH),
     BaselineCase(
@@ -219,6 +226,37 @@ CASES = (
         weights=per_fixed_length,
         in_groups=BOTH,
     ),
+    BaselineCase(
+        name="dr_grpo",
+        settings=of_algorithm("dr_grpo"),
+        advantages=constant(lambda rollouts: in_group(rollouts, by_std=False)),
+        weights=per_fixed_length,
+        in_groups=BOTH,
+        is_exact=True,
+    ),
+    BaselineCase(
+        name="rloo",
+        settings=of_algorithm("rloo"),
+        advantages=constant(lambda rollouts: in_group(rollouts, others=True, by_std=False)),
+        weights=per_fixed_length,
+        in_groups=BOTH,
+        is_exact=True,
+    ),
+    BaselineCase(
+        name="reinforce_plus_plus",
+        settings=of_algorithm("reinforce_plus_plus"),
+        advantages=constant(in_batch),
+        in_groups=BOTH,
+        is_exact=True,
+    ),
+    BaselineCase(
+        name="gspo",
+        settings=of_algorithm("gspo"),
+        advantages=constant(in_group),
+        weights=per_sequence,
+        in_groups=BOTH,
+    ),
+    BaselineCase(name="cispo", settings=of_algorithm("cispo"), advantages=constant(in_group), in_groups=BOTH),
 )
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import uvicorn
 from fastapi import FastAPI
@@ -32,6 +32,7 @@ from stepwell.common import listening
 from stepwell.common.bounded_http import MOST_CONNECTIONS, BoundedHttp
 from stepwell.common.die_with_parent import set_parent_death_signal
 from stepwell.common.listening import ServedHosts
+from stepwell.common.optional import require
 from stepwell.common.tokenizers import BackgroundTokenizer, load_decode, load_tokenizer
 from stepwell.common.worker_processes import CANNOT_START, WorkerProcesses
 from stepwell.config.exports import ExportSettings, ImportSettings
@@ -41,6 +42,7 @@ from stepwell.config.sections import DNS, PoolSection, ServerSection
 from stepwell.config.serving import ON_POLICY, AtroposSettings, DashboardSettings, GatewaySettings, SessionKeySettings
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
+from stepwell.dashboard.login.people import ListedPeople
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.shared_watch import SharedWatch
@@ -66,10 +68,15 @@ from stepwell.rewards.offline import rescore, try_function
 from stepwell.rewards.sandbox.messages import Job
 from stepwell.steps.parquet import ParquetReader
 
+if TYPE_CHECKING:
+    from stepwell.dashboard.login.oidc import OidcLogin
+
 log = logging.getLogger("stepwell")
 
 ServerSettings: TypeAlias = GatewaySettings | AtroposSettings | DashboardSettings
 
+OIDC_SECRET = "STEPWELL_DASHBOARD_OIDC_CLIENT_SECRET"
+"""No setting: as a flag, other users could read it."""
 TLS_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """For TLS 1.2; those of TLS 1.3 are all as good."""
 BACKLOG = 2048
@@ -210,6 +217,7 @@ def run_dashboard(settings: DashboardSettings) -> None:
     """Serves until a signal ends it."""
     _check_listening(settings)
     keys = _keys(settings)
+    login = _login(settings, keys)
     plan = asyncio.run(_join_pool(settings).shards.plan())
     path = settings.tokenizer_path
     app = create_dashboard(
@@ -220,8 +228,21 @@ def run_dashboard(settings: DashboardSettings) -> None:
         tokenizer=BackgroundTokenizer(path, load_tokenizer) if path else None,
         gateways=GatewayMonitor(settings.gateways, settings.control_keys[0] if settings.control_keys else None),
         hosts=_hosts(settings),
+        login=login,
     )
     _serve("dashboard", app, settings)
+
+
+def _login(settings: DashboardSettings, keys: AccessKeys) -> "OidcLogin | None":
+    """BadRequest if people are to log in and the extra `oidc` is not installed."""
+    if settings.oidc_issuer is None or settings.oidc_client_id is None:
+        return None
+    require("authlib.integrations.starlette_client", "oidc", purpose="--oidc-issuer")
+    from stepwell.dashboard.login.oidc import OidcClient, OidcLogin
+
+    client = OidcClient(settings.oidc_issuer, settings.oidc_client_id, os.environ.get(OIDC_SECRET) or None)
+    people = ListedPeople(settings.oidc_viewers, settings.oidc_curators)
+    return OidcLogin(client, people, keys, public_url=settings.public_url)
 
 
 def _check_listening(settings: ServerSettings) -> None:

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from stepwell.access.access_keys import AccessKeys
+from stepwell.dashboard.login.oidc import OidcClient, OidcLogin
+from stepwell.dashboard.login.people import ListedPeople
 from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.watching import TrajectoryState
 from tests.rig.browser import Faults, in_thread, open_browser, open_page
 from tests.rig.dashboard import MadeUpPool, make_dashboard
 from tests.rig.made_up_rollouts import DANGER, RigTokenizer, key_of
+from tests.rig.oidc_provider import CLIENT_ID, CLIENT_SECRET, serve_provider
 from tests.rig.page_checks import faint_texts, unnamed_controls
 
 KEY = "a-control-key-of-tests"
@@ -287,6 +291,34 @@ def test_the_key_is_asked_for_or_taken_from_the_address(browser: Browser, pool: 
             expect(page.locator("#pool")).to_contain_text("data_pool")
             assert KEY not in page.url
             assert faults.none()
+
+
+def test_a_person_logs_in_decides_under_their_own_name_and_logs_out(browser: Browser, pool: PoolWithDanger) -> None:
+    with serve_provider(person={"email": "ann@example.org", "email_verified": True}) as provider:
+        client = OidcClient(provider.url, CLIENT_ID, CLIENT_SECRET)
+        login = OidcLogin(client, ListedPeople([], ["ann@example.org"]), AccessKeys([KEY]))
+        app = make_dashboard(pool, tokenizer=RigTokenizer(), control_keys=[KEY], login=login)
+        with in_thread(app) as url, open_page(browser, url) as (page, faults):
+            page.goto(f"{url}/#/trajectories")
+            page.get_by_label("Key", exact=True).fill("wrong")
+            press(page, "Enter")
+            expect(page.locator(".notice")).to_contain_text("unknown, expired or revoked")
+            faults.said.clear()  # the browser tells of every 401
+            page.get_by_role("button", name="Log in").click()
+            expect(page.get_by_role("button", name="Log out ann@example.org")).to_be_visible()
+            assert page.url == f"{url}/#/trajectories", "the view from before"
+            assert page.evaluate("document.cookie") == ""
+
+            press(page, "j")
+            decide(page, "m", why="odd", Mark="odd")
+            expect(page.locator(".notice")).to_contain_text("1 done")
+            assert [entry.by for entry in pool.entries] == ["oidc ann@example.org"]
+            assert faults.said == []
+            assert {stray.partition("?")[0] for stray in faults.strayed} == {f"{provider.url}/authorize"}
+
+            page.get_by_role("button", name="Log out").click()
+            expect(page.get_by_role("button", name="Log in")).to_be_visible()
+            expect(page.get_by_role("button", name="Log out")).to_be_hidden()
 
 
 def test_a_pool_that_is_away_is_told_in_one_line_and_what_was_shown_stays(

@@ -23,6 +23,7 @@ from benchmarks.truth_rig.sessions import CASES, BaselineCase, Sessions
 from stepwell.pool.client.batch import Batch
 from stepwell.steps.baselines import BASELINES
 from stepwell.trainers.aggregation import AGGREGATIONS
+from stepwell.trainers.algorithms import ALGORITHMS
 from stepwell.trainers.settings import Settings
 
 
@@ -69,13 +70,14 @@ def test_another_credit_for_the_steps_of_a_tree_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_baselines_aggregations_and_units_give_the_gradient_of_their_definition(case: BaselineCase) -> None:
+def test_baselines_aggregations_algorithms_and_units_give_the_gradient_of_their_definition(case: BaselineCase) -> None:
     assert min(of_cases([case]).values()) >= AT_LEAST
 
 
-def test_every_baseline_and_aggregation_has_a_case() -> None:
+def test_every_baseline_aggregation_and_algorithm_has_a_case() -> None:
     assert {case.settings.baseline for case in CASES} == set(BASELINES)
     assert {case.settings.loss_aggregation for case in CASES} == set(AGGREGATIONS)
+    assert {case.settings.algorithm for case in CASES} == set(ALGORITHMS)
     assert {case.settings.unit for case in CASES} == {"groups", "trajectories", "steps"}
 
 

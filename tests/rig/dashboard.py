@@ -244,6 +244,7 @@ def make_dashboard(
     tokenizer: Any = None,
     gateways: Sequence[str] = (),
     gateway_interval: float = INTERVAL,
+    login: Any = None,
 ) -> FastAPI:
     return create_dashboard(
         pool=pool,
@@ -253,6 +254,7 @@ def make_dashboard(
         tokenizer=tokenizer,
         gateways=GatewayMonitor(gateways, control_keys[0] if control_keys else None, interval=gateway_interval),
         hosts=served_hosts("127.0.0.1", (), has_keys=bool(control_keys)),
+        login=login,
     )
 
 

@@ -75,8 +75,10 @@ FOREIGN_FLAGS = {
         "--testing",
     ),
     *("--help", "--head", "--groups", "--out", "--config", "--kills", "--vllm"),
+    *("--rollout-function-path", "--disable-rewards-normalization", "--advantage-estimator"),
+    *("--rollout-batch-size", "--rollout-temperature"),
 }
-"""Of vLLM, Ray, Atropos, of benchmarks, and of an environment's own command line."""
+"""Of vLLM, Ray, Atropos, slime, of benchmarks, and of an environment's own command line."""
 
 
 def settings_of(command: str) -> type[BaseSettings]:

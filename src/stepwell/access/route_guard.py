@@ -25,13 +25,18 @@ class RouteGuard:
         self._audit = audit
 
     def admit(
-        self, route: Route, scope: Message, *authorizations: str | bytes | None, channel: str | None = None
+        self,
+        route: Route,
+        scope: Message,
+        *authorizations: str | bytes | None,
+        channel: str | None = None,
+        person: Caller | None = None,
     ) -> Caller:
         """Forbidden without a valid key. NotPermitted if its role or scope does not allow it; `channel` is the one that
-        the request is about, if that is known already."""
+        the request is about, if that is known already. `person` needs no key: they are logged in."""
         if route.is_open:
             return ANYONE
-        caller = self.keys.caller(*authorizations)
+        caller = person or self.keys.caller(*authorizations)
         if caller is None:
             raise Forbidden(self.keys.why_void(*authorizations) or needs_key(route))
         if not self.keys.open and caller.role is not Role.ADMIN:
@@ -93,4 +98,4 @@ def needs_key(route: Route) -> str:
 
 def wrong_role(route: Route, caller: Caller) -> str:
     others = f"{', '.join(sorted(route.roles))} and " if route.roles else ""
-    return f"the key {caller.id} has the role {caller.role}; this is for {others}{Role.ADMIN}"
+    return f"{caller.id} has the role {caller.role}; this is for {others}{Role.ADMIN}"

@@ -117,7 +117,7 @@ STATIC_ROOT = "/static/"
 STATIC = f"{STATIC_ROOT}{{name:path}}"
 DASHBOARD_ROUTES = RouteTable(
     [
-        *_open("GET /", f"GET {STATIC}", "GET /health"),
+        *_open("GET /", f"GET {STATIC}", "GET /health", "GET /login", "GET /login/callback", "POST /logout"),
         *_read(READERS, "GET /metrics", "GET /api/me", "GET /api/status", "GET /api/series", scoped=False),
         *_read(
             READERS, "GET /api/trajectories", "GET /api/trajectory", "GET /api/group", "GET /api/audit", scoped=False

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 from stepwell.errors import BadRequest
 
@@ -26,6 +27,16 @@ READABLE_BY_ALL = stat.S_IRWXO | stat.S_IWGRP
 
 def is_loopback(host: str) -> bool:
     return host == "localhost" or ((address := _address(host)) is not None and address.is_loopback)
+
+
+def is_safe_url(url: str) -> bool:
+    """True of https, and of http to this machine: nobody between can read or change what is sent."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        return False
+    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)))
 
 
 def require_safe_address(host: str, *, has_keys: bool, insecure: bool, variable: str) -> None:

@@ -25,7 +25,7 @@ HOST_NAME = re.compile(r"[A-Za-z0-9_.\-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A
 METAVARS: Mapping[str, str] = {
     flag: metavar
     for metavar, flags in {
-        "ADDRESS": "--engine --host --ray-address --url",
+        "ADDRESS": "--engine --host --oidc-issuer --public-url --ray-address --url",
         "ADDRESSES": "--gateways --vllm-addresses",
         "BYTES": "--max-bytes",
         "CHOICES": "--quota --sampling",
@@ -38,6 +38,7 @@ METAVARS: Mapping[str, str] = {
         "KEYS": "--control-keys",
         "MEGABYTES": "--memory-mb",
         "NAMES": "--allowed-hosts --forward-fields --media-hosts --other-models --trained-models",
+        "PEOPLE": "--oidc-curators --oidc-viewers",
         "PATH": "--archive --from --journal --on --to --vllm-python",
         "REWARD": "--margin --reward-max --reward-min",
         "DURATION": "--older-than --retention",

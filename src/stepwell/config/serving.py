@@ -1,10 +1,12 @@
 """The settings of the HTTP servers: `stepwell gateway`, `stepwell atropos` and `stepwell dashboard`."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from stepwell.common.listening import is_safe_url
 from stepwell.config.sections import Addresses, EngineAddresses, Listed, Section, ServerSection
 
 ON_POLICY, AS_ASKED = "on_policy", "as_asked"
@@ -18,6 +20,24 @@ def _are_choices(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+PERSON = re.compile(r"group:.*\S.*|[^@\s:]+@[^@\s:]+")
+
+
+def _are_people(value: tuple[str, ...]) -> tuple[str, ...]:
+    for entry in value:
+        if not PERSON.fullmatch(entry):
+            raise ValueError(f"{entry!r} is neither a mail address nor group:NAME")
+    return value
+
+
+def _is_safe(value: str | None) -> str | None:
+    if value is not None and not is_safe_url(value):
+        raise ValueError(f"{value!r} is not an https address (http is for loopback only)")
+    return value
+
+
+People = Annotated[Listed, AfterValidator(_are_people)]
+SafeAddress = Annotated[str | None, AfterValidator(_is_safe)]
 SamplingChoices = Annotated[Listed, AfterValidator(_are_choices)]
 
 
@@ -143,5 +163,35 @@ class DashboardSettings(ServerSection):
     """Addresses of the gateways to watch, separated by commas. The first control key is sent to them."""
     tokenizer_path: str | None = None
     """Folder or name of the Hugging Face tokenizer; without it, the page shows token ids, and text search is off."""
+    oidc_issuer: SafeAddress = None
+    """Let people log in at this OIDC provider: https://… . Needs control keys, --oidc-client-id, and a list of people;
+    pip install 'stepwell[oidc]'."""
+    oidc_client_id: str | None = None
+    """What the provider knows this dashboard by. Its secret is no flag: STEPWELL_DASHBOARD_OIDC_CLIENT_SECRET in the
+    environment; without it, the dashboard is a public client."""
+    oidc_viewers: People = ()
+    """Who may log in and look, separated by commas: mail addresses that the provider has verified, or group:NAME for
+    all with that name in the claim `groups`."""
+    oidc_curators: People = ()
+    """Who may log in, look, and mark, reject and relabel; as in --oidc-viewers."""
+    public_url: SafeAddress = None
+    """Address at which browsers reach the dashboard, if a proxy is in front of it; the provider sends people back to
+    it. Without it, the address that the browser asks for."""
     port: int = Field(default=8200, ge=0, le=65535)
     """Port to listen on."""
+
+    @model_validator(mode="after")
+    def _check_oidc(self) -> Self:
+        people = (*self.oidc_viewers, *self.oidc_curators)
+        if self.oidc_issuer is None and (people or self.oidc_client_id):
+            raise ValueError("--oidc-client-id, --oidc-viewers and --oidc-curators need --oidc-issuer")
+        if self.oidc_issuer is not None and not self.oidc_client_id:
+            raise ValueError("--oidc-issuer needs --oidc-client-id, which the provider gives")
+        if self.oidc_issuer is not None and not people:
+            raise ValueError("--oidc-issuer needs --oidc-viewers or --oidc-curators: without them nobody may log in")
+        if self.oidc_issuer is not None and not self.control_keys:
+            raise ValueError(
+                "--oidc-issuer needs control keys (STEPWELL_DASHBOARD_CONTROL_KEYS): the cookie of a person who is "
+                "logged in is sealed with a secret that is made from them"
+            )
+        return self

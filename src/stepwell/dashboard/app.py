@@ -1,6 +1,7 @@
 """The dashboard's ASGI application: built from its parts, with the files of the page."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, HTTPException, Response
 
@@ -13,11 +14,15 @@ from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.common.tokenizers import Tokenizer
 from stepwell.dashboard import http
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
+from stepwell.dashboard.login_routes import login_router
 from stepwell.dashboard.metrics import exposition
 from stepwell.dashboard.routes import api_router
 from stepwell.dashboard.state import DashboardState
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.ports import PoolReader
+
+if TYPE_CHECKING:
+    from stepwell.dashboard.login.oidc import OidcLogin  # needs the extra `oidc`
 
 PAGE = Path(__file__).parent / "page"
 MEDIA_TYPES = {
@@ -40,8 +45,9 @@ def create_dashboard(
     tokenizer: Tokenizer | None,
     audit: AuditLog | None = None,
     hosts: ServedHosts | None = LOOPBACK_HOSTS,
+    login: "OidcLogin | None" = None,
 ) -> FastAPI:
-    """`hosts` are the names by which it may be asked; None: any."""
+    """`hosts` are the names by which it may be asked; None: any. Without `login`, people need a key."""
     state = DashboardState(pool, plan, gateways, tokenizer)
 
     app = FastAPI(
@@ -52,8 +58,9 @@ def create_dashboard(
         openapi_url=None,
         redirect_slashes=False,
     )
-    http.install(app, RouteGuard(keys, audit), CrossSiteCheck(hosts))
+    http.install(app, RouteGuard(keys, audit), CrossSiteCheck(hosts), login.caller if login else None)
     app.include_router(api_router(state))
+    app.include_router(login_router(login))
     app.include_router(page_router())
 
     @app.get("/health")

@@ -2,14 +2,15 @@
 responses.
 
 Invariants:
-- If there are keys, all but the page itself and /health needs one.
+- If there are keys, all but the page itself, /health and the login needs one, or the cookie of a person who is logged
+  in. A request with a key is judged by the key alone.
 - The page runs no script and loads nothing from another origin.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 from fastapi import FastAPI, Request
@@ -17,9 +18,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepwell import errors
+from stepwell.access.caller import Caller
 from stepwell.access.route_guard import RouteGuard
 from stepwell.access.route_table import DASHBOARD_ROUTES, STATIC, STATIC_ROOT, Route
 from stepwell.common import cross_site
@@ -42,6 +45,10 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 JSON = "application/json"
+LOGIN = "login"
+"""Where the page sends a person to log in."""
+FindPerson: TypeAlias = Callable[[HTTPConnection], Caller | None]
+"""Who is logged in, by the cookie of a request."""
 JSON_OPTIONS = orjson.OPT_NON_STR_KEYS
 
 
@@ -76,13 +83,15 @@ def _plain(value: object) -> object:
     return str(value)
 
 
-def error_response(status: int, message: str) -> Response:
-    return json_response({"error": {"message": message}}, status)
+def error_response(status: int, message: str, **more: str) -> Response:
+    return json_response({"error": {"message": message, **more}}, status)
 
 
-def install(app: FastAPI, guard: RouteGuard, check: cross_site.CrossSiteCheck) -> None:
+def install(
+    app: FastAPI, guard: RouteGuard, check: cross_site.CrossSiteCheck, find_person: FindPerson | None = None
+) -> None:
     app.add_middleware(OriginGuard, check=check)
-    app.add_middleware(KeyGuard, guard=guard)  # around it: its headers are in every response
+    app.add_middleware(KeyGuard, guard=guard, find_person=find_person)  # around it: its headers are in every response
 
     @app.exception_handler(errors.StepwellError)
     async def known(_: Request, failure: errors.StepwellError) -> Response:
@@ -119,17 +128,19 @@ class OriginGuard:
 
 
 class KeyGuard:
-    """Checks the key before the request is read, and adds the headers to every response."""
+    """Checks the key or the cookie before the request is read, and adds the headers to every response."""
 
-    def __init__(self, app: ASGIApp, guard: RouteGuard) -> None:
+    def __init__(self, app: ASGIApp, guard: RouteGuard, find_person: FindPerson | None = None) -> None:
+        """Without `find_person`, nobody can log in."""
         self._app = app
         self._guard = guard
+        self._find_person = find_person
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_data = scope["path"].startswith(("/api", "/metrics"))
+        is_data = scope["path"].startswith(("/api", "/metrics", f"/{LOGIN}"))
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -139,12 +150,20 @@ class KeyGuard:
             await send(message)
 
         route = route_of(scope["method"], scope["path"])
+        key = dict(scope["headers"]).get(b"authorization")
+        by_cookie = self._find_person if key is None and not route.is_open else None
+        person = by_cookie(HTTPConnection(scope)) if by_cookie else None
         try:
-            caller = self._guard.admit(route, scope, dict(scope["headers"]).get(b"authorization"))
+            caller = self._guard.admit(route, scope, key, person=person)
         except errors.StepwellError as failure:
-            await error_response(STATUS[type(failure)], str(failure))(scope, receive, send_with_headers)
+            await self._refusal(failure)(scope, receive, send_with_headers)
         else:
             await self._guard.serve(self._app, route, caller, scope, receive, send_with_headers)
+
+    def _refusal(self, failure: errors.StepwellError) -> Response:
+        """It says where to log in, if that would help."""
+        more = {"login": LOGIN} if self._find_person and isinstance(failure, errors.Forbidden) else {}
+        return error_response(STATUS[type(failure)], str(failure), **more)
 
 
 def route_of(method: str, path: str) -> Route:

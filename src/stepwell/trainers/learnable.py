@@ -35,6 +35,10 @@ REASONS = {
         "rollouts without log-probabilities",
         "use an engine that returns them, or send them with the steps",
     ),
+    "rollouts_overlong": (
+        "rollouts whose last step did not come to its end",
+        "let agents answer longer (max_tokens, the engine's context), or set filter_overlong to False",
+    ),
     "steps_other_temperature": (
         "steps sampled at another temperature than the trainer's",
         "set the trainer's temperature to that of the samples",

@@ -1,23 +1,28 @@
-"""A model and its optimizer: one gradient step per batch, with gradients summed over as many passes as memory needs."""
+"""A model and its optimizer: one gradient step per minibatch, with gradients summed over as many passes as memory
+needs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepwell.common.optional import require
 from stepwell.errors import BadRequest
-from stepwell.trainers.grpo import (
+from stepwell.trainers.algorithms import ALGORITHMS
+from stepwell.trainers.distributions import (
     chosen_logprobs,
     entropies,
     kl_penalty,
-    policy_loss,
     token_distributions,
     token_logprobs,
 )
+from stepwell.trainers.policy_loss import LogRatios, log_ratios, policy_loss, sequence_log_ratios
 from stepwell.trainers.rows import Pass, TrainedRows
 from stepwell.trainers.settings import Settings
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 BETAS = (0.9, 0.95)
 
@@ -27,7 +32,7 @@ class Learned:
     """The result of one batch; all but the loss and the last two are means over its trained tokens."""
 
     loss: float = 0.0
-    """Over the tokens as `loss_aggregation` says."""
+    """Over the tokens as `loss_aggregation` says; the mean of the minibatches."""
     ratio: float = 1.0
     """Importance ratio: how much likelier the tokens have become since they were sampled."""
     clipped: float = 0.0
@@ -42,7 +47,7 @@ class Learned:
     kl: float = 0.0
     """Estimated KL divergence from the reference; 0 without one."""
     gradient_norm: float = 0.0
-    """Before clipping; 0 if there was nothing to train."""
+    """Before clipping; the mean of the minibatches; 0 if there was nothing to train."""
     learning_rate: float = 0.0
 
 
@@ -63,46 +68,92 @@ class Learner:
         self.optimizer.state.clear()
 
     def learn(self, rows: TrainedRows, update: int) -> Learned:
-        """One gradient step; none if there is nothing to train."""
-        from torch.nn.utils import clip_grad_norm_
-
-        rate = self.rate(update)
+        """One gradient step per minibatch; none if there is nothing to train."""
+        rate, settings = self.rate(update), self._settings
         if not rows.tokens:
             return Learned(learning_rate=rate)
+        minibatches = [
+            list(minibatch.passes(settings.tokens_per_pass, settings.loss_aggregation, settings.fixed_length))
+            for minibatch in rows.minibatches(settings.minibatches)
+        ]
+        proximal: list[list[torch.Tensor | None]] = [[None] * len(parts) for parts in minibatches]
+        if len(minibatches) > 1 and settings.importance_cap is not None:
+            proximal = [[self._current_logprobs(part) for part in parts] for parts in minibatches]
+        steps = [
+            self._take_step(parts, before, rate, rows.tokens)
+            for parts, before in zip(minibatches, proximal, strict=True)
+        ]
+        means = _added(steps)
+        for name in ("loss", "gradient_norm"):
+            means[name] /= len(steps)
+        return Learned(**means, learning_rate=rate)
+
+    def _take_step(
+        self, parts: Sequence[Pass], proximal: "Sequence[torch.Tensor | None]", rate: float, tokens: int
+    ) -> dict[str, float]:
+        """Trains a minibatch. Returns its loss, the norm of its gradient, and its share of the batch's means."""
+        from torch.nn.utils import clip_grad_norm_
+
         self.optimizer.zero_grad()
-        settings = self._settings
-        parts = rows.passes(settings.tokens_per_pass, settings.loss_aggregation, settings.fixed_length)
-        passes = [self._backward(part, rows.tokens) for part in parts]
-        norm = clip_grad_norm_(self.model.parameters(), settings.max_gradient_norm, error_if_nonfinite=True)
+        sequence_ratios: Sequence[LogRatios | None] = [None] * len(parts)
+        if ALGORITHMS[self._settings.algorithm].by_sequence:
+            sequence_ratios = self._sequence_ratios(parts, proximal)
+        passes = [
+            self._backward(part, before, ratios, tokens)
+            for part, before, ratios in zip(parts, proximal, sequence_ratios, strict=True)
+        ]
+        norm = clip_grad_norm_(self.model.parameters(), self._settings.max_gradient_norm, error_if_nonfinite=True)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        means = {name: sum(shares[name] for shares in passes) for name in passes[0]}
-        return Learned(**means, gradient_norm=norm.item(), learning_rate=rate)
+        return _added(passes) | {"gradient_norm": norm.item()}
 
     def rate(self, update: int) -> float:
         """The learning rate after that many updates. It rises with the steps of the optimizer, also after a reset."""
         settings = self._settings
         done = min(update / settings.updates, 1.0)
-        risen = min((self._optimizer_steps() + 1) / (settings.warmup_updates + 1), 1.0)
+        risen = min((self._optimizer_steps() / settings.minibatches + 1) / (settings.warmup_updates + 1), 1.0)
         return settings.learning_rate * risen * (1.0 - (1.0 - settings.final_rate) * done)
 
     def _optimizer_steps(self) -> float:
         known = next(iter(self.optimizer.state.values()), None)
         return 0.0 if known is None else float(known["step"])
 
-    def _backward(self, part: Pass, tokens: int) -> dict[str, float]:
-        """Adds the gradients of one pass; returns its share of the batch's means."""
+    def _inputs(self, part: Pass) -> "list[torch.Tensor]":
+        return self._tensors(part.ids_R_L, part.attention_R_L, part.trained_R_L, part.temperatures_N)
+
+    def _tensors(self, *arrays: "NDArray[np.generic]") -> "list[torch.Tensor]":
         import torch
 
-        settings, device = self._settings, next(self.model.parameters()).device
-        arrays = (part.ids_R_L, part.attention_R_L, part.trained_R_L, part.temperatures_N)
-        inputs = [torch.from_numpy(array).to(device) for array in arrays]
-        of_tokens = (part.recorded_N, part.advantages_N, part.weights_N)
-        recorded_N, advantages_N, weights_N = (torch.from_numpy(array).to(device) for array in of_tokens)
+        device = next(self.model.parameters()).device
+        return [torch.from_numpy(array).to(device) for array in arrays]
+
+    def _current_logprobs(self, part: Pass) -> "torch.Tensor":
+        import torch
+
+        with torch.no_grad():
+            return token_logprobs(self.model, *self._inputs(part))
+
+    def _sequence_ratios(self, parts: Sequence[Pass], proximal: "Sequence[torch.Tensor | None]") -> list[LogRatios]:
+        """A pass does not see all tokens of a sequence, so they are computed before all passes."""
+        of_parts = []
+        for part, before in zip(parts, proximal, strict=True):
+            (recorded_N,) = self._tensors(part.recorded_N)
+            of_parts.append(log_ratios(self._current_logprobs(part), recorded_N, before))
+        return sequence_log_ratios(of_parts, [part.sequences_N for part in parts])
+
+    def _backward(
+        self, part: Pass, proximal_N: "torch.Tensor | None", sequence_ratios: LogRatios | None, tokens: int
+    ) -> dict[str, float]:
+        """Adds the gradients of one pass; returns its part of the loss, and its share of the batch's means."""
+        import torch
+
+        settings, inputs = self._settings, self._inputs(part)
+        recorded_N, advantages_N, weights_N = self._tensors(part.recorded_N, part.advantages_N, part.weights_N)
         distributions_N_V = token_distributions(self.model, *inputs)
         logprobs_N = chosen_logprobs(distributions_N_V, inputs[0], inputs[2])
-        policy = policy_loss(logprobs_N, recorded_N, advantages_N, settings)
+        ratios = sequence_ratios or log_ratios(logprobs_N, recorded_N, proximal_N)
+        policy = policy_loss(logprobs_N, ratios, advantages_N, settings)
         kl_N = torch.zeros_like(logprobs_N)
         if self._reference is not None:
             with torch.no_grad():
@@ -120,3 +171,7 @@ class Learner:
             "kl": kl_N,
         }
         return {"loss": loss.item()} | {name: share.sum().item() / tokens for name, share in shares.items()}
+
+
+def _added(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(part[name] for part in parts) for name in parts[0]}

@@ -19,10 +19,9 @@ from typing import Any, TextIO, TypeAlias
 import numpy as np
 
 from stepwell.common.optional import require
-from stepwell.steps.step import CUT_SHORT
 from stepwell.trainers.learner import Learned
 from stepwell.trainers.ports import TrainingBatch
-from stepwell.trainers.rows import TrainedRows
+from stepwell.trainers.rows import TrainedRows, came_to_no_end
 
 log = logging.getLogger("stepwell.trainers")
 
@@ -41,6 +40,8 @@ class UpdateMetrics(Learned):
     """The mean return of the batch's scored rollouts; NaN if there is none."""
     truncated: float = 0.0
     """The share of the batch's steps that ended because they reached their largest length."""
+    refills: int = 0
+    """How often more groups were fetched in place of those that teach nothing."""
     rollouts: int
     rollouts_trained: int
     """The others were trained before, or are among those counted below."""
@@ -49,6 +50,7 @@ class UpdateMetrics(Learned):
     groups_equal: int = 0
     rollouts_unscored: int = 0
     rollouts_without_logprobs: int = 0
+    rollouts_overlong: int = 0
     steps_other_temperature: int = 0
     steps_unknown_temperature: int = 0
     steps_unusable_advantages: int = 0
@@ -93,6 +95,7 @@ def measure(
     before: int,
     version: int,
     gap: float | None,
+    refills: int,
 ) -> UpdateMetrics:
     """`before` is the version of the weights before the update, `version` the one after it."""
     seconds = {f"{part}_seconds": stopwatch.seconds[part] for part in ("fetch", "train", "save", "sync")}
@@ -101,7 +104,8 @@ def measure(
         update=update,
         version=version,
         reward=rows.reward,
-        truncated=_truncated(batch),
+        truncated=float(came_to_no_end(batch.columns).mean()),
+        refills=refills,
         rollouts=len(rows.uids_T),
         rollouts_trained=len(np.unique(rows.merged.trajectory_of_R[rows.chosen_R])),
         rows=len(rows.chosen_R),
@@ -187,11 +191,6 @@ def guarded(report: Report) -> Report:
 
 def as_numbers(metrics: UpdateMetrics) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in asdict(metrics).items()}
-
-
-def _truncated(batch: TrainingBatch) -> float:
-    reasons: list[str | None] = batch.columns.carried["finish_reasons"]
-    return (reasons.count("length") + reasons.count(CUT_SHORT)) / len(reasons)
 
 
 def _staleness(rows: TrainedRows, version: int) -> float:

@@ -2,7 +2,8 @@
 
 - A group is left out if it was trained before, or if no advantage in it differs from 0.
 - A group of one has the fallback baseline.
-- A rollout is left out if it is unscored, or if log-probabilities are missing.
+- A rollout is left out if it is unscored, or if log-probabilities are missing, or, if the settings say so, if its last
+  step did not come to its end.
 - A step is left out if its temperature is not known, or not the one that is trained, or if its own advantages cannot
   be used.
 - What is left out, here or by the pool, is counted. It does not change the advantages of the rest.
@@ -12,7 +13,7 @@
 """
 
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from stepwell.steps.layout import IndexArray, offsets, parts_of, sums
 from stepwell.steps.padding import ones, spread
 from stepwell.steps.rows import MergedRows
 from stepwell.steps.running_statistics import NO_PAST, RunningStatistics
-from stepwell.steps.step import BoolArray, FloatArray
+from stepwell.steps.step import CUT_SHORT, BoolArray, FloatArray
 from stepwell.trainers.aggregation import LossAggregation, token_weights
 from stepwell.trainers.comparison import compare, whole_returns
 from stepwell.trainers.ports import TrainingBatch
@@ -32,6 +33,8 @@ from stepwell.trainers.settings import RowSettings, TrainingUnit
 
 ZERO_ADVANTAGE = "set_advantage_to_zero"
 """The key of an environment's `overrides` by which a sequence is not trained towards anything."""
+NO_END = frozenset({"length", CUT_SHORT})
+"""The finish_reasons of steps that did not come to their end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -47,6 +50,8 @@ class Pass:
     temperatures_N: FloatArray
     weights_N: FloatArray
     """Of the tokens' losses in that of the batch."""
+    sequences_N: IndexArray
+    """The number of each token's rollout; of its step, if these are the unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,7 @@ class LeftOut:
     """Other groups whose rollouts did equally well, or as well as their baseline."""
     rollouts_unscored: int
     rollouts_without_logprobs: int
+    rollouts_overlong: int
     steps_other_temperature: int
     steps_unknown_temperature: int
     steps_unusable_advantages: int
@@ -96,6 +102,26 @@ class TrainedRows:
         """The rollouts that count as trained with this batch, including those left out because they teach nothing."""
         return tuple(uid for uid, is_new in zip(self.uids_T, self.is_new_T.tolist(), strict=True) if is_new)
 
+    @property
+    def groups_trained(self) -> int:
+        return len(np.unique(self.merged.group_of_R[self.chosen_R]))
+
+    def minibatches(self, count: int) -> "list[TrainedRows]":
+        """The trained rollouts, dealt in turn, each with all of its rows. There are fewer minibatches if there are
+        fewer rollouts."""
+        if count == 1:
+            return [self]
+        trajectory_of_R, lengths_R = self.merged.trajectory_of_R, np.diff(self.merged.offsets_R)
+        rollouts, parts = np.unique(trajectory_of_R[self.chosen_R]), []
+        for first in range(min(count, len(rollouts))):
+            is_dealt_R = np.isin(trajectory_of_R, rollouts[first::count])
+            chosen_R, trained = (
+                self.chosen_R[is_dealt_R[self.chosen_R]],
+                self.trained & np.repeat(is_dealt_R, lengths_R),
+            )
+            parts.append(replace(self, chosen_R=chosen_R, trained=trained))
+        return parts
+
     def passes(self, tokens: int, aggregation: LossAggregation = "token_mean", fixed_length: int = 1) -> Iterator[Pass]:
         """As many rows at a time as fit into `tokens` with their padding, but at least one."""
         lengths_R = np.diff(self.merged.offsets_R)
@@ -128,6 +154,7 @@ class TrainedRows:
             advantages_N=of_trained(self.advantages),
             temperatures_N=of_trained(self.temperatures),
             weights_N=of_trained(weights),
+            sequences_N=np.repeat(merged.trajectory_of_R[rows], trained_R_L.sum(axis=1)),
         )
 
 
@@ -149,9 +176,10 @@ def choose_rows(
 
     compared = compare(batch, settings, past, group_of_T[known_T])
     advantages, is_unusable_S = _response_advantages(batch, settings, compared), unusable_advantages(columns)
-    lacks_logprobs_T = _lacks_logprobs(batch)
+    lacks_logprobs_T, is_overlong_T = _lacks_logprobs(batch), _overlong(batch, is_filtered=settings.filter_overlong)
     temperatures_S, is_unknown_S, is_other_S = step_temperatures(columns, settings)
-    wanted_S = (is_new_T & ~lacks_logprobs_T)[trajectory_of_S] & ~is_unknown_S & ~is_other_S & ~is_unusable_S
+    wanted_T = is_new_T & ~lacks_logprobs_T & ~is_overlong_T
+    wanted_S = wanted_T[trajectory_of_S] & ~is_unknown_S & ~is_other_S & ~is_unusable_S
     wanted = columns.mask & np.repeat(wanted_S, responses_S) & ~np.isnan(advantages)
     group_of = np.repeat(group_of_T[trajectory_of_S], responses_S)
     differs = columns.mask & (np.nan_to_num(advantages) != 0.0)
@@ -183,6 +211,7 @@ def choose_rows(
             groups_equal=equal,
             rollouts_unscored=int((is_new_T & ~is_scored_T[: len(is_new_T)]).sum()),
             rollouts_without_logprobs=int((is_new_T & lacks_logprobs_T).sum()),
+            rollouts_overlong=int((is_new_T & is_overlong_T).sum()),
             steps_other_temperature=int((is_new_S & is_other_S).sum()),
             steps_unknown_temperature=int((is_new_S & is_unknown_S).sum()),
             steps_unusable_advantages=int((is_new_S & is_unusable_S).sum()),
@@ -285,6 +314,20 @@ def _lacks_logprobs(batch: TrainingBatch) -> BoolArray:
     missing_S = sums(is_missing(columns.logprobs) & columns.mask, columns.response_lengths_S)
     lacking_T: BoolArray = np.bincount(batch.trajectory_of_S, missing_S, len(batch.group_of_T)) > 0
     return lacking_T
+
+
+def came_to_no_end(columns: Columns) -> BoolArray:
+    """Which steps reached their largest length, or were not read on by their agent."""
+    return np.array([reason in NO_END for reason in columns.carried["finish_reasons"]], np.bool_)
+
+
+def _overlong(batch: TrainingBatch, *, is_filtered: bool) -> BoolArray:
+    """Which rollouts have a last step that did not come to its end; none if these are not filtered."""
+    overlong_T = np.zeros(len(batch.group_of_T), np.bool_)
+    if is_filtered:
+        in_order = np.lexsort((batch.columns.step_indexes_S, batch.trajectory_of_S))
+        overlong_T[batch.trajectory_of_S[in_order]] = came_to_no_end(batch.columns)[in_order]  # the last one stays
+    return overlong_T
 
 
 def _unlearnable_groups(

@@ -4,16 +4,20 @@ With the defaults, a model of a third of a million parameters learns on two CPU 
 learning rate about a hundred times smaller.
 """
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias, get_args
 
 from stepwell.errors import BadRequest
 from stepwell.steps.advantages import AdvantageKind
 from stepwell.steps.baselines import BaselineKind
 from stepwell.steps.credit import CreditKind
 from stepwell.trainers.aggregation import LossAggregation
+from stepwell.trainers.algorithms import ALGORITHMS, AlgorithmDefaults, AlgorithmKind
 
 TrainingUnit: TypeAlias = Literal["groups", "trajectories", "steps"]
+ImportanceSampling: TypeAlias = Literal["truncated", "masked"]
+BY_ALGORITHM: Any = object()
+"""The default of a setting whose value is that of the algorithm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,9 @@ class RowSettings:
     """If set, steps that were sampled at another temperature are left out; else every token is trained at its own."""
     assumed_temperature: float | None = None
     """The temperature of steps that do not tell theirs. If it is not set, they are left out."""
+    filter_overlong: bool = False
+    """Are rollouts left out whose last step did not come to its end? It reached its largest length, or its agent did
+    not read on. They count in the baseline."""
 
     def __post_init__(self) -> None:
         if self.unit == "steps" and self.advantage == "rollout":
@@ -52,6 +59,11 @@ class RowSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(RowSettings):
+    algorithm: AlgorithmKind = "grpo"
+    """The objective, and the default of the settings that belong to it (trainers/algorithms.py): `baseline`,
+    `divide_by_std`, `loss_aggregation`, `clip_low`, `clip_high` and `importance_cap`."""
+    baseline: BaselineKind = BY_ALGORITHM
+    divide_by_std: bool = BY_ALGORITHM
     groups: int = 16
     """Groups per batch; trajectories or steps, if these are the unit."""
     channel: str = "train"
@@ -64,22 +76,30 @@ class Settings(RowSettings):
     """Updates over which the learning rate rises at the beginning and after a rollback. Adam's first steps are as large
     as the rate, however small the gradient: a high rate spoils the model at once."""
     max_gradient_norm: float = 1.0
-    clip_low: float = 0.2
-    clip_high: float = 0.28
+    minibatches: int = 1
+    """Gradient steps per batch, each on a part of its rollouts. Log-probabilities of the weights before the first one,
+    the proximal policy, are computed if there is an `importance_cap`."""
+    clip_low: float = BY_ALGORITHM
+    clip_high: float = BY_ALGORITHM
     """A token whose probability has changed by more than these shares since it was sampled, in the direction of its
-    advantage, gets no gradient."""
+    advantage, gets no gradient. For `gspo`, its rollout's probability per token counts; `cispo` clips its weight."""
     dual_clip: float = 3.0
     """The largest weight of a token with a negative advantage, however much likelier it has become."""
-    importance_cap: float | None = None
-    """If set, tokens are weighted by their importance ratio, up to this, instead of clipped: for data that is many
-    versions old, of which clipping would leave little."""
+    importance_cap: float | None = BY_ALGORITHM
+    """If set, tokens are weighted by their importance ratio, up to this, and only what the gradient steps of one batch
+    change is clipped: for data that is many versions old, of which clipping would leave little."""
+    importance_sampling: ImportanceSampling = "truncated"
+    """What is done with a larger ratio than `importance_cap`. `truncated`: it counts as the cap. `masked`: the token
+    is not trained."""
     kl_coefficient: float = 0.0
     """The weight of the KL penalty towards the reference model, which must be given if this is not 0."""
-    loss_aggregation: LossAggregation = "token_mean"
+    loss_aggregation: LossAggregation = BY_ALGORITHM
     """How the tokens' losses become one. `token_mean`: their mean. `sequence_mean`: the mean over rollouts of the mean
     over each one's tokens. `fixed_length`: the mean over rollouts of the sum over tokens, divided by `fixed_length`."""
     fixed_length: int = 1024
     """Tokens; by what `fixed_length` divides."""
+    max_refills: int = 0
+    """Dynamic sampling: how often an update may fetch more groups in place of those that teach nothing."""
     max_unlearnable: int | None = 20
     """Batches in a row from which nothing can be learned before the run stops with `NothingLearned`; None: never."""
     tokens_per_pass: int = 16_384
@@ -92,3 +112,31 @@ class Settings(RowSettings):
     """Updates between checkpoints. After a crash, what was trained since the last one is trained again."""
     sync_every: int = 1
     """Updates between syncs of the engines' weights."""
+    _filled_for: AlgorithmKind | None = field(default=None, repr=False)
+    """The algorithm whose values are filled in. `dataclasses.replace` passes it on, so that another algorithm does not
+    get them unnoticed."""
+
+    def __post_init__(self) -> None:
+        RowSettings.__post_init__(self)
+        if self.algorithm not in ALGORITHMS:
+            raise BadRequest(f"algorithm is one of {', '.join(ALGORITHMS)}, not {self.algorithm!r}")
+        if self._filled_for not in (None, self.algorithm):
+            raise BadRequest(
+                f"these settings have the values of {self._filled_for}; make new ones: "
+                f"Settings(algorithm={self.algorithm!r}, …)"
+            )
+        defaults = ALGORITHMS[self.algorithm].defaults
+        for name in (decided.name for decided in fields(AlgorithmDefaults)):
+            if getattr(self, name) is BY_ALGORITHM:
+                object.__setattr__(self, name, getattr(defaults, name))
+        object.__setattr__(self, "_filled_for", self.algorithm)
+        self._check_importance()
+        if self.minibatches < 1 or self.max_refills < 0:
+            raise BadRequest("minibatches is at least 1, and max_refills at least 0")
+
+    def _check_importance(self) -> None:
+        if self.importance_sampling not in get_args(ImportanceSampling):
+            kinds = ", ".join(get_args(ImportanceSampling))
+            raise BadRequest(f"importance_sampling is one of {kinds}, not {self.importance_sampling!r}")
+        if self.importance_sampling == "masked" and self.importance_cap is None:
+            raise BadRequest("importance_sampling='masked' needs an importance_cap: a larger ratio is not trained")

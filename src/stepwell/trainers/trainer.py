@@ -1,18 +1,19 @@
-"""A small GRPO trainer. It trains on what is ready while agents continue.
+"""A small policy gradient trainer. It trains on what is ready while agents continue.
 
 - A batch is acknowledged only when a checkpoint that contains it is on disk (without checkpoints: when it is in the
   weights), so a trainer that dies loses nothing.
 - A batch that comes back although a checkpoint contains it is recognised by name and not trained again.
 - A resumed run continues bit for bit.
+- Groups that teach nothing are acknowledged with the batch that is trained in their place.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from stepwell.errors import StepwellError
+from stepwell.errors import FetchTimeout, StepwellError
 from stepwell.steps.running_statistics import NO_PAST, statistics_of
 from stepwell.trainers.checkpoint import (
     Checkpoint,
@@ -23,6 +24,7 @@ from stepwell.trainers.checkpoint import (
     set_random_state,
     write_checkpoint,
 )
+from stepwell.trainers.joined_batch import JoinedBatch
 from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.learner import Learner
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
@@ -54,6 +56,13 @@ class Sync(Protocol):
     better first, `stepwell.trainers.guard.guarded_sync.GuardedSync`."""
 
     def sync(self, weights: "torch.nn.Module", version: int) -> Synced: ...
+
+
+class FetchedBatch(NamedTuple):
+    batch: TrainingBatch
+    rows: TrainedRows
+    refills: int = 0
+    """How often more groups were fetched in place of those that teach nothing."""
 
 
 class AsyncTrainer:
@@ -117,7 +126,7 @@ class AsyncTrainer:
         self.start()
         stopwatch, before = Stopwatch(), self.version
         with stopwatch.timing("fetch"):
-            batch, rows = self._fetch()
+            batch, rows, refills = self._fetch()
         with stopwatch.timing("train"), self._nack_on_failure(batch):
             learned = self._learner.learn(rows, self.update)
         self._record_update(batch, rows)
@@ -127,7 +136,15 @@ class AsyncTrainer:
         with stopwatch.timing("sync"):
             gap = self._sync_weights() if self.version != before else None
         metrics = measure(
-            batch, rows, learned, stopwatch, update=self.update, before=before, version=self.version, gap=gap
+            batch,
+            rows,
+            learned,
+            stopwatch,
+            update=self.update,
+            before=before,
+            version=self.version,
+            gap=gap,
+            refills=refills,
         )
         for report in self._reports:
             report(metrics)
@@ -161,22 +178,43 @@ class AsyncTrainer:
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def _fetch(self) -> tuple[TrainingBatch, TrainedRows]:
+    def _fetch(self) -> FetchedBatch:
         """A batch with something new: rollouts may come back that were trained under a lease that expired."""
-        settings = self.settings
         while True:
-            batch = self._pool.fetch_batch(
-                settings.groups,
-                timeout=settings.fetch_timeout,
-                lease=settings.lease,
-                channel=settings.channel,
-                unit=settings.unit,
-            )
-            rows = choose_rows(batch, self._ledger, settings, self._statistics)
-            if rows.is_new_T.any():
-                return batch, rows
-            self._ledger.add(batch.leases, ())
+            fetched = self._refill(self._choose(self._take(self.settings.groups)))
+            if fetched.rows.is_new_T.any():
+                return fetched
+            self._ledger.add(fetched.batch.leases, ())
             self._save()
+
+    def _refill(self, fetched: FetchedBatch) -> FetchedBatch:
+        """With more groups in place of those that teach nothing. If there are no more in time, with what there is."""
+        while fetched.refills < self.settings.max_refills:
+            missing = self.settings.groups - fetched.rows.groups_trained
+            if missing <= 0:
+                break
+            with self._nack_on_failure(fetched.batch):
+                try:
+                    more = self._take(missing)
+                except FetchTimeout as timeout:
+                    log.warning("%d groups teach nothing and are not replaced: %s", missing, timeout)
+                    break
+            fetched = self._choose(JoinedBatch([fetched.batch, more]), fetched.refills + 1)
+        return fetched
+
+    def _choose(self, batch: TrainingBatch, refills: int = 0) -> FetchedBatch:
+        with self._nack_on_failure(batch):
+            return FetchedBatch(batch, choose_rows(batch, self._ledger, self.settings, self._statistics), refills)
+
+    def _take(self, groups: int) -> TrainingBatch:
+        settings = self.settings
+        return self._pool.fetch_batch(
+            groups,
+            timeout=settings.fetch_timeout,
+            lease=settings.lease,
+            channel=settings.channel,
+            unit=settings.unit,
+        )
 
     @contextmanager
     def _nack_on_failure(self, batch: TrainingBatch) -> Iterator[None]:

@@ -36,6 +36,7 @@ from stepwell.steps.step import FloatArray, IntArray
 from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
+from stepwell.trainers.row_samples import row_samples
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import RowSettings
 from stepwell.trainers.weight_stream import Weights
@@ -77,30 +78,21 @@ def samples_of(rows: TrainedRows, group_id: int, version_offset: int) -> list[Ro
 
     `version_offset` is the pool's version minus TRL's.
     """
-    merged, now = rows.merged, time.time()
     if not rows.tokens:
         return []
-    oldest = int(merged.versions[rows.trained].min())
-    samples = []
-    for row in np.sort(rows.chosen_R).tolist():
-        start, end = merged.offsets_R[row], merged.offsets_R[row + 1]
-        trained, advantages = rows.trained[start:end], rows.advantages[start:end]
-        for advantage in np.unique(advantages[trained]):
-            mask = trained & (advantages == advantage)
-            length = int(np.flatnonzero(mask)[-1]) + 1
-            here = slice(start, start + length)
-            samples.append(
-                RolloutSample(
-                    input_ids=merged.tokens[here],
-                    completion_mask=mask[:length].astype(np.int32),
-                    old_log_probs=merged.logprobs[here],
-                    advantage=float(advantage),
-                    model_version=oldest - version_offset,
-                    group_id=group_id,
-                    enqueued_at=now,
-                )
-            )
-    return samples
+    oldest, now = int(rows.merged.versions[rows.trained].min()), time.time()
+    return [
+        RolloutSample(
+            input_ids=sample.tokens,
+            completion_mask=sample.trained.astype(np.int32),
+            old_log_probs=sample.logprobs,
+            advantage=sample.advantage,
+            model_version=oldest - version_offset,
+            group_id=group_id,
+            enqueued_at=now,
+        )
+        for sample in row_samples(rows)
+    ]
 
 
 class StepwellRolloutWorker:

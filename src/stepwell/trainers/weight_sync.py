@@ -25,7 +25,7 @@ from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import BadRequest, SyncFailed
 from stepwell.trainers.checkpoint import TensorState
-from stepwell.trainers.grpo import token_logprobs
+from stepwell.trainers.distributions import token_logprobs
 from stepwell.trainers.ports import VersionedPool
 from stepwell.trainers.sync_round import SyncRound, break_off
 from stepwell.trainers.transfers import Transfer

@@ -13,8 +13,9 @@ from stepwell.pool.client.batch import Batch, make_batch
 from stepwell.steps.advantages import group_advantages
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, logprobs_array, mask_array
-from stepwell.trainers.grpo import policy_loss, token_logprobs
+from stepwell.trainers.distributions import token_logprobs
 from stepwell.trainers.learner import Learned, Learner
+from stepwell.trainers.policy_loss import log_ratios, policy_loss
 from stepwell.trainers.rows import choose_rows, response_advantages
 from stepwell.trainers.settings import RowSettings, Settings
 from tests.unit.trainers.models import VOCABULARY, Bigram, Recurrent, one_turn
@@ -102,7 +103,8 @@ def test_merged_rows_have_the_loss_of_one_padded_row_a_step(made: Groups) -> Non
         recorded = torch.from_numpy(padded.rollout_log_probs_S_R[step])[mask[step]]
         advantages = torch.full_like(recorded, float(advantages_T[batch.trajectory_of_S[step]]))
         logprobs = token_logprobs(model, kept, torch.ones_like(kept), trained, 1.0)
-        total += policy_loss(logprobs, recorded, advantages, rules).losses_N.sum().item()
+        ratios = log_ratios(logprobs, recorded, None)
+        total += policy_loss(logprobs, ratios, advantages, rules).losses_N.sum().item()
     assert total / max(rows.tokens, 1) == pytest.approx(learned.loss, abs=1e-5)
 
 

@@ -5,9 +5,11 @@ import { headers } from "./access.js";
 const MOST = 500;
 
 export class Refusal extends Error {
-  constructor(status, message) {
+  /** `login` is where a person can log in, if the server lets people do so. */
+  constructor(status, message, login = undefined) {
     super(message);
     this.status = status;
+    this.login = login;
   }
 }
 
@@ -42,7 +44,7 @@ async function call(path, init) {
   const answer = await fetch(path, { ...init, cache: "no-store" }).catch(unreachable);
   const body = await answer.json().catch(answer.ok ? unreachable : () => null);
   if (answer.ok) return body;
-  throw new Refusal(answer.status, body?.error?.message ?? `The dashboard answered ${answer.status}.`);
+  throw new Refusal(answer.status, body?.error?.message ?? `The dashboard answered ${answer.status}.`, body?.error?.login);
 }
 
 function unreachable(error) {

@@ -10,7 +10,7 @@ import * as overview from "./overview.js";
 import * as trajectories from "./trajectories.js";
 import * as trajectory from "./trajectory.js";
 import { Refusal, get, isCancelled } from "./api.js";
-import { takeFromAddress } from "./access.js";
+import { logOut, takeFromAddress, takeUpView } from "./access.js";
 import { fill } from "./dom.js";
 import { count, moment } from "./format.js";
 import { Notice } from "./notice.js";
@@ -34,9 +34,12 @@ class Shell {
 
   start() {
     takeFromAddress();
+    takeUpView();
     theme.start(document.getElementById("theme"), () => this.view.redraw?.());
     const help = () => showKeys(this.view.legend);
     document.getElementById("help").addEventListener("click", help);
+    this.logout = document.getElementById("logout");
+    this.logout.addEventListener("click", logOut);
     new Shortcuts({ keys: () => this.view.keys, go, leave: () => this.back(), help });
     addEventListener("hashchange", () => this.route());
     document.addEventListener("visibilitychange", () => this.tick());
@@ -90,9 +93,19 @@ class Shell {
     const asked = get("status");
     const [status, shown] = await Promise.allSettled([asked, this.view.refresh(asked)]);
     if (status.value) fill(document.getElementById("pool"), about(status.value));
+    if (status.reason?.status === 401) this.me = null;
+    else if (status.value && !this.me) await this.showPerson();
     const trouble = status.reason ?? this.poolTrouble(status.value) ?? shown.reason;
     if (!trouble) this.notice.well();
     else if (!isCancelled(trouble)) this.notice.failed(trouble);
+  }
+
+  /** Only who is logged in can log out. */
+  async showPerson() {
+    this.me = await get("me").catch(() => null);
+    const person = /^oidc (.*)$/.exec(this.me?.id ?? "");
+    this.logout.hidden = !person;
+    if (person) fill(this.logout, `Log out ${person[1]}`);
   }
 
   poolTrouble(status) {

@@ -1,7 +1,7 @@
 // The line at the top: a failure and what to do, or the last action.
 
-import { el, fill } from "./dom.js";
-import { hasKey, keep } from "./access.js";
+import { button, el, fill } from "./dom.js";
+import { hasKey, keep, logIn } from "./access.js";
 
 const LASTS = 6000;
 
@@ -19,7 +19,7 @@ export class Notice {
   }
 
   failed(error) {
-    if (error.status === 401) this.askForKey();
+    if (error.status === 401) this.askForKey(error.login);
     else this.show("failed", error.message);
   }
 
@@ -40,7 +40,7 @@ export class Notice {
     fill(this.node, el("span", {}, text)).className = `notice ${kind}`;
   }
 
-  askForKey() {
+  askForKey(login) {
     if (this.kind === "key") return;
     this.kind = "key";
     const input = el("input", { type: "password", "aria-label": "Key", autocomplete: "off", required: true });
@@ -52,7 +52,8 @@ export class Notice {
     };
     const form = el("form", { onsubmit: use }, input, el("button", { type: "submit" }, "Use this key"));
     const what = hasKey() ? "That key is unknown, expired or revoked." : "This needs a key: one of `stepwell keys create --role viewer` or curator, or a control key; `stepwell up` keeps its own in .stepwell/key.";
-    fill(this.node, el("span", {}, what), form).className = "notice failed";
-    input.focus();
+    const toLogIn = login && button("Log in", "", () => logIn(login), { class: "main" });
+    fill(this.node, el("span", {}, what), toLogIn, form).className = "notice failed";
+    (toLogIn || input).focus();
   }
 }

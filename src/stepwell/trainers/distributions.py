@@ -1,30 +1,15 @@
-"""The GRPO loss per token: functions of tensors with N trained tokens each.
+"""The model's distribution at each trained token: log-probabilities, entropies, and the distance from a reference.
 
-- A batch's loss is the sum of its tokens' losses, each with a weight (trainers/aggregation.py). It does not depend on
-  how tokens are divided into rows, and rows into passes.
-- Advantages and recorded log-probabilities carry no gradient.
-- torch is not imported here; the caller has imported it.
+torch is not imported here; the caller has imported it.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from stepwell.trainers.settings import Settings
 
 if TYPE_CHECKING:
     import torch
 
 ENTROPY_TOKENS = 256
 """Tokens whose entropy is computed at once."""
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PolicyLoss:
-    losses_N: "torch.Tensor"
-    ratios_N: "torch.Tensor"
-    """Importance ratios: how much likelier each token has become since it was sampled."""
-    clipped_N: "torch.Tensor"
-    """Which tokens are clipped or capped."""
 
 
 def token_logprobs(
@@ -70,37 +55,6 @@ def entropies(distributions_N_V: "torch.Tensor") -> "torch.Tensor":
         part = fixed_N_V[start : start + ENTROPY_TOKENS]
         entropies_N[start : start + ENTROPY_TOKENS] = -(part.exp() * part).sum(-1)
     return entropies_N
-
-
-def policy_loss(
-    logprobs_N: "torch.Tensor", recorded_N: "torch.Tensor", advantages_N: "torch.Tensor", settings: Settings
-) -> PolicyLoss:
-    """The clipped objective, relative to the log-probabilities recorded when the tokens were sampled."""
-    ratios_N = (logprobs_N - recorded_N).exp()
-    if settings.importance_cap is None:
-        return _clipped(ratios_N, advantages_N, settings)
-    return _weighted(logprobs_N, ratios_N.detach(), advantages_N, settings.importance_cap)
-
-
-def _clipped(ratios_N: "torch.Tensor", advantages_N: "torch.Tensor", settings: Settings) -> PolicyLoss:
-    """PPO's clip; a token with a negative advantage counts at most `dual_clip` times."""
-    near_N = ratios_N.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    gains_N = (ratios_N * advantages_N).minimum(near_N * advantages_N)
-    bounded_N = gains_N.maximum(settings.dual_clip * advantages_N.clamp(max=0)).where(advantages_N < 0, gains_N)
-    return PolicyLoss(
-        losses_N=-bounded_N, ratios_N=ratios_N.detach(), clipped_N=(bounded_N != ratios_N * advantages_N).detach()
-    )
-
-
-def _weighted(
-    logprobs_N: "torch.Tensor", ratios_N: "torch.Tensor", advantages_N: "torch.Tensor", cap: float
-) -> PolicyLoss:
-    """Truncated importance weights. There is one gradient step per batch, so the ratio to the current model is 1 and
-    needs no clip."""
-    since_N = (logprobs_N - logprobs_N.detach()).exp()
-    return PolicyLoss(
-        losses_N=-ratios_N.clamp(max=cap) * since_N * advantages_N, ratios_N=ratios_N, clipped_N=ratios_N > cap
-    )
 
 
 def kl_penalty(logprobs_N: "torch.Tensor", reference_N: "torch.Tensor") -> "torch.Tensor":
