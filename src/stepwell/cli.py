@@ -27,6 +27,11 @@ COMMANDS = {
         "up.command_keys.run_verify",
     ),
     "atropos": ("serve environments and trainers written for Atropos", "serving.AtroposSettings", "run_atropos"),
+    "envs run": (
+        "make rollouts of verifiers or Harbor tasks",
+        "envs_run.EnvsRunSettings",
+        "agents.foreign.envs_command.run_envs",
+    ),
     "dashboard": ("serve the web dashboard", "serving.DashboardSettings", "run_dashboard"),
     "rewards": ("start reward workers on a running Ray cluster", "rewards.RewardSettings", "run_rewards"),
     "reward try": ("call a reward function on stored trajectories", "rewards.TrySettings", "run_try"),

@@ -13,7 +13,7 @@ from stepwell import cli
 HEAVY = ("ray", "fastapi", "pydantic", "torch", "transformers", "aiohttp", "uvicorn")
 OFFLINE = (
     *("down", "status", "doctor", "gateway key", "reward try", "rescore", "lineage", "demo"),
-    *("keys create", "keys list", "keys revoke", "audit verify"),
+    *("keys create", "keys list", "keys revoke", "audit verify", "envs run"),
 )
 """Commands without --ray-namespace."""
 
@@ -61,7 +61,7 @@ def test_an_unknown_command_is_refused_with_the_ones_there_are() -> None:
     done = run("-m", "stepwell", "puol")
     assert done.returncode == 2
     known = "up, down, status, doctor, pool, gateway, gateway key, keys create, keys list, keys revoke, audit verify"
-    servers = "atropos, dashboard, rewards, reward try, rescore"
+    servers = "atropos, envs run, dashboard, rewards, reward try, rescore"
     more = "policy list, policy promote, policy rollback, export, import, forget, lineage, demo"
     assert done.stderr == f"stepwell: unknown command 'puol'; there are: {known}, {servers}, {more}\n"
 

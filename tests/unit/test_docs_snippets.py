@@ -55,7 +55,8 @@ RUN_BY = {
 
 PROGRAMS = {
     *("curl", "docker", "export", "just", "kubectl", "pip", "printf", "python", "python3", "ray", "stepwell"),
-    *("bash", "cd", "mkdir", "openssl", "redis-server", "."),
+    *("bash", "cd", "mkdir", "openssl", "python3.12", "redis-server", "."),
+    *("verifiers-env/bin/pip", "harbor-env/bin/pip"),
 }
 VLLM_FLAGS = {*engine.FLAGS, *vllm_server.FLAGS, "--model", "--host", "--port"}
 FOREIGN_FLAGS = {

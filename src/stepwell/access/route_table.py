@@ -64,6 +64,8 @@ def _below(root: str, method: str, calls: Iterable[str]) -> list[str]:
 
 
 READERS = (Role.VIEWER, Role.CURATOR)
+OPENERS = (Role.SESSION, Role.RUNNER)
+"""Who may open a trajectory."""
 SAMPLERS = (Role.RUNNER, Role.DOOR)
 """Who may let the model write outside a trajectory."""
 AT_ATROPOS = (Role.DOOR, Role.TRAINER, *READERS)
@@ -81,7 +83,7 @@ def gateway_routes(model_calls: Iterable[str]) -> RouteTable:
             *_read([Role.TRAJECTORY], *_below(TRAJECTORY_ROOT, "POST", model_calls)),
             *_read([Role.TRAJECTORY], *_below(TRAJECTORY_ROOT, "GET", [MODELS])),
             *_read([Role.SESSION], *_below(sessions, "POST", model_calls), *_below(sessions, "GET", [MODELS])),
-            *_change([Role.SESSION, Role.RUNNER], "POST /init_trajectory"),
+            *_change(OPENERS, "POST /init_trajectory"),
             *_change([Role.RUNNER], *_below(TRAJECTORY_ROOT, "POST", steering), "POST /submit_steps"),
             *_change([Role.REWARD], *_below(TRAJECTORY_ROOT, "POST", ["feedback"])),
             *_read([Role.RUNNER, Role.REWARD], "POST /compute_reward"),

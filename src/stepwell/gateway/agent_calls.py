@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stepwell.access.caller import SessionKey
+from stepwell.access.caller import Caller, SessionKey
 from stepwell.common.async_calls import run_to_end
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import EngineReply
@@ -28,7 +28,7 @@ from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
 from stepwell.gateway.dialects.request_sampling import AS_ASKED, SamplingPolicy
 from stepwell.gateway.dialects.side_calls import side_call_kind
 from stepwell.gateway.dialects.sse import EventReader
-from stepwell.gateway.http.deduplication import CallHeaders, RequestDeduplicator, read_call_headers
+from stepwell.gateway.http.deduplication import CallHeaders, RequestDeduplicator, has_session_header, read_call_headers
 from stepwell.gateway.http.error_responses import (
     CONTEXT_OVERFLOW,
     ErrorDetails,
@@ -45,7 +45,13 @@ from stepwell.gateway.http.tracing import Tracing
 from stepwell.gateway.recording.step_builder import NO_ORIGIN, PromptOrigin, StepBuilder
 from stepwell.gateway.stored_conversations import StoredConversations, store_turn
 from stepwell.gateway.trajectories import KnownTrajectories
-from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, add_origins, as_uncaptured, as_unrecorded
+from stepwell.gateway.unrecorded_calls import (
+    NO_TRAJECTORY,
+    add_origins,
+    as_uncaptured,
+    as_unrecorded,
+    require_consistent,
+)
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import ENDED_BY, TRAIN, Registration, TrajectoryRef
 from stepwell.steps.conversation import MARKERS_IN_TEXT
@@ -169,10 +175,13 @@ class AgentCalls:
         ref: TrajectoryRef,
         dialect: Dialect,
         key: SessionKey | None = None,
+        opener: Caller | None = None,
     ) -> None:
-        """With a session key, the call names no trajectory. Without, a call of NO_TRAJECTORY is not recorded."""
+        """With a session key, the call names no trajectory. Without, a call of NO_TRAJECTORY is recorded only if its
+        header names a trajectory that `opener` may open."""
         writer = ResponseWriter(send, time.monotonic)
-        is_whitebox = ref == NO_TRAJECTORY and key is None
+        is_named = opener is not None and has_session_header(scope["headers"])
+        is_whitebox = ref == NO_TRAJECTORY and key is None and not is_named
         kind = f"whitebox_{dialect.name}" if is_whitebox else dialect.name
         began, self.in_flight = writer.touched_at, self.in_flight + 1
         exchange = None
@@ -186,13 +195,13 @@ class AgentCalls:
                 if is_whitebox:
                     placed, call = WHITEBOX, as_unrecorded(dialect.read(raw, self.around))
                 else:
-                    placed, call = await self._placed(ref, key, headers, dialect, raw)
+                    placed, call = await self._placed(ref, key or opener, headers, dialect, raw)
                     ref = placed.ref
                 if call.removed:
                     self.removed.note(call.removed)
                 begun = self._begin(call, ref, headers, raw)
                 exchange = Exchange(kind, placed, call, begun, writer, headers, dialect.stream(call), is_whitebox)
-                if key is not None and exchange.is_recorded:
+                if (key is not None or is_named) and exchange.is_recorded:
                     writer.headers.append((TRAJECTORY_HEADER, f"{ref.trajectory_uid}/{ref.prompt_uid}".encode()))
                 with self.known.call_of(ref):
                     await self._join_or_lead(exchange, receive, headers.key(begun.trajectory_uid, raw))
@@ -206,15 +215,15 @@ class AgentCalls:
             self._count(kind, writer, began, exchange)
 
     async def _placed(
-        self, ref: TrajectoryRef, key: SessionKey | None, headers: CallHeaders, dialect: Dialect, raw: bytes
+        self, ref: TrajectoryRef, by: SessionKey | Caller | None, headers: CallHeaders, dialect: Dialect, raw: bytes
     ) -> tuple[CallPlace, ModelCall]:
         """An agent's call, and the trajectory to which it belongs."""
-        if key is None:
-            placed = await self.placement.by_url(ref, headers)
-            call = dialect.read(raw, self.surroundings(placed.channel))
-        else:
+        if isinstance(by, SessionKey):
             call = dialect.read(raw, self.surroundings(TRAIN))
-            placed = await self.placement.by_key(key, headers, call)
+            placed = await self.placement.by_key(by, headers, call)
+        else:
+            placed = await (self.placement.by_header(by, headers) if by else self.placement.by_url(ref, headers))
+            call = dialect.read(raw, self.surroundings(placed.channel))
         if placed.unrecorded is None:
             return placed, await self.stored.complete(call, placed.ref)
         self.metrics.calls_unrecorded[placed.unrecorded].inc()
@@ -386,6 +395,8 @@ class AgentCalls:
             if exchange.is_recorded:
                 self._note_turn(exchange, answer.messages)
                 await self._record(exchange, store_turn(call, steps, answer.messages), reply)
+            elif exchange.is_whitebox:
+                require_consistent(steps)
             rest += exchange.stream.finish(usage)
         exchange.is_over, exchange.is_answered = True, answer.error is None
         await exchange.writer.end(rest)

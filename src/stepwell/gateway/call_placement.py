@@ -1,13 +1,15 @@
 """To which trajectory a call belongs, or why it is not recorded.
 
-A call of a rollout pays for nothing of this: its URL names its trajectory.
+- A call of a rollout pays for nothing of this: its URL names its trajectory.
+- A header can name it too, so that a harness needs one base_url for many rollouts.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from stepwell.access.caller import SessionKey
+from stepwell.access.caller import Caller, SessionKey
 from stepwell.gateway.conversations import Conversations, KeyedConversation
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.deduplication import CallHeaders
@@ -15,7 +17,8 @@ from stepwell.gateway.live_sessions import LiveSessions, session_call
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, Unrecorded
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
-from stepwell.pool.api.sessions import SESSION_MARK, SESSION_PREFIX, session_id_of
+from stepwell.pool.api.sessions import SESSION_MARK, SESSION_PREFIX, SESSION_ROOT, session_id_of
+from stepwell.wire.gateway_api import UID_PATTERN
 
 UNRECORDED_PREFIXES: Mapping[str, Unrecorded] = {
     f"unrecorded{SESSION_MARK}": Unrecorded.SESSION,
@@ -23,6 +26,11 @@ UNRECORDED_PREFIXES: Mapping[str, Unrecorded] = {
 }
 """So begin the prompt_uids of sessions that are not recorded. The pool does not know them."""
 RESERVED_PREFIXES = (SESSION_PREFIX, *UNRECORDED_PREFIXES)
+LONGEST_ID = 128 - max(map(len, RESERVED_PREFIXES))
+"""The prompt_uid of a session is longer than its id."""
+TRAJECTORY_NAME = re.compile(rf"({UID_PATTERN})/({UID_PATTERN})")
+NOT_IDS = (SESSION_ROOT, "v1")
+"""Names that begin other URLs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,20 @@ class CallPlacement:
             return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.SAMPLE)
         return await self._in_session(session_id, key.user, headers, conversation, key.channel)
 
+    async def by_header(self, caller: Caller, headers: CallHeaders) -> CallPlace:
+        """A call whose header names its trajectory, `trajectory_uid/prompt_uid`, or a session, which is opened if it is
+        new. NotPermitted if the caller's key is not for its channel."""
+        name = (headers.session or b"").decode("latin-1")
+        if (named := TRAJECTORY_NAME.fullmatch(name)) is not None:
+            placed = await self.by_url(TrajectoryRef(named[1], named[2]), headers)
+        elif self.is_sampled(session_id := session_id_by_name(name)):
+            placed = await self._in_session(session_id, "", headers, channel=caller.channel_or_own(None))
+        else:
+            placed = CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.SAMPLE)
+        if placed.unrecorded is None:
+            caller.require_channel(placed.channel or None)
+        return placed
+
     def is_sampled(self, name: str) -> bool:
         """The same for the same name, at every gateway with the same share."""
         number = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
@@ -89,3 +111,10 @@ class CallPlacement:
         if placed is None:
             return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.POOL)
         return CallPlace(placed.ref, placed.channel, session_id, conversation=conversation)
+
+
+def session_id_by_name(name: str) -> str:
+    """The name itself if it can stand in a URL, so that whoever knows it finds the session; else its digest."""
+    if len(name) <= LONGEST_ID and re.fullmatch(UID_PATTERN, name) and name not in NOT_IDS:
+        return name
+    return blake2b(name.encode(), digest_size=16).hexdigest()

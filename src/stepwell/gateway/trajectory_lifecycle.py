@@ -6,7 +6,7 @@ from uuid import uuid4
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller, SessionKey
 from stepwell.errors import BadRequest, Forgotten, NotPermitted
-from stepwell.gateway.call_placement import RESERVED_PREFIXES, UNRECORDED_PREFIXES, CallPlacement
+from stepwell.gateway.call_placement import LONGEST_ID, RESERVED_PREFIXES, UNRECORDED_PREFIXES, CallPlacement
 from stepwell.gateway.live_sessions import LiveSessions, session_call
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.trajectories import KnownTrajectories
@@ -18,8 +18,6 @@ from stepwell.wire import gateway_api
 LEAVING_SECONDS = 1.0
 """How long a completion waits for calls in flight: an agent whose time is over leaves its call at the same moment."""
 UNRECORDED, UNSAMPLED = UNRECORDED_PREFIXES
-LONGEST_ID = 128 - max(map(len, RESERVED_PREFIXES))
-"""The prompt_uid of a session is longer than its id."""
 
 
 def _of_session_key(wanted: gateway_api.InitTrajectory, key: SessionKey) -> gateway_api.InitTrajectory:

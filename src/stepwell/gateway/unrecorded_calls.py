@@ -4,7 +4,8 @@ who do not want it.
 The former call at the gateway's root, where the URL names no trajectory. Their calls are forwarded like an agent's:
 every sampling parameter explicit, to a healthy engine, held while engines pause, continued if an engine breaks off.
 
-- Ids and log-probabilities that the engine gives are consistent, or the call fails.
+- Ids and log-probabilities that the engine gives are consistent, or the call fails; a stream ends in an error then.
+- A whole answer has everything. A stream has what it asks for, as an agent's.
 - Ids that are made from text are marked as such. A choice whose ids cannot be made has none.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from stepwell.errors import BadRequest, EngineUnavailable, PreviousResponseNotFound
+from stepwell.errors import EngineUnavailable, PreviousResponseNotFound
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, Wants
 from stepwell.pool.api.producing import TrajectoryRef
@@ -37,17 +38,13 @@ class Unrecorded(StrEnum):
     """The pool cannot take a new trajectory now: it is away, or full."""
 
 
-NOT_ASKED = ("stream", "stream_options", "return_token_ids")
-"""Fields of an agent's call that mean nothing here: the answer is whole and has its ids."""
 EVERYTHING = Wants(ids=True, logprobs=True, usage=True)
 
 
 def as_unrecorded(call: ModelCall) -> ModelCall:
-    if call.stream:
-        raise BadRequest("stream is for agents; without a trajectory in its URL, a call is answered whole")
     if call.part is not None and call.part.after:
-        raise PreviousResponseNotFound("calls without a trajectory in their URL are not stored; send the whole input")
-    return call._replace(wants=EVERYTHING, part=None)
+        raise PreviousResponseNotFound("calls that name no trajectory are not stored; send the whole input")
+    return call._replace(wants=call.wants if call.stream else EVERYTHING, part=None)
 
 
 def as_uncaptured(call: ModelCall) -> ModelCall:
@@ -64,9 +61,8 @@ def add_origins(call: ModelCall, answer: ChoicesReply, steps: Sequence[Step]) ->
 
     Its step is what it would be recorded as.
     """
+    require_consistent(steps)
     for choice, step in zip(answer.message["choices"], steps, strict=True):
-        if step.exactness is Exactness.ENGINE and step.quarantine is not None:
-            raise EngineUnavailable(f"the engine's answer cannot be trained on: {step.quarantine}")
         if step.exactness is Exactness.RETOKENIZED:
             _add_ids(answer.message if call.upstream is Upstream.CHAT else choice, choice, step)
         choice["exactness"] = step.exactness
@@ -74,6 +70,12 @@ def add_origins(call: ModelCall, answer: ChoicesReply, steps: Sequence[Step]) ->
         choice["temperature"] = step.temperature
         choice["untrainable"] = step.untrainable
         choice["version_spans"] = [list(span) for span in step.version_spans]
+
+
+def require_consistent(steps: Sequence[Step]) -> None:
+    for step in steps:
+        if step.exactness is Exactness.ENGINE and step.quarantine is not None:
+            raise EngineUnavailable(f"the engine's answer cannot be trained on: {step.quarantine}")
 
 
 def _add_ids(prompt_holder: dict[str, Any], choice: dict[str, Any], step: Step) -> None:

@@ -170,10 +170,10 @@ async def test_an_unforeseen_failure_is_an_error_in_its_own_form_and_in_the_log(
 
 
 async def test_it_is_served_unrecorded_at_the_root_and_is_in_the_document(agent: Agent, engine: FakeEngine) -> None:
-    engine.replies.append(Reply("all well"))
+    engine.replies.extend([Reply("all well"), Reply("stop")])
     assert await send(agent, "/v1/telegrams", say="how?") == (200, "application/json", [{"said": "all well"}])
-    status, _, lines = await send(agent, "/v1/telegrams", say="how?", live=True)
-    assert (status, lines[0]["why"]) == (400, "bad_request")
+    status, media_type, lines = await send(agent, "/v1/telegrams", say="how?", live=True)
+    assert (status, media_type, lines[-1]) == (200, "application/jsonl", {"end": "stop"})
     async with agent.http.get("/openapi.json") as answer:
         paths = (await answer.json())["paths"]
     assert paths["/{trajectory_uid}/{prompt_uid}/v1/telegrams"]["post"]["summary"] == "Telegram"

@@ -149,9 +149,28 @@ async def test_tokens_that_do_not_add_up_are_a_failure_that_may_be_tried_again(
         await ask(client)
 
 
-async def test_a_stream_is_refused(client: Client) -> None:
-    with pytest.raises(openai.BadRequestError, match="answered whole"):
-        await ask(client, stream=True)
+async def test_a_stream_has_what_it_asks_for_and_nothing_is_recorded(
+    client: Client, engine: FakeEngine, pool: LocalPool
+) -> None:
+    engine.replies.extend([Reply("Hi there"), Reply("Hi there")])
+    told = [chunk.model_dump() async for chunk in await client.chat.completions.create(**HELLO, stream=True)]
+    assert "".join(chunk["choices"][0]["delta"]["content"] or "" for chunk in told) == "Hi there"
+    assert all(chunk["choices"][0].get("token_ids") is None for chunk in told)
+    asked: dict[str, Any] = {"logprobs": True, "extra_body": {"return_token_ids": True}}
+    exact = [chunk.model_dump() async for chunk in await client.chat.completions.create(**HELLO, stream=True, **asked)]
+    ids = [token for chunk in exact for token in chunk["choices"][0].get("token_ids") or []]
+    assert ids == [*encode("Hi there"), END_OF_TURN]
+    assert pool.transport.messages == []
+
+
+@pytest.mark.parametrize("faults", [Faults(short_ids=True), Faults(logprob_value=-9999.0)])
+async def test_a_stream_whose_tokens_do_not_add_up_ends_in_an_error(
+    client: Client, engine: FakeEngine, faults: Faults
+) -> None:
+    engine.faults = faults
+    with pytest.raises(openai.APIError, match="cannot be trained on"):
+        async for _ in await client.chat.completions.create(**HELLO, stream=True):
+            pass
 
 
 async def test_the_engines_refusal_is_passed_on(client: Client) -> None:

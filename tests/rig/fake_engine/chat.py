@@ -203,13 +203,14 @@ def _logprobs(ask: Ask, output: Output, start: int, end: int) -> Json | None:
     if ask.top_logprobs is None or _hides_reasoning(ask, output):
         return None
     tokens = zip(output.ids[start:end], output.pieces[start:end], output.logprobs[start:end], strict=True)
-    return {"content": [_entry(token_name(token, piece), value, ask.top_logprobs) for token, piece, value in tokens]}
+    asked = ask.top_logprobs, output.temperature
+    return {"content": [_entry(token_name(token, piece), value, *asked) for token, piece, value in tokens]}
 
 
 @lru_cache(maxsize=100_000)
-def _entry(name: str, logprob: float, top: int) -> Json:
+def _entry(name: str, logprob: float, top: int, temperature: float) -> Json:
     """One token's entry; kept, because load tests ask for the same few thousand over and over."""
-    shown = [_named(name, logprob), *(_named(chr(token), value) for token, value in others(top))]
+    shown = [_named(name, logprob), *(_named(chr(token), value) for token, value in others(top, temperature))]
     return _named(name, logprob) | {"top_logprobs": shown[:top]}
 
 

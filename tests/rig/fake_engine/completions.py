@@ -116,4 +116,4 @@ def _logprobs(ask: Ask, output: Output, names: list[str], start: int, end: int) 
 
 
 def _top(count: int, output: Output, names: list[str], k: int) -> Json:
-    return {names[k]: output.logprobs[k]} | {chr(token): value for token, value in others(count)}
+    return {names[k]: output.logprobs[k]} | {chr(token): value for token, value in others(count, output.temperature)}

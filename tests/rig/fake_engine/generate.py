@@ -99,12 +99,12 @@ def _logprobs(ask: Ask, output: Output, start: int, end: int) -> Json | None:
     if ask.top_logprobs is None:
         return None
     tokens = zip(output.ids[start:end], output.logprobs[start:end], strict=True)
-    return {"content": [_entry(token, logprob, ask.top_logprobs) for token, logprob in tokens]}
+    return {"content": [_entry(token, logprob, ask.top_logprobs, output.temperature) for token, logprob in tokens]}
 
 
 @lru_cache(maxsize=100_000)
-def _entry(token: int, logprob: float, top: int) -> Json:
+def _entry(token: int, logprob: float, top: int, temperature: float) -> Json:
     """One token's entry; kept, because load tests ask for the same few thousand over and over."""
-    ranked = enumerate([(token, logprob), *others(top)], start=1)
+    ranked = enumerate([(token, logprob), *others(top, temperature)], start=1)
     shown = [{"token_id": other, "logprob": value, "rank": rank} for rank, (other, value) in ranked]
     return shown[0] | {"top_logprobs": shown}

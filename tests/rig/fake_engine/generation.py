@@ -10,6 +10,7 @@ from typing import Protocol
 from tests.rig.fake_engine.asking import Ask, Json
 from tests.rig.fake_engine.faults import Faults
 from tests.rig.fake_engine.sampling import Output
+from tests.rig.fake_engine.scoring import scale_of
 
 FINGERPRINT = "vllm-fake"
 
@@ -71,9 +72,6 @@ class Shape(Protocol):
     def closing(self, generation: Generation) -> Json: ...
 
 
-def others(count: int) -> list[tuple[int, float]]:
+def others(count: int, temperature: float = 1.0) -> list[tuple[int, float]]:
     """Made-up alternatives that fill a list of `count` after the sampled token: capital letters, all unlikely."""
-    return _OTHERS[: max(count - 1, 0)]
-
-
-_OTHERS = [(ord("A") + i, -8.0 - i) for i in range(26)]
+    return [(ord("A") + i, (-8.0 - i) / scale_of(temperature)) for i in range(min(max(count - 1, 0), 26))]

@@ -129,6 +129,9 @@ class Output:
     marks: tuple[int, ...] = ()
     """Those of them that are not shown."""
 
+    temperature: float = 1.0
+    """That of its log-probabilities; 1 if they are raw."""
+
     versions: list[str] = field(default_factory=list)
     """The weights that wrote each token; grows while the tokens are sent."""
 
@@ -166,7 +169,8 @@ def _sample_one(ask: Ask, faults: Faults, index: int, reply: Reply | None) -> Ou
     if not faults.ignore_stop and (stop := _first_stop("".join(shown), ask.stop)) is not None:
         ids, shown = _stopped(ids, shown, stop)
         finish_reason = "stop"
-    logprobs = logprobs_of(ids, len(ask.prompt_ids), 1.0 if faults.raw_logprobs else ask.temperature)
+    temperature = 1.0 if faults.raw_logprobs else ask.temperature
+    logprobs = logprobs_of(ids, len(ask.prompt_ids), temperature)
     if faults.logprob_value is not None and logprobs:
         logprobs[len(logprobs) // 2] = faults.logprob_value
     return Output(
@@ -180,6 +184,7 @@ def _sample_one(ask: Ask, faults: Faults, index: int, reply: Reply | None) -> Ou
         stop_reason=stop,
         thought=reply.thought_length() if reply else 0,
         marks=reply.marks() if reply else (),
+        temperature=temperature,
     )
 
 

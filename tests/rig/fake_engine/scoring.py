@@ -9,9 +9,14 @@ from tests.rig.fake_engine.asking import Json
 
 
 def logprobs_of(ids: Sequence[int], start: int, temperature: float = 1.0) -> list[float]:
-    """Of tokens that stand at `start` and after it; temperature 0 counts as 1; vLLM takes no less than 0.01."""
-    scale = 64 * (max(temperature, 0.01) if temperature else 1.0)
+    """Of tokens that stand at `start` and after it."""
+    scale = 64 * scale_of(temperature)
     return [-(1 + (37 * token + 11 * place) % 256) / scale for place, token in enumerate(ids, start)]
+
+
+def scale_of(temperature: float) -> float:
+    """By which log-probabilities are divided. Temperature 0 counts as 1; vLLM takes no less than 0.01."""
+    return max(temperature, 0.01) if temperature else 1.0
 
 
 def prompt_logprobs(ids: Sequence[int]) -> list[Json | None]:

@@ -36,6 +36,19 @@ async def test_chat_is_token_exact_when_asked(engine: FakeEngine) -> None:
     assert all(-8 < entry["logprob"] < 0 for entry in choice["logprobs"]["content"])
 
 
+@pytest.mark.parametrize(("raw", "expected"), [(False, 0.5), (True, 1.0)])
+async def test_log_probabilities_follow_the_temperature_alternatives_too(
+    engine: FakeEngine, raw: bool, expected: float
+) -> None:
+    engine.faults = Faults(raw_logprobs=raw)
+    gaps = []
+    for temperature in (1.0, 2.0):
+        answer = (await post(engine.url + CHAT, EXACT | {"temperature": temperature, "top_logprobs": 2})).json()
+        first, second = (one["logprob"] for one in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"])
+        gaps.append(first - second)
+    assert gaps[1] / gaps[0] == pytest.approx(expected)
+
+
 async def test_ids_and_logprobs_stay_away_unless_asked_for(engine: FakeEngine) -> None:
     answer = (await post(engine.url + CHAT, ASKED)).json()
     assert answer["prompt_token_ids"] is answer["choices"][0]["token_ids"] is answer["choices"][0]["logprobs"] is None

@@ -61,7 +61,7 @@ class ChatDialect(OpenAIAnswers):
     summary = "Chat completion"
     description = "OpenAI's call; every choice becomes a step. Unknown fields are removed."
     unrecorded_description = (
-        "OpenAI's call, unrecorded, for those who keep their tokens themselves: the answer has all ids and\n"
+        "OpenAI's call, unrecorded, for those who keep their tokens themselves: a whole answer has all ids and\n"
         "log-probabilities, and with each choice its policy_version, version_spans and exactness."
     )
     request_schema: Mapping[str, Any] = REQUEST_SCHEMA

@@ -126,7 +126,8 @@ class Dialect(Protocol):
     """A title for the OpenAPI document."""
     description: str
     unrecorded_description: str
-    """The description of the same path at the gateway's root, where nothing is recorded."""
+    """The description of the same path at the gateway's root, where nothing is recorded unless a header names a
+    trajectory."""
     request_schema: Mapping[str, Any]
     """The JSON schema of a request."""
     token_counter: TokenCounter | None

@@ -14,7 +14,8 @@ from stepwell.errors import BadRequest
 from stepwell.gateway.http.request_body import Headers
 
 SESSION_HEADERS = (b"x-session-id", b"x-claude-code-session-id", b"session-id", b"session_id")
-"""By which clients name a conversation: opencode and others, Claude Code, Codex, older ones. The first one counts."""
+"""By which clients name a conversation: opencode, verifiers and others, Claude Code, Codex, older ones. The first one
+counts."""
 CAPTURE_HEADER = b"x-stepwell-capture"
 KEPT_SECONDS = 600.0
 KEPT_ANSWERS = 10_000
@@ -152,6 +153,10 @@ class CallHeaders:
         if self.idempotency_key is not None:
             return trajectory_uid, self.idempotency_key
         return trajectory_uid, len(body), hash(body)
+
+
+def has_session_header(headers: Headers) -> bool:
+    return any(value and name in SESSION_HEADERS for name, value in headers)
 
 
 def read_call_headers(headers: Headers) -> CallHeaders:

@@ -8,7 +8,6 @@ import orjson
 
 from stepwell.access.route_table import TRAJECTORY_ROOT
 from stepwell.gateway.dialects.dialect import Dialect, TokenCounter
-from stepwell.gateway.unrecorded_calls import NOT_ASKED
 from stepwell.pool.api.sessions import SESSION_ROOT
 
 TEXT: dict[str, Any] = {"type": "string"}
@@ -94,14 +93,17 @@ def _session_operation(dialect: Dialect, path: str) -> dict[str, Any]:
 
 
 def _unrecorded_operation(dialect: Dialect, path: str) -> dict[str, Any]:
-    schema = dialect.request_schema
-    fields = {name: field for name, field in schema["properties"].items() if name not in NOT_ASKED}
+    text = (
+        "Names a trajectory, as `trajectory_uid/prompt_uid`, or a session: with a runner's key, the call is recorded."
+    )
+    operation = _operation(dialect, path)
     return {
         "summary": f"{dialect.summary}, unrecorded",
         "description": dialect.unrecorded_description,
         "operationId": re.sub(r"\W", "_", f"unrecorded_{path}"),
-        "requestBody": {"required": True, "content": json_content({**schema, "properties": fields})},
-        "responses": {"200": {"description": "The answer", "content": json_content({})}},
+        "parameters": [{"name": "x-session-id", "in": "header", "schema": TEXT, "description": text}],
+        "requestBody": operation["requestBody"],
+        "responses": operation["responses"],
     }
 
 

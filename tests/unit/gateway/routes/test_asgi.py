@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
 from stepwell.access.access_keys import AccessKeys
-from stepwell.access.caller import SessionKey
+from stepwell.access.caller import Caller, SessionKey
 from stepwell.access.route_guard import RouteGuard
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.gateway.agent_calls import AgentCalls
@@ -41,6 +41,7 @@ class Behind:
         ref: TrajectoryRef,
         dialect: Dialect,
         key: SessionKey | None = None,
+        opener: Caller | None = None,
     ) -> None:
         self.served.append((ref, dialect))
 

@@ -111,7 +111,7 @@ class ResponsesDialect:
     summary = "Response"
     description = "OpenAI's call; every response becomes a step. Unknown fields are ignored."
     unrecorded_description = (
-        "OpenAI's call, unrecorded. The answer's `sampled` has all ids and log-probabilities, its policy_version,\n"
+        "OpenAI's call, unrecorded. A whole answer's `sampled` has all ids and log-probabilities, its policy_version,\n"
         "version_spans and exactness."
     )
     request_schema: Mapping[str, Any] = REQUEST_SCHEMA

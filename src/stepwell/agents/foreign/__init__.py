@@ -1,0 +1,1 @@
+"""Rollouts of environments that were written for other frameworks: verifiers and Harbor."""
