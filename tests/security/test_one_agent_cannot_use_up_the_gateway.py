@@ -1,6 +1,7 @@
 """S6, S7: what a gateway accepts from one agent, and from a client without a key."""
 
 import asyncio
+import contextlib
 import time
 from io import BytesIO
 from typing import Any
@@ -9,7 +10,7 @@ import openai
 import pytest
 
 from stepwell.access.access_keys import AccessKeys, _derived_key
-from stepwell.common.bounded_http import MOST_HEADER_BYTES, BoundedHttp
+from stepwell.common.bounded_http import MOST_HEADER_BYTES, MOST_HEADERS, BoundedHttp
 from stepwell.errors import BadRequest, Overloaded, TooLarge
 from stepwell.gateway.http.quotas import CallQuota, CallQuotas
 from stepwell.gateway.http.request_body import MOST_CONTAINERS, check_containers
@@ -51,11 +52,20 @@ async def test_such_a_body_costs_the_gateway_nothing_but_a_refusal(
         assert answer.status == 413
 
 
-async def read_to_end(url: str, *parts: bytes, pause: float = 0.0) -> bytes:
-    """What a server sends until it closes the connection."""
+async def connected(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     _, _, address = url.partition("//")
     host, _, port = address.partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    return await asyncio.open_connection(host, int(port))
+
+
+def call_of(path: str, size: int) -> bytes:
+    lines = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {size}")
+    return "\r\n".join((f"POST {path}/v1/chat/completions HTTP/1.1", *lines, "\r\n")).encode()
+
+
+async def read_to_end(url: str, *parts: bytes, pause: float = 0.0) -> bytes:
+    """What a server sends until it closes the connection."""
+    reader, writer = await connected(url)
     try:
         async with asyncio.timeout(60):
             for part in parts:
@@ -76,6 +86,53 @@ async def test_headers_without_an_end_are_cut_off(pool: LocalPool, engine: FakeE
     async with serve_gateway(pool, [engine.url]) as url:
         answer = await read_to_end(url, *sent, pause=0.001)
     assert answer == b"" or b" 431 " in answer or b" 400 " in answer
+
+
+async def test_many_short_headers_are_refused_before_they_end_and_not_at_once(
+    pool: LocalPool, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedHttp, "late_seconds", 0.5)
+    more = b"X-More: x\r\n"
+    headers = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + more * (MOST_HEADERS - 2)
+    async with serve_gateway(pool, [engine.url]) as url:
+        assert b" 200 " in await read_to_end(url, headers + b"\r\n")
+        began = time.monotonic()
+        answer = await read_to_end(url, headers + 2 * more)
+    assert b" 431 " in answer
+    assert time.monotonic() - began >= 0.5
+
+
+async def test_the_body_of_a_refused_call_is_not_read_for_ever(
+    pool: LocalPool, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedHttp, "late_seconds", 0.1)
+    sent = 0
+    async with serve_gateway(pool, [engine.url], quota=CallQuota(bytes=1_000)) as url, agent_of(url) as agent:
+        _, writer = await connected(url)
+        writer.write(call_of(agent.path, 60 * 2**20))
+        with contextlib.suppress(ConnectionError):
+            while sent < 60:
+                writer.write(b" " * 2**20)
+                async with asyncio.timeout(30):
+                    await writer.drain()
+                sent += 1
+        writer.close()
+    assert sent < 40
+
+
+async def test_a_client_that_sends_all_before_it_reads_gets_its_refusal_and_its_connection_goes_on(
+    pool: LocalPool, engine: FakeEngine
+) -> None:
+    async with serve_gateway(pool, [engine.url], quota=CallQuota(bytes=1_000)) as url, agent_of(url) as agent:
+        reader, writer = await connected(url)
+        for _ in range(3):
+            writer.write(call_of(agent.path, 2 * 2**20) + b" " * (2 * 2**20))
+            await writer.drain()
+            async with asyncio.timeout(30):
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                assert b"quota bytes=1000 is used up" in await reader.readexactly(length)
+        writer.close()
 
 
 @pytest.mark.parametrize(

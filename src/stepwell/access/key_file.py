@@ -22,6 +22,7 @@ import orjson
 
 from stepwell.access.caller import Caller, Role, SessionKey
 from stepwell.common.atomic_files import replacing_file
+from stepwell.common.durations import read_duration
 from stepwell.common.private_files import CHANGEABLE
 from stepwell.errors import BadRequest
 
@@ -33,9 +34,9 @@ LOOK_INTERVAL = 1.0
 """Seconds after which a change of the file is noticed."""
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 CHANNEL = re.compile(r"[^\s,]{1,64}")
-DURATION = re.compile(r"([1-9]\d{0,5})([hdw])")
-SECONDS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
 NEVER = "never"
+LONGEST = 100 * 366 * 86_400.0
+"""Seconds."""
 UNSCOPED = (Role.CURATOR, Role.VIEWER, Role.ADMIN)
 """Roles that see all channels at once."""
 
@@ -217,8 +218,8 @@ def _check(role: Role, name: str, channels: Sequence[str], projects: Sequence[st
         raise BadRequest("the sessions of a key are in one channel: give one --channel and no --project")
 
 
-def _seconds(duration: str) -> int:
-    found = DURATION.fullmatch(duration)
-    if found is None:
+def _seconds(duration: str) -> float:
+    seconds = read_duration(duration)
+    if not seconds or seconds > LONGEST:
         raise BadRequest(f"{duration!r} is not a time such as 12h, 30d or 8w, or {NEVER}")
-    return int(found[1]) * SECONDS[found[2]]
+    return seconds

@@ -12,6 +12,12 @@ LARGEST_HEADERS = 64 * 1024
 """Bytes of all headers that an application accepts."""
 MOST_HEADER_BYTES = 2 * LARGEST_HEADERS
 """Bytes that are read before headers end: an application's own refusal, which says why, comes first."""
+MOST_HEADERS = 256
+"""Each takes a microsecond to parse, however short it is."""
+MOST_UNWANTED_BYTES = 4 * 1024 * 1024
+"""Of a body whose call was refused: what is read so that a client which sends first and then reads gets its answer."""
+LATE_SECONDS = 1.0
+"""Before a refused connection is closed. Nothing more is read from it, and its client does not come back sooner."""
 HEADER_SECONDS = 30.0
 """From the connection, or the first byte of a request, to the end of its headers."""
 SILENT_SECONDS = 60.0
@@ -25,18 +31,25 @@ HEADERS_TOO_LARGE = (
 )
 
 
+class TooManyHeaders(Exception):
+    """Ends the parsing at once."""
+
+
 class BoundedHttp(HttpToolsProtocol):
-    """Closes a connection whose request is too slow, or whose headers are too large."""
+    """Closes a connection whose request is too slow, whose headers are too large or too many, or that goes on sending
+    the body of a refused request."""
 
     header_seconds = HEADER_SECONDS
     silent_seconds = SILENT_SECONDS
     body_seconds = BODY_SECONDS
+    late_seconds = LATE_SECONDS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._reads_headers = True
         self._reads_body = False
-        self._header_bytes = 0
+        self._is_refused = False
+        self._header_bytes = self._header_count = self._unwanted_bytes = 0
         self._since = self._touched_at = 0.0
         self._check: TimerHandle | None = None
 
@@ -51,18 +64,53 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         self._touched_at = self.loop.time()
         super().data_received(data)
         if self._reads_headers:
             self._header_bytes += len(data)
             if self._header_bytes > MOST_HEADER_BYTES:
-                self.transport.write(HEADERS_TOO_LARGE)
-                self.transport.close()
+                self._refuse(HEADERS_TOO_LARGE)
+        elif self._reads_body and self.cycle.response_complete:
+            self._unwanted_bytes += len(data)
+            if self._unwanted_bytes > MOST_UNWANTED_BYTES:
+                self._refuse(b"")
+
+    def send_400_response(self, msg: str) -> None:
+        """When the request could not be parsed."""
+        if self._header_count > MOST_HEADERS:
+            self._refuse(HEADERS_TOO_LARGE)
+        else:
+            super().send_400_response(msg)
+
+    def _refuse(self, answer: bytes) -> None:
+        """A client that was refused at once would connect again at once."""
+        if self._is_refused:
+            return
+        self._is_refused = True
+        self.flow.pause_reading()
+        if self._check is not None:
+            self._check.cancel()
+        self._check = self.loop.call_later(self.late_seconds, self._close, answer)
+
+    def _close(self, answer: bytes) -> None:
+        if answer:
+            self.transport.write(answer)
+        self.transport.close()
 
     def on_message_begin(self) -> None:
+        self._unwanted_bytes = 0
         if not self._reads_headers:
-            self._reads_headers, self._header_bytes, self._since = True, 0, self._touched_at
+            self._reads_headers, self._header_bytes, self._header_count = True, 0, 0
+            self._since = self._touched_at
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_count += 1
+        if self._header_count > MOST_HEADERS:
+            raise TooManyHeaders
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._reads_headers, self._reads_body, self._since = False, True, self._touched_at

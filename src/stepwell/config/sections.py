@@ -13,6 +13,7 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsConfigDict
 
+from stepwell.common.durations import read_duration
 from stepwell.errors import BadRequest
 
 S = TypeVar("S", bound=BaseSettings)
@@ -80,13 +81,9 @@ def _are_names(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-DURATION = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhdw])")
-SECONDS: Mapping[str, float] = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-
-
 def _in_seconds(value: object) -> object:
-    match = DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    return value if match is None else float(match["count"]) * SECONDS[match["unit"]]
+    seconds = read_duration(value) if isinstance(value, str) else None
+    return value if seconds is None else seconds
 
 
 Duration = Annotated[float, BeforeValidator(_in_seconds), Field(gt=0)]

@@ -110,6 +110,7 @@ def test_a_file_of_another_user_is_not_used(path: Path) -> None:
         (Role.RUNNER, {"channels": ["a b"]}, "not the name of a channel"),
         (Role.RUNNER, {"expires": "soon"}, "is not a time such as 12h, 30d or 8w, or never"),
         (Role.RUNNER, {"expires": "0d"}, "is not a time"),
+        (Role.RUNNER, {"expires": "999999w"}, "is not a time"),
     ],
 )
 def test_a_key_that_makes_no_sense_is_not_made(path: Path, role: Role, options: dict[str, str], why: str) -> None:
