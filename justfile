@@ -31,6 +31,10 @@ integration *args:
 e2e *args:
     {{python}} -m pytest tests/e2e {{args}}
 
+# what takes many minutes; CI runs a shorter form of each
+nightly *args:
+    {{python}} -m pytest -m nightly {{args}}
+
 # one file per threat: the hostile candidates, what may be asked by whom, what is left after forgetting
 security *args:
     {{python}} -m pytest tests/security {{args}}

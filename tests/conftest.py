@@ -18,12 +18,14 @@ WITHOUT_SHARED_ENGINE = (
 LONGEST = (
     "e2e/test_broken_tool_call",  # with it, all that share the engine
     "e2e/test_trl",
+    "integration/survival/test_rows_in_short",
+    "integration/trainers/test_killed_trainer",
     "e2e/test_demo",
-    "e2e/test_live_demo",
-    "e2e/test_engine_restarted_during_training",
     "e2e/test_missed_update",
     "e2e/test_atroposlib",
     "e2e/test_atropos_environments",
+    "integration/up/test_up",
+    "integration/pool/test_placement",
     "integration/exports/test_round_trip",
     "integration/exports/test_benchmark",
     "unit/pool/rules/test_pool_properties",

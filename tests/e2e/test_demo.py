@@ -1,4 +1,4 @@
-"""`stepwell demo`, the command itself, with a real vLLM: shortened, but long enough that learning shows."""
+"""`stepwell demo`, the command itself, with a real vLLM: very short, and long enough that learning shows."""
 
 import json
 from pathlib import Path
@@ -8,24 +8,36 @@ import pytest
 from tests.rig.demo_command import demo, mentioning
 from tests.rig.vllm_server import vllm_python
 
-UPDATES = 40
+LONG_ENOUGH = 40
+"""Updates after which learning shows."""
 
 
-def test_a_tiny_model_learns_and_leaves_its_numbers_its_picture_and_no_process(tmp_path: Path) -> None:
-    out = tmp_path / "demo"
-    done = demo("--seed", "1", "--updates", str(UPDATES), "--out", str(out), "--vllm-python", str(vllm_python()))
+def demo_of(updates: int, out: Path) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Its outcome and its lines of numbers."""
+    done = demo("--seed", "1", "--updates", str(updates), "--out", str(out), "--vllm-python", str(vllm_python()))
 
     assert done.returncode == 0, done.stdout + done.stderr
     outcome = json.loads((out / "outcome.json").read_text())
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert outcome["start"] <= 0.35
-    assert outcome["end"] >= outcome["start"] + 0.3
-    assert mean_reward(lines[-10:]) >= mean_reward(lines[:10]) + 0.2
-    assert [line["update"] for line in lines] == list(range(1, UPDATES + 1))
+    assert [line["update"] for line in lines] == list(range(1, updates + 1))
     assert all(line["logprob_gap"] <= 1e-3 for line in lines)
     assert (out / "reward.png").read_bytes().startswith(b"\x89PNG")
-    assert "update   40 of 40" in done.stdout
+    assert f"update {updates:>4} of {updates}" in done.stdout
     assert mentioning(str(out)) == []
+    return outcome, lines
+
+
+def test_it_leaves_its_numbers_its_picture_and_no_process(tmp_path: Path) -> None:
+    demo_of(3, tmp_path / "demo")
+
+
+@pytest.mark.nightly
+def test_a_tiny_model_learns(tmp_path: Path) -> None:
+    outcome, lines = demo_of(LONG_ENOUGH, tmp_path / "demo")
+
+    assert outcome["end"] >= outcome["start"] + 0.3
+    assert mean_reward(lines[-10:]) >= mean_reward(lines[:10]) + 0.2
 
 
 def mean_reward(lines: list[dict[str, float]]) -> float:

@@ -162,6 +162,7 @@ def written_tokens(engine: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
 
 
+@pytest.mark.nightly
 def test_every_token_has_the_version_of_the_weights_that_wrote_it(
     start: Any,
     pool: KeepingPool,

@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.rig.demo_command import demo, mentioning
 from tests.rig.vllm_server import vllm_python
 
 UPDATES = 6
 
 
+@pytest.mark.nightly
 def test_users_are_served_while_versions_pass_their_canaries_and_no_process_is_left(tmp_path: Path) -> None:
     out = tmp_path / "live"
     flags = ("--task", "live", "--seed", "1", "--updates", str(UPDATES), "--out", str(out))

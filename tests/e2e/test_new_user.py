@@ -49,6 +49,7 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.nightly
 def test_a_new_user_sees_the_first_step_within_five_commands_and_five_minutes(
     clean: Shell, vllm: VllmServer, record_property: Callable[[str, object], None]
 ) -> None:

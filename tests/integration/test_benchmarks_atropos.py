@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CHECKOUT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly
 def test_both_servers_are_measured_side_by_side() -> None:
     command = [sys.executable, "-m", "benchmarks.atropos", "--quick"]
     run = subprocess.run(

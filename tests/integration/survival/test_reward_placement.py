@@ -17,7 +17,7 @@ from tests.rig.ray_nodes import joined_node
 from tests.rig.waiting import wait_until
 
 
-@pytest.mark.parametrize("cpus", [None, 0.0])
+@pytest.mark.parametrize("cpus", [None, pytest.param(0.0, marks=pytest.mark.nightly)])
 def test_workers_avoid_the_nodes_of_gateways_and_of_the_head(
     namespace: str, tmp_path: Path, cpus: float | None
 ) -> None:

@@ -14,13 +14,14 @@ import pytest
 from tests.rig.postgres import has_postgres
 
 ROOT = Path(__file__).parents[3]
-ROWS = ("gateways", "resharding", "killed_clients", "live_kills", "node_lost_postgres", "disk_full_journal")
+ROWS = ("gateways", "resharding", "disk_full_journal")
+SLOW_ROWS = ("killed_clients", "live_kills", "node_lost_postgres")
 MAY_MOUNT = ("unshare", "--user", "--map-root-user", "--mount")
 """The small disk is mounted in a namespace of its own."""
 TIMEOUT = 600.0
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", [*ROWS, *(pytest.param(row, marks=pytest.mark.nightly) for row in SLOW_ROWS)])
 def test_nothing_is_lost_and_nothing_comes_twice(row: str) -> None:
     if "postgres" in row and not has_postgres():
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")

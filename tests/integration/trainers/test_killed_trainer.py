@@ -55,7 +55,7 @@ async def talk(client: PoolClient) -> None:
 
 @pytest.mark.parametrize(
     ("unit", "waits"),
-    [("groups", False), ("groups", True), ("steps", False), ("steps", True)],
+    [("groups", False), ("groups", True), ("steps", False), pytest.param("steps", True, marks=pytest.mark.nightly)],
     ids=lambda value: {False: "restarted at once", True: "restarted after its leases ran out"}.get(value, value),
 )
 def test_a_trainer_killed_anywhere_loses_nothing_and_trains_nothing_twice(
