@@ -9,6 +9,7 @@ otherwise be measured themselves.
 """
 
 import argparse
+import select
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ STORE = 2**30
 MB = 2**20
 DOCUMENTED = 256 * MB
 """What bodies in flight of one agent may take beside (docs/operations/security.md): its quota of 128 MiB, twice."""
+BEGIN_SECONDS = 120.0
 WITHOUT_BOUNDS = "benchmarks.attacks_rig.unbounded_gateway"
 
 
@@ -57,16 +59,25 @@ def honest_calls(ours: OurGateway, load: LoadProcess, seconds: float) -> Load:
     return load.run(order)
 
 
+def wait_for(attackers: "subprocess.Popen[bytes]") -> None:
+    """Until all of their connections have sent something. They are nice: on a busy machine that takes a while."""
+    assert attackers.stdout is not None
+    readable, _, _ = select.select([attackers.stdout], [], [], BEGIN_SECONDS)
+    if not readable or not attackers.stdout.readline():
+        raise SystemExit(f"waited {BEGIN_SECONDS:.0f} s for the attack to begin: is the machine busy?")
+
+
 def attacked(ours: OurGateway, load: LoadProcess, attack: str, seconds: float) -> Suffered:
     pid = ours.server.pid
     calm = honest_calls(ours, load, seconds / 2)
     (door,) = ours.open(1)
     idle = memory_bytes(pid)
     forget_peak(pid)
-    flags = (attack, str(ours.server.port), door.path, door.key, str(seconds + 5))
+    flags = (attack, str(ours.server.port), door.path, door.key, str(seconds + 60))
     command = ["nice", "-n", "19", sys.executable, "-m", "benchmarks.attacks_rig.attackers", *flags]
-    with subprocess.Popen(command) as attackers:
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as attackers:
         try:
+            wait_for(attackers)
             found = honest_calls(ours, load, seconds)
         finally:
             attackers.kill()

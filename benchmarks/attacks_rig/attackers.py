@@ -14,9 +14,14 @@ NESTED = b'{"model": "tiny", "messages": [' + b"[]," * (20 * 2**20) + b"[]]}"
 LONG_NAME = "n" * 60_000
 
 
+UNDER_WAY = "under way"
+
+
 class Attack:
-    def __init__(self, port: int, path: str, key: str) -> None:
+    def __init__(self, port: int, path: str, key: str, count: int) -> None:
         self.port, self.path, self.key = port, path, key
+        self._to_begin = count
+        """Connections."""
 
     def head(self, size: int, path: str | None = None) -> bytes:
         lines = (
@@ -33,13 +38,20 @@ class Attack:
         with suppress(OSError, asyncio.IncompleteReadError):
             reader, writer = await asyncio.open_connection(HOST, self.port)
             try:
-                for part in parts:
+                for place, part in enumerate(parts):
                     writer.write(part)
                     await writer.drain()
+                    if place == 0:
+                        self._say_when_all_have_begun()
                     await asyncio.sleep(pause)
                 await reader.read(1024)
             finally:
                 writer.close()
+
+    def _say_when_all_have_begun(self) -> None:
+        self._to_begin -= 1
+        if self._to_begin == 0:
+            print(UNDER_WAY, flush=True)
 
     async def nested(self) -> None:
         """A body of many empty lists."""
@@ -75,7 +87,8 @@ ATTACKS: dict[str, tuple[Callable[[Attack], Awaitable[None]], int]] = {
 
 
 async def run(name: str, port: int, path: str, key: str, seconds: float) -> None:
-    attack, (act, count) = Attack(port, path, key), ATTACKS[name]
+    act, count = ATTACKS[name]
+    attack = Attack(port, path, key, count)
 
     async def again_and_again() -> None:
         while True:
