@@ -82,8 +82,9 @@ class AccessKeys:
         key, message = _key_in(authorization), _key_message(trajectory_uid, prompt_uid)
         if len(message) > LONGEST_MESSAGE:
             return False
-        if any(hmac.compare_digest(key, _derived_key(control, message)) for control in self._control):
-            return True
+        for control in self._control:
+            if hmac.compare_digest(key, _derived_key(control, message)):
+                return True
         issuer = key.removeprefix(PREFIX).partition(ISSUER_MARK)[0] if ISSUER_MARK in key else b""
         if not issuer or self._issued is None or not self._issued.is_valid(issuer.decode(errors="replace")):
             return False

@@ -10,8 +10,8 @@ from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.steps.conversation import MARKERS
 from stepwell.wire.openai import Upstream
 
-HINTS = (b"<|", b"\\u003", b"\\u007")
-"""Without one of these, a JSON text writes no marker, not even escaped."""
+ESCAPED = (b"\\u003", b"\\u007")
+"""So begin < and | where a JSON text escapes them."""
 DEPTH = 12
 """Of objects and lists in a message; what is deeper is taken as a marker."""
 
@@ -20,9 +20,14 @@ def writes_markers(call: ModelCall, raw: bytes) -> bool:
     """Whether a message or tool of a chat call writes a marker. A completion's prompt is the agent's own template."""
     if call.upstream is not Upstream.CHAT:
         return False
-    if call.part is None and not any(hint in raw for hint in HINTS):
+    if call.part is None and not _may_write_markers(raw):
         return False
     return _has_marker(call.request["messages"]) or _has_marker(call.request.get("tools"))
+
+
+def _may_write_markers(raw: bytes) -> bool:
+    """Quick: one character, or a long text, is found several times as fast as two characters."""
+    return (b"|" in raw and b"<|" in raw) or (b"\\u00" in raw and any(escaped in raw for escaped in ESCAPED))
 
 
 def _has_marker(value: Any, depth: int = 0) -> bool:

@@ -61,7 +61,8 @@ class RequestRules:
     def apply(self, request: dict[str, Any], upstream: Upstream) -> tuple[str, ...]:
         """Change a request in place. Returns the names of what was removed and could have had an effect."""
         removed: list[str] = []
-        for name in request.keys() - LISTED[upstream] - self.fields:
+        listed, more = LISTED[upstream], self.fields
+        for name in [name for name in request if name not in listed and name not in more]:
             del request[name]
             if name not in FOR_THE_GATEWAY and name not in WITHOUT_EFFECT:
                 removed.append(name[:SHOWN])
@@ -69,7 +70,7 @@ class RequestRules:
             removed += _keep_switches(request)
         if upstream is Upstream.CHAT:
             self._check_media(request["messages"])
-        return tuple(sorted(removed))
+        return tuple(sorted(removed)) if removed else ()
 
     def _check_media(self, messages: list[dict[str, Any]]) -> None:
         for message in messages:
