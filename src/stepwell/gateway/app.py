@@ -1,9 +1,7 @@
 """Builds the gateway's ASGI application from its parts."""
 
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -14,13 +12,13 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
 from stepwell.access.route_guard import RouteGuard
 from stepwell.access.route_table import BELOW_A_TRAJECTORY, TRAJECTORY_ROOT
-from stepwell.common.async_calls import running
 from stepwell.common.cross_site import CrossSiteCheck
 from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls
+from stepwell.gateway.background_work import BackgroundWork
 from stepwell.gateway.bridge.bridge import RENDER_TIMEOUT, Bridge
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.call_placement import CallPlacement
@@ -170,38 +168,27 @@ def create_app(
     register_pool_readings(metrics, known, link)
     lifecycle = TrajectoryLifecycle(pool, outbox, known, keys, sessions, placement)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tokenizer.start()
-        works = (
-            outbox.run(),
-            pool.follow(),
-            pool.follow_flushes(lifecycle.flush, spool.gateway if spool is not None else ""),
-            readiness.announce(),
-            sessions.run(),
-            keep_alives.run(),
-            metrics.watch_loop(),
-            *((redactor.run(),) if redactor is not None else ()),
-        )
-        try:
-            async with (
-                engines,
-                running((watch or engines.watch)(), engines.follow(), *(one.run() for one in discoveries), *works),
-                atropos.running() if atropos else nullcontext(),
-            ):
-                yield
-                await outbox.drain(limits.drain_timeout)
-                if not outbox.waiting:
-                    await pool.stop_serving()
-        finally:
-            if traces is not None:
-                await traces.close()
-            if spool is not None:
-                spool.close()
-
+    work = BackgroundWork(
+        pool=pool,
+        engines=engines,
+        watch=watch,
+        discoveries=discoveries,
+        tokenizer=tokenizer,
+        outbox=outbox,
+        lifecycle=lifecycle,
+        readiness=readiness,
+        sessions=sessions,
+        keep_alives=keep_alives,
+        metrics=metrics,
+        traces=traces,
+        spool=spool,
+        redactor=redactor,
+        atropos=atropos,
+        drain_timeout=limits.drain_timeout,
+    )
     app = FastAPI(
         title="Stepwell gateway",
-        lifespan=lifespan,
+        lifespan=work.running,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
