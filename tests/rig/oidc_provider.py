@@ -25,7 +25,7 @@ CLIENT_ID, CLIENT_SECRET = "stepwell-of-the-tests", "a-client-secret-of-the-test
 KEY = RSAKey.generate_key(2048, {"kid": "first"})
 FOREIGN_KEY = RSAKey.generate_key(2048, {"kid": "first"})
 """Of somebody else, who names it like the provider's."""
-ABSENT = object()
+ABSENT = "(absent)"
 """A claim that is left out."""
 
 
