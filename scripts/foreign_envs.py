@@ -1,11 +1,12 @@
 """Build the environments of other frameworks of environments, once each, and print where they are.
 
 verifiers and Harbor each have an environment of their own, because they pin much that Stepwell does without; stdout has
-its Python. Harbor needs Python 3.12: if this one is older, another one of the machine is taken. `conformance` is a
-folder of packages without their requirements: of OpenEnv only the examination of an endpoint is used, which needs none.
+its Python. Harbor needs Python 3.12: if this one is older, another one of the machine is taken. `conformance` and
+`nemo_gym` are folders with a package without its requirements: of OpenEnv only the examination of an endpoint is used,
+which needs none, and of NeMo Gym, which asks for Python 3.13.14, only its capture of tokens, which runs on Python 3.11.
 Where they are kept, and for how long, says cached_env.py.
 
-    python scripts/foreign_envs.py verifiers harbor conformance
+    python scripts/foreign_envs.py verifiers harbor conformance nemo_gym
 """
 
 import argparse
@@ -16,7 +17,13 @@ from pathlib import Path
 
 from cached_env import THIS_PYTHON, cached, run, say
 
-PACKAGES = {"verifiers": ("verifiers==0.4.0",), "harbor": ("harbor==0.25.0",), "conformance": ("openenv==0.10.0",)}
+PACKAGES = {
+    "verifiers": ("verifiers==0.4.0",),
+    "harbor": ("harbor==0.25.0",),
+    "conformance": ("openenv==0.10.0",),
+    "nemo_gym": ("nemo-gym==0.7.0",),
+}
+WITHOUT_REQUIREMENTS = ("conformance", "nemo_gym")
 UV = "uv==0.9.7"
 """Resolves their many requirements in seconds; verifiers' harnesses call it, too."""
 NEWEST = "certifi\n"
@@ -30,17 +37,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the environments of other frameworks.")
     parser.add_argument("names", nargs="+", choices=PACKAGES)
     for name in parser.parse_args().names:
-        print(packages() if name == "conformance" else python_of(name), flush=True)
+        print(packages(name) if name in WITHOUT_REQUIREMENTS else python_of(name), flush=True)
 
 
-def packages() -> Path:
-    wanted = PACKAGES["conformance"]
+def packages(name: str) -> Path:
+    wanted, alone = PACKAGES[name], ("--no-deps", "--ignore-requires-python", "--no-compile")
 
     def build(home: Path) -> None:
         say(f"downloading {' '.join(wanted)} to {home} (once; some seconds)")
-        run(sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--no-deps", "--target", home, *wanted)
+        run(sys.executable, "-m", "pip", "install", "--quiet", "--no-input", *alone, "--target", home, *wanted)
 
-    return cached("conformance-packages", f"{' '.join(wanted)}\n", build)
+    return cached(f"{name}-packages", f"{' '.join(wanted)}\n", build)
 
 
 def python_of(name: str) -> Path:

@@ -39,6 +39,7 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
             *("BaseEnv", "BaseEnvConfig", "APIServerConfig", "ServerBaseline", "EvalHandling", "ScoredDataGroup"),
             *("gather", "tokenize_for_trainer"),
         ),
+        "stepwell.nemo_gym": ("PoolTokenSink", "PoolTokenSource", "PoolLineage"),
     },
     "For rewards": {
         "stepwell.rewards": ("Score", "Sample"),
@@ -70,7 +71,7 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
 }
 """Modules and their public names, by audience."""
-EXTENDED = ("EnvTracking", "Environment", "SupervisedProcess")
+EXTENDED = ("EnvTracking", "Environment", "PoolCapture", "SupervisedProcess")
 """Classes whose members are shown at the public class that extends them."""
 
 WIDTH = 100

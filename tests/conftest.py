@@ -10,7 +10,7 @@ from tests.rig.tiny_model import make_tiny_model
 
 WITHOUT_SHARED_ENGINE = (
     *("atropos_environments", "atroposlib", "batch_torch", "dashboard", "demo", "engine_restarted", "live_demo"),
-    *("conformance", "foreign_environments", "missed_update", "trl", "verl"),
+    *("conformance", "foreign_environments", "missed_update", "nemo_gym", "trl", "verl"),
 )
 """How the names of those e2e files begin that start an engine of their own, or need none."""
 

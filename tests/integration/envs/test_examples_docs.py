@@ -19,6 +19,7 @@ from tests.rig.threads import in_thread
 from tests.rig.waiting import answers, wait_until
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
+WITH_NEMO_GYM, OF_NEMO_GYM = PAGE.parents[1] / "tests" / "e2e" / "test_nemo_gym.py", "PoolTokenSource"
 ROOMS = ("POOL", "GATEWAY", "ATROPOS")
 
 
@@ -132,8 +133,7 @@ def test_settings_of_its_own_are_declared_as_described() -> None:
 
 
 def test_a_file_and_a_flag_are_read_as_described(tmp_path: Path, tiny_model: Path) -> None:
-    (yaml,) = examples("yaml")
-    (tmp_path / "my.yaml").write_text(yaml)
+    (tmp_path / "my.yaml").write_text(example("yaml", "steps_per_eval"))
     with shell(tmp_path, tiny_model) as sh:
         assert "usage: sums.py serve [FLAGS]" in sh.run(example("bash", "my.yaml"))
         process = example("bash", "sums.py process").replace("process", "process --config my.yaml --out more")
@@ -141,9 +141,10 @@ def test_a_file_and_a_flag_are_read_as_described(tmp_path: Path, tiny_model: Pat
     assert [len(group["scores"]) for group in read_lines(tmp_path / "more" / "groups.jsonl")] == [8] * 4
 
 
-def test_every_block_of_the_page_is_run_here() -> None:
+def test_every_block_of_the_page_is_run_here_or_with_its_framework() -> None:
     source = Path(__file__).read_text()
-    marks = re.findall(r'example\("(?:bash|python)", "(.*?)"\)', source)
+    marks = [*re.findall(r'example\("(?:bash|python)", "(.*?)"\)', source), OF_NEMO_GYM]
+    assert OF_NEMO_GYM in WITH_NEMO_GYM.read_text()
     blocks = [block for language in ("bash", "python") for block in examples(language)]
     assert not [block for block in blocks if not any(mark in block for mark in marks) and "pip install" not in block]
 

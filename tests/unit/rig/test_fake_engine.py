@@ -49,6 +49,30 @@ async def test_log_probabilities_follow_the_temperature_alternatives_too(
     assert gaps[1] / gaps[0] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (CHAT, EXACT),
+        (COMPLETIONS, {"model": "tiny", "prompt": "hi", "max_tokens": 12, "logprobs": 0}),
+        (GENERATE, {"token_ids": [5], "sampling_params": {"max_tokens": 12, "logprobs": 0}}),
+    ],
+    ids=("chat", "completions", "generate"),
+)
+async def test_a_sampled_token_has_the_log_probability_of_its_temperature_however_it_is_asked_for(
+    engine: FakeEngine, path: str, asked: dict[str, Any]
+) -> None:
+    told: dict[float, list[float]] = {}
+    for temperature in (1.0, 0.5, 0.0):
+        engine.replies.append(Reply("four"))
+        hot = {"temperature": temperature}
+        body = asked | hot | ({"sampling_params": asked["sampling_params"] | hot} if path == GENERATE else {})
+        logprobs = (await post(engine.url + path, body)).json()["choices"][0]["logprobs"]
+        told[temperature] = logprobs.get("token_logprobs") or [entry["logprob"] for entry in logprobs["content"]]
+    assert len(told[1.0]) > 1
+    assert told[0.5] == pytest.approx([2 * logprob for logprob in told[1.0]])
+    assert told[0.0] == told[1.0], "greedy sampling scales nothing"
+
+
 async def test_ids_and_logprobs_stay_away_unless_asked_for(engine: FakeEngine) -> None:
     answer = (await post(engine.url + CHAT, ASKED)).json()
     assert answer["prompt_token_ids"] is answer["choices"][0]["token_ids"] is answer["choices"][0]["logprobs"] is None
