@@ -59,6 +59,7 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.trainers.loader": ("pool_loader",),
         "stepwell.trainers.verl": ("to_data_proto",),
         "stepwell.trainers.trl": ("StepwellRolloutWorker", "StepwellWeightTransfer"),
+        "stepwell.trainers.trl_callback": ("StepwellCallback", "last_checkpoint"),
         "stepwell.trainers.slime": ("SlimeRollouts",),
         "stepwell.trainers.prime_rl": ("PrimeRlWriter",),
     },

@@ -19,7 +19,7 @@ TORCH = "torch==2.13.0"
 VERL = "verl==0.9.1"
 BESIDE_VERL = ("tensordict==0.10.0", "transformers>=5.5.3,<5.11,!=5.6.0", "pandas", "omegaconf", "codetiming")
 """Imports of the parts of verl that move data; its other requirements are for training at scale."""
-PACKAGES = {"verl": (VERL, *BESIDE_VERL), "trl": ("trl==1.16.0", "requests")}
+PACKAGES = {"verl": (VERL, *BESIDE_VERL), "trl": ("trl==1.16.0", "peft==0.21.2", "requests")}
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 

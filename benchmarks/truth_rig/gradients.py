@@ -20,6 +20,7 @@ from stepwell.trainers.loader import pool_loader
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
 from stepwell.trainers.trl import samples_of
+from stepwell.trainers.trl_samples import PolicyVersions
 from stepwell.trainers.verl import verl_rows
 
 CLIP = 0.2
@@ -83,7 +84,7 @@ def with_trl(case: Case, *, divided_by: float | None = None) -> torch.Tensor:
     """`divided_by` is the temperature that the loss uses, if it is another one."""
     policy = TreePolicy(case.table)
     rows = choose_rows(case.batch, (), case.rows)
-    for sample in samples_of(rows, 0, 0):
+    for sample in samples_of(rows, 0, PolicyVersions()):
         ids = torch.from_numpy(sample.input_ids.astype(np.int64))[None]
         is_trained = torch.from_numpy(sample.completion_mask).bool()[None]
         old_logprobs = torch.from_numpy(sample.old_log_probs)[None]

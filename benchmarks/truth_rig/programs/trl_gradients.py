@@ -25,6 +25,7 @@ from stepwell.errors import FetchTimeout
 from stepwell.pool.client.batch import Batch
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.trl import StepwellRolloutWorker, samples_of
+from stepwell.trainers.trl_samples import PolicyVersions
 
 
 class PackedPolicy(TreePolicy):
@@ -92,7 +93,7 @@ def gradient(case: Case) -> torch.Tensor:
     model, pool = PolicyModel(case.table), DrainedPool(case.batch)
     async_grpo_trainer.create_model_from_path = lambda *args, **terms: model
     rows = choose_rows(case.batch, (), case.rows)
-    count = len(samples_of(rows, 0, 0))
+    count = len(samples_of(rows, 0, PolicyVersions()))
     worker = StepwellRolloutWorker(
         pool, samples_ahead=count, temperature=case.temperature, advantage=case.advantage, credit=case.credit
     )
@@ -105,6 +106,7 @@ def gradient(case: Case) -> torch.Tensor:
             rollout_worker=worker,
             weight_transfer=SimpleNamespace(),
         )
+        worker.resume(None)
         worker.start()
         try:
             loader = trainer.get_train_dataloader().base_dataloader  # its wrapper waits for a second batch

@@ -2,13 +2,23 @@
 
     worker = StepwellRolloutWorker(pool)
     sync = WeightSync(engines, transfer=CheckpointTransfer(folder), pool=pool, probe=())
-    transfer = StepwellWeightTransfer(sync, pool)
-    AsyncGRPOTrainer(model, args=…, train_dataset=…, rollout_worker=worker, weight_transfer=transfer).train()
+    trainer = AsyncGRPOTrainer(
+        model,
+        args=…,
+        train_dataset=…,
+        rollout_worker=worker,
+        weight_transfer=StepwellWeightTransfer(sync, pool),
+        callbacks=[StepwellCallback(worker)],
+    )
+    trainer.train(resume_from_checkpoint=last_checkpoint(…))
 
 Both classes implement TRL's own Protocols (trl.experimental.async_grpo, 1.16); TRL itself is not imported.
+StepwellCallback and last_checkpoint are in trl_callback.py.
 
-- A group is acknowledged when TRL has taken its last sample; a group without taken samples is returned at the end.
+- A group is acknowledged when a checkpoint that contains it is on disk; without checkpoints, when it is trained. What
+  is not acknowledged returns to the pool at the end (trl_progress.py).
 - No group is given to TRL twice.
+- A group is dropped as stale as a whole or not at all (trl_samples.py).
 - Rows are chosen as in the reference trainer (trainers/rows.py): groups with equal returns never reach TRL, but count
   in the `reward` of its log. Too many in a row end the training with NothingLearned.
 - TRL divides all logits by one temperature, so only what was sampled at that one reaches it.
@@ -17,28 +27,25 @@ Both classes implement TRL's own Protocols (trl.experimental.async_grpo, 1.16); 
 
 import logging
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from queue import Full, Queue
 from threading import Event
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from stepwell.errors import FetchTimeout
+from stepwell.errors import BadRequest, FetchTimeout
 from stepwell.steps.advantages import AdvantageKind
 from stepwell.steps.baselines import BaselineKind
 from stepwell.steps.credit import CreditKind
-from stepwell.steps.running_statistics import NO_PAST
-from stepwell.steps.step import FloatArray, IntArray
-from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.row_samples import row_samples
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import RowSettings
+from stepwell.trainers.trl_progress import DeliveredGroup, TrlProgress
+from stepwell.trainers.trl_samples import GroupStaleness, PolicyVersions, RolloutSample, SampleNumber
 from stepwell.trainers.weight_stream import Weights
 
 if TYPE_CHECKING:
@@ -48,58 +55,35 @@ log = logging.getLogger("stepwell.trainers")
 
 POLL_INTERVAL = 2.0
 """Seconds to wait for a group, or for room in the buffer, before the worker checks whether it must stop."""
-Message: TypeAlias = dict[str, str]
 Rate: TypeAlias = tuple[float, float]
 """A sum and a count, whose quotient TRL logs."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class RolloutSample:
-    """One row, with the attributes of TRL's class of the same name; the three arrays have one entry per token."""
-
-    input_ids: IntArray
-    completion_mask: IntArray
-    """1 for trained tokens."""
-    old_log_probs: FloatArray
-    advantage: float
-    model_version: int
-    """TRL's version of the weights that sampled the group's oldest token, so TRL drops a stale group as a whole."""
-    group_id: int
-    enqueued_at: float
-    prompt: tuple[Message, ...] = ()
-    """Messages that TRL displays; empty, because the pool stores tokens."""
-    completion: tuple[Message, ...] = ()
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Always empty: the logged metrics count rollouts, not samples."""
-
-
-def samples_of(rows: TrainedRows, group_id: int, version_offset: int) -> list[RolloutSample]:
-    """One sample per trained row and advantage in it, up to the last token with that advantage.
-
-    `version_offset` is the pool's version minus TRL's.
-    """
+def samples_of(rows: TrainedRows, group: int, versions: PolicyVersions) -> list[RolloutSample]:
+    """One sample per trained row and advantage in it, up to the last token with that advantage."""
     if not rows.tokens:
         return []
-    oldest, now = int(rows.merged.versions[rows.trained].min()), time.time()
+    staleness, now = GroupStaleness(int(rows.merged.versions[rows.trained].min()), versions), time.time()
     return [
         RolloutSample(
             input_ids=sample.tokens,
             completion_mask=sample.trained.astype(np.int32),
             old_log_probs=sample.logprobs,
             advantage=sample.advantage,
-            model_version=oldest - version_offset,
-            group_id=group_id,
+            group_id=SampleNumber(group, place),
+            staleness=staleness,
             enqueued_at=now,
         )
-        for sample in row_samples(rows)
+        for place, sample in enumerate(row_samples(rows))
     ]
 
 
 class StepwellRolloutWorker:
     """Fetches groups from the pool in its own thread, and puts their samples into TRL's buffer.
 
-    At most `samples_ahead` samples wait there: about one update's worth, because waiting samples become stale. A group
-    that is not taken within `lease` seconds returns to the pool, and is skipped when it comes again. `temperature` is
+    It needs a StepwellCallback, which tells it what TRL has trained. At most `samples_ahead` samples wait in the
+    buffer: about one update's worth, because waiting samples become stale. A group whose lease ends because the pool
+    had no sign of this process for `lease` seconds is skipped when it comes again. `temperature` is
     that of TRL's configuration; steps of another one are left out, and so are steps that do not tell theirs, unless
     `assumed_temperature` is set. `advantage`, `credit` and the baselines are as in Settings; the worker takes one group
     at a time, so the baseline `batch` compares within it. After `max_unlearnable` groups in a row
@@ -137,20 +121,22 @@ class StepwellRolloutWorker:
             assumed_temperature=assumed_temperature,
         )
         self._monitor = LearningMonitor(max_unlearnable, "groups")
-        self._version_offset = 0
-        self._known = TrainedLedger()
-        self._past = NO_PAST
-        self._delivered: deque[tuple[range, TrainingBatch]] = deque()
-        """The groups in TRL's buffer, the oldest first, with the numbers of their samples."""
+        self.progress = TrlProgress()
+        self._versions = PolicyVersions()
+        self._past = self.progress.statistics
+        self._begun: list[RolloutSample] = []
+        """Samples of a checkpoint, which TRL gets first."""
         self._groups = 0
-        self._samples = 0
         self._missing = ""
+        self._is_ready = False
         self._is_stopping = Event()
         self._running: Future[None] | None = None
 
-    # -- called by TRL ------------------------------------------------------------------------------------------------
+    # -- called by TRL -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        if not self._is_ready:
+            raise BadRequest("pass callbacks=[StepwellCallback(worker)] to AsyncGRPOTrainer: it says what is trained")
         thread = ThreadPoolExecutor(1, thread_name_prefix="stepwell-trl")
         self._running = thread.submit(self._run)
         thread.shutdown(wait=False)
@@ -159,10 +145,11 @@ class StepwellRolloutWorker:
         """Returns when every group is acknowledged or returned to the pool."""
         self._is_stopping.set()
         if self._running is not None and (failure := self._running.exception()) is not None:
-            log.error("groups that TRL has taken may come back: %s", failure)
+            log.error("the worker had ended: %s", failure)
+        self.progress.close(self._pool)
 
     def update_model_version(self, model_version: int) -> None:
-        self._version_offset = self._pool.stats().policy_version - model_version
+        self._versions.trl, self._versions.pool = model_version, self._pool.stats().policy_version
 
     def check_health(self, stale_after_s: float) -> None:
         """Raises the exception that ended the worker. A worker that only waits for agents is healthy."""
@@ -171,35 +158,39 @@ class StepwellRolloutWorker:
         if self._missing:
             log.info("TRL waits: %s", self._missing)
 
+    # -- called by StepwellCallback ------------------------------------------------------------------------------------
+
+    def resume(self, state: Mapping[str, Any] | None) -> None:
+        """Continue from the state in a checkpoint, or begin without one. Comes before `start`."""
+        if state is not None:
+            self._begun = self.progress.restore(state, self._pool, self._versions)
+            self._past = self.progress.statistics
+            self._groups = 1  # the begun one has the first number
+        self._is_ready = True
+
+    def commit(self) -> None:
+        """What is trained is kept: acknowledge it."""
+        self.progress.commit(self._pool)
+
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        try:
-            while not self._is_stopping.is_set():
-                self._deliver_group()
-        finally:
-            self._settle()
-            taken = self._taken
-            for samples, batch in self._delivered:
-                if samples.start < taken:
-                    self._acknowledge(batch)
-                else:
-                    self._pool.nack(batch)
+        self._put(self._begun)
+        while not self._is_stopping.is_set():
+            self._deliver_group()
 
     def _deliver_group(self) -> None:
         batch = self._fetch()
         if batch is None:
-            self._settle()
             return
-        rows = choose_rows(batch, self._known, self._rows, self._past)
+        rows = choose_rows(batch, self.progress, self._rows, self._past)
         self._past = rows.statistics
-        samples = samples_of(rows, self._groups, self._version_offset)
+        samples = samples_of(rows, self._groups, self._versions)
+        group = DeliveredGroup(leases=batch.leases, uids=rows.uids, statistics=rows.statistics, samples=samples)
+        self.progress.add(self._groups, group)
         self._groups += 1
-        self._delivered.append((range(self._samples, self._samples + len(samples)), batch))
         self._note(batch, rows)
-        for sample in samples:
-            self._put(sample)
-        self._settle()
+        self._put(samples)
         self._monitor.check(rows)
 
     def _fetch(self) -> TrainingBatch | None:
@@ -211,15 +202,14 @@ class StepwellRolloutWorker:
         self._missing = ""
         return batch
 
-    def _put(self, sample: RolloutSample) -> None:
-        while not self._is_stopping.is_set():
-            try:
-                self.rollout_buffer.put(sample, timeout=POLL_INTERVAL)
-            except Full:
-                self._settle()
-            else:
-                self._samples += 1
-                return
+    def _put(self, samples: Iterable[RolloutSample]) -> None:
+        for sample in tuple(samples):
+            while not self._is_stopping.is_set():
+                try:
+                    self.rollout_buffer.put(sample, timeout=POLL_INTERVAL)
+                except Full:
+                    continue
+                break
 
     def _note(self, batch: TrainingBatch, rows: TrainedRows) -> None:
         whole = batch.whole_groups()
@@ -235,24 +225,6 @@ class StepwellRolloutWorker:
             if len(returns):
                 rates["reward"] = (float(returns.sum()), float(len(returns)))
             self.metrics_queue.put(rates)
-        self._known.add((), rows.uids)
-
-    # -- taken samples -------------------------------------------------------------------------------------------------
-
-    @property
-    def _taken(self) -> int:
-        """Number of samples that TRL has taken."""
-        return self._samples - self.rollout_buffer.qsize()
-
-    def _settle(self) -> None:
-        """Acknowledge the groups whose last sample is taken."""
-        taken = self._taken
-        while self._delivered and self._delivered[0][0].stop <= taken:
-            self._acknowledge(self._delivered.popleft()[1])
-
-    def _acknowledge(self, batch: TrainingBatch) -> None:
-        self._known.add(batch.leases, ())
-        self._known.acknowledge(self._pool)
 
 
 class StateSync(Protocol):

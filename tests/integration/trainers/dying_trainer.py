@@ -1,13 +1,18 @@
-"""A trainer that kills itself, as the kernel would: `dying_trainer ADDRESS NAMESPACE FOLDER PLACE UNIT`.
+"""A trainer that is killed and lives again: `dying_trainer ADDRESS NAMESPACE FOLDER UNIT UPDATES`.
 
-PLACE is where in its second update it dies: forward, save (the weights have changed, no checkpoint is written), write
-(half a checkpoint is) or ack (a whole one is, and the pool does not know); `nowhere` runs to the end.
+It reads from stdin how it is to die next, and writes the exit code of each life to stdout:
+- a place in its second update, where it kills itself: forward, save (the weights have changed, no checkpoint is
+  written), write (half a checkpoint is) or ack (a whole one is, and the pool does not know)
+- `random SEED TIMES`: it is killed so many times, at random moments
+- `nowhere`: it runs to the end
 """
 
 import os
 import signal
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +23,10 @@ from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.client import connect
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
+from tests.rig.trainers.lives import Lives
 
-GROUPS = 16
-"""Each has a token of its own, which begins its prompts."""
-UPDATES = 8
+GROUPS_PER_UPDATE = 2
+"""Each group has a token of its own, which begins its prompts."""
 DIES_AFTER = 1
 """Updates of its own, before that in which it dies."""
 
@@ -31,11 +36,11 @@ class Counting(torch.nn.Module):
 
     counts: torch.Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, groups: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.table = torch.nn.Embedding(GROUPS, GROUPS)
-        self.register_buffer("counts", torch.zeros(GROUPS))
+        self.table = torch.nn.Embedding(groups, groups)
+        self.register_buffer("counts", torch.zeros(groups))
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
         self.counts.index_add_(0, input_ids[:, 0], torch.ones(len(input_ids)))
@@ -69,27 +74,51 @@ class DyingTrainer(AsyncTrainer):
         super()._save()
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    address: str
+    namespace: str
+    folder: Path
+    unit: str
+    updates: int
+
+    def live(self, dies_at: str, passes: Callable[[], None]) -> None:
+        torch.set_num_threads(1)
+        settings = Settings(groups=GROUPS_PER_UPDATE, updates=self.updates, lease=8.0, fetch_timeout=60.0)
+        if self.unit == "steps":
+            settings = replace(settings, groups=2 * GROUPS_PER_UPDATE, unit="steps", advantage="step")
+        pool = connect("data_pool", address=self.address, namespace=self.namespace)
+        model = Counting(GROUPS_PER_UPDATE * self.updates)
+        model.register_forward_pre_hook(lambda *_: passes())
+        trainer = DyingTrainer(pool, model, settings=settings, checkpoints=self.folder, dies_at=dies_at)
+        replace_file, acknowledge = os.replace, pool.ack
+
+        def replace_or_die(source: Any, target: Any) -> None:
+            trainer._passes("write")
+            replace_file(source, target)
+
+        def acknowledge_or_die(leased: HasLeases) -> None:
+            trainer._passes("ack")
+            acknowledge(leased)
+
+        os.replace = replace_or_die  # type: ignore[assignment]
+        pool.ack = acknowledge_or_die  # type: ignore[method-assign]
+        trainer.run()
+
+
 def main() -> None:
-    address, namespace, folder, place, unit = sys.argv[1:]
-    torch.set_num_threads(1)
-    settings = Settings(groups=2, updates=UPDATES, lease=8.0, fetch_timeout=60.0)
-    if unit == "steps":
-        settings = replace(settings, groups=4, unit="steps", advantage="step")
-    pool = connect("data_pool", address=address, namespace=namespace)
-    trainer = DyingTrainer(pool, Counting(), settings=settings, checkpoints=Path(folder), dies_at=place)
-    replace_file, acknowledge = os.replace, pool.ack
-
-    def replace_or_die(source: Any, target: Any) -> None:
-        trainer._passes("write")
-        replace_file(source, target)
-
-    def acknowledge_or_die(leased: HasLeases) -> None:
-        trainer._passes("ack")
-        acknowledge(leased)
-
-    os.replace = replace_or_die  # type: ignore[assignment]
-    pool.ack = acknowledge_or_die  # type: ignore[method-assign]
-    trainer.run()
+    address, namespace, folder, unit, updates = sys.argv[1:]
+    run = Run(address, namespace, Path(folder), unit, int(updates))
+    for line in sys.stdin:
+        how, *numbers = line.split()
+        if how == "random":
+            seed, times = map(int, numbers)
+            Lives(partial(run.live, "nowhere"), seed).kill(times)
+            code = -signal.SIGKILL
+        else:
+            code = Lives(partial(run.live, how), seed=0).run()
+        sys.stdout.write(f"{code}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

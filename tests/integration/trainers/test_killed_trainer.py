@@ -2,10 +2,13 @@
 
 import asyncio
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,16 +19,19 @@ from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from stepwell.trainers.checkpoint import read_checkpoint
 from tests.builders import make_step
-from tests.integration.trainers.dying_trainer import GROUPS, UPDATES
+from tests.integration.trainers.dying_trainer import GROUPS_PER_UPDATE
 from tests.rig.ray_cluster import RayCluster
 
 CHECKOUT = Path(__file__).parents[3]
 ROLLOUTS = 2
+UPDATES = 8
 PLACES = ("forward", "save", "write", "ack")
+Live = Callable[[str], int]
+"""How the next life is to end, and its exit code."""
 
 
-async def fill(client: PoolClient) -> None:
-    for group in range(GROUPS):
+async def fill(client: PoolClient, groups: int) -> None:
+    for group in range(groups):
         for rollout in range(ROLLOUTS):
             uid, prompt = f"{group}-{rollout}", f"p{group}"
             await client.register_trajectory(Registration(uid, prompt, group_size=ROLLOUTS))
@@ -34,9 +40,9 @@ async def fill(client: PoolClient) -> None:
             assert await client.complete_trajectory(uid, prompt, float(rollout)) is EndResult.COMPLETED
 
 
-async def talk(client: PoolClient) -> None:
+async def talk(client: PoolClient, sessions: int) -> None:
     """Sessions that do not end, with a reward for each step."""
-    for session in range(GROUPS):
+    for session in range(sessions):
         uid = f"s{session}"
         await client.register_trajectory(Registration(uid, uid))
         for turn in range(ROLLOUTS):
@@ -53,6 +59,46 @@ async def talk(client: PoolClient) -> None:
             assert await client.submit_steps([step]) == [SubmitVerdict.ACCEPTED]
 
 
+@contextmanager
+def dying_trainer(ray_cluster: RayCluster, namespace: str, folder: Path, unit: str, updates: int) -> Iterator[Live]:
+    program = [sys.executable, "-m", "tests.integration.trainers.dying_trainer"]
+    command = [*program, ray_cluster.address, namespace, str(folder), unit, str(updates)]
+    with (
+        (folder / "trainer.log").open("wb") as errors,
+        subprocess.Popen(
+            command,
+            cwd=CHECKOUT,
+            env=os.environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        orders, answers = process.stdin, process.stdout
+
+        def live(how: str) -> int:
+            orders.write(f"{how}\n")
+            orders.flush()
+            answer = answers.readline()
+            assert answer, (folder / "trainer.log").read_text()
+            return int(answer)
+
+        yield live
+
+
+def check_all_trained_once(pool: DataPool, folder: Path, updates: int) -> None:
+    groups = GROUPS_PER_UPDATE * updates
+    saved = read_checkpoint(folder)
+    assert saved is not None
+    assert saved.update == updates
+    assert saved.model["counts"].tolist() == [ROLLOUTS] * groups
+    train = pool.stats().channels["train"]
+    assert (train.held.steps, train.shipped.steps, dict(train.dropped)) == (0, groups * ROLLOUTS, {})
+
+
 @pytest.mark.parametrize(
     ("unit", "waits"),
     [("groups", False), ("groups", True), ("steps", False), pytest.param("steps", True, marks=pytest.mark.nightly)],
@@ -63,26 +109,28 @@ def test_a_trainer_killed_anywhere_loses_nothing_and_trains_nothing_twice(
 ) -> None:
     start_pool(PoolPlan(), namespace)
     client = PoolClient("data_pool", namespace)
-    asyncio.run(talk(client) if unit == "steps" else fill(client))
+    asyncio.run((talk if unit == "steps" else fill)(client, GROUPS_PER_UPDATE * UPDATES))
     pool = DataPool(client)
+    with dying_trainer(ray_cluster, namespace, tmp_path, unit, UPDATES) as live:
+        for place in ("ack", "forward") if waits else PLACES:
+            assert live(place) == -signal.SIGKILL, (tmp_path / "trainer.log").read_text()
+            deadline = time.monotonic() + 30
+            while waits and pool.stats().leases:
+                assert time.monotonic() < deadline, "waited 30 s for the leases to run out"
+                time.sleep(0.1)
+        assert live("nowhere") == 0, (tmp_path / "trainer.log").read_text()
+    check_all_trained_once(pool, tmp_path, UPDATES)
 
-    def run(place: str) -> int:
-        program = [sys.executable, "-m", "tests.integration.trainers.dying_trainer"]
-        command = [*program, ray_cluster.address, namespace, str(tmp_path), place, unit]
-        with (tmp_path / f"{place}.log").open("wb") as output:
-            return subprocess.run(command, cwd=CHECKOUT, env=os.environ, stdout=output, stderr=output).returncode
 
-    for place in ("ack", "forward") if waits else PLACES:
-        code = run(place)
-        assert code == -signal.SIGKILL, (tmp_path / f"{place}.log").read_text()
-        deadline = time.monotonic() + 30
-        while waits and pool.stats().leases:
-            assert time.monotonic() < deadline, "waited 30 s for the leases to run out"
-            time.sleep(0.1)
-    assert run("nowhere") == 0, (tmp_path / "nowhere.log").read_text()
-    saved = read_checkpoint(tmp_path)
-    assert saved is not None
-    assert saved.update == UPDATES
-    assert saved.model["counts"].tolist() == [ROLLOUTS] * GROUPS
-    train = pool.stats().channels["train"]
-    assert (train.held.steps, train.shipped.steps, dict(train.dropped)) == (0, GROUPS * ROLLOUTS, {})
+@pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.nightly)])
+def test_a_trainer_killed_at_random_moments_loses_nothing_and_trains_nothing_twice(
+    ray_cluster: RayCluster, namespace: str, tmp_path: Path, kills: int
+) -> None:
+    updates, seed = 2 * kills + 2, secrets.randbits(32)
+    start_pool(PoolPlan(), namespace)
+    client = PoolClient("data_pool", namespace)
+    asyncio.run(fill(client, GROUPS_PER_UPDATE * updates))
+    with dying_trainer(ray_cluster, namespace, tmp_path, "groups", updates) as live:
+        assert live(f"random {seed} {kills}") == -signal.SIGKILL
+        assert live("nowhere") == 0, f"seed {seed}: {(tmp_path / 'trainer.log').read_text()}"
+    check_all_trained_once(DataPool(client), tmp_path, updates)

@@ -1,4 +1,4 @@
-"""How a program is run in another trainer's environment: with Stepwell's source on its path, in the tests' Ray."""
+"""How a program is run in another trainer's environment: with this checkout on its path, in the tests' Ray."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 CHECKOUT = Path(__file__).parents[3]
 PROGRAMS = Path(__file__).parent / "programs"
 SETTINGS = {
-    "PYTHONPATH": str(CHECKOUT / "src"),
+    "PYTHONPATH": f"{CHECKOUT / 'src'}:{CHECKOUT}",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",

@@ -22,6 +22,7 @@ from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.trl import samples_of
+from stepwell.trainers.trl_samples import PolicyVersions
 from stepwell.trainers.verl import verl_rows
 from tests.unit.trainers.models import Recurrent, one_turn
 from tests.unit.trainers.training_pool import TrainingPool
@@ -168,7 +169,7 @@ def test_turns_in_one_step_with_a_mask_have_the_credit_of_separate_steps(kind: C
 
 
 def test_trl_gets_a_sample_for_each_share_of_a_row() -> None:
-    samples = samples_of(choose_rows(batch_of(FORKED), (), RowSettings(credit="leaf")), 0, 0)
+    samples = samples_of(choose_rows(batch_of(FORKED), (), RowSettings(credit="leaf")), 0, PolicyVersions())
     of_tree = sorted((round(s.advantage, 2), s.input_ids[s.completion_mask == 1].tolist()) for s in samples)
     assert of_tree == [(-0.71, [1]), (0.71, [4]), (0.71, [6]), (0.71, [8]), (1.41, [2])]
 

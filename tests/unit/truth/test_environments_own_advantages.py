@@ -9,6 +9,7 @@ from stepwell.steps.columns import pack
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings
 from stepwell.trainers.trl import samples_of
+from stepwell.trainers.trl_samples import PolicyVersions
 from stepwell.trainers.verl import VerlRows, verl_rows
 from tests.unit.trainers.models import one_turn
 
@@ -76,5 +77,5 @@ def verl_rows_of(batch: Batch) -> VerlRows:
 def test_trl_and_verl_get_them_too() -> None:
     batch = batch_of({"advantages": [0.0, 0.0, 0.25, 0.25]}, {"advantages": [0.0, 0.0, 2.0, 2.0]})
 
-    assert [sample.advantage for sample in samples_of(choose_rows(batch, ()), 0, 0)] == [0.25, 2.0]
+    assert [sample.advantage for sample in samples_of(choose_rows(batch, ()), 0, PolicyVersions())] == [0.25, 2.0]
     assert verl_rows_of(batch).tensors["advantages"].tolist() == [[0.25, 0.25], [2.0, 2.0]]

@@ -97,6 +97,7 @@ def test_a_loader_keeps_the_statistics_of_its_batches() -> None:
 
 def test_trl_gets_sessions_too() -> None:
     worker = StepwellRolloutWorker(sessions(4))
+    worker.resume(None)
     worker.start()
     wait_until(lambda: worker.rollout_buffer.qsize() >= 2, "samples of sessions")
     assert worker.rollout_buffer.get().advantage < 0

@@ -106,6 +106,7 @@ def test_trl_is_stopped_too() -> None:
         worker.check_health(60)
         return False
 
+    worker.resume(None)
     worker.start()
     with pytest.raises(NothingLearned, match="from 3 groups in a row"):
         wait_until(is_over, "the worker to give up")

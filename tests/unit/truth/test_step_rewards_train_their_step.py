@@ -21,6 +21,7 @@ from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.trl import samples_of
+from stepwell.trainers.trl_samples import PolicyVersions
 from stepwell.trainers.verl import verl_rows
 from tests.unit.trainers.models import Recurrent, one_turn
 from tests.unit.trainers.training_pool import TrainingPool
@@ -123,7 +124,7 @@ def test_a_loader_gives_each_token_its_advantage() -> None:
 
 
 def test_trl_gets_a_sample_for_each_advantage_of_a_row() -> None:
-    samples = samples_of(choose_rows(middle_differs(), (), RowSettings(advantage="step")), 0, 0)
+    samples = samples_of(choose_rows(middle_differs(), (), RowSettings(advantage="step")), 0, PolicyVersions())
 
     trained = [(sample.advantage > 0, sample.completion_mask.tolist()) for sample in samples if sample.advantage]
     assert trained == [(True, [0, 0, 0, 1]), (False, [0, 0, 0, 1])]

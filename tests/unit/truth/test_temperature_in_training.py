@@ -122,6 +122,7 @@ def test_a_loader_gives_temperature_1_or_all_with_their_temperatures() -> None:
 
 def test_trl_gets_what_was_sampled_at_its_temperature() -> None:
     worker = StepwellRolloutWorker(pool_of(0.7, 1.0, 0.7), temperature=0.7)
+    worker.resume(None)
     worker.start()
     samples = [worker.rollout_buffer.get(timeout=10) for _ in range(2)]
     worker.stop()

@@ -1,0 +1,87 @@
+"""A program that lives many times. Each life is a fork of a process that has imported everything and done nothing else,
+so that a life begins at once; it is killed as the kernel would do it, with SIGKILL, at a random moment."""
+
+import os
+import random
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+Live = Callable[[Callable[[], None]], None]
+"""What a life does. It calls its argument at every pass through the model."""
+
+FIRST_PASS = 60.0
+"""Seconds within which a life must come to its first pass."""
+MOST_PASSES = 2
+"""A life is killed after at most so many."""
+
+
+class Lives:
+    """Equal seeds kill at equal moments, as far as two processes can be equal."""
+
+    def __init__(self, live: Live, seed: int) -> None:
+        self._live = live
+        self._chance = random.Random(seed)
+        self._between_passes = 0.2
+        """Seconds, as last seen."""
+        self.moments: list[str] = []
+        """When each life was killed."""
+
+    def kill(self, times: int) -> None:
+        for _ in range(times):
+            passes, part = self._chance.randint(0, MOST_PASSES), self._chance.uniform(0.0, 1.2)
+            pid, told = self._begin()
+            try:
+                self._await_passes(told, passes)
+                time.sleep(part * self._between_passes)
+                os.kill(pid, signal.SIGKILL)
+            finally:
+                os.close(told)
+            _, status = os.waitpid(pid, 0)
+            self.moments.append(f"{passes} passes and {part * self._between_passes:.3f} s")
+            code = os.waitstatus_to_exitcode(status)
+            assert code == -signal.SIGKILL, f"a life ended by itself with {code}, before {self.moments[-1]}"
+
+    def run(self) -> int:
+        """A life that nobody ends; its exit code."""
+        pid, told = self._begin()
+        while os.read(told, 4096):
+            pass
+        os.close(told)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _begin(self) -> tuple[int, int]:
+        told, telling = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if pid := os.fork():
+            os.close(telling)
+            return pid, told
+        os.close(told)
+        code = 1
+        try:
+            self._live(lambda: _tell(telling))
+            code = 0
+        except BaseException:  # noqa: BLE001 - the fork must not return into the program
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _await_passes(self, told: int, passes: int) -> None:
+        before = None
+        for _ in range(passes):
+            readable, _, _ = select.select([told], [], [], FIRST_PASS)
+            if not (readable and os.read(told, 1)):
+                return
+            if before is not None:
+                self._between_passes = time.monotonic() - before
+            before = time.monotonic()
+
+
+def _tell(telling: int) -> None:
+    os.write(telling, b".")
