@@ -39,13 +39,21 @@ nightly *args:
 security *args:
     {{python}} -m pytest tests/security {{args}}
 
+# sdist and wheel, the workflows, the citation and the Dockerfile
+publishing *args:
+    {{python}} -m pytest tests/publishing {{args}}
+
+# sdist and wheel, into dist/
+dist:
+    {{python}} scripts/release.py build dist
+
 # the documentation site, into site/; nothing in it needs the internet
 docs:
     {{python}} scripts/reference.py
     {{python}} scripts/api_docs.py
     {{python}} -m mkdocs build --strict
 
-# the versions and hashes of every package of the container and of CI, into locks/; to be run after a change of dependencies
+# the versions and hashes of every package of the container, of CI and of releases, into locks/; to be run after a change of dependencies
 lock:
     {{python}} scripts/lock.py
 
