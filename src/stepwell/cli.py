@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 from stepwell import logs
@@ -73,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
+    elif arguments[0] == "--version":
+        print(f"stepwell {version('stepwell')}")
     elif (command := command_of(arguments)) is not None:
         run(command, arguments[len(command.split()) :], f"stepwell {command}")
     else:
@@ -92,7 +95,7 @@ def usage() -> str:
             "usage: stepwell COMMAND [FLAGS]\n",
             "Middleware for reinforcement learning of LLM agents.\n",
             *lines,
-            "\nstepwell COMMAND --help lists its flags.",
+            "\nstepwell COMMAND --help lists its flags, with examples. stepwell --version prints the version.",
         )
     )
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from importlib.metadata import version
 
 import pytest
 
@@ -55,6 +56,11 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["--help"])
     shown = capsys.readouterr().out
     assert all(f"  {command} " in shown for command in cli.COMMANDS)
+
+
+def test_it_says_which_version_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["--version"])
+    assert capsys.readouterr().out == f"stepwell {version('stepwell')}\n"
 
 
 def test_an_unknown_command_is_refused_with_the_ones_there_are() -> None:
