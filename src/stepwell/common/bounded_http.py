@@ -14,8 +14,9 @@ MOST_HEADER_BYTES = 2 * LARGEST_HEADERS
 """Bytes that are read before headers end: an application's own refusal, which says why, comes first."""
 MOST_HEADERS = 256
 """Each takes a microsecond to parse, however short it is."""
-MOST_UNWANTED_BYTES = 4 * 1024 * 1024
-"""Of a body whose call was refused: what is read so that a client which sends first and then reads gets its answer."""
+UNWANTED_BYTES_A_SECOND = 64 * 1024 * 1024
+"""Of all bodies whose calls were refused. They are read so that a client which sends first and then reads gets its
+answer, but not as fast as they come."""
 LATE_SECONDS = 1.0
 """Before a refused connection is closed. Nothing more is read from it, and its client does not come back sooner."""
 HEADER_SECONDS = 30.0
@@ -35,9 +36,24 @@ class TooManyHeaders(Exception):
     """Ends the parsing at once."""
 
 
+class UnwantedBytes:
+    """Of all connections of a process."""
+
+    def __init__(self) -> None:
+        self._free_at = 0.0
+
+    def pause(self, size: int, now: float) -> float:
+        """Seconds until a connection that has sent so many bytes may send more."""
+        self._free_at = max(self._free_at, now) + size / UNWANTED_BYTES_A_SECOND
+        return self._free_at - now
+
+
+UNWANTED = UnwantedBytes()
+
+
 class BoundedHttp(HttpToolsProtocol):
-    """Closes a connection whose request is too slow, whose headers are too large or too many, or that goes on sending
-    the body of a refused request."""
+    """Closes a connection whose request is too slow, or whose headers are too large or too many. The body of a refused
+    request is read slowly."""
 
     header_seconds = HEADER_SECONDS
     silent_seconds = SILENT_SECONDS
@@ -49,7 +65,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._reads_headers = True
         self._reads_body = False
         self._is_refused = False
-        self._header_bytes = self._header_count = self._unwanted_bytes = 0
+        self._header_bytes = self._header_count = 0
         self._since = self._touched_at = 0.0
         self._check: TimerHandle | None = None
 
@@ -73,9 +89,8 @@ class BoundedHttp(HttpToolsProtocol):
             if self._header_bytes > MOST_HEADER_BYTES:
                 self._refuse(HEADERS_TOO_LARGE)
         elif self._reads_body and self.cycle.response_complete:
-            self._unwanted_bytes += len(data)
-            if self._unwanted_bytes > MOST_UNWANTED_BYTES:
-                self._refuse(b"")
+            self.flow.pause_reading()
+            self.loop.call_later(UNWANTED.pause(len(data), self._touched_at), self._read_on)
 
     def send_400_response(self, msg: str) -> None:
         """When the request could not be parsed."""
@@ -83,6 +98,10 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(HEADERS_TOO_LARGE)
         else:
             super().send_400_response(msg)
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
 
     def _refuse(self, answer: bytes) -> None:
         """A client that was refused at once would connect again at once."""
@@ -95,12 +114,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._check = self.loop.call_later(self.late_seconds, self._close, answer)
 
     def _close(self, answer: bytes) -> None:
-        if answer:
-            self.transport.write(answer)
+        self.transport.write(answer)
         self.transport.close()
 
     def on_message_begin(self) -> None:
-        self._unwanted_bytes = 0
         if not self._reads_headers:
             self._reads_headers, self._header_bytes, self._header_count = True, 0, 0
             self._since = self._touched_at
