@@ -24,6 +24,8 @@ class PoolModeSettings(RowSettings):
     """Batches in a row from which nothing can be learned before the run stops with `NothingLearned`; None: never."""
     max_row_tokens: int | None = None
     """Longer rows are left out."""
+    parameter_sync_step: int = 1
+    """Updates between two syncs of the engines' weights: verl divides a step's groups among them."""
     weights: str | None = None
     """The folder through which weights reach the engines; they must see it under the same path."""
     nccl: str | None = None
