@@ -9,6 +9,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -59,10 +60,8 @@ class PoolFeed:
         Groups with a token that is more than `max_age` versions old are not trained. FetchTimeout says what is missing;
         NothingLearned ends the training.
         """
-        evicted = too_long = 0
-        began = time.monotonic()
+        began, settings, counts = time.monotonic(), self._settings, Counter[str]()
         while True:
-            settings = self._settings
             batch = self._pool.fetch_batch(
                 count,
                 timeout=settings.fetch_timeout,
@@ -72,13 +71,12 @@ class PoolFeed:
             )
             stale = set[str]() if max_age is None else _older_than(batch, self.version - max_age)
             chosen = choose_rows(batch, _Either(self._ledger, stale), settings, self._past)
-            rows, left_out = queue_rows(chosen, settings.max_row_tokens)
-            evicted, too_long = evicted + _groups_of(batch, stale), too_long + left_out
-            self._warn_of(too_long)
-            seconds = {"fetch_seconds": time.monotonic() - began}
-            counts = {"groups_evicted": evicted, "rows_too_long": too_long}
-            taken = TakenBatch(rows, {**self._measure(batch, chosen, rows), **counts, **seconds}, batch.leases, chosen)
+            rows, too_long = queue_rows(chosen, settings.max_row_tokens)
+            counts.update(self._count(batch, chosen, stale), rows_too_long=too_long)
+            metrics = {**counts, **self._measure(chosen, rows), "fetch_seconds": time.monotonic() - began}
+            taken = TakenBatch(rows, metrics, batch.leases, chosen)
             self._in_hand.append(taken)
+            self._warn_of(too_long)
             self._monitor.check(chosen)
             if rows:
                 return taken
@@ -127,19 +125,26 @@ class PoolFeed:
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
-    def _measure(self, batch: TrainingBatch, chosen: TrainedRows, rows: list[QueueRow]) -> dict[str, float]:
+    def _count(self, batch: TrainingBatch, chosen: TrainedRows, stale: Container[str]) -> Counter[str]:
+        """What was leased: over all batches until one has something to train."""
+        return Counter(
+            groups=len(np.unique(batch.group_of_T)),
+            groups_evicted=_groups_of(batch, stale),
+            steps=len(batch.columns),
+            rollouts=len(chosen.uids_T),
+            rollouts_again=sum(uid in self._ledger for uid in chosen.uids_T),
+        )
+
+    def _measure(self, chosen: TrainedRows, rows: list[QueueRow]) -> dict[str, float]:
+        """What is trained of the last batch, and what is left out of it."""
         versions = chosen.merged.versions[chosen.trained]
         return {
             "reward": chosen.reward,
-            "groups": float(len(np.unique(batch.group_of_T))),
-            "steps": float(len(batch.columns)),
-            "rollouts": float(len(chosen.uids_T)),
-            "rollouts_again": float((~chosen.is_new_T).sum()),
-            "rollouts_trained": float(len({(row.group, row.rollout) for row in rows})),
-            "rows": float(len(rows)),
-            "tokens": float(sum(row.mask.sum() for row in rows)),
+            "rollouts_trained": len({(row.group, row.rollout) for row in rows}),
+            "rows": len(rows),
+            "tokens": sum(int(row.mask.sum()) for row in rows),
             "staleness": float(self.version - versions.mean()) if len(versions) else 0.0,
-            **{name: float(count) for name, count in asdict(chosen.left_out).items()},
+            **asdict(chosen.left_out),
         }
 
     def _warn_of(self, too_long: int) -> None:
@@ -172,6 +177,6 @@ def _older_than(batch: TrainingBatch, version: int) -> set[str]:
     return {uid for uid, oldest in zip(columns.trajectory_uids, oldest_S, strict=True) if oldest < version}
 
 
-def _groups_of(batch: TrainingBatch, uids: set[str]) -> int:
+def _groups_of(batch: TrainingBatch, uids: Container[str]) -> int:
     groups_S = batch.group_of_T[batch.trajectory_of_S].tolist()
     return len({group for group, uid in zip(groups_S, batch.columns.trajectory_uids, strict=True) if uid in uids})

@@ -45,7 +45,7 @@ class PoolSampler:
         fields = list_of_dict_to_tensordict([_fields(row, offset) for row in taken.rows])
         tq.kv_batch_put(keys=keys, fields=fields, tags=tags, partition_id=partition_id)
         self._advantages = {row.key: torch.from_numpy(row.advantages) for row in taken.rows}
-        metrics = {f"stepwell/{name}": value for name, value in taken.metrics.items()}
+        metrics = {f"stepwell/{name}": float(value) for name, value in taken.metrics.items()}
         metrics[EVICTED] = metrics.pop("stepwell/groups_evicted")
         return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags), metrics
 

@@ -8,6 +8,7 @@
 """
 
 import math
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -184,11 +185,12 @@ class PoolTrainer(PPOTrainer):  # type: ignore[misc]  # verl has no types
         """Ours is there before verl names the checkpoint as its latest; then what it contains is acknowledged."""
         write_feed_state(self._checkpoint, self._feed.state())
         super()._save_checkpoint()
+        shutil.rmtree(self._checkpoint / "transfer_queue", ignore_errors=True)  # the rows of this step, which is over
         self._feed.acknowledge()
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
-        for partition, rows in (tq.kv_list() or {}).items():  # of the step before the checkpoint; they are trained
+        for partition, rows in (tq.kv_list() or {}).items():  # if it was killed before it removed them
             with suppress(KeyError):
                 tq.kv_clear(keys=list(rows), partition_id=partition)
         self._feed.begin(read_feed_state(self._checkpoint) if self.global_steps else None)
