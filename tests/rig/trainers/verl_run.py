@@ -19,6 +19,10 @@ ON_CPU = {
     "VERL_ENGINE_DEVICE": "cuda",
     "PYTHONPATH": PATHS,
 }
+RESOURCES = {"num_cpus": 12, "num_gpus": 1}
+"""What verl asks of Ray, in a node of its own."""
+ALIKE = 1e-4
+"""What the log-probabilities of vLLM and verl may differ by after a sync; with more, the run fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,11 @@ def start_verl(address: str, overrides: Mapping[str, object], *, folder: Path, n
         f"+{environment}.PYTHONPATH": PATHS,
         f"+{environment}.VERL_FILE_LOGGER_PATH": metrics_file,
         "trainer.logger": "[console,file]",
+        "trainer.default_local_dir": folder / "checkpoints",
+        "trainer.v1.stepwell.weights": folder / "weights",
+        "trainer.v1.stepwell.tolerance": ALIKE,
+        "data.max_prompt_length": 64,
+        "data.max_response_length": 64,
         **overrides,
     }
     command = [str(python), "-m", "verl.trainer.main_ppo", SEARCH, "+config=[stepwell,cpu]"]

@@ -94,3 +94,11 @@ def require_usable(config: Mapping[str, Any]) -> None:
         "trainer.val_before_train=False, and let agents play held-out tasks in a channel of their own",
     )
     refuse(at("trainer.total_training_steps") is None, "set trainer.total_training_steps: a pool has no last epoch")
+    longest = at("trainer.v1.stepwell.max_row_tokens") or at("data.max_prompt_length") + at("data.max_response_length")
+    actor = "actor_rollout_ref.actor"
+    fits = at(f"{actor}.ppo_max_token_len_per_gpu") * (at(f"{actor}.ulysses_sequence_parallel_size") or 1)
+    refuse(
+        at(f"{actor}.use_dynamic_bsz") and str(at(f"{actor}.strategy")).startswith("fsdp") and fits < longest,
+        f"a row may have {longest} tokens (data.max_prompt_length + data.max_response_length), and a micro-batch "
+        f"{fits}: set {actor}.ppo_max_token_len_per_gpu={longest}",
+    )

@@ -13,7 +13,16 @@ from stepwell.trainers.verl.mode_settings import PoolModeSettings, read_mode_set
 
 USABLE: dict[str, Any] = {
     "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
-    "actor_rollout_ref": {"actor": {"checkpoint": {"async_save": False}}, "model": {"lora": {"rank": 0}}},
+    "actor_rollout_ref": {
+        "actor": {
+            "strategy": "fsdp2",
+            "checkpoint": {"async_save": False},
+            "use_dynamic_bsz": True,
+            "ppo_max_token_len_per_gpu": 1024,
+        },
+        "model": {"lora": {"rank": 0}},
+    },
+    "data": {"max_prompt_length": 512, "max_response_length": 512},
     "trainer": {"test_freq": -1, "val_before_train": False, "total_training_steps": 10},
 }
 CONFIG: dict[str, Any] = yaml.safe_load((Path(mode_settings.__file__).parent / "config" / "stepwell.yaml").read_text())
@@ -58,6 +67,7 @@ def test_a_usual_configuration_is_usable() -> None:
         ("trainer.test_freq", 5, "test_freq"),
         ("trainer.val_before_train", True, "val_before_train"),
         ("trainer.total_training_steps", None, "total_training_steps"),
+        ("data.max_response_length", 513, "ppo_max_token_len_per_gpu=1025"),
     ],
 )
 def test_what_cannot_be_done_with_agents_is_refused_with_a_remedy(path: str, value: object, text: str) -> None:
