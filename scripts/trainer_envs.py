@@ -17,8 +17,8 @@ from cached_env import THIS_PYTHON, cached, new_venv, say
 
 TORCH = "torch==2.13.0"
 VERL = "verl==0.9.1"
-BESIDE_VERL = ("tensordict==0.10.0", "transformers>=5.5.3,<5.11,!=5.6.0", "pandas", "omegaconf", "codetiming")
-"""Imports of the parts of verl that move data; its other requirements are for training at scale."""
+BESIDE_VERL = ("TransferQueue==0.1.11", "tensordict==0.10.0", "transformers>=5.5.3,<5.11,!=5.6.0", "cachetools")
+"""What its V1 trainer imports and its package does not ask for, and versions that work together."""
 PACKAGES = {"verl": (VERL, *BESIDE_VERL), "trl": ("trl==1.16.0", "peft==0.21.2", "requests")}
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
@@ -37,9 +37,7 @@ def python_of(name: str) -> Path:
         say(f"building {home} (once; some minutes, about 2 GB)")
         pip = new_venv(home)
         pip(TORCH)
-        if name == "verl":
-            pip("--no-deps", VERL)
-        pip(*(package for package in packages if package != VERL))
+        pip(*packages)
 
     return cached(f"{name}-env", f"{' '.join([*packages, THIS_PYTHON])}\n", build) / "bin" / "python"
 

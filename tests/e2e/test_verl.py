@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
@@ -41,3 +43,31 @@ async def test_a_batch_passes_through_verl_and_its_advantages_are_ours(
     assert answer["gap_of_tensor"] < 1e-3, "ours has an epsilon of 1e-4, verl's of 1e-6"
     assert answer["advantages"] == [-0.866, -0.783, 0.0, 0.261, 0.866, 1.306]
     assert answer["unscored"] == 0
+
+
+async def test_rows_pass_through_verls_queue_and_its_advantages_of_several_rows_are_ours(
+    ray_cluster: RayCluster, namespace: str, tmp_path: Path
+) -> None:
+    """In each group one rollout has a fork, and so two rows."""
+    start_pool(PoolPlan(name="verl-queue"), namespace)
+    pool = PoolClient("verl-queue", namespace)
+    for prompt, rewards in REWARDS.items():
+        for n, reward in enumerate(rewards):
+            uid = f"{prompt}{n}"
+            await pool.register_trajectory(Registration(uid, prompt, group_size=len(rewards)))
+            fork = [one_turn(uid, prompt, [7, 8, 9], [4])] if n == 0 else []
+            await pool.submit_steps([one_turn(uid, prompt, [1, 2], [3 + n]), *fork])
+            await pool.complete_trajectory(uid, prompt, reward)
+    asked = {"pool": "verl-queue", "address": ray_cluster.address, "namespace": namespace, "groups": len(REWARDS)}
+
+    log = tmp_path / "verl.log"
+    answer = answer_of(start_program("verl", "with_verl_queue.py", asked, log=log), log, timeout=300)
+
+    assert (answer["rows"], answer["rollouts"]) == (10, 8), "the group in which all earned the same is not trained"
+    assert answer["gap"] < 1e-3, "ours has an epsilon of 1e-4, verl's of 1e-6"
+    assert answer["ids"][:2] == [[1, 2, 3], [7, 8, 9, 4]]
+    assert answer["prompts"][:2] == [2, 3]
+    assert answer["versions"] == [4], "version 0 is that of the weights before step 5"
+    assert answer["reward"] == pytest.approx(sum(map(sum, REWARDS.values())) / 12)
+    assert answer["is_known"]
+    assert answer["missing"] == [], "verl has no such methods any more"

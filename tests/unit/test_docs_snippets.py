@@ -157,7 +157,7 @@ def test_every_other_command_is_one_that_can_be_given() -> None:
 
 
 def _is_module(name: str) -> bool:
-    if name.startswith("vllm.") or name == "venv":
+    if name.startswith(("vllm.", "verl.")) or name == "venv":
         return True
     path = CHECKOUT.joinpath(*name.split("."))
     return path.with_suffix(".py").exists() or path.is_dir() or name.startswith("stepwell")

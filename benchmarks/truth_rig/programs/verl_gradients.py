@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from verl.trainer.ppo.core_algos import get_policy_loss_fn  # type: ignore[import-not-found]
-from verl.utils.torch_functional import logprobs_from_logits  # type: ignore[import-not-found]
-from verl.workers.config import ActorConfig  # type: ignore[import-not-found]
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.utils.torch_functional import logprobs_from_logits
+from verl.workers.config import ActorConfig
 
 from benchmarks.truth_rig.gradients import CLIP, PAD, Case, uphill
 from benchmarks.truth_rig.policy import TreePolicy

@@ -125,15 +125,17 @@ class WeightSync:
         self._background = background
         self._catching_up: threading.Thread | None = None
 
-    def sync(self, weights: Weights, version: int) -> SyncReport:
+    def sync(self, weights: Weights, version: int, *, logprobs: Sequence[float] | None = None) -> SyncReport:
         """Returns once the engines compute with these weights under this version.
 
-        An engine that fails is left out, and named in the report; SyncFailed if none is left. Without a probe,
-        `weights` may be tensors by name instead of a model. Of a sharded model, every rank calls this at the same
-        time; rank 0 talks to the engines.
+        An engine that fails is left out, and named in the report; SyncFailed if none is left. `weights` may be tensors
+        by name instead of a model without a probe, or with `logprobs`, those of the probe under these weights. Of a
+        sharded model, every rank calls this at the same time; rank 0 talks to the engines.
         """
-        if self._probe and not is_model(weights):
-            raise BadRequest("log-probabilities are compared with the model's: sync the model, or pass probe=()")
+        if self._probe and logprobs is None and not is_model(weights):
+            raise BadRequest(
+                "log-probabilities are compared with the model's: sync the model, pass its logprobs, or probe=()"
+            )
         began = time.monotonic()
         if is_follower(weights):
             return self._help_to_gather(weights, version, began)
@@ -142,7 +144,8 @@ class WeightSync:
             engines = SyncRound(self._engines())
             engines.each(self._version)  # a dead engine is noticed before the others are paused
             engines.require_one()
-            synced = SyncedWeights(version, self._our_logprobs(weights), self._ours, self._new_digests(engines.engines))
+            ours = self._our_logprobs(weights) if logprobs is None else logprobs
+            synced = SyncedWeights(version, ours, self._ours, self._new_digests(engines.engines))
             self._transfer.prepare(synced.watch(stream_weights(weights)), engines.engines)
             change = self._change(engines, synced)
             engines.require_one()

@@ -135,6 +135,22 @@ def test_an_engine_that_computes_with_other_weights_is_caught(
     assert (engines[1].weight_version, engines[1].is_paused) == ("changing", True)
 
 
+def test_tensors_by_name_are_compared_by_the_log_probabilities_that_come_with_them(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path
+) -> None:
+    """A trainer whose model is in another process tells them."""
+    logprobs = probe_logprobs(model, PROBE)
+    engines[1].logprobs[1] += 0.25
+    sync = weight_sync(engines, tmp_path / "w")
+
+    report = sync.sync(iter(model.state_dict().items()), 7, logprobs=logprobs)
+
+    assert list(report.left_out) == [engines[1].url]
+    assert report.logprob_gap == pytest.approx(0.0, abs=1e-6)
+    with pytest.raises(BadRequest, match="pass its logprobs"):
+        sync.sync(iter(model.state_dict().items()), 8)
+
+
 def test_a_wider_tolerance_is_kept_to(engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path) -> None:
     engines[1].logprobs[1] += 0.15
     report = weight_sync(engines, tmp_path / "w", tolerance=0.2).sync(model, 7)

@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 import torch
-from verl import DataProto  # type: ignore[import-not-found]
-from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage  # type: ignore[import-not-found]
+from verl import DataProto
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 from stepwell.pool.client import connect
 from stepwell.steps.advantages import group_advantages

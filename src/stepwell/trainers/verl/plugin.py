@@ -1,0 +1,18 @@
+"""What verl imports to know the trainer mode `stepwell`: VERL_USE_EXTERNAL_MODULES=stepwell.trainers.verl.plugin.
+
+`config/stepwell.yaml` sets this for all processes of a run.
+"""
+
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+from stepwell.trainers.verl.checkpoint_engine import BACKEND, PoolCheckpointEngine
+from stepwell.trainers.verl.trainer_mode import PoolTrainer
+
+__all__ = ["NoReplica", "PoolCheckpointEngine", "PoolTrainer"]
+
+
+class NoReplica:
+    """verl starts no engine: those of the pool serve."""
+
+
+RolloutReplicaRegistry.register(BACKEND, lambda: NoReplica)

@@ -1,0 +1,66 @@
+"""verl's own trainer takes a few steps from a pool and brings its weights to the shared engine.
+
+test_verl_trainer.py has the long form: agents that learn, and a kill.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import Registration
+from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.shard.actor import start_pool
+from tests.rig.calls import get
+from tests.rig.ray_cluster import RayCluster
+from tests.rig.ray_nodes import joined_node
+from tests.rig.trainers.verl_run import ALIKE, RESOURCES, start_verl
+from tests.rig.vllm_server import VllmServer
+from tests.unit.trainers.models import one_turn
+
+POOL = "training_in_verl"
+STEPS, GROUPS = 3, 4
+TIMEOUT = 300.0
+
+
+async def fill(pool: PoolClient) -> None:
+    """In each group one rollout has a fork, and so two rows."""
+    for number in range(STEPS * GROUPS):
+        prompt = f"p{number}"
+        for n in range(2):
+            uid = f"{prompt}-{n}"
+            await pool.register_trajectory(Registration(uid, prompt, group_size=2))
+            fork = [one_turn(uid, prompt, [7, 8, 9, number], [4])] if n == 0 else []
+            await pool.submit_steps([one_turn(uid, prompt, [1, 2, number], [3, 4 + n]), *fork])
+            await pool.complete_trajectory(uid, prompt, float(n))
+
+
+@pytest.mark.usefixtures("weights")
+async def test_verl_trains_and_the_engine_has_its_weights(
+    vllm: VllmServer, tiny_model: Path, ray_cluster: RayCluster, namespace: str, tmp_path: Path
+) -> None:
+    start_pool(PoolPlan(name=POOL), namespace)
+    await fill(PoolClient(POOL, namespace))
+    overrides = {
+        "actor_rollout_ref.model.path": tiny_model,
+        "data.train_batch_size": GROUPS,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": GROUPS,
+        "trainer.total_training_steps": STEPS,
+        "trainer.v1.stepwell.pool": POOL,
+        "trainer.v1.stepwell.namespace": namespace,
+        "trainer.v1.stepwell.engines": f"[{vllm.url}]",
+    }
+
+    with joined_node(**RESOURCES):
+        run = start_verl(ray_cluster.address, overrides, folder=tmp_path, name="verl")
+        metrics = await asyncio.to_thread(run.wait, TIMEOUT)
+
+    assert [told["step"] for told in metrics] == [1, 2, 3]
+    assert [told["stepwell/rows"] for told in metrics] == [3 * GROUPS] * STEPS
+    assert all(told["actor/grad_norm"] > 0 for told in metrics), "verl's own metrics are there too"
+    assert max(told["stepwell/logprob_gap"] for told in metrics) < ALIKE
+    stats = DataPool(PoolClient(POOL, namespace)).stats()
+    assert (stats.policy_version, stats.leases) == (STEPS, 0)
+    assert stats.channels["train"].shipped.steps == STEPS * GROUPS * 3
+    assert (await get(f"{vllm.url}/weight_info")).json()["weight_version"] == str(STEPS)
