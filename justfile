@@ -35,6 +35,10 @@ e2e *args:
 security *args:
     {{python}} -m pytest tests/security {{args}}
 
+# what takes many minutes, and CI therefore runs in a short form
+nightly *args:
+    {{python}} -m pytest -m nightly {{args}}
+
 # the documentation site, into site/; nothing in it needs the internet
 docs:
     {{python}} scripts/reference.py
