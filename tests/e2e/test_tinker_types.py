@@ -3,13 +3,10 @@
 from pathlib import Path
 from typing import get_args
 
-import pytest
-
 from stepwell.trainers.tinker.tinker_settings import TinkerLoss
 from tests.rig.trainers.process import answer_of, start_program
 
 
-@pytest.mark.nightly
 def test_a_row_is_a_datum_and_tinkers_clients_have_what_is_called(tmp_path: Path) -> None:
     log = tmp_path / "tinker.log"
     answer = answer_of(start_program("skyrl", "with_tinker_types.py", {}, log=log), log, timeout=300)

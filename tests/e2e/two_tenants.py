@@ -32,14 +32,14 @@ WANTED: Mapping[str, Callable[[str], str]] = {"east": lambda word: word[-1], "we
 random.Random(0).shuffle(WORDS)
 
 
-def make_base_model(folder: Path) -> Path:
-    """A Qwen3, which SkyRL's JAX backend knows. Warmed up to write the word's letters in any order."""
+def new_model(layers: int = 2) -> Any:
+    """A Qwen3, which SkyRL's JAX backend knows."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=PADDED_SIZE,
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
@@ -50,8 +50,12 @@ def make_base_model(folder: Path) -> Path:
         pad_token_id=END_OF_TEXT,
         dtype="float32",
     )
-    model: Any = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
-    rng = random.Random(0)
+    return Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
+
+
+def make_base_model(folder: Path) -> Path:
+    """Warmed up to write the word's letters in any order."""
+    model, rng = new_model(), random.Random(0)
 
     def conversations() -> Any:
         while True:
@@ -67,11 +71,13 @@ class Tenants:
 
     def __init__(self, gateway: str) -> None:
         self._gateway = gateway
+        self._client = AsyncOpenAI(base_url=gateway, api_key="of the rollout", max_retries=5)
         self._running: list[asyncio.Task[object]] = []
 
     async def __aenter__(self) -> "Tenants":
         for channel in WANTED:
-            flow = BlackBoxAgentFlow(self._gateway, _agent(channel), channel=channel, group_size=GROUP)
+            agent = _agent(channel, self._client)
+            flow = BlackBoxAgentFlow(self._gateway, agent, channel=channel, group_size=GROUP)
             words = Dataset([{"word": word} for word in WORDS[HELD_OUT:]], seed=0)
             rollouter = AsyncRollouter(flow, words, gateway=self._gateway, concurrency=16)
             self._running.append(asyncio.create_task(rollouter.run()))
@@ -81,6 +87,7 @@ class Tenants:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+        await self._client.close()
 
     def check(self) -> None:
         """Raises what has ended them."""
@@ -89,13 +96,12 @@ class Tenants:
                 task.result()
 
 
-def _agent(channel: str) -> Callable[[Rollout], Any]:
+def _agent(channel: str, client: AsyncOpenAI) -> Callable[[Rollout], Any]:
     async def agent(rollout: Rollout) -> float:
-        async with AsyncOpenAI(base_url=rollout.base_url, api_key=rollout.api_key, max_retries=5) as client:
-            word = str(rollout.sample["word"])
-            reply = await client.chat.completions.create(
-                model="default", messages=[{"role": "user", "content": word}], temperature=1.0, max_tokens=5
-            )
+        word, own = str(rollout.sample["word"]), client.with_options(base_url=rollout.base_url, api_key=rollout.api_key)
+        reply = await own.chat.completions.create(
+            model="default", messages=[{"role": "user", "content": word}], temperature=1.0, max_tokens=5
+        )
         return float((reply.choices[0].message.content or "").startswith(WANTED[channel](word)))
 
     return agent

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepwell.common.processes import dying_with_this_process, end_group, free_port, last_lines
+from stepwell.common.processes import dying_with_this_process, end_group, free_port, kill_group, last_lines
 from tests.rig.trainers.process import trainer_python
 
 START_TIMEOUT = 600.0
@@ -23,13 +23,20 @@ SHOWN = 30
 class SkyrlServer:
     url: str
     log: Path
+    process: "subprocess.Popen[bytes]"
+
+    def kill(self) -> None:
+        """With all its processes, as the kernel would."""
+        kill_group(self.process)
+        self.process.wait()
 
 
 @contextlib.contextmanager
 def start_skyrl(
     model: Path, folder: Path, *, adapters: int = 8, rank: int = 8, rows: int = 64
 ) -> Iterator[SkyrlServer]:
-    """Serves a model folder until the block ends. `rows` go through the model at once.
+    """Serves a model folder until the block ends. `rows` go through the model at once. In the folder of a server before
+    it, it has the states that this one has saved.
 
     The server is started by `uv run`: it reads its parent's command to start its engine in the same way.
     """
@@ -48,6 +55,8 @@ def start_skyrl(
         "UV_OFFLINE": "1",
         "UV_CACHE_DIR": str(folder / "uv"),
         "HF_HUB_OFFLINE": "1",
+        "JAX_COMPILATION_CACHE_DIR": str(python.parents[2] / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
         "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
     }
     log = folder / "skyrl.log"
@@ -61,18 +70,18 @@ def start_skyrl(
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-    server = SkyrlServer(f"http://127.0.0.1:{port}", log)
+    server = SkyrlServer(f"http://127.0.0.1:{port}", log, process)
     try:
-        _wait(process, server)
+        _wait(server)
         yield server
     finally:
         end_group(process, timeout=STOP_TIMEOUT)
 
 
-def _wait(process: "subprocess.Popen[bytes]", server: SkyrlServer) -> None:
+def _wait(server: SkyrlServer) -> None:
     deadline = time.monotonic() + START_TIMEOUT
     while not _is_healthy(server.url):
-        assert process.poll() is None, last_lines(server.log, SHOWN)
+        assert server.process.poll() is None, last_lines(server.log, SHOWN)
         assert time.monotonic() < deadline, last_lines(server.log, SHOWN)
         time.sleep(0.25)
 

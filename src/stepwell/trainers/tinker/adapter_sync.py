@@ -14,7 +14,6 @@ import re
 import shutil
 import tarfile
 import threading
-import urllib.request
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from pathlib import Path
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import BadRequest, EngineSilent, SyncFailed
-from stepwell.trainers.tinker.service_ports import ArchiveClient, TenantPool
+from stepwell.trainers.tinker.service_ports import TenantPool
 from stepwell.trainers.weight_sync import keep_calling
 
 log = logging.getLogger("stepwell.trainers")
@@ -30,8 +29,6 @@ log = logging.getLogger("stepwell.trainers")
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 CATCH_UP_INTERVAL = 1.0
 """Seconds between two looks for engines that lack an adapter."""
-MOST_BYTES = 2**34
-"""Of an adapter's archive."""
 
 
 class AdapterSync:
@@ -150,18 +147,6 @@ class AdapterSync:
         old = [place for place in self._folder.iterdir() if self._is_old(place.name)]
         for place in sorted(old, key=lambda found: found.stat().st_mtime)[: -self._kept]:
             shutil.rmtree(place, ignore_errors=True)
-
-
-def download(service: ArchiveClient, path: str, *, timeout: float = 600.0) -> bytes:
-    """The archive of weights that the service has saved for sampling."""
-    url = service.get_checkpoint_archive_url_from_tinker_path(path).result().url
-    if not str(url).startswith(("http://", "https://")):
-        raise SyncFailed(f"the service stores {path} under an address that is not http: {url}")
-    with urllib.request.urlopen(url, timeout=timeout) as reply:
-        archive: bytes = reply.read(MOST_BYTES + 1)
-    if len(archive) > MOST_BYTES:
-        raise SyncFailed(f"the archive of {path} has more than {MOST_BYTES} bytes")
-    return archive
 
 
 def _wanted(tar: tarfile.TarFile) -> list[tarfile.TarInfo]:

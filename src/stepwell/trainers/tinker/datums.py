@@ -1,15 +1,16 @@
 """Rows of a batch as Tinker's `Datum`s.
 
 - A row ends with its last trained token: what follows it teaches nothing.
-- The service sums the losses of all targets, so a token that is not trained has advantage 0.
+- Every target counts at the service, so a token that is not trained has advantage 0.
 - The weight of a token's loss in that of the batch is part of its advantage. The losses are linear in the advantage, so
-  `loss_aggregation` means what it means in the reference trainer.
+  `loss_aggregation` means what it means in the reference trainer, whether the service sums losses or averages them.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import ModuleType
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from stepwell.steps.step import FloatArray, IntArray
 from stepwell.trainers.aggregation import LossAggregation, token_weights
 from stepwell.trainers.rows import TrainedRows
 from stepwell.trainers.tinker.service_ports import Datum
+
+ServiceLoss: TypeAlias = Literal["sum", "mean"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +42,7 @@ def datum_rows(
     fixed_length: int = 1,
     *,
     multiple: int = 1,
+    service_loss: ServiceLoss = "sum",
 ) -> list[DatumRow]:
     """One for each row with a trained token, the shortest first; then copies of the last one with advantage 0, up to a
     multiple of `multiple` rows."""
@@ -48,7 +52,13 @@ def datum_rows(
     last = found[-1]
     nothing, no_version = np.zeros_like(last.advantages), np.full_like(last.versions, -1)
     filler = DatumRow(last.inputs, last.targets, last.logprobs, nothing, no_version)
-    return found + [filler] * (-len(found) % multiple)
+    filled = found + [filler] * (-len(found) % multiple)
+    return [_undo_mean(row, len(filled)) for row in filled] if service_loss == "mean" else filled
+
+
+def _undo_mean(row: DatumRow, rows: int) -> DatumRow:
+    """The service divides by the row's targets and by the rows: what is sent is so much larger."""
+    return replace(row, advantages=row.advantages * np.float32(len(row.targets) * rows))
 
 
 def _datum_rows(rows: TrainedRows, aggregation: LossAggregation, fixed_length: int) -> Iterator[DatumRow]:

@@ -24,8 +24,9 @@ from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.reporting import Stopwatch
 from stepwell.trainers.rows import TrainedRows, choose_rows
-from stepwell.trainers.tinker.adapter_sync import AdapterSync, download
+from stepwell.trainers.tinker.adapter_sync import AdapterSync
 from stepwell.trainers.tinker.datums import datum_rows, imported_tinker, logprob_gap, to_datums
+from stepwell.trainers.tinker.saved_weights import delete, download
 from stepwell.trainers.tinker.service_ports import TenantPool, TrainingClient, TrainingService
 from stepwell.trainers.tinker.tinker_record import TinkerRecord, read_record, write_record
 from stepwell.trainers.tinker.tinker_settings import TinkerSettings
@@ -76,7 +77,7 @@ class TinkerTrainer:
         """Of the last adapter that the engines were given."""
         self._pool = pool
         self._service = service
-        self._archives = service.create_rest_client()
+        self._stored = service.create_rest_client()
         self._sync = sync
         self._folder = folder
         self._base_model = base_model
@@ -152,7 +153,13 @@ class TinkerTrainer:
 
     def _train(self, client: TrainingClient, rows: TrainedRows) -> float | None:
         settings = self.settings
-        wanted = datum_rows(rows, settings.loss_aggregation, settings.fixed_length, multiple=settings.rows_multiple)
+        wanted = datum_rows(
+            rows,
+            settings.loss_aggregation,
+            settings.fixed_length,
+            multiple=settings.rows_multiple,
+            service_loss=settings.service_loss,
+        )
         if not wanted:
             return None
         thresholds = {"clip_low_threshold": 1.0 - settings.clip_low, "clip_high_threshold": 1.0 + settings.clip_high}
@@ -182,8 +189,8 @@ class TinkerTrainer:
 
     def _publish(self, client: TrainingClient) -> None:
         saved = client.save_weights_for_sampler(f"{self.settings.channel}-v{self.version}-{token_hex(4)}").result()
-        self._sync.publish(download(self._archives, saved.path), self.version)
-        self._delete(saved.path)
+        self._sync.publish(download(self._stored, saved.path), self.version)
+        delete(self._stored, saved.path)
         self._is_ahead = False
 
     # -- batches -------------------------------------------------------------------------------------------------------
@@ -237,7 +244,7 @@ class TinkerTrainer:
         self._state = state
         self._ledger.acknowledge(self._pool)
         if before:
-            self._delete(before)
+            delete(self._stored, before)
 
     def _restore(self, record: TinkerRecord) -> None:
         if (record.channel, record.base_model) != (self.settings.channel, self._base_model):
@@ -247,12 +254,6 @@ class TinkerTrainer:
         self.update, self.version, self._state = record.update, record.version, record.state
         self._ledger = TrainedLedger(record.leases, record.trajectories)
         self._statistics = statistics_of(record.statistics)
-
-    def _delete(self, path: str) -> None:
-        try:
-            self._archives.delete_checkpoint_from_tinker_path(path).result()
-        except Exception as failure:  # noqa: BLE001 - whatever a service answers, it only keeps more than is needed
-            log.info("the service keeps %s: %s", path, failure)
 
 
 def run_side_by_side(trainers: Sequence[TinkerTrainer], updates: int | None = None) -> None:

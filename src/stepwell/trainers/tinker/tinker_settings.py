@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 from stepwell.errors import BadRequest
 from stepwell.trainers.aggregation import LossAggregation
 from stepwell.trainers.settings import RowSettings
+from stepwell.trainers.tinker.datums import ServiceLoss
 
 TinkerLoss: TypeAlias = Literal["importance_sampling", "ppo", "cispo"]
 
@@ -26,6 +27,9 @@ class TinkerSettings(RowSettings):
     loss_aggregation: LossAggregation = "token_mean"
     """As in Settings. It is part of the advantages that are sent."""
     fixed_length: int = 1024
+    service_loss: ServiceLoss = "sum"
+    """`sum`: the service adds the losses of all targets, as Tinker does, and SkyRL with FSDP or Megatron. `mean`: it
+    takes the mean over each row's targets, then over the rows, as SkyRL with JAX. What is learned is the same."""
     learning_rate: float = 1e-4
     max_gradient_norm: float = 1.0
     """0: gradients are not clipped. SkyRL 0.4 never clips them."""

@@ -17,7 +17,7 @@ from stepwell.trainers.tinker.tinker_settings import TinkerSettings
 PORTS = {
     service_ports.TrainingClient: tinker.TrainingClient,
     service_ports.TrainingService: tinker.ServiceClient,
-    service_ports.ArchiveClient: import_module("tinker.lib.public_interfaces.rest_client").RestClient,
+    service_ports.StoredWeights: import_module("tinker.lib.public_interfaces.rest_client").RestClient,
 }
 
 

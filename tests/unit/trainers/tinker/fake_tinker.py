@@ -50,6 +50,8 @@ class FakeTinker:
         self.url = ""
         self.off_by = 0.0
         """How far its log-probabilities are from the recorded ones."""
+        self.is_skyrl = False
+        """It tells paths of sampler weights without their kind."""
         self.dies_at: str | None = None
         """The call that fails after the service has done it."""
 
@@ -62,12 +64,14 @@ class FakeTinker:
     def create_rest_client(self) -> "FakeTinker":
         return self
 
-    def get_checkpoint_archive_url_from_tinker_path(self, tinker_path: str) -> Done[Any]:
-        return Done(SimpleNamespace(url=f"{self.url}/{tinker_path.removeprefix('tinker://')}"))
+    def get_checkpoint_archive_url(self, training_run_id: str, checkpoint_id: str) -> Done[Any]:
+        kind, _, name = checkpoint_id.rpartition("/")
+        assert kind == ("" if self.is_skyrl else "sampler_weights")
+        return Done(SimpleNamespace(url=f"{self.url}/{training_run_id}/sampler_weights/{name}"))
 
-    def delete_checkpoint_from_tinker_path(self, tinker_path: str) -> Done[None]:
-        self.states.pop(tinker_path, None)
-        self.archives.pop(tinker_path, None)
+    def delete_checkpoint(self, training_run_id: str, checkpoint_id: str) -> Done[None]:
+        kept = self.states if checkpoint_id.startswith("weights/") else self.archives
+        del kept[f"tinker://{training_run_id}/{checkpoint_id}"]
         return Done(None)
 
     def _client(self, trained: Sequence[str]) -> "FakeTrainingClient":
@@ -113,7 +117,8 @@ class FakeTrainingClient:
     def save_weights_for_sampler(self, name: str) -> Done[Any]:
         path = f"tinker://{self.number}/sampler_weights/{name}"
         self.service.archives[path] = adapter_archive(json.dumps(self.trained).encode())
-        return self.service.done("save_weights_for_sampler", SimpleNamespace(path=path))
+        told = path.replace("/sampler_weights/", "/") if self.service.is_skyrl else path
+        return self.service.done("save_weights_for_sampler", SimpleNamespace(path=told))
 
 
 def _name(datum: FakeDatum) -> str:

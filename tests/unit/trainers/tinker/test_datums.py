@@ -43,6 +43,18 @@ def test_the_weights_of_token_mean_are_in_the_advantages(pool: TrainingPool) -> 
     assert whole.sum() == pytest.approx(0.7069, abs=1e-3), "eight tokens of ±0.707, an eighth each"
 
 
+def test_a_service_that_averages_computes_the_same_loss_as_one_that_sums() -> None:
+    pool = TrainingPool()
+    short, long = one_turn("a", "p", [1], [2]), one_turn("b", "p", [1, 1, 1, 1], [3, 4])
+    pool.add_group("p", [([short], 1.0), ([long], 0.0)])
+    rows = choose_rows(pool.fetch_batch(1, lease=60.0), (), RowSettings(temperature=1.0))
+    summed, averaged = datum_rows(rows, multiple=4), datum_rows(rows, multiple=4, service_loss="mean")
+    assert [len(row.targets) for row in summed] == [1, 5, 5, 5]
+    for row, other in zip(summed, averaged, strict=True):
+        mean_over_row = other.advantages / len(other.targets)
+        assert (mean_over_row / len(averaged)).tolist() == pytest.approx(row.advantages.tolist())
+
+
 def test_a_row_ends_with_its_last_trained_token() -> None:
     pool = TrainingPool()
     rollouts = [

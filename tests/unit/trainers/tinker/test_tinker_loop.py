@@ -113,6 +113,14 @@ def test_every_update_is_a_new_adapter_under_a_new_version(tenant: Tenant) -> No
     assert len(tenant.service.states) == 1, "older states are deleted at the service"
 
 
+@pytest.mark.parametrize("is_skyrl", [False, True])
+def test_adapters_are_fetched_by_the_paths_of_the_service_and_deleted_there(tenant: Tenant, is_skyrl: bool) -> None:
+    tenant.service.is_skyrl = is_skyrl
+    tenant.trainer().run(1)
+    assert len(tenant.engine.adapters) == 2
+    assert tenant.service.archives == {}
+
+
 def test_a_batch_is_acknowledged_when_the_service_and_the_record_have_it(tenant: Tenant) -> None:
     tenant.settings = TinkerSettings(channel="east", groups=1, fetch_timeout=0.0, checkpoint_every=2)
     trainer = tenant.trainer()
