@@ -2,16 +2,20 @@
 the other one with its first."""
 
 import asyncio
+import json
 import random
-from collections.abc import Callable, Mapping
-from itertools import permutations
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, permutations
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import httpx
 import torch
 from openai import AsyncOpenAI
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.dataset import Dataset
@@ -20,6 +24,7 @@ from stepwell.agents.rollouter import AsyncRollouter
 from stepwell.demo.model import warm_up, write_model
 from stepwell.demo.tasks import LETTERS
 from stepwell.demo.vocabulary import CONTEXT, END_OF_TEXT, END_OF_TURN, PADDED_SIZE, ScriptTurn
+from stepwell.trainers.weight_sync import probe_logprobs
 
 GROUP = 8
 """Rollouts per prompt."""
@@ -107,16 +112,58 @@ def _agent(channel: str, client: AsyncOpenAI) -> Callable[[Rollout], Any]:
     return agent
 
 
-async def held_out_reward(engine: str, model: str, channel: str) -> float:
-    """Of an adapter that the engine serves, by a tenant's measure, on words that were never trained."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    word: str
+    text: str
+    prompt_ids: list[int]
+    ids: list[int]
+    logprobs: list[float]
 
-    async def ask(client: httpx.AsyncClient, word: str) -> float:
+
+async def held_out_answers(engine: str, models: Sequence[str]) -> dict[str, list[Answer]]:
+    """What the engine's own weights or adapters answer to words that were never trained. All are asked at once, so that
+    one batch has tokens of several adapters."""
+
+    async def ask(client: httpx.AsyncClient, model: str, word: str) -> list[Answer]:
         asked = {"model": model, "messages": [{"role": "user", "content": word}], "max_tokens": 5, "temperature": 1.0}
-        reply = await client.post(f"{engine}/v1/chat/completions", json={**asked, "n": 4})
+        more = {"n": 4, "logprobs": True, "return_token_ids": True}
+        reply = await client.post(f"{engine}/v1/chat/completions", json={**asked, **more})
         reply.raise_for_status()
-        texts = [choice["message"]["content"] or "" for choice in reply.json()["choices"]]
-        return float(sum(text.startswith(WANTED[channel](word)) for text in texts) / len(texts))
+        told = reply.json()
+        return [
+            Answer(
+                word,
+                choice["message"]["content"] or "",
+                told["prompt_token_ids"],
+                choice["token_ids"],
+                [token["logprob"] for token in choice["logprobs"]["content"]],
+            )
+            for choice in told["choices"]
+        ]
 
-    async with httpx.AsyncClient(timeout=120) as client:
-        rewards = [await ask(client, word) for word in WORDS[:HELD_OUT]]
-    return sum(rewards) / len(rewards)
+    async with httpx.AsyncClient(timeout=300) as client:
+        calls = [ask(client, model, word) for word in WORDS[:HELD_OUT] for model in models]
+        answers = await asyncio.gather(*calls)
+    return {model: list(chain(*answers[place :: len(models)])) for place, model in enumerate(models)}
+
+
+def reward(answers: Sequence[Answer], channel: str) -> float:
+    """The mean by a tenant's measure."""
+    return fmean(answer.text.startswith(WANTED[channel](answer.word)) for answer in answers)
+
+
+def logprob_gap(answers: Sequence[Answer], model: Path, adapter: Path) -> float:
+    """How far the engine's log-probabilities are from those of the model with the adapter, computed here."""
+    merged = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    weights, scaling = load_file(adapter / "adapter_model.safetensors"), config["lora_alpha"] / config["r"]
+    for name in weights:
+        if name.endswith(".lora_A.weight"):
+            module = merged.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
+            module.weight.data += scaling * (weights[name.replace("lora_A", "lora_B")] @ weights[name])
+    gaps = []
+    for answer in answers:
+        own = probe_logprobs(merged, [*answer.prompt_ids, *answer.ids])[len(answer.prompt_ids) - 1 :]
+        gaps += [abs(told - computed) for told, computed in zip(answer.logprobs, own, strict=True)]
+    return max(gaps)
