@@ -62,6 +62,9 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.trainers.trl_callback": ("StepwellCallback", "last_checkpoint"),
         "stepwell.trainers.slime": ("SlimeRollouts",),
         "stepwell.trainers.prime_rl": ("PrimeRlWriter",),
+        "stepwell.trainers.tinker.tinker_loop": ("TinkerTrainer", "TinkerUpdate", "run_side_by_side"),
+        "stepwell.trainers.tinker.tinker_settings": ("TinkerSettings",),
+        "stepwell.trainers.tinker.adapter_sync": ("AdapterSync",),
     },
     "For curation": {
         "stepwell.pool.client": ("CurationAction", "Curation"),

@@ -10,7 +10,7 @@ from tests.rig.tiny_model import make_tiny_model
 
 WITHOUT_SHARED_ENGINE = (
     *("atropos_environments", "atroposlib", "batch_torch", "dashboard", "demo", "engine_restarted", "live_demo"),
-    *("conformance", "foreign_environments", "missed_update", "nemo_gym", "trl", "verl"),
+    *("conformance", "foreign_environments", "missed_update", "nemo_gym", "tinker", "trl", "verl"),
 )
 """How the names of those e2e files begin that start an engine of their own, or need none."""
 
@@ -18,6 +18,7 @@ WITHOUT_SHARED_ENGINE = (
 LONGEST = (
     "e2e/test_broken_tool_call",  # with it, all that share the engine
     "e2e/test_trl",
+    "e2e/test_tinker",
     "integration/survival/test_rows_in_short",
     "integration/trainers/test_killed_trainer",
     "e2e/test_demo",

@@ -287,6 +287,16 @@ class EngineControl(Protocol):
     def checksums(self) -> Mapping[str, str] | None:
         """The SHA-256 of each of its tensors, by rank and name; None if it cannot tell."""
 
+    def adapters(self) -> Sequence[str]:
+        """The names that it serves, with that of its own weights."""
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Serves the LoRA adapter in `folder`, a path on the engine's machine, under that name. One that it already
+        serves is all right."""
+
+    def unload_adapter(self, name: str) -> None:
+        """One that it does not serve is all right."""
+
     def load_checkpoint(self, folder: Path) -> None:
         """Loads the weights in `folder`, a path on the engine's machine."""
 

@@ -144,6 +144,11 @@ class EngineFleet:
         return await self._send(make_request, sticky)
 
     @property
+    def hold(self) -> float:
+        """Seconds for which a call waits while all engines are paused."""
+        return self._timeouts.hold
+
+    @property
     def template(self) -> str:
         """The chat template that all engines have; empty if they differ, or cannot take prompts of token ids."""
         templates = {engine.facts.template for engine in self.replicas if engine.probed}

@@ -1,8 +1,9 @@
 """vLLM: its routes, where its replies carry ids and log-probabilities, and the control of its weights.
 
 Routes that exist only with an option: /pause, /is_paused, /weight_info and the weight routes with
-VLLM_SERVER_DEV_MODE=1; /inference/v1/generate, render and derender with --enable-scale-out. While vLLM loads weights it
-answers /health, but neither /is_paused nor /weight_info.
+VLLM_SERVER_DEV_MODE=1; those of adapters with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1;
+/inference/v1/generate, render and derender with --enable-scale-out. While vLLM loads weights it answers /health, but
+neither /is_paused nor /weight_info.
 """
 
 import json
@@ -56,6 +57,7 @@ log = logging.getLogger("stepwell.gateway")
 GENERATE = "/inference/v1/generate"
 DERENDER = "/v1/chat/completions/derender"
 RENDER, TOKENIZE = "/v1/chat/completions/render", "/tokenize"
+LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 TESTED = ("0.32",)
 """Versions whose GENERATE is known to answer in the form that is read here, and whose chat takes prompt ids."""
 RENDERED_FIELDS = (
@@ -343,6 +345,18 @@ class VllmControl:
         found = self._call("POST", "/weight_checker", {"action": "checksum"}, may_be_absent=True).get("checksums")
         return {name: str(digest) for name, digest in found.items()} if isinstance(found, dict) else None
 
+    def adapters(self) -> list[str]:
+        listed = self._call("GET", MODELS, None).get("data")
+        return [str(model["id"]) for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        if name not in self.adapters():
+            self._post(LOAD_ADAPTER, {"lora_name": name, "lora_path": str(folder)})
+
+    def unload_adapter(self, name: str) -> None:
+        if name in self.adapters():
+            self._post(UNLOAD_ADAPTER, {"lora_name": name})
+
     def load_checkpoint(self, folder: Path) -> None:
         self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
 
@@ -379,7 +393,7 @@ class VllmControl:
         what = f"{method} {self.url}{path}"
         try:
             with urllib.request.urlopen(request, timeout=self._timeout) as reply:
-                answer = json.loads(reply.read() or b"{}")
+                answer = {} if path in (LOAD_ADAPTER, UNLOAD_ADAPTER) else json.loads(reply.read() or b"{}")
         except urllib.error.HTTPError as refused:
             if may_be_absent and refused.code == HTTPStatus.NOT_FOUND:
                 return {}

@@ -18,16 +18,18 @@ from stepwell.common.async_calls import run_to_end
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import EngineReply
 from stepwell.errors import EngineUnavailable, Overloaded, StepwellError
-from stepwell.gateway.bridge.bridge import Bridge, PromptPlan
+from stepwell.gateway.bridge.bridge import Bridge
 from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.gateway.call_placement import CallPlace, CallPlacement
+from stepwell.gateway.channel_routing import ChannelRouting
 from stepwell.gateway.continuation import Continuation
-from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall, StreamWriter
+from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall
 from stepwell.gateway.dialects.markers import writes_markers
 from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
 from stepwell.gateway.dialects.request_sampling import AS_ASKED, SamplingPolicy
 from stepwell.gateway.dialects.side_calls import side_call_kind
 from stepwell.gateway.dialects.sse import EventReader
+from stepwell.gateway.exchange import Exchange, send_error
 from stepwell.gateway.http.deduplication import CallHeaders, RequestDeduplicator, has_session_header, read_call_headers
 from stepwell.gateway.http.error_responses import (
     CONTEXT_OVERFLOW,
@@ -35,7 +37,6 @@ from stepwell.gateway.http.error_responses import (
     describe_refusal,
     describe_stream_error,
     describe_unforeseen,
-    openai_error,
 )
 from stepwell.gateway.http.metrics import GatewayMetrics, RemovedFields
 from stepwell.gateway.http.quotas import CallQuotas
@@ -69,68 +70,6 @@ CLOSE_TIMEOUT = 1.0
 """Seconds in which an engine must close a stream after [DONE]; otherwise its connection is not used again."""
 
 
-@dataclass(slots=True, eq=False)
-class Exchange:
-    """One call in flight."""
-
-    kind: str
-    """Its label in metrics and traces."""
-    placed: CallPlace
-    call: ModelCall
-    begun: Step
-    """What is known of the call's steps before its answer."""
-    writer: ResponseWriter
-    headers: CallHeaders
-    stream: StreamWriter
-    is_whitebox: bool = False
-    """It is a call at the gateway's root, whose client keeps its tokens itself."""
-    is_abandoned: bool = False
-    """The client left, and no other client waits for the answer."""
-    is_over: bool = False
-    is_answered: bool = False
-    """The whole answer was sent, and it is not an error."""
-    engine: str = ""
-    """The address of the engine that answered."""
-    prompt_tokens: int = 0
-    response_tokens: int = 0
-    plan: PromptPlan | None = None
-    """How its prompt is made; None without a bridge."""
-
-    @property
-    def is_recorded(self) -> bool:
-        return self.begun.trajectory_uid != ""
-
-    def attributes(self) -> dict[str, str | int]:
-        """For the trace."""
-        return {
-            "trajectory_uid": self.begun.trajectory_uid,
-            "prompt_uid": self.begun.prompt_uid,
-            "engine": self.engine,
-            "status": self.writer.status,
-            "prompt_tokens": self.prompt_tokens,
-            "response_tokens": self.response_tokens,
-        }
-
-    def count(self, steps: Sequence[Step]) -> None:
-        self.prompt_tokens = sum(len(step.prompt_ids) for step in steps[:: self.call.choices_per_prompt])
-        self.response_tokens = sum(len(step.response_ids) for step in steps)
-
-    async def fail(self, error: ErrorDetails) -> None:
-        self.is_over = True
-        await send_error(self.writer, self.call.dialect, error, self.stream)
-
-
-async def send_error(
-    writer: ResponseWriter, dialect: Dialect | None, error: ErrorDetails, stream: StreamWriter | None = None
-) -> None:
-    """As an HTTP error; as an error event if a stream has begun; not at all if the response has ended."""
-    body = dialect.error(error) if dialect else openai_error(error)
-    if not writer.status:
-        await writer.whole(error.status, body, error.headers)
-    elif not writer.is_ended and stream is not None:
-        await writer.end(stream.fail(body))
-
-
 @dataclass(slots=True, kw_only=True)
 class AgentCalls:
     """Calls in any dialect: of agents, which have a base_url, and unrecorded ones."""
@@ -154,6 +93,7 @@ class AgentCalls:
     max_in_flight: int = MAX_IN_FLIGHT
     in_flight: int = 0
     continuation: Continuation = field(init=False)
+    channels: ChannelRouting = field(init=False)
     stored: StoredConversations = field(init=False)
     quotas: CallQuotas = field(default_factory=CallQuotas)
     removed: RemovedFields = field(init=False)
@@ -164,6 +104,7 @@ class AgentCalls:
 
     def __post_init__(self) -> None:
         self.continuation = Continuation(self.engines)
+        self.channels = ChannelRouting(self.pool, self.engines.hold)
         self.stored = StoredConversations(self.pool, self.steps.outbox)
         self.removed = RemovedFields(self.metrics)
 
@@ -197,6 +138,7 @@ class AgentCalls:
                 else:
                     placed, call = await self._placed(ref, key or opener, headers, dialect, raw)
                     ref = placed.ref
+                    call = await self.channels.route(call, placed.channel, self._trained_model)
                 if call.removed:
                     self.removed.note(call.removed)
                 begun = self._begin(call, ref, headers, raw)
@@ -230,7 +172,7 @@ class AgentCalls:
         return placed, as_uncaptured(call)
 
     def surroundings(self, channel: str) -> CallSurroundings:
-        trained = self.steps.trained_model or self.engines.model
+        trained = self._trained_model
         known = self._surroundings.get((channel, trained))
         if known is None:
             known = self._surroundings[channel, trained] = replace(
@@ -239,6 +181,10 @@ class AgentCalls:
                 models=(trained, *self.other_models) if trained else (),
             )
         return known
+
+    @property
+    def _trained_model(self) -> str:
+        return self.steps.trained_model or self.engines.model
 
     def _begin(self, call: ModelCall, ref: TrajectoryRef, headers: CallHeaders, raw: bytes) -> Step:
         side = side_call_kind(call.texts, call.request["max_tokens"], headers.kind)
@@ -308,6 +254,10 @@ class AgentCalls:
         try:
             reply = await self._send(exchange)
             exchange.engine = reply.engine.address
+            if reply.status == 404 and call.policy is not None:
+                raise EngineUnavailable(
+                    f"the engine {reply.engine.address} does not have the adapter {call.policy.adapter} yet; ask again"
+                )
             if reply.status != 200:
                 await self._refuse(exchange, describe_refusal(reply.status, await reply.read()))
             elif call.stream:

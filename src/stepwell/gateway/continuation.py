@@ -57,8 +57,13 @@ class Continuation:
     async def _complete(self, call: ModelCall, choice: Sampled, version: int | None) -> Sampled:
         if choice.logprobs is None and not len(choice.response_ids):
             choice = replace(choice, logprobs=logprobs_array([]))
-        if call.upstream is not Upstream.CHAT or constrained_reason(call.request) or choice.logprobs is None:
-            # the state of a constraint's grammar is lost with the engine's state
+        if (
+            call.policy is not None
+            or call.upstream is not Upstream.CHAT
+            or constrained_reason(call.request)
+            or choice.logprobs is None
+        ):
+            # the state of a constraint's grammar is lost with the engine's state; tokens in, tokens out has no adapter
             raise EngineUnavailable("the engine broke the answer off, and it cannot be carried on; ask again")
         written, spans = len(choice.response_ids), list[VersionSpan]()
         if version is not None and written:

@@ -4,8 +4,9 @@ import time
 from dataclasses import dataclass
 
 from stepwell.engines.replies import RefusedReply
-from stepwell.gateway.agent_calls import AgentCalls, send_error
+from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.dialects.dialect import Dialect, TokenCounter
+from stepwell.gateway.exchange import send_error
 from stepwell.gateway.http.error_responses import describe_refusal, describe_unforeseen
 from stepwell.gateway.http.request_body import Receive, Send, read_body
 from stepwell.gateway.http.response_writer import ResponseWriter

@@ -88,7 +88,12 @@ def _generation(engine: "FakeEngine", shape: Shape) -> Handler:
     async def generate(request: web.Request) -> web.StreamResponse:
         if engine.is_plain:
             refuse_unknown_fields(request.path, request[BODY])
-        ask = fit(_parse(shape, request[BODY]), model=engine.model, max_model_len=engine.max_model_len)
+        ask = fit(
+            _parse(shape, request[BODY]),
+            model=engine.model,
+            max_model_len=engine.max_model_len,
+            adapters=engine.adapters,
+        )
         faults = engine.deal_faults()
         ask = faulty_asked(ask, faults)
         with _in_flight(engine):

@@ -73,6 +73,8 @@ class FakeEngine:
         """What /tokenize puts before the ids that a chat has."""
 
         self.model = model
+        self.adapters: set[str] = set()
+        """The names of the adapters that it serves beside."""
         self.max_model_len = max_model_len
         self.replies = deque(Reply(reply) if isinstance(reply, str) else reply for reply in replies)
         """Canned replies, one for each choice to come; when they run out, the hash takes over."""

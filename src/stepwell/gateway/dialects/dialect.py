@@ -13,6 +13,7 @@ from stepwell.gateway.dialects.request_fields import NO_MORE, RequestRules
 from stepwell.gateway.dialects.request_sampling import AS_ASKED, SamplingPolicy
 from stepwell.gateway.dialects.step_seal import OPEN_SEAL, StepSeal
 from stepwell.gateway.http.error_responses import ErrorDetails
+from stepwell.pool.api.serving_state import ChannelPolicy
 from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import Upstream, Usage
 
@@ -80,6 +81,8 @@ class ModelCall(NamedTuple):
     """Fields of the request that are not forwarded."""
     part: ConversationPart | None = None
     """None if the request has the whole conversation, and nobody continues it by its id."""
+    policy: ChannelPolicy | None = None
+    """The adapter that answers it; None if the engines' own weights do."""
 
 
 class StreamWriter(Protocol):

@@ -21,7 +21,7 @@ from stepwell.gateway.recording.redactor import REDACTION_FAILED, RedactionFaile
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.steps.sampling import untrainable_reason, with_mode
 from stepwell.steps.soundness import step_fault, usage_fault
-from stepwell.steps.step import CUT_SHORT, Exactness, IntArray, JsonObject, Step, ids_array
+from stepwell.steps.step import CUT_SHORT, Exactness, IntArray, JsonObject, Step, VersionSpan, ids_array
 from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
 
 log = logging.getLogger("stepwell.gateway")
@@ -73,7 +73,7 @@ class StepBuilder:
             choices = await asyncio.to_thread(_retokenize, self.tokenizer, call.request, choices, texts())
         return build_steps(
             begun,
-            choices,
+            _with_adapter_version(call, choices),
             usage,
             told=self.told_by_engine(begun, call, reply),
             choices_per_prompt=call.choices_per_prompt,
@@ -133,7 +133,7 @@ class StepBuilder:
         If its agent left, the tokens are a sample of the policy that ended early, as at `max_tokens`, and are trained.
         What an engine broke off is quarantined.
         """
-        cut = [choice for choice in choices if len(choice.response_ids)]
+        cut = [choice for choice in _with_adapter_version(call, choices) if len(choice.response_ids)]
         if by_agent:
             cut = [replace(choice, finish_reason=choice.finish_reason or CUT_SHORT) for choice in cut]
         if cut:
@@ -153,11 +153,14 @@ class StepBuilder:
         """
         facts, asked = reply.engine.facts, call.request.get("model")
         model = facts.model if asked in (None, DEFAULT_MODEL) else str(asked)
+        trained_model = self.trained_model or (facts.model if facts.token_ids else "")
+        if call.policy is not None:
+            trained_model = call.policy.adapter
         is_version_unknown = reply.version_before is None and not facts.reports_version
         untrainable = begun.untrainable or untrainable_reason(
             call.request,
             model=model,
-            trained_model=self.trained_model or (facts.model if facts.token_ids else ""),
+            trained_model=trained_model,
             logprobs_mode=facts.logprobs_mode,
         )
         return {
@@ -168,6 +171,20 @@ class StepBuilder:
             "sampling": with_mode(begun.sampling, facts.logprobs_mode),
             "extras": {**begun.extras, VERSION: UNKNOWN} if is_version_unknown else begun.extras,
         }
+
+
+def _with_adapter_version(call: ModelCall, choices: Sequence[Sampled]) -> Sequence[Sampled]:
+    """The choices of a call to an adapter, each with the adapter's version for all its tokens."""
+    if call.policy is None:
+        return choices
+    version = call.policy.version
+    return [
+        replace(
+            choice,
+            version_spans=(VersionSpan(version, 0, len(choice.response_ids)),) if len(choice.response_ids) else (),
+        )
+        for choice in choices
+    ]
 
 
 def build_steps(

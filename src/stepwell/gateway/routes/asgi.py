@@ -15,9 +15,10 @@ from stepwell.access.route_table import OPENERS, Route
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.common.cross_site import CrossSiteCheck
 from stepwell.errors import StepwellError, TooLarge
-from stepwell.gateway.agent_calls import AgentCalls, send_error
+from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.dialects import side_calls
 from stepwell.gateway.dialects.dialect import Dialect
+from stepwell.gateway.exchange import send_error
 from stepwell.gateway.http.error_responses import describe
 from stepwell.gateway.http.request_body import (
     LARGEST_BODY,

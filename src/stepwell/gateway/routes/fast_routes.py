@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from stepwell.access.caller import caller_of
 from stepwell.errors import StepwellError
-from stepwell.gateway.agent_calls import send_error
+from stepwell.gateway.exchange import send_error
 from stepwell.gateway.http.error_responses import JSON, describe_logged
 from stepwell.gateway.http.request_body import Headers, Message, Receive, Send
 from stepwell.gateway.http.response_writer import ResponseWriter

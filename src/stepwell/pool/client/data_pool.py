@@ -30,7 +30,7 @@ from stepwell.pool.api.producing import (
     TRAIN,
     RewardGiven,
 )
-from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.serving_state import ChannelPolicy, Serving
 from stepwell.pool.api.stats import PoolStats, merge_stats
 from stepwell.pool.api.transport import ActorTransport
 from stepwell.pool.client.batch import Batch, batch_of
@@ -276,6 +276,19 @@ class DataPool:
     def policy_version(self) -> int:
         """The version that all sessions get, except those of a canary."""
         return self._run(self._client.newest_serving()).policy_version
+
+    def channel_policy(self, channel: str) -> ChannelPolicy:
+        """The adapter that serves the calls of a channel, and whether they are held."""
+        return self._run(self._client.channel_policy(channel))
+
+    def set_adapter(self, channel: str, adapter: str, version: int) -> None:
+        """Call it when the engines have the adapter: the channel's calls go to it from now on, and its steps age by
+        this version. Other channels notice nothing."""
+        self._run(self._client.set_adapter(channel, adapter, version))
+
+    def pause_channel(self, channel: str, *, paused: bool = True) -> None:
+        """Gateways hold the channel's new calls until it goes on with `paused=False`."""
+        self._run(self._client.pause_channel(channel, paused=paused))
 
     def canary(self) -> Canary | None:
         """The newer version that a share of the sessions gets."""

@@ -15,7 +15,7 @@ from stepwell.pool.api.policy import (
     VersionRewards,
 )
 from stepwell.pool.api.producing import TRAIN
-from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.serving_state import ChannelPolicy, Serving
 from stepwell.pool.client.shards import ShardClient
 from stepwell.pool.client.watching import WATCH_TIMEOUT
 
@@ -36,6 +36,21 @@ class PolicyClient(ShardClient):
     async def newest_serving(self) -> Serving:
         """As the pool has it now; `serving` is what it last reported."""
         return await self.shards.at(self.shards.pool).serving()
+
+    async def channel_policy(self, channel: str) -> ChannelPolicy:
+        """What serves the calls of a channel now."""
+        return (await self.newest_serving()).channel(channel)
+
+    async def set_adapter(self, channel: str, adapter: str, version: int) -> None:
+        """Gateways hear of it last: no step of an adapter gets to a shard that does not know its version.
+        PoolUnavailable if a shard is away: then calls go on with the adapter before."""
+        first = self.shards.pool
+        others = [self.shards.at(name) for name in await self.shards.names() if name != first]
+        await asyncio.gather(*(shard.set_adapter(channel, adapter, version) for shard in others))
+        await self.shards.at(first).set_adapter(channel, adapter, version)
+
+    async def pause_channel(self, channel: str, *, paused: bool) -> None:
+        await self.shards.at(self.shards.pool).pause_channel(channel, paused)
 
     async def decisions(self) -> list[PolicyDecision]:
         """The last ones about versions of the policy, the oldest first."""

@@ -246,16 +246,16 @@ class Leasing:
         if channel.is_ready(group) and not _accepts_any(group.held_steps(), step_filter):
             self._state.leave_out(group, step_filter)
             return True
-        if self._withdrawn and channel.is_ready(group) and self._drop_withdrawn(group):
+        if self._withdrawn(group.channel) and channel.is_ready(group) and self._drop_withdrawn(group):
             return True
-        if self._is_stale(filter(step_filter.accepts, group.held_steps())):
-            self._state.drop_group(group, STALE, self._staleness_note(group.held_steps()))
+        if self._is_stale(group.channel, filter(step_filter.accepts, group.held_steps())):
+            self._state.drop_group(group, STALE, self._staleness_note(group.channel, group.held_steps()))
             return True
         return False
 
     def _drop_withdrawn(self, group: Group) -> bool:
         """Drop what a withdrawn version said. Is the group gone, or smaller?"""
-        rest = rest_of(group, self._withdrawn)
+        rest = rest_of(group, self._withdrawn(group.channel))
         if not rest:
             self._state.drop_group(group, ROLLED_BACK)
         elif len(rest) < len(group.trajectories):
@@ -266,7 +266,7 @@ class Leasing:
 
     def _is_worth_repeating(self, trained: Group, step_filter: StepFilter) -> bool:
         steps = list(trained.held_steps())
-        return _accepts_any(steps, step_filter) and not is_withdrawn(steps, self._withdrawn)
+        return _accepts_any(steps, step_filter) and not is_withdrawn(steps, self._withdrawn(trained.channel))
 
     # -- trajectories --------------------------------------------------------------------------------------------------
 
@@ -290,11 +290,12 @@ class Leasing:
         if not _accepts_any(trajectory.held_steps(), step_filter):
             self._state.leave_out(self._state.split_off(trajectory), step_filter)
             return True
-        if is_withdrawn(trajectory.held_steps(), self._withdrawn):
+        channel = trajectory.group.channel
+        if is_withdrawn(trajectory.held_steps(), self._withdrawn(channel)):
             self._state.drop_trajectory(trajectory, ROLLED_BACK, frees_place=False)
             return True
-        if self._is_stale(filter(step_filter.accepts, trajectory.held_steps())):
-            note = self._staleness_note(trajectory.held_steps())
+        if self._is_stale(channel, filter(step_filter.accepts, trajectory.held_steps())):
+            note = self._staleness_note(channel, trajectory.held_steps())
             self._state.drop_trajectory(trajectory, STALE, note, frees_place=False)
             return True
         return False
@@ -319,10 +320,11 @@ class Leasing:
         if not step_filter.accepts(step):
             self._state.ship_step(trajectory, step, step_filter)
             return True
-        if is_withdrawn((step,), self._withdrawn):
+        channel = trajectory.group.channel
+        if is_withdrawn((step,), self._withdrawn(channel)):
             self._state.drop_step(trajectory, step, ROLLED_BACK)
             return True
-        if self._is_stale((step,)):
+        if self._is_stale(channel, (step,)):
             self._state.drop_step(trajectory, step, STALE)
             return True
         return False
@@ -337,19 +339,18 @@ class Leasing:
 
     # -- what a consumer gets ------------------------------------------------------------------------------------------
 
-    @property
-    def _withdrawn(self) -> tuple[int, ...]:
-        return self._state.serving.withdrawn
+    def _withdrawn(self, channel: str) -> tuple[int, ...]:
+        return self._state.serving.withdrawn_of(channel)
 
-    def _is_stale(self, steps: Iterable[StoredStep]) -> bool:
-        return self._staleness.is_stale(steps, self._state.policy_version)
+    def _is_stale(self, channel: str, steps: Iterable[StoredStep]) -> bool:
+        return self._staleness.is_stale(steps, self._state.serving.version_of(channel))
 
-    def _staleness_note(self, steps: Iterable[StoredStep]) -> str:
-        behind = versions_behind(oldest_version(steps) or 0, self._state.policy_version)
+    def _staleness_note(self, channel: str, steps: Iterable[StoredStep]) -> str:
+        behind = versions_behind(oldest_version(steps) or 0, self._state.serving.version_of(channel))
         return f"the oldest token was {behind} versions behind"
 
-    def _token_mask(self) -> TokenMask:
-        return partial(self._staleness.token_mask, policy_version=self._state.policy_version)
+    def _token_mask(self, channel: str) -> TokenMask:
+        return partial(self._staleness.token_mask, policy_version=self._state.serving.version_of(channel))
 
     def _shipment(self, lease: Lease, history: Sequence[Group]) -> LeasedGroups:
         if lease.steps:
@@ -357,7 +358,7 @@ class Leasing:
         groups = [*lease.groups, *history]
         rows_by_group = [group_rows(group, lease.step_filter.accepts) for group in groups]
         return LeasedGroups(
-            columns=ship([row for rows in rows_by_group for row in rows], self._token_mask()),
+            columns=ship([row for rows in rows_by_group for row in rows], self._token_mask(lease.channel)),
             group_sizes=[len(rows) for rows in rows_by_group],
             opened_at=[group.opened_at for group in groups],
             attempts=[group.attempts for group in groups],
@@ -369,7 +370,7 @@ class Leasing:
     def _shipped_steps(self, lease: Lease) -> LeasedGroups:
         rows = step_rows(lease.steps, lease.step_filter.accepts)
         return LeasedGroups(
-            columns=ship(rows, self._token_mask(), separate=True),
+            columns=ship(rows, self._token_mask(lease.channel), separate=True),
             group_sizes=[1] * len(rows),
             opened_at=[row.step.started_at for row in rows],
             attempts=[0] * len(rows),

@@ -43,6 +43,9 @@ async def reshard(
     forgotten = await transport.call(plan.name, "forgotten_subjects", (), {})
     for name in changed.shard_names()[len(plan.shard_names()) :]:
         await transport.call(name, "set_policy_version", (serving.policy_version, serving.withdrawn), {})
+        for policy in serving.channels:
+            if policy.adapter:
+                await transport.call(name, "set_adapter", (policy.channel, policy.adapter, policy.version), {})
         await transport.call(name, "adopt_forgotten", (forgotten,), {})
     in_force: PoolPlan = await transport.call(plan.name, "adopt_plan", (changed,), {})
     if in_force.layouts != changed.layouts:

@@ -232,6 +232,18 @@ class ShardService(ForgetCalls, ConsumerCalls):
         self._transactions.check_open()
         return self.pool.state.version_rewards.tallies(channel)
 
+    async def set_adapter(self, channel: str, adapter: str, version: int) -> Serving:
+        """The channel's calls are answered by this adapter from now on, and its steps age by this version."""
+        async with self._transactions.transaction():
+            self.pool.state.set_adapter(channel, adapter, version)
+        return await self._tell_serving()
+
+    async def pause_channel(self, channel: str, paused: bool) -> Serving:
+        """Gateways hold the channel's new calls, or no longer. Only the first shard of a pool is asked."""
+        async with self._transactions.transaction():
+            self.pool.state.pause_channel(channel, paused=paused)
+        return await self._tell_serving()
+
     async def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> Serving:
         """Engines join and leave. Only the first shard of a pool is asked."""
         async with self._transactions.transaction():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.pool.api.policy import Canary
-from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.serving_state import ChannelPolicy, Serving
 from stepwell.pool.api.stats import StepCount
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.ledger import Ledger
@@ -56,6 +56,7 @@ def dump_numbers(serving: Serving, counters: Counters, channels: Mapping[str, Ch
         "engines": serving.engines,
         "canary": None if serving.canary is None else _dump_canary(serving.canary),
         "withdrawn": serving.withdrawn,
+        "channel_policies": [_dump_channel(policy) for policy in serving.channels],
         "counters": {name: getattr(counters, name) for name in Counters.__slots__},
         "units": {name: channel.unit for name, channel in channels.items()},
         "ledgers": {name: _dump_ledger(channel.ledger) for name, channel in channels.items()},
@@ -70,11 +71,16 @@ def load_serving(plain: Mapping[str, Any]) -> Serving:
         None if engines is None else tuple(engines),
         canary=None if canary is None else Canary(**canary | {"engines": tuple(canary["engines"])}),
         withdrawn=tuple(plain.get("withdrawn", ())),
+        channels=tuple(ChannelPolicy(*policy) for policy in plain.get("channel_policies", ())),
     )
 
 
 def _dump_canary(canary: Canary) -> dict[str, Any]:
     return {name: getattr(canary, name) for name in ("version", "engines", "share", "began_at")}
+
+
+def _dump_channel(policy: ChannelPolicy) -> list[Any]:
+    return [policy.channel, policy.adapter, policy.version, policy.paused]
 
 
 def _dump_ledger(ledger: Ledger) -> list[Any]:

@@ -25,7 +25,7 @@ class LeaseOperations(GroupOperations):
             step.lease = lease.uid
             self.change_log.record(trajectory)
             self._journal.save_step(step)
-        lease.version = self.policy_version
+        lease.version = self.serving.version_of(lease.channel)
         index.last_taken = sum(len(group.trajectories) for group in lease.groups) or len(lease.steps)
         self._journal.save_lease(lease)
         self._add_lease(lease)
@@ -82,7 +82,7 @@ class LeaseOperations(GroupOperations):
     def leave_out(self, group: Group, step_filter: StepFilter) -> None:
         """A consumer wants nothing of the group: it goes as if it were acknowledged."""
         self._leave(group)
-        self._train(group, step_filter, self.policy_version)
+        self._train(group, step_filter, self.serving.version_of(group.channel))
 
     def _apply_pending_rejections(self, group: Group) -> None:
         for trajectory in [found for found in group.trajectories.values() if found.rejected is not None]:

@@ -54,6 +54,14 @@ class PoolState(ForgetOperations, RewardOperations):
         self._counters.decided[decision.action] += 1
         self._journal.save_decisions(self.decisions)
 
+    def set_adapter(self, channel: str, adapter: str, version: int) -> None:
+        """The channel's calls are answered by this adapter from now on. A pause of the channel stays."""
+        policy = replace(self.serving.channel(channel), adapter=adapter, version=version)
+        self._serve(self.serving.with_channel(policy))
+
+    def pause_channel(self, channel: str, *, paused: bool) -> None:
+        self._serve(self.serving.with_channel(replace(self.serving.channel(channel), paused=paused)))
+
     def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> None:
         self._serve(replace(self.serving, engines=self.serving.changed(add, remove)))
 
@@ -147,7 +155,7 @@ class PoolState(ForgetOperations, RewardOperations):
             self._load_group(group, leases)
         for lease in leases.values():
             lease.steps.sort(key=lambda leased: leased[1].number)
-            lease.version = self.policy_version
+            lease.version = self.serving.version_of(lease.channel)
             lease.is_prepared = decision_of(lease.uid) is not None
             self._add_lease(lease)
         if damaged:

@@ -278,7 +278,7 @@ class StateBase:
         self._journal.remove_group(group)
         for trajectory in group.trajectories.values():
             snapshot = self._close(trajectory, TrajectoryState.TRAINED)
-            self.series.trained(index.name).add(snapshot, self.policy_version)
+            self.series.trained(index.name).add(snapshot, self.serving.version_of(index.name))
         group.dissolve()
 
     def _retire_step(self, trajectory: Trajectory, step: StoredStep) -> None:

@@ -1,0 +1,72 @@
+"""One call in flight, and how it fails."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stepwell.gateway.bridge.bridge import PromptPlan
+from stepwell.gateway.call_placement import CallPlace
+from stepwell.gateway.dialects.dialect import Dialect, ModelCall, StreamWriter
+from stepwell.gateway.http.deduplication import CallHeaders
+from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
+from stepwell.gateway.http.response_writer import ResponseWriter
+from stepwell.steps.step import Step
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    kind: str
+    """Its label in metrics and traces."""
+    placed: CallPlace
+    call: ModelCall
+    begun: Step
+    """What is known of the call's steps before its answer."""
+    writer: ResponseWriter
+    headers: CallHeaders
+    stream: StreamWriter
+    is_whitebox: bool = False
+    """It is a call at the gateway's root, whose client keeps its tokens itself."""
+    is_abandoned: bool = False
+    """The client left, and no other client waits for the answer."""
+    is_over: bool = False
+    is_answered: bool = False
+    """The whole answer was sent, and it is not an error."""
+    engine: str = ""
+    """The address of the engine that answered."""
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    plan: PromptPlan | None = None
+    """How its prompt is made; None without a bridge."""
+
+    @property
+    def is_recorded(self) -> bool:
+        return self.begun.trajectory_uid != ""
+
+    def attributes(self) -> dict[str, str | int]:
+        """For the trace."""
+        return {
+            "trajectory_uid": self.begun.trajectory_uid,
+            "prompt_uid": self.begun.prompt_uid,
+            "engine": self.engine,
+            "status": self.writer.status,
+            "prompt_tokens": self.prompt_tokens,
+            "response_tokens": self.response_tokens,
+        }
+
+    def count(self, steps: Sequence[Step]) -> None:
+        self.prompt_tokens = sum(len(step.prompt_ids) for step in steps[:: self.call.choices_per_prompt])
+        self.response_tokens = sum(len(step.response_ids) for step in steps)
+
+    async def fail(self, error: ErrorDetails) -> None:
+        self.is_over = True
+        await send_error(self.writer, self.call.dialect, error, self.stream)
+
+
+async def send_error(
+    writer: ResponseWriter, dialect: Dialect | None, error: ErrorDetails, stream: StreamWriter | None = None
+) -> None:
+    """As an HTTP error; as an error event if a stream has begun; not at all if the response has ended."""
+    body = dialect.error(error) if dialect else openai_error(error)
+    if not writer.status:
+        await writer.whole(error.status, body, error.headers)
+    elif not writer.is_ended and stream is not None:
+        await writer.end(stream.fail(body))

@@ -1,0 +1,271 @@
+"""Trains an adapter of one channel by a service that speaks the Tinker API.
+
+- A batch is acknowledged only when the service has saved a state that contains it, and a file here that names both.
+- A killed run continues from that state with its optimizer. What was trained since is leased again: no batch is lost,
+  and none is in the weights twice.
+- After a call to the service that failed, nobody knows what the service did. The next step begins at the last saved
+  state too.
+- Of several channels, each has a trainer. They share the service, the engines and the pool, and nothing else.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from stepwell.errors import BadRequest, StepwellError, SyncFailed
+from stepwell.steps.running_statistics import NO_PAST, statistics_of
+from stepwell.trainers.checkpoint import TrainedLedger
+from stepwell.trainers.learnable import LearningMonitor
+from stepwell.trainers.ports import TrainingBatch
+from stepwell.trainers.reporting import Stopwatch
+from stepwell.trainers.rows import TrainedRows, choose_rows
+from stepwell.trainers.tinker.adapter_sync import AdapterSync
+from stepwell.trainers.tinker.datums import datum_rows, imported_tinker, logprob_gap, to_datums
+from stepwell.trainers.tinker.saved_weights import delete, download
+from stepwell.trainers.tinker.service_ports import TenantPool, TrainingClient, TrainingService
+from stepwell.trainers.tinker.tinker_record import TinkerRecord, read_record, write_record
+from stepwell.trainers.tinker.tinker_settings import TinkerSettings
+
+log = logging.getLogger("stepwell.trainers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinkerUpdate:
+    """One update in numbers."""
+
+    channel: str
+    update: int
+    version: int
+    """Of the adapter that the engines have now."""
+    reward: float
+    """The mean return of the batch's scored rollouts; NaN if there is none."""
+    rows: int
+    tokens: int
+    """Trained ones."""
+    logprob_gap: float | None
+    """Between the engines and the service, before the update: see TinkerSettings.logprob_tolerance."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of fetch, train, save and sync."""
+
+
+class TinkerTrainer:
+    """`folder` has the record of the run; a trainer that finds one there continues it. Each of `reports` is called with
+    the numbers of every update."""
+
+    def __init__(
+        self,
+        pool: TenantPool,
+        service: TrainingService,
+        sync: AdapterSync,
+        folder: Path,
+        *,
+        base_model: str,
+        settings: TinkerSettings | None = None,
+        reports: Sequence[Callable[[TinkerUpdate], object]] = (),
+    ) -> None:
+        self.settings = settings or TinkerSettings()
+        if sync.channel != self.settings.channel:
+            raise BadRequest(f"channel {self.settings.channel!r} is trained, and {sync.channel!r} would be served")
+        self.update = 0
+        """Trained batches, including those before a resume."""
+        self.version = 0
+        """Of the last adapter that the engines were given."""
+        self._pool = pool
+        self._service = service
+        self._stored = service.create_rest_client()
+        self._sync = sync
+        self._folder = folder
+        self._base_model = base_model
+        self._reports = reports
+        self._monitor = LearningMonitor(self.settings.max_unlearnable)
+        self._ledger = TrainedLedger()
+        self._statistics = NO_PAST
+        self._client: TrainingClient | None = None
+        """None before the start and after a failure."""
+        self._state = ""
+        self._is_ahead = False
+        """The service's weights are newer than the engines'."""
+
+    def run(self, updates: int | None = None) -> None:
+        """Train until that many updates are done, including those before a resume."""
+        self.start()
+        while self.update < (self.settings.updates if updates is None else updates):
+            self.step()
+        if self._ledger.leases and self._client is not None:
+            self._save(self._client)
+
+    def start(self) -> TrainingClient:
+        """Continue from the record, if there is one, and bring its adapter to the engines. `step` calls it."""
+        if self._client is not None:
+            return self._client
+        record = read_record(self._folder)
+        if record is None:
+            client = self._service.create_lora_training_client(self._base_model, rank=self.settings.rank)
+        else:
+            self._restore(record)
+            client = self._service.create_training_client_from_state_with_optimizer(record.state)
+        newest = max(self._pool.channel_policy(self.settings.channel).version, self._pool.stats().policy_version)
+        if newest > self.version or record is None:
+            self.version = newest + 1
+        if record is None:
+            self._save(client)
+        else:
+            self._ledger.acknowledge(self._pool)
+        self._publish(client)
+        self._client = client
+        return client
+
+    def step(self) -> TinkerUpdate:
+        """Fetch a batch, train on it, save, and give the engines the new adapter."""
+        client = self.start()
+        stopwatch, before = Stopwatch(), self.version
+        with stopwatch.timing("fetch"):
+            batch, rows = self._fetch(client)
+        with self._start_again_on_failure(batch):
+            with stopwatch.timing("train"):
+                gap = self._train(client, rows)
+            self._record_update(batch, rows)
+            with stopwatch.timing("save"):
+                if self.update % self.settings.checkpoint_every == 0:
+                    self._save(client)
+            with stopwatch.timing("sync"):
+                if self.version != before:
+                    self._publish(client)
+        done = TinkerUpdate(
+            channel=self.settings.channel,
+            update=self.update,
+            version=self.version,
+            reward=rows.reward,
+            rows=len(rows.chosen_R),
+            tokens=rows.tokens,
+            logprob_gap=gap,
+            seconds=stopwatch.seconds,
+        )
+        for report in self._reports:
+            report(done)
+        self._monitor.check(rows)
+        return done
+
+    def _train(self, client: TrainingClient, rows: TrainedRows) -> float | None:
+        settings = self.settings
+        wanted = datum_rows(
+            rows,
+            settings.loss_aggregation,
+            settings.fixed_length,
+            multiple=settings.rows_multiple,
+            service_loss=settings.service_loss,
+        )
+        if not wanted:
+            return None
+        thresholds = {"clip_low_threshold": 1.0 - settings.clip_low, "clip_high_threshold": 1.0 + settings.clip_high}
+        config = None if settings.loss == "importance_sampling" else thresholds
+        passed = client.forward_backward(to_datums(wanted), settings.loss, config).result()
+        gap = logprob_gap(wanted, [_numbers(output["logprobs"]) for output in passed.loss_fn_outputs], self.version)
+        if gap is not None and not gap <= settings.logprob_tolerance:
+            raise SyncFailed(
+                f"the engines do not compute with adapter version {self.version} of channel {settings.channel!r}: "
+                f"their log-probabilities are {gap:.3g} off the service's on average, and "
+                f"{settings.logprob_tolerance:g} is allowed. Is the engines' base model the service's, in the same "
+                "precision?"
+            )
+        adam = imported_tinker().types.AdamParams(
+            learning_rate=settings.learning_rate, grad_clip_norm=settings.max_gradient_norm
+        )
+        client.optim_step(adam).result()
+        return gap
+
+    def _record_update(self, batch: TrainingBatch, rows: TrainedRows) -> None:
+        self.update += 1
+        self._ledger.add(batch.leases, rows.uids)
+        self._statistics = rows.statistics
+        self._is_ahead |= rows.tokens > 0
+        if self._is_ahead and self.update % self.settings.sync_every == 0:
+            self.version += 1
+
+    def _publish(self, client: TrainingClient) -> None:
+        saved = client.save_weights_for_sampler(f"{self.settings.channel}-v{self.version}-{token_hex(4)}").result()
+        self._sync.publish(download(self._stored, saved.path), self.version)
+        delete(self._stored, saved.path)
+        self._is_ahead = False
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    def _fetch(self, client: TrainingClient) -> tuple[TrainingBatch, TrainedRows]:
+        """A batch with something new: rollouts may come back that were trained under a lease that expired."""
+        settings = self.settings
+        while True:
+            batch = self._pool.fetch_batch(
+                settings.groups,
+                timeout=settings.fetch_timeout,
+                lease=settings.lease,
+                channel=settings.channel,
+                unit=settings.unit,
+            )
+            rows = choose_rows(batch, self._ledger, settings, self._statistics)
+            if rows.is_new_T.any():
+                return batch, rows
+            self._ledger.add(batch.leases, ())
+            self._save(client)
+
+    @contextmanager
+    def _start_again_on_failure(self, batch: TrainingBatch) -> Iterator[None]:
+        """Returns to the pool what is in no saved state. Of what is in one, the record has the names."""
+        try:
+            yield
+        except BaseException:
+            self._client = None
+            for leased in (batch, self._ledger):
+                with suppress(StepwellError):
+                    self._pool.nack(leased)
+            raise
+
+    # -- states --------------------------------------------------------------------------------------------------------
+
+    def _save(self, client: TrainingClient) -> None:
+        """The service saves, then the record is written, then what it contains is acknowledged."""
+        before = self._state
+        state = client.save_state(f"{self.settings.channel}-u{self.update}-{token_hex(4)}").result().path
+        record = TinkerRecord(
+            base_model=self._base_model,
+            channel=self.settings.channel,
+            state=state,
+            update=self.update,
+            version=self.version,
+            leases=list(self._ledger.leases),
+            trajectories=self._ledger.trained,
+            statistics=self._statistics.as_numbers(),
+        )
+        write_record(self._folder, record)
+        self._state = state
+        self._ledger.acknowledge(self._pool)
+        if before:
+            delete(self._stored, before)
+
+    def _restore(self, record: TinkerRecord) -> None:
+        if (record.channel, record.base_model) != (self.settings.channel, self._base_model):
+            raise BadRequest(
+                f"{self._folder} has a run of channel {record.channel!r} on {record.base_model}; name another folder"
+            )
+        self.update, self.version, self._state = record.update, record.version, record.state
+        self._ledger = TrainedLedger(record.leases, record.trajectories)
+        self._statistics = statistics_of(record.statistics)
+
+
+def run_side_by_side(trainers: Sequence[TinkerTrainer], updates: int | None = None) -> None:
+    """Runs trainers of different channels at once. One that fails does not stop the others; at the end, what failed is
+    raised."""
+    with ThreadPoolExecutor(max(1, len(trainers)), thread_name_prefix="stepwell-tinker") as threads:
+        runs = [threads.submit(trainer.run, updates) for trainer in trainers]
+    failures = [failure for run in runs if isinstance(failure := run.exception(), Exception)]
+    if failures:
+        raise ExceptionGroup("trainers of channels failed", failures)
+
+
+def _numbers(tensor: Any) -> Any:
+    """Of tinker's TensorData."""
+    return tensor.to_numpy() if hasattr(tensor, "to_numpy") else tensor.data

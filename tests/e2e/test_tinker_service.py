@@ -1,0 +1,82 @@
+"""The loop on SkyRL's real server, with an engine that only takes adapters. It is killed, and another one continues.
+
+With vLLM, agents, two tenants and more updates: test_tinker.py, by `just nightly`.
+"""
+
+import subprocess
+from pathlib import Path
+
+from stepwell.demo.model import write_model
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import Registration
+from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.shard.actor import start_pool
+from stepwell.trainers.tinker.tinker_record import read_record
+from tests.e2e.two_tenants import new_model
+from tests.rig.ray_cluster import RayCluster
+from tests.rig.trainers.process import answer_of, start_program
+from tests.rig.trainers.skyrl_server import start_skyrl
+from tests.rig.waiting import until
+from tests.unit.trainers.models import one_turn
+from tests.unit.trainers.scripted_engine import serve
+from tests.unit.trainers.tinker.adapter_engine import AdapterEngine
+
+POOL = "tinker_service"
+CHANNEL = "east"
+ROLLOUTS = 2
+"""Of a group, which is an update."""
+WITHIN = 300.0
+SETTINGS = {"groups": 1, "rank": 4, "loss": "ppo", "service_loss": "mean", "rows_multiple": ROLLOUTS}
+
+
+async def add_group(client: PoolClient, number: int) -> None:
+    for rollout in range(ROLLOUTS):
+        prompt, uid = f"p{number}", f"p{number}-{rollout}"
+        await client.register_trajectory(Registration(uid, prompt, CHANNEL, group_size=ROLLOUTS))
+        await client.submit_steps([one_turn(uid, prompt, [101, number], [97 + rollout])])
+        await client.complete_trajectory(uid, prompt, float(rollout))
+
+
+async def test_a_killed_run_continues_with_the_same_weights(
+    ray_cluster: RayCluster, namespace: str, tmp_path: Path
+) -> None:
+    start_pool(PoolPlan(name=POOL), namespace)
+    client = PoolClient(POOL, namespace)
+    model = write_model(new_model(layers=1), tmp_path / "model")
+    with serve(AdapterEngine()) as engine, start_skyrl(model, tmp_path / "skyrl", rank=4, rows=ROLLOUTS) as service:
+        await client.change_engines(add=(engine.url,))
+
+        def train(log: Path) -> "subprocess.Popen[str]":
+            asked = {
+                "pool": POOL,
+                "address": ray_cluster.address,
+                "namespace": namespace,
+                "service": service.url,
+                "model": str(model),
+                "folder": str(tmp_path),
+                "channels": [CHANNEL],
+                "updates": 2,
+                "settings": SETTINGS,
+            }
+            return start_program("skyrl", "with_tinker.py", asked, log=log)
+
+        await add_group(client, 1)
+        killed = train(tmp_path / "killed.log")
+        try:
+            await until(lambda: killed.poll() is not None or len(engine.loaded) == 2, "an update", WITHIN)
+        finally:
+            killed.kill()
+            killed.wait()
+        assert killed.returncode < 0, (tmp_path / "killed.log").read_text()[-8000:]
+        record = read_record(tmp_path / CHANNEL)
+        assert record is not None
+        assert (record.update, record.version) == (1, 2)
+
+        await add_group(client, 2)
+        resumed = answer_of(train(tmp_path / "resumed.log"), tmp_path / "resumed.log", timeout=WITHIN)
+        held = DataPool(client).stats().channels[CHANNEL].held.steps
+    assert [(update["update"], update["version"]) for update in resumed["updates"]] == [(2, 3)]
+    untrained, trained = engine.loaded[:2]
+    assert resumed["published"][CHANNEL][0] == trained, "the weights are not those of before the kill"
+    assert len({name.rpartition("-")[2] for name in (untrained, trained, engine.loaded[-1])}) == 3
+    assert held == 0
