@@ -28,7 +28,7 @@ from stepwell.trainers.trl_samples import GroupStaleness, PolicyVersions, Rollou
 @dataclass(slots=True, eq=False, kw_only=True)
 class DeliveredGroup:
     leases: tuple[tuple[str, str], ...]
-    """None once it is committed."""
+    """Empty once it is committed."""
     uids: tuple[str, ...]
     statistics: RunningStatistics
     """Of the rewards up to this group."""
@@ -147,9 +147,8 @@ class TrlProgress:
         return samples
 
     def commit(self, pool: TrainingPool) -> None:
-        """The weights are kept as they are now: acknowledge what they contain."""
+        """The weights are kept as they were when `state` or `train` was called last: acknowledge what they contain."""
         with self._lock:
-            self._settle()
             for group in (*self._settled, *self._begun()):
                 self._ledger.add(group.leases, group.uids)
                 self._uids.difference_update(group.uids)

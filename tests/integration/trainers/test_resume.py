@@ -105,7 +105,7 @@ class TrlRun:
     def _save(self) -> str:
         written = self._loop.write()
         if not self.pool.dies_at_ack:
-            self._loop.save()
+            self._loop.acknowledge()
         return written
 
     def die(self) -> None:

@@ -87,6 +87,7 @@ def test_groups_in_which_all_earned_the_same_count_for_the_reward_and_are_not_tr
 
     with working(pool) as worker:
         wait_until(lambda: worker.metrics_queue.qsize() == 1, "the group to be seen")
+        assert worker.progress.state()["trajectories"] == ["p-0", "p-1"], "a checkpoint contains it"
         worker.commit()
 
     assert pool.acknowledged == ["lease-1"]

@@ -87,6 +87,20 @@ def test_a_group_is_acknowledged_when_a_checkpoint_contains_it(start: Start) -> 
     assert pool.given_back == ["lease-2"], "it is in no checkpoint"
 
 
+def test_a_group_that_teaches_nothing_and_came_after_the_checkpoint_is_not_acknowledged_with_it(start: Start) -> None:
+    pool = pool_of(1)
+    loop = start(pool)
+    loop.update(2)
+    loop.write()
+
+    turns = [one_turn(f"equal-{n}", "equal", [n, 2], [3, 4]) for n in range(2)]
+    pool.add_group("equal", [([turn], 1.0) for turn in turns])
+    wait_until(lambda: "equal-1" in loop.worker.progress, "the group to be seen")
+    loop.acknowledge()
+
+    assert pool.acknowledged == ["lease-1"]
+
+
 def test_what_was_trained_after_the_checkpoint_is_trained_again_and_nothing_else(start: Start) -> None:
     pool = pool_of(4)
     killed = start(pool)

@@ -81,8 +81,12 @@ class TrlLoop:
 
     def save(self) -> str:
         written = self.write()
-        self.callback.on_save(self._args, self._state, self._control)
+        self.acknowledge()
         return written
+
+    def acknowledge(self) -> None:
+        """What TRL does once a checkpoint is written."""
+        self.callback.on_save(self._args, self._state, self._control)
 
     def stop(self) -> None:
         self.worker.stop()
