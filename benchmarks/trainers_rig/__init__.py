@@ -1,0 +1,1 @@
+"""What the benchmark of trainers is made of."""

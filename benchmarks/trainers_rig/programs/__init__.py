@@ -1,0 +1,1 @@
+"""Programs that run in another trainer's environment."""

@@ -1,0 +1,7 @@
+"""The trainers. A new one is a new file, and a row here."""
+
+from benchmarks.trainers_rig.ours import OURS
+from benchmarks.trainers_rig.row import TrainerRow
+from benchmarks.trainers_rig.trl import TRL
+
+ROWS: tuple[TrainerRow, ...] = (OURS, TRL)
