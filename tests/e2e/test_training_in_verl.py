@@ -21,7 +21,8 @@ from tests.unit.trainers.models import one_turn
 
 POOL = "training_in_verl"
 STEPS, GROUPS = 3, 4
-TIMEOUT = 300.0
+TIMEOUT = 600.0
+"""Seconds. verl starts six processes, each of which imports torch."""
 
 
 async def fill(pool: PoolClient) -> None:
