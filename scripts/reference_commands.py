@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings
 from pydantic_settings.sources.types import _CliPositionalArg
 
 from stepwell.cli import COMMANDS
+from stepwell.config.examples import EXAMPLES
 
 HEAD = """# Commands and settings
 
@@ -44,6 +45,7 @@ def _section(command: str) -> str:
             f"Environment: `{settings.model_config['env_prefix']}` and the flag's name.",
             "\n".join(("| flag | default | |", "|---|---|---|", *rows)),
         ]
+    parts.append("\n".join(("```bash", *EXAMPLES[command], "```")))
     return "\n\n".join(parts) + "\n"
 
 

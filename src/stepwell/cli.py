@@ -69,6 +69,14 @@ COMMANDS = {
 """Each command, of one or two words: its line in --help, its settings class in config/, and its function. A function
 without a module is in wiring.py."""
 
+EXAMPLES = (
+    "examples:",
+    "  stepwell doctor --engine http://127.0.0.1:8001   before a run: is this engine token-exact?",
+    "  stepwell up --engine http://127.0.0.1:8001       everything on this machine",
+    "  stepwell status                                  what it does",
+    "  stepwell down                                    stop it; the data stays",
+)
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -95,7 +103,8 @@ def usage() -> str:
             "usage: stepwell COMMAND [FLAGS]\n",
             "Middleware for reinforcement learning of LLM agents.\n",
             *lines,
-            "\nstepwell COMMAND --help lists its flags, with examples. stepwell --version prints the version.",
+            "\nstepwell COMMAND --help lists its flags, with examples. stepwell --version prints the version.\n",
+            *EXAMPLES,
         )
     )
 
@@ -107,7 +116,8 @@ def run(command: str, arguments: Sequence[str], program: str) -> None:
     _, settings_name, function_name = COMMANDS[command]
     try:
         sections = import_module("stepwell.config.sections")
-        settings = sections.read_settings(_named("config", settings_name), arguments, program)
+        epilog = _named("config", "examples.examples_text")(command)
+        settings = sections.read_settings(_named("config", settings_name), arguments, program, epilog=epilog)
     except StepwellError as failure:
         fail(program, str(failure), status=2)
     try:

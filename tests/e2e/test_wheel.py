@@ -19,7 +19,7 @@ PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 PYTHONS = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python :: 3." in line]
 EXTRAS = ("arrow", "envs", "oidc", "otel", "postgres", "rewards")
 """Those that need no torch."""
-PATIENCE = 1_800.0
+PATIENCE = 3_600.0
 IMPORT_ALL = """
 import importlib, pkgutil, stepwell
 

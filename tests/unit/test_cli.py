@@ -2,14 +2,18 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 
 import pytest
 
 from stepwell import cli
+from stepwell.config.examples import EXAMPLES
+from stepwell.config.sections import read_settings
 
 HEAVY = ("ray", "fastapi", "pydantic", "torch", "transformers", "aiohttp", "uvicorn")
 OFFLINE = (
@@ -114,7 +118,42 @@ def test_the_atropos_server_takes_exactly_the_flags_it_documents() -> None:
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
-def test_help_names_the_values_of_flags_in_words(command: str) -> None:
+def test_help_names_the_values_of_flags_in_words_and_fits_a_screen(command: str) -> None:
+    assert [line for line in help_of(command).splitlines() if len(line) > 120] == []
     usage = help_of(command).partition("\n\n")[0]
     values = re.findall(r"--[\w-]+ ([^\s{\]]+)\]", usage)
     assert [value for value in values if not value.isupper()] == []
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_ends_with_examples_that_the_command_takes(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")  # where no stepwell.toml is
+    shown = help_of(command).partition("\nexamples:\n")[2]
+    lines = [line.removeprefix("  ") for line in shown.rstrip().splitlines()]
+    found = re.split(r"\n(?=stepwell )", "\n".join(lines))
+    assert tuple(found) == EXAMPLES[command]
+    module, _, name = cli.COMMANDS[command][1].rpartition(".")
+    settings = getattr(import_module(f"stepwell.config.{module}"), name)
+    for example in found:
+        words = shlex.split(example.replace("\\\n", " "))
+        assert words[0] == "stepwell"
+        assert cli.command_of(words[1:]) == command
+        read_settings(settings, words[1 + len(command.split()) :], command)
+
+
+def test_every_example_is_of_a_command() -> None:
+    assert EXAMPLES.keys() == cli.COMMANDS.keys()
+    commands = [line.split("   ")[0] for line in cli.usage().partition("examples:\n")[2].splitlines()]
+    assert len(commands) == 4
+    assert all(cli.command_of(command.split()[1:]) for command in commands)
+
+
+def test_values_are_named_for_what_they_are() -> None:
+    wanted = {
+        "gateway": ("--host ADDRESS", "--port PORT", "--spool FILE", "--spool-bytes BYTES", "--tokenizer-path FOLDER"),
+        "pool": ("--group-deadline SECONDS", "--completion-grace SECONDS", "--max-share-per-user SHARE"),
+        "envs run": ("--gateway ADDRESS", "--python PATH", "--config FILE", "--timeout SECONDS"),
+        "forget": ("--older-than DURATION", "--receipt FILE"),
+    }
+    for command, flags in wanted.items():
+        assert [flag for flag in flags if f"  {flag}" not in help_of(command)] == []

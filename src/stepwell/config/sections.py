@@ -26,13 +26,13 @@ HOST_NAME = re.compile(r"[A-Za-z0-9_.\-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A
 METAVARS: Mapping[str, str] = {
     flag: metavar
     for metavar, flags in {
-        "ADDRESS": "--engine --host --oidc-issuer --public-url --ray-address --url",
+        "ADDRESS": "--engine --gateway --host --oidc-issuer --public-url --ray-address --url",
         "ADDRESSES": "--gateways --vllm-addresses",
-        "BYTES": "--max-bytes",
+        "BYTES": "--max-bytes --min-free-bytes --spool-bytes",
         "CHOICES": "--quota --sampling",
-        "FILE": "--atropos-state --audit-log --keys-file --spool --state --tls-cert --tls-key",
+        "FILE": "--atropos-state --audit-log --config --keys-file --receipt --spool --state --tls-cert --tls-key",
         "FOLDER": "--out --tokenizer-path",
-        "FUNCTION": "--function --reward",
+        "FUNCTION": "--function --redact --reward",
         "HASH": "--seen",
         "JSON": "--options",
         "KEY": "--engine-key --key",
@@ -40,13 +40,16 @@ METAVARS: Mapping[str, str] = {
         "MEGABYTES": "--memory-mb",
         "NAMES": "--allowed-hosts --forward-fields --media-hosts --other-models --trained-models",
         "PEOPLE": "--oidc-curators --oidc-viewers",
-        "PATH": "--archive --from --journal --on --to --vllm-python",
+        "PATH": "--archive --from --journal --on --python --to --vllm-python",
+        "PORT": "--dashboard-port --port",
         "REWARD": "--margin --reward-max --reward-min",
         "DURATION": "--older-than --retention",
-        "SECONDS": "--group-deadline --session-idle --timeout",
+        "SECONDS": "--completion-grace --group-deadline --session-idle --timeout",
+        "SHARE": "--max-share-per-user --session-sample",
+        "TEXT": "--reason",
         "TIME": "--expires --since --until",
         "TOKENS": "--prompt-length --response-length",
-        "VERSION": "--version-max --version-min",
+        "VERSION": "--version --version-max --version-min",
         "VERSIONS": "--max-staleness",
     }.items()
     for flag in flags.split()
@@ -156,13 +159,13 @@ class ServerSection(PoolSection):
         return "http" if self.tls_cert is None else "https"
 
 
-def read_settings(settings: type[S], argv: Sequence[str], command: str) -> S:
-    """The settings from the environment and the flags. BadRequest has one line for each mistake."""
+def read_settings(settings: type[S], argv: Sequence[str], command: str, *, epilog: str = "") -> S:
+    """The settings from the environment and the flags. `epilog` ends --help. BadRequest has one line for each
+    mistake."""
     try:
-        flags = CliSettingsSource[Any](
-            settings, cli_prog_name=command, cli_parse_args=list(argv), add_argument_method=_add_argument
-        )
-        return settings(_cli_settings_source=flags)
+        flags = CliSettingsSource[Any](settings, cli_prog_name=command, add_argument_method=_add_argument)
+        flags.root_parser.epilog = epilog
+        return settings(_cli_settings_source=flags(args=list(argv)))
     except ValidationError as wrong:
         raise BadRequest("\n".join(_explained(error["loc"], error["msg"]) for error in wrong.errors())) from None
 
