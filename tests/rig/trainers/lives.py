@@ -1,6 +1,7 @@
 """A program that lives many times. Each life is a fork of a process that has imported everything and done nothing else,
 so that a life begins at once; it is killed as the kernel would do it, with SIGKILL, at a random moment."""
 
+import faulthandler
 import os
 import random
 import select
@@ -13,8 +14,10 @@ from collections.abc import Callable
 Live = Callable[[Callable[[], None]], None]
 """What a life does. It calls its argument at every pass through the model."""
 
-FIRST_PASS = 60.0
-"""Seconds within which a life must come to its first pass."""
+NEXT_PASS = 300.0
+"""Seconds within which a life must come to its next pass; on a busy machine it takes a minute to connect to Ray."""
+STUCK = 120.0
+"""Seconds after which a life writes down where it is."""
 MOST_PASSES = 2
 """A life is killed after at most so many."""
 
@@ -37,8 +40,8 @@ class Lives:
             try:
                 self._await_passes(told, passes)
                 time.sleep(part * self._between_passes)
-                os.kill(pid, signal.SIGKILL)
             finally:
+                os.kill(pid, signal.SIGKILL)
                 os.close(told)
             _, status = os.waitpid(pid, 0)
             self.moments.append(f"{passes} passes and {part * self._between_passes:.3f} s")
@@ -61,6 +64,7 @@ class Lives:
             os.close(telling)
             return pid, told
         os.close(told)
+        faulthandler.dump_traceback_later(STUCK)
         code = 1
         try:
             self._live(lambda: _tell(telling))
@@ -75,9 +79,10 @@ class Lives:
     def _await_passes(self, told: int, passes: int) -> None:
         before = None
         for _ in range(passes):
-            readable, _, _ = select.select([told], [], [], FIRST_PASS)
-            if not (readable and os.read(told, 1)):
-                return
+            readable, _, _ = select.select([told], [], [], NEXT_PASS)
+            assert readable, f"a life did not come to its next pass within {NEXT_PASS:g} s"
+            if not os.read(told, 1):
+                return  # it has ended
             if before is not None:
                 self._between_passes = time.monotonic() - before
             before = time.monotonic()
