@@ -243,6 +243,38 @@ def test_no_title_of_a_chart_is_cut(page: Page, width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page does not scroll sideways"
 
 
+@pytest.mark.parametrize("width", [1360, 1345])
+def test_the_filters_are_one_row(page: Page, width: int) -> None:
+    """1345: the same window, where a scroll bar takes its room."""
+    page.set_viewport_size({"width": width, "height": 800})
+    listed(page)
+    controls = page.locator(".filters input, .filters select, .filters button")
+    edges = controls.evaluate_all("all => all.map((n) => n.getBoundingClientRect()).map((r) => [r.right, r.bottom])")
+    assert len(edges) == 14
+    assert max(right for right, _ in edges) <= width
+    assert max(bottom for _, bottom in edges) - min(bottom for _, bottom in edges) <= 2
+
+
+def test_no_view_is_wider_than_a_phone(page: Page, url: str) -> None:
+    def width() -> int:
+        return int(page.evaluate("document.documentElement.scrollWidth"))
+
+    page.set_viewport_size({"width": 320, "height": 640})
+    expect(page.locator("figure.chart .uplot")).to_have_count(8)
+    assert width() == 320
+    listed(page)
+    assert width() == 320
+    open_trajectory(page, url, WITH_DANGER)
+    assert width() == 320
+    press(page, "t")
+    expect(page.locator(".tokens").first).to_be_visible()
+    assert width() == 320
+    decide(page, "m", who="ada", why="odd", Mark="odd")
+    press(page, "g a")
+    expect(page.locator("main td").first).to_be_visible()
+    assert width() == 320
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_follows_the_system_and_is_readable(browser: Browser, url: str, dark: bool) -> None:
     with open_page(browser, url, dark=dark) as (page, faults):
