@@ -1,6 +1,6 @@
 """What a request asks for, the same for all three ways of asking."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -92,9 +92,9 @@ def required(body: Mapping[str, Any], name: str) -> Any:
     return body[name]
 
 
-def fit(ask: Ask, *, model: str, max_model_len: int, adapters: Container[str] = ()) -> Ask:
+def fit(ask: Ask, *, model: str, max_model_len: int, adapters: Collection[str] = ()) -> Ask:
     """Refuse what vLLM refuses, and cut max_tokens down to the room that the prompt leaves, as it does."""
-    if ask.model != model and ask.model not in adapters:
+    if ask.model != model and ask.model not in tuple(adapters):
         message = f"The model `{ask.model}` does not exist. Valid aliases: {model}."
         raise RefusedError(404, "NotFoundError", message, "model")
     if not ask.temperature >= 0:

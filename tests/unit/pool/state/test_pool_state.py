@@ -115,6 +115,19 @@ class StateMachine(RuleBasedStateMachine):
     def set_policy_version(self) -> None:
         self.state.set_policy_version(self.state.policy_version + 1)
 
+    @rule(channel=st.sampled_from(["train", "other"]), version=st.integers(1, 9))
+    def set_adapter(self, channel: str, version: int) -> None:
+        was_paused = self.state.serving.channel(channel).paused
+        self.state.set_adapter(channel, f"{channel}-v{version}", version)
+        policy = self.state.serving.channel(channel)
+        assert (policy.adapter, policy.version, policy.paused) == (f"{channel}-v{version}", version, was_paused)
+
+    @rule(channel=st.sampled_from(["train", "other"]), paused=st.booleans())
+    def pause_channel(self, channel: str, paused: bool) -> None:
+        before = self.state.serving.channel(channel)
+        self.state.pause_channel(channel, paused=paused)
+        assert self.state.serving.channel(channel) == replace(before, paused=paused)
+
     @rule(action=st.sampled_from(get_args(PolicyAction)), share=st.none() | st.floats(0, 1), withdraw=st.booleans())
     def decide_policy(self, action: PolicyAction, share: float | None, withdraw: bool) -> None:
         version = self.state.policy_version + 1
