@@ -17,8 +17,8 @@ from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
 
 RATE = 1e-5
-TIMEOUT = 60.0
-"""Seconds for a batch: all of them are there."""
+TIMEOUT = 600.0
+"""Seconds for a batch, on a busy machine: all of them are there."""
 
 
 def measure(stage: Stage, length: Length) -> list[Round]:

@@ -35,6 +35,8 @@ UNPACED = 10_000
 """Batches that agents may be ahead while they are recorded."""
 AT_ONCE = 4
 """Groups fetched at a time while agents are recorded."""
+TIMEOUT = 600.0
+"""Seconds for them, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,6 @@ def record(agents: AgentProcess, pool: DataPool, length: Length) -> Sequence[Seq
     wanted, groups = length.all_groups, list[Sequence[RecordedRollout]]()
     agents.train()
     while len(groups) < wanted:
-        groups += learnable_groups(pool.fetch_batch(AT_ONCE))
+        groups += learnable_groups(pool.fetch_batch(AT_ONCE, timeout=TIMEOUT))
     agents.stop()
     return groups[:wanted]
