@@ -18,7 +18,7 @@ WITHOUT_SHARED_ENGINE = (
 LONGEST = (
     "e2e/test_broken_tool_call",  # with it, all that share the engine
     "e2e/test_trl",
-    "e2e/test_tinker",
+    "e2e/test_tinker_service",
     "e2e/test_demo",
     "e2e/test_live_demo",
     "e2e/test_engine_restarted_during_training",

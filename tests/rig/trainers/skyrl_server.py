@@ -1,6 +1,7 @@
 """SkyRL's Tinker server with its JAX backend on a CPU, for tests: in its own environment and its own process group."""
 
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -55,7 +56,7 @@ def start_skyrl(
         "UV_OFFLINE": "1",
         "UV_CACHE_DIR": str(folder / "uv"),
         "HF_HUB_OFFLINE": "1",
-        "JAX_COMPILATION_CACHE_DIR": str(python.parents[2] / "jax"),
+        "JAX_COMPILATION_CACHE_DIR": str(python.parents[2] / f"jax-{_cpu()}"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
         "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
     }
@@ -76,6 +77,12 @@ def start_skyrl(
         yield server
     finally:
         end_group(process, timeout=STOP_TIMEOUT)
+
+
+def _cpu() -> str:
+    """What JAX compiles is machine code, which another CPU may not be able to run."""
+    flags = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))]
+    return hashlib.sha256("".join(flags[:1]).encode()).hexdigest()[:8]
 
 
 def _wait(server: SkyrlServer) -> None:
