@@ -100,6 +100,7 @@ async def test_many_short_headers_are_refused_before_they_end_and_not_at_once(
         began = time.monotonic()
         answer = await read_to_end(url, headers + 2 * more)
     assert b" 431 " in answer
+    assert answer.endswith(b"a request has at most 256 headers, of 64 KiB together")
     assert time.monotonic() - began >= 0.5
 
 

@@ -26,9 +26,10 @@ SILENT_SECONDS = 60.0
 BODY_SECONDS = 600.0
 """For a whole body."""
 MOST_CONNECTIONS = 50_000
+WHY_TOO_LARGE = b"a request has at most %d headers, of %d KiB together" % (MOST_HEADERS, LARGEST_HEADERS >> 10)
 HEADERS_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: 0\r\n"
-    b"connection: close\r\n\r\n"
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n"
+    b"connection: close\r\n\r\n%b" % (len(WHY_TOO_LARGE), WHY_TOO_LARGE)
 )
 
 
