@@ -25,8 +25,16 @@ def vllm(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="session")
 def namespace(ray_cluster: RayCluster) -> Iterator[str]:
+    """One for the whole run, with a pool that the tests share."""
     with ray_cluster.namespace() as name:
         start_pool(PoolPlan(), name)
+        yield name
+
+
+@pytest.fixture
+def own_namespace(ray_cluster: RayCluster) -> Iterator[str]:
+    """For a test that starts a pool of the usual name: the one in `namespace` is everybody's."""
+    with ray_cluster.namespace() as name:
         yield name
 
 

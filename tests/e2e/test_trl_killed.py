@@ -68,19 +68,19 @@ def groups_left(pool: DataPool) -> set[int]:
     ],
 )
 def test_trl_killed_at_random_moments_trains_every_group_exactly_once(
-    ray_cluster: RayCluster, namespace: str, tmp_path: Path, kills: int, micro_batches: int
+    ray_cluster: RayCluster, own_namespace: str, tmp_path: Path, kills: int, micro_batches: int
 ) -> None:
     updates = 2 * kills + 2
     trained_groups = updates * micro_batches * SAMPLES // ROLLOUTS
     groups = AHEAD + trained_groups * EVERY_STALE // (EVERY_STALE - 1)
-    start_pool(PoolPlan(), namespace)
-    client = PoolClient("data_pool", namespace)
+    start_pool(PoolPlan(), own_namespace)
+    client = PoolClient("data_pool", own_namespace)
     asyncio.run(fill(client, groups))
     pool = DataPool(client)
     pool.set_policy_version(VERSION)
     asked = {
         "address": ray_cluster.address,
-        "namespace": namespace,
+        "namespace": own_namespace,
         "folder": str(tmp_path / "trl"),
         "model": str(make_tiny_model(tmp_path / "model")),
         "seed": (seed := secrets.randbits(32)),

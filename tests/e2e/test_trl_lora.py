@@ -26,14 +26,14 @@ async def fill(client: PoolClient) -> None:
 
 
 def test_adapters_are_merged_for_the_engines_and_continue_after_a_resume(
-    ray_cluster: RayCluster, namespace: str, tmp_path: Path
+    ray_cluster: RayCluster, own_namespace: str, tmp_path: Path
 ) -> None:
-    start_pool(PoolPlan(), namespace)
-    client = PoolClient("data_pool", namespace)
+    start_pool(PoolPlan(), own_namespace)
+    client = PoolClient("data_pool", own_namespace)
     asyncio.run(fill(client))
     asked = {
         "address": ray_cluster.address,
-        "namespace": namespace,
+        "namespace": own_namespace,
         "folder": str(tmp_path / "trl"),
         "model": str(make_tiny_model(tmp_path / "model")),
     }
