@@ -4,6 +4,7 @@ uvicorn bounds neither the headers of a request nor the time that a client takes
 """
 
 from asyncio import TimerHandle, Transport
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -26,6 +27,8 @@ SILENT_SECONDS = 60.0
 BODY_SECONDS = 600.0
 """For a whole body."""
 MOST_CONNECTIONS = 50_000
+WHEN_GONE = "stepwell.when_gone"
+"""An extension in a request's ASGI scope: a function to which is given what is called if the client leaves."""
 WHY_TOO_LARGE = b"a request has at most %d headers, of %d KiB together" % (MOST_HEADERS, LARGEST_HEADERS >> 10)
 HEADERS_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n"
@@ -69,6 +72,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._header_bytes = self._header_count = 0
         self._since = self._touched_at = 0.0
         self._check: TimerHandle | None = None
+        self._on_gone: Callable[[], object] | None = None
+        self._extensions: Any = {WHEN_GONE: self._when_gone}
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -79,6 +84,8 @@ class BoundedHttp(HttpToolsProtocol):
         if self._check is not None:
             self._check.cancel()
         super().connection_lost(exc)
+        if self._on_gone is not None:
+            self._on_gone()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -123,6 +130,21 @@ class BoundedHttp(HttpToolsProtocol):
             self._reads_headers, self._header_bytes, self._header_count = True, 0, 0
             self._since = self._touched_at
         super().on_message_begin()
+        self.scope["extensions"] = self._extensions
+
+    def _when_gone(self, on_gone: Callable[[], object]) -> Callable[[], None]:
+        """Returns how to end it. An answer may be over before that: then the next request's counts already."""
+        self._on_gone = on_gone
+        if self.transport.is_closing():
+            self.loop.call_soon(on_gone)
+        else:
+            self.flow.resume_reading()  # otherwise a client that leaves is not noticed
+
+        def forget() -> None:
+            if self._on_gone is on_gone:
+                self._on_gone = None
+
+        return forget
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_count += 1

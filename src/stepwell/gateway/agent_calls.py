@@ -30,6 +30,7 @@ from stepwell.gateway.dialects.request_sampling import AS_ASKED, SamplingPolicy
 from stepwell.gateway.dialects.side_calls import side_call_kind
 from stepwell.gateway.dialects.sse import EventReader
 from stepwell.gateway.exchange import Exchange, send_error
+from stepwell.gateway.http.client_watch import Client, watch_client
 from stepwell.gateway.http.deduplication import CallHeaders, RequestDeduplicator, has_session_header, read_call_headers
 from stepwell.gateway.http.error_responses import (
     CONTEXT_OVERFLOW,
@@ -43,7 +44,7 @@ from stepwell.gateway.http.quotas import CallQuotas
 from stepwell.gateway.http.request_body import Message, Receive, Send, declared_length, read_body
 from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
 from stepwell.gateway.http.tracing import Tracing
-from stepwell.gateway.recording.step_builder import NO_ORIGIN, PromptOrigin, StepBuilder
+from stepwell.gateway.recording.step_builder import NO_ORIGIN, BegunStep, PromptOrigin, StepBuilder
 from stepwell.gateway.stored_conversations import StoredConversations, store_turn
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.gateway.unrecorded_calls import (
@@ -58,7 +59,7 @@ from stepwell.pool.api.producing import ENDED_BY, TRAIN, Registration, Trajector
 from stepwell.steps.conversation import MARKERS_IN_TEXT
 from stepwell.steps.sampling import SIDE_CALL, LeftOutLog
 from stepwell.steps.step import Json, Step
-from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled
+from stepwell.wire.openai import NO_USAGE, Sampled
 
 MAX_IN_FLIGHT = 20_000
 TRAJECTORY_HEADER = b"x-stepwell-trajectory"
@@ -146,7 +147,7 @@ class AgentCalls:
                 if (key is not None or is_named) and exchange.is_recorded:
                     writer.headers.append((TRAJECTORY_HEADER, f"{ref.trajectory_uid}/{ref.prompt_uid}".encode()))
                 with self.known.call_of(ref):
-                    await self._join_or_lead(exchange, receive, headers.key(begun.trajectory_uid, raw))
+                    await self._join_or_lead(exchange, Client(scope, receive), headers.key(begun.trajectory_uid, raw))
                 use.use(exchange.prompt_tokens + exchange.response_tokens)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
             error = describe_unforeseen(failure, f"a call of trajectory {ref.trajectory_uid}")
@@ -186,16 +187,14 @@ class AgentCalls:
     def _trained_model(self) -> str:
         return self.steps.trained_model or self.engines.model
 
-    def _begin(self, call: ModelCall, ref: TrajectoryRef, headers: CallHeaders, raw: bytes) -> Step:
+    def _begin(self, call: ModelCall, ref: TrajectoryRef, headers: CallHeaders, raw: bytes) -> BegunStep:
         side = side_call_kind(call.texts, call.request["max_tokens"], headers.kind)
         extras: dict[str, Json] = {}
         if call.malformed_history:
             extras[MALFORMED_HISTORY] = call.malformed_history
         if writes_markers(call, raw):
             extras[MARKERS_IN_TEXT] = True
-        return Step(
-            prompt_ids=NO_IDS,
-            response_ids=NO_IDS,
+        return BegunStep(
             trajectory_uid=ref.trajectory_uid,
             prompt_uid=ref.prompt_uid,
             uid=call.uid,
@@ -207,33 +206,39 @@ class AgentCalls:
             extras=extras,
         )
 
-    async def _join_or_lead(self, exchange: Exchange, receive: Receive, key: Hashable) -> None:
+    async def _join_or_lead(self, exchange: Exchange, client: Client, key: Hashable) -> None:
         task = asyncio.current_task()
         assert task is not None
         shared = self.deduplicator.find(key)
         if not exchange.is_recorded or (shared is not None and not exchange.headers.may_join):
-            await self._while_wanted(exchange, receive, self._answer(exchange), task.cancel)
+            await self._while_wanted(exchange, client, self._answer(exchange), task.cancel)
         elif shared is not None:
             self.metrics.calls_joined[exchange.kind].inc()
             shared.listeners += 1
             try:
-                await self._while_wanted(exchange, receive, exchange.writer.follow(shared), task.cancel)
+                await self._while_wanted(exchange, client, exchange.writer.follow(shared), task.cancel)
             finally:
                 shared.leave()
         else:
             shared = self.deduplicator.lead(key, task.cancel)
             exchange.writer.share(shared)
             try:
-                await self._while_wanted(exchange, receive, self._answer(exchange), shared.leave)
+                await self._while_wanted(exchange, client, self._answer(exchange), shared.leave)
             finally:
                 keep = exchange.is_answered and exchange.headers.idempotency_key is not None
                 self.deduplicator.end(key, shared, keep=keep)
 
     async def _while_wanted(
-        self, exchange: Exchange, receive: Receive, answering: Coroutine[Any, Any, None], leave: Callable[[], object]
+        self, exchange: Exchange, client: Client, answering: Coroutine[Any, Any, None], leave: Callable[[], object]
     ) -> None:
         """Answer. If the client leaves before the end, `leave` is called; it may cancel the answering."""
-        watch = asyncio.create_task(_watch_client(exchange, receive, leave))
+
+        def note_gone() -> None:
+            if not exchange.is_over:
+                exchange.is_abandoned = True
+                leave()
+
+        unwatch = watch_client(client, note_gone)
         try:
             await answering
         except asyncio.CancelledError:
@@ -243,7 +248,7 @@ class AgentCalls:
         except Exception as failure:  # noqa: BLE001 - those who joined the call get the answer too
             await exchange.fail(describe_unforeseen(failure, f"a call of trajectory {exchange.begun.trajectory_uid}"))
         finally:
-            watch.cancel()
+            unwatch()
 
     async def _answer(self, exchange: Exchange) -> None:
         call, writer = exchange.call, exchange.writer
@@ -406,14 +411,6 @@ class AgentCalls:
 def caller_of(ref: TrajectoryRef, key: SessionKey | None) -> str:
     """Whose quota a call takes: the user's of a session key, or the trajectory's. Operators have none."""
     return f"user {key.user}" if key is not None and key.user else ref.trajectory_uid
-
-
-async def _watch_client(exchange: Exchange, receive: Receive, leave: Callable[[], object]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    if not exchange.is_over:
-        exchange.is_abandoned = True
-        leave()
 
 
 async def _pass_on(answer: ChoicesStream, reply: EngineReply, exchange: Exchange) -> None:

@@ -9,6 +9,7 @@ from stepwell.gateway.dialects.dialect import Dialect, ModelCall, StreamWriter
 from stepwell.gateway.http.deduplication import CallHeaders
 from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
 from stepwell.gateway.http.response_writer import ResponseWriter
+from stepwell.gateway.recording.step_builder import BegunStep
 from stepwell.steps.step import Step
 
 
@@ -18,7 +19,7 @@ class Exchange:
     """Its label in metrics and traces."""
     placed: CallPlace
     call: ModelCall
-    begun: Step
+    begun: BegunStep
     """What is known of the call's steps before its answer."""
     writer: ResponseWriter
     headers: CallHeaders

@@ -148,10 +148,10 @@ def _multimodal(sampled: Mapping[str, Any]) -> str | None:
     if not isinstance(messages, list):
         return None
     for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and (kind := part.get("type", "text")) not in TEXT_PARTS:
-                return f"multimodal: a message has a part of type {str(kind)[:40]}"
+        if type(message) is dict and type(content := message.get("content")) is list:
+            for part in content:
+                if isinstance(part, dict) and (kind := part.get("type", "text")) not in TEXT_PARTS:
+                    return f"multimodal: a message has a part of type {str(kind)[:40]}"
     return None
 
 

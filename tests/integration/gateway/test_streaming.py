@@ -1,6 +1,7 @@
 """Streamed calls: a real gateway, the real openai package, and the fake engine, over real HTTP; the pool in memory."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -166,6 +167,20 @@ async def test_a_client_that_leaves_frees_the_engine_and_leaves_a_step_cut_short
 async def test_a_client_that_leaves_an_unstreamed_call_frees_the_engine(agent: Agent, engine: FakeEngine) -> None:
     engine.faults = Faults(delay_s=FOR_EVER)
     call = asyncio.create_task(agent.client.chat.completions.create(**HELLO))
+    await until(lambda: engine.in_flight == 1, "the call to arrive")
+    call.cancel()
+    await until(lambda: engine.in_flight == 0, "the engine to be free")
+
+
+@pytest.mark.parametrize("padding", [0, 300_000], ids=["a small request", "a request of several parts"])
+async def test_a_client_that_leaves_a_later_call_of_its_connection_frees_the_engine(
+    agent: Agent, engine: FakeEngine, padding: int
+) -> None:
+    assert "data: [DONE]" in await agent.raw()
+    engine.faults = Faults(delay_s=FOR_EVER)
+    body = json.dumps(HELLO).encode() + b" " * padding
+    headers = {"Content-Type": "application/json"}
+    call = asyncio.create_task(agent.http.post(f"{agent.path}/chat/completions", data=body, headers=headers))
     await until(lambda: engine.in_flight == 1, "the call to arrive")
     call.cancel()
     await until(lambda: engine.in_flight == 0, "the engine to be free")

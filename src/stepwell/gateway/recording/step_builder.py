@@ -39,12 +39,27 @@ class PromptOrigin(NamedTuple):
 
 
 NO_ORIGIN = PromptOrigin()
+NOTHING: JsonObject = MappingProxyType({})
+
+
+class BegunStep(NamedTuple):
+    """What is known of a call's steps before its answer, under the names of Step."""
+
+    trajectory_uid: str = ""
+    """Empty if the call is not recorded."""
+    prompt_uid: str = ""
+    uid: str = ""
+    """Of the first step."""
+    policy_version: int = 0
+    started_at: float = 0.0
+    sampling: JsonObject = NOTHING
+    temperature: float | None = None
+    untrainable: str | None = None
+    extras: JsonObject = NOTHING
 
 
 @dataclass(slots=True, kw_only=True)
 class StepBuilder:
-    """A call's steps begin as one `begun` step: what is known of them before the answer."""
-
     outbox: Outbox
     confirmer: VersionConfirmer
     tokenizer: BackgroundTokenizer
@@ -60,7 +75,7 @@ class StepBuilder:
 
     async def build(
         self,
-        begun: Step,
+        begun: BegunStep,
         call: ModelCall,
         reply: EngineReply,
         choices: Sequence[Sampled],
@@ -120,7 +135,7 @@ class StepBuilder:
 
     async def record_cut_short(
         self,
-        begun: Step,
+        begun: BegunStep,
         call: ModelCall,
         reply: EngineReply,
         choices: Sequence[Sampled],
@@ -144,7 +159,7 @@ class StepBuilder:
             self.metrics.steps_recorded(steps)
             self.outbox.record(steps)
 
-    def told_by_engine(self, begun: Step, call: ModelCall, reply: EngineReply) -> dict[str, Any]:
+    def told_by_engine(self, begun: BegunStep, call: ModelCall, reply: EngineReply) -> dict[str, Any]:
         """The fields of a step that the engine decides. The pool's version counts for an engine that cannot tell its
         own.
 
@@ -188,19 +203,18 @@ def _with_adapter_version(call: ModelCall, choices: Sequence[Sampled]) -> Sequen
 
 
 def build_steps(
-    begun: Step,
+    begun: BegunStep,
     choices: Sequence[Sampled],
     usage: Usage,
     *,
     prompt_length: int,
     choices_per_prompt: int = 1,
-    told: Mapping[str, Any] = MappingProxyType({}),
+    told: Mapping[str, Any] = NOTHING,
     origin: PromptOrigin = NO_ORIGIN,
 ) -> list[Step]:
     """One step per choice. If the token count of the engine differs, all of them are quarantined.
 
-    `told` has fields that replace those of the begun step. They come in one go with the choice's, as a copy of a step
-    takes longer than all checks.
+    `told` has fields that replace those of the begun step.
     """
     written = sum(len(choice.response_ids) for choice in choices)
     read = sum(len(choice.prompt_ids) for choice in choices[::choices_per_prompt])
@@ -220,7 +234,7 @@ def build_steps(
 
 
 def _build_step(
-    begun: Step, told: Mapping[str, Any], choice: Sampled, miscount: str | None, prompt_length: int
+    begun: BegunStep, told: Mapping[str, Any], choice: Sampled, miscount: str | None, prompt_length: int
 ) -> Step:
     sampled: dict[str, Any] = {
         "prompt_ids": choice.prompt_ids,
@@ -233,7 +247,7 @@ def _build_step(
         sampled["policy_version"] = choice.version_spans[0].version
     if choice.model:
         sampled["model"] = choice.model
-    step = replace(begun, **{**told, **sampled})
+    step = Step(**{**begun._asdict(), **told, **sampled})
     fault = step_fault(step) or miscount or _answer_fault(step, prompt_length)
     # log-probabilities that do not fit their ids cannot be packed; the fault says what they were
     return step if fault is None else replace(step, response_logprobs=None, quarantine=fault)

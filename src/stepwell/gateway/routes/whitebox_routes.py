@@ -15,7 +15,7 @@ from stepwell.errors import BadRequest, EngineUnavailable, NotReady
 from stepwell.gateway.dialects.request_sampling import make_explicit
 from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.recording.step_builder import build_steps
+from stepwell.gateway.recording.step_builder import BegunStep, build_steps
 from stepwell.pool.api.ports import RewardScorer, StepSink
 from stepwell.pool.api.producing import TRAIN, SubmitVerdict
 from stepwell.pool.api.scoring import RewardRequest
@@ -23,7 +23,6 @@ from stepwell.steps.sampling import LeftOutLog, with_distribution, with_mode
 from stepwell.steps.soundness import step_fault
 from stepwell.steps.step import Exactness, Step
 from stepwell.wire import gateway_api
-from stepwell.wire.openai import NO_IDS
 
 
 def whitebox_router(
@@ -109,8 +108,8 @@ async def _check_channels(caller: Caller, channel: str, steps: Sequence[Step], p
 
 def _generation(generated: Generated, sampling: dict[str, Any], prompt_length: int) -> gateway_api.GenerationDone:
     """The answer. EngineUnavailable if no sound step can be built from it."""
-    begun = Step(prompt_ids=NO_IDS, response_ids=NO_IDS, trajectory_uid="", prompt_uid="", exactness=Exactness.ENGINE)
-    (step,) = build_steps(begun, [generated.sampled], generated.usage, prompt_length=prompt_length)
+    told = {"exactness": Exactness.ENGINE}
+    (step,) = build_steps(BegunStep(), [generated.sampled], generated.usage, told=told, prompt_length=prompt_length)
     if step.quarantine is not None or step.response_logprobs is None:
         raise EngineUnavailable(f"the engine's answer cannot be trained on: {step.quarantine}")
     versions = [span.version for span in generated.version_spans]

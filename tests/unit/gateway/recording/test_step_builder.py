@@ -5,21 +5,13 @@ from typing import Any
 import pytest
 
 from stepwell.gateway.recording import step_builder
+from stepwell.gateway.recording.step_builder import BegunStep
 from stepwell.steps.soundness import fault_kind
-from stepwell.steps.step import Exactness, Step, VersionSpan, ids_array, logprobs_array
-from stepwell.wire.openai import NO_IDS, Sampled, Usage
+from stepwell.steps.step import Exactness, VersionSpan, ids_array, logprobs_array
+from stepwell.wire.openai import Sampled, Usage
 
-BEGUN = Step(
-    prompt_ids=NO_IDS,
-    response_ids=NO_IDS,
-    trajectory_uid="t",
-    prompt_uid="p",
-    policy_version=5,
-    started_at=123.0,
-    sampling={"temperature": 1.0},
-    exactness=Exactness.ENGINE,
-)
-build_steps = partial(step_builder.build_steps, prompt_length=4)
+BEGUN = BegunStep("t", "p", policy_version=5, started_at=123.0, sampling={"temperature": 1.0})
+build_steps = partial(step_builder.build_steps, prompt_length=4, told={"exactness": Exactness.ENGINE})
 SAMPLED = Sampled(ids_array([1, 2, 3]), ids_array([7, 8]), logprobs_array([-0.5, -1.5]), "stop")
 USAGE = Usage(3, 2)
 
@@ -82,8 +74,8 @@ def test_prompts_are_counted_once_for_all_their_choices() -> None:
 
 
 def test_a_step_encoded_again_needs_no_logprobs() -> None:
-    again = replace(BEGUN, exactness=Exactness.RETOKENIZED)
-    (step,) = build_steps(again, [replace(SAMPLED, logprobs=None)], USAGE)
+    told = {"exactness": Exactness.RETOKENIZED}
+    (step,) = build_steps(BEGUN, [replace(SAMPLED, logprobs=None)], USAGE, told=told)
     assert (step.quarantine, step.exactness) == (None, Exactness.RETOKENIZED)
 
 
