@@ -36,7 +36,7 @@ class JoinedBatch:
     def group_of_T(self) -> IndexArray:
         return _counted_on([part.group_of_T for part in self._parts])
 
-    @property
+    @cached_property
     def returns_T(self) -> NDArray[np.float64]:
         return np.concatenate([part.returns_T for part in self._parts])
 
@@ -45,6 +45,10 @@ class JoinedBatch:
         return join_left_out([part.left_out for part in self._parts], [_count(part.group_of_T) for part in self._parts])
 
     def whole_groups(self) -> WholeGroups:
+        return self._whole_groups
+
+    @cached_property
+    def _whole_groups(self) -> WholeGroups:
         _, firsts_T = np.unique(self.trajectory_of_S, return_index=True)
         uids_T = [self.columns.trajectory_uids[first] for first in firsts_T.tolist()]
         return whole_groups(self.left_out, uids_T, self.group_of_T, self.returns_T)

@@ -6,6 +6,7 @@
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+N = TypeVar("N", bound=np.generic)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Batch:
     columns: Columns
     group_sizes_G: IntArray
@@ -75,20 +77,20 @@ class Batch:
         """The same for `columns.logprobs` and `columns.mask`."""
         return layout.offsets(self.columns.response_lengths_S)
 
-    @property
+    @cached_property
     def trajectory_of_S(self) -> IndexArray:
         """The number of each step's trajectory; trajectories are counted from 0 in the batch."""
-        return layout.trajectories_of(self.columns.trajectory_uids, self.group_sizes_G)
+        return _read_only(layout.trajectories_of(self.columns.trajectory_uids, self.group_sizes_G))
 
-    @property
+    @cached_property
     def group_of_T(self) -> IndexArray:
-        return layout.groups_of(self.trajectory_of_S, self.group_sizes_G)
+        return _read_only(layout.groups_of(self.trajectory_of_S, self.group_sizes_G))
 
-    @property
+    @cached_property
     def returns_T(self) -> NDArray[np.float64]:
         """Each trajectory's return: its outcome reward and the rewards of all its steps, also of those that are not in
         the batch; NaN if there is no reward."""
-        return layout.returns_of(self.columns.returns_S, self.columns.rewards_S, self.trajectory_of_S)
+        return _read_only(layout.returns_of(self.columns.returns_S, self.columns.rewards_S, self.trajectory_of_S))
 
     @property
     def rewards_T(self) -> NDArray[np.float64]:
@@ -97,6 +99,10 @@ class Batch:
 
     def whole_groups(self) -> WholeGroups:
         """All rollouts of the groups, also those of which the batch has no step: they count in a baseline."""
+        return self._whole_groups
+
+    @cached_property
+    def _whole_groups(self) -> WholeGroups:
         _, firsts_T = np.unique(self.trajectory_of_S, return_index=True)
         uids_T = [self.columns.trajectory_uids[first] for first in firsts_T.tolist()]
         return whole_groups(self.left_out, uids_T, self.group_of_T, self.returns_T)
@@ -140,6 +146,12 @@ class Batch:
             "left_out": [self.left_out.of_group(group) for group in range(len(self))],
         }
         return columns_to_arrow(self.columns, self.group_sizes_G, of_groups)
+
+
+def _read_only(array: NDArray[N]) -> NDArray[N]:
+    """Others read it too."""
+    array.flags.writeable = False
+    return array
 
 
 def make_batch(
