@@ -57,7 +57,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reward_server(classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     log = tmp_path_factory.mktemp("reward_vllm") / "vllm.log"
-    with start_vllm(classifier, log=log, in_one_process=True) as server:
+    with start_vllm(classifier, log=log) as server:
         yield server
 
 

@@ -122,7 +122,7 @@ def test_a_trainer_killed_anywhere_loses_nothing_and_trains_nothing_twice(
     check_all_trained_once(pool, tmp_path, UPDATES)
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.nightly)])
 def test_a_trainer_killed_at_random_moments_loses_nothing_and_trains_nothing_twice(
     ray_cluster: RayCluster, namespace: str, tmp_path: Path, kills: int
 ) -> None:
