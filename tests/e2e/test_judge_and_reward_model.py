@@ -104,6 +104,7 @@ async def test_a_judge_that_does_not_exist_is_an_error_with_the_servers_words(vl
         await score(answered("x"), "judge", url=f"{vllm.url}/v1", model="another", rubric="Is it polite?")
 
 
+@pytest.mark.nightly
 async def test_a_reward_models_score_is_the_one_that_transformers_computes(
     reward_server: VllmServer, classifier: Path
 ) -> None:
