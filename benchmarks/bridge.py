@@ -208,11 +208,11 @@ def run_vllm() -> dict[str, float]:
     """Every reply is the end of turn alone, so that the time is that of the prompts."""
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder) / "model")
-        with start_vllm(model, log=Path(folder) / "vllm.log", in_one_process=True) as server:
+        with start_vllm(model, log=Path(folder) / "vllm.log") as server:
             options = {"max_tokens": 8, "allowed_token_ids": [END_OF_TURN]}
             figures = asyncio.run(time_calls(server.url, options, 900))
         model = make_tiny_model(Path(folder) / "long", context=LONG_CONTEXT)
-        with start_vllm(model, log=Path(folder) / "long.log", in_one_process=True, **LONG) as server:
+        with start_vllm(model, log=Path(folder) / "long.log", **LONG) as server:
             return figures | asyncio.run(run_harnesses_on_vllm(server.url))
 
 

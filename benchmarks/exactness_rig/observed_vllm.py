@@ -182,7 +182,6 @@ def shared_vllm(families: Sequence[Family]) -> Iterator[SharedVllm]:
         with start_vllm(
             model,
             log=folder / "vllm.log",
-            in_one_process=True,
             flags=FLAGS,
             environment={"STEPWELL_SAMPLING_LOG": str(noted)},
         ) as server:

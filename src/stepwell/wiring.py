@@ -33,7 +33,7 @@ from stepwell.common.bounded_http import MOST_CONNECTIONS, BoundedHttp
 from stepwell.common.die_with_parent import set_parent_death_signal
 from stepwell.common.listening import ServedHosts
 from stepwell.common.optional import require
-from stepwell.common.tokenizers import BackgroundTokenizer, load_decode, load_tokenizer
+from stepwell.common.tokenizers import BackgroundTokenizer, LoadedTokenizer, OnDemandTokenizer, load_decode
 from stepwell.common.worker_processes import CANNOT_START, WorkerProcesses
 from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.config.pool import PoolSettings
@@ -161,7 +161,7 @@ def _gateway(settings: GatewaySettings, link: LinkClient, watch: Path | None = N
         engines=engines,
         watch=SharedWatch(watch, engines).run if watch else None,
         discoveries=[EngineDiscovery(name, engines) for name in names],
-        tokenizer=BackgroundTokenizer(settings.tokenizer_path, load_tokenizer),
+        tokenizer=BackgroundTokenizer(settings.tokenizer_path, OnDemandTokenizer.load),
         rewards=RewardClient(worker, settings.ray_namespace, link) if worker else None,
         prompt_length=settings.prompt_length,
         response_length=settings.response_length,
@@ -225,7 +225,7 @@ def run_dashboard(settings: DashboardSettings) -> None:
         keys=keys,
         audit=_audit(settings),
         plan=plan,
-        tokenizer=BackgroundTokenizer(path, load_tokenizer) if path else None,
+        tokenizer=BackgroundTokenizer(path, LoadedTokenizer.load) if path else None,
         gateways=GatewayMonitor(settings.gateways, settings.control_keys[0] if settings.control_keys else None),
         hosts=_hosts(settings),
         login=login,

@@ -16,16 +16,18 @@ RESPONSE_LENGTH = 4096
 """More than the engine's window holds, as where one gateway serves engines of several sizes."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def vllm(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """The real engine, one for the whole run: a test that changes its weights puts the tiny model's back."""
+    """The real engine, one for all that share it: a test that changes its weights puts the tiny model's back.
+
+    It ends with the last test of this folder: an idle vLLM takes a part of a core from the tests that follow."""
     with start_vllm(tiny_model, log=tmp_path_factory.mktemp("vllm") / "vllm.log") as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def namespace(ray_cluster: RayCluster) -> Iterator[str]:
-    """One for the whole run, with a pool that the tests share."""
+    """One for this folder, with a pool that the tests share."""
     with ray_cluster.namespace() as name:
         start_pool(PoolPlan(), name)
         yield name
@@ -38,12 +40,12 @@ def own_namespace(ray_cluster: RayCluster) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pool(namespace: str) -> DataPool:
     return DataPool(PoolClient("data_pool", namespace))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def gateway(
     ray_cluster: RayCluster,
     namespace: str,
@@ -51,7 +53,7 @@ def gateway(
     tiny_model: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[GatewayProcess]:
-    """The real command between the real engine and the real pool, one for the whole run."""
+    """The real command between the real engine and the real pool, one for this folder."""
     with gateway_process(
         tmp_path_factory.mktemp("gateway") / "gateway.log",
         data_pool_name="data_pool",

@@ -85,7 +85,7 @@ def named(groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {json.dumps(group["group_overrides"], sort_keys=True): group for group in plain}
 
 
-@pytest.mark.parametrize("name", list(KINDS))
+@pytest.mark.parametrize("name", ["sums", pytest.param("words", marks=pytest.mark.nightly), "debates"])
 def test_an_environment_sends_the_same_groups_and_has_the_same_hooks_called(
     name: str, tiny_model: Path, tmp_path: Path
 ) -> None:

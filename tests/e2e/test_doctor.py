@@ -42,6 +42,7 @@ def outline(report: str) -> list[str]:
     return re.sub(r"http://\S+|begins after .*", "…", text).splitlines()
 
 
+@pytest.mark.nightly
 def test_as_json_every_cell_is_exact_that_can_be(vllm: VllmServer, tmp_path: Path) -> None:
     """Without a tokenizer, too: the engine says what its tokens spell."""
     done = doctor(vllm, tmp_path, "--json")

@@ -57,7 +57,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reward_server(classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     log = tmp_path_factory.mktemp("reward_vllm") / "vllm.log"
-    with start_vllm(classifier, log=log, in_one_process=True) as server:
+    with start_vllm(classifier, log=log) as server:
         yield server
 
 
@@ -104,6 +104,7 @@ async def test_a_judge_that_does_not_exist_is_an_error_with_the_servers_words(vl
         await score(answered("x"), "judge", url=f"{vllm.url}/v1", model="another", rubric="Is it polite?")
 
 
+@pytest.mark.nightly
 async def test_a_reward_models_score_is_the_one_that_transformers_computes(
     reward_server: VllmServer, classifier: Path
 ) -> None:

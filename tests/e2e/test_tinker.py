@@ -118,7 +118,6 @@ def stage(ray_cluster: RayCluster, namespace: str, tmp_path_factory: pytest.Temp
         start_vllm(
             model,
             log=folder / "vllm.log",
-            in_one_process=True,
             flags=(*LORA, "--max-model-len", "256"),
             environment={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"},
         ) as engine,

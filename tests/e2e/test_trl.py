@@ -1,6 +1,7 @@
 """TRL's AsyncGRPOTrainer, in its own environment, learns the demo's task from the pool and syncs into real vLLM.
 
-Meanwhile, the dashboard has something to show: real agents, real vLLM, a model that learns.
+Meanwhile, the dashboard has something to show: real agents, real vLLM, a model that learns. `just nightly` runs it. In
+CI the same trainer is killed and resumed (test_trl_killed.py), and trains adapters (test_trl_lora.py).
 """
 
 import subprocess
@@ -31,6 +32,8 @@ from tests.rig.ray_cluster import RayCluster
 from tests.rig.trainers.process import answer_of, start_program
 from tests.rig.vllm_server import vllm_python
 from tests.rig.watched_demo import demo_dashboard
+
+pytestmark = pytest.mark.nightly
 
 POOL = "trl"
 SEED = 0

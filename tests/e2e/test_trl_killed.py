@@ -62,7 +62,7 @@ def groups_left(pool: DataPool) -> set[int]:
 @pytest.mark.parametrize(
     ("kills", "micro_batches"),
     [
-        (6, 1),
+        (4, 1),
         pytest.param(50, 1, marks=pytest.mark.nightly),
         pytest.param(50, 2, marks=pytest.mark.nightly),
     ],

@@ -1,6 +1,9 @@
-"""A batch from a real pool, through the real verl, in verl's own environment."""
+"""Batches from real pools, through the real verl, in its own environment: one program for both, because verl takes long
+to import."""
 
-from pathlib import Path
+import asyncio
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -27,16 +30,37 @@ async def fill(pool: PoolClient) -> None:
             await pool.complete_trajectory(uid, prompt, reward)
 
 
-async def test_a_batch_passes_through_verl_and_its_advantages_are_ours(
-    ray_cluster: RayCluster, namespace: str, tmp_path: Path
-) -> None:
-    start_pool(PoolPlan(name="verl"), namespace)
-    await fill(PoolClient("verl", namespace))
-    asked = {"pool": "verl", "address": ray_cluster.address, "namespace": namespace, "groups": len(REWARDS)}
+async def fill_with_forks(pool: PoolClient) -> None:
+    """In each group one rollout has a fork, and so two rows."""
+    for prompt, rewards in REWARDS.items():
+        for n, reward in enumerate(rewards):
+            uid = f"{prompt}{n}"
+            await pool.register_trajectory(Registration(uid, prompt, group_size=len(rewards)))
+            fork = [one_turn(uid, prompt, [7, 8, 9], [4])] if n == 0 else []
+            await pool.submit_steps([one_turn(uid, prompt, [1, 2], [3 + n]), *fork])
+            await pool.complete_trajectory(uid, prompt, reward)
 
-    log = tmp_path / "verl.log"
-    answer = answer_of(start_program("verl", "with_verl.py", asked, log=log), log, timeout=180)
 
+@pytest.fixture(scope="module")
+def answers(ray_cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Of the program, by the way that a batch took."""
+    with ray_cluster.namespace() as namespace:
+        for name, fills in (("verl", fill), ("verl-queue", fill_with_forks)):
+            start_pool(PoolPlan(name=name), namespace)
+            asyncio.run(fills(PoolClient(name, namespace)))
+        asked = {
+            "pool": "verl",
+            "queue_pool": "verl-queue",
+            "address": ray_cluster.address,
+            "namespace": namespace,
+            "groups": len(REWARDS),
+        }
+        log = tmp_path_factory.mktemp("verl") / "verl.log"
+        yield answer_of(start_program("verl", "with_verl.py", asked, log=log), log, timeout=300)
+
+
+def test_a_batch_passes_through_verl_and_its_advantages_are_ours(answers: dict[str, Any]) -> None:
+    answer = answers["data_proto"]
     assert answer["rows"] == 12
     assert answer["parts"] == [6, 6]
     assert answer["gap"] < 1e-6
@@ -45,24 +69,8 @@ async def test_a_batch_passes_through_verl_and_its_advantages_are_ours(
     assert answer["unscored"] == 0
 
 
-async def test_rows_pass_through_verls_queue_and_its_advantages_of_several_rows_are_ours(
-    ray_cluster: RayCluster, namespace: str, tmp_path: Path
-) -> None:
-    """In each group one rollout has a fork, and so two rows."""
-    start_pool(PoolPlan(name="verl-queue"), namespace)
-    pool = PoolClient("verl-queue", namespace)
-    for prompt, rewards in REWARDS.items():
-        for n, reward in enumerate(rewards):
-            uid = f"{prompt}{n}"
-            await pool.register_trajectory(Registration(uid, prompt, group_size=len(rewards)))
-            fork = [one_turn(uid, prompt, [7, 8, 9], [4])] if n == 0 else []
-            await pool.submit_steps([one_turn(uid, prompt, [1, 2], [3 + n]), *fork])
-            await pool.complete_trajectory(uid, prompt, reward)
-    asked = {"pool": "verl-queue", "address": ray_cluster.address, "namespace": namespace, "groups": len(REWARDS)}
-
-    log = tmp_path / "verl.log"
-    answer = answer_of(start_program("verl", "with_verl_queue.py", asked, log=log), log, timeout=300)
-
+def test_rows_pass_through_verls_queue_and_its_advantages_of_several_rows_are_ours(answers: dict[str, Any]) -> None:
+    answer = answers["queue"]
     assert (answer["rows"], answer["rollouts"]) == (10, 8), "the group in which all earned the same is not trained"
     assert answer["gap"] < 1e-3, "ours has an epsilon of 1e-4, verl's of 1e-6"
     assert answer["ids"][:2] == [[1, 2, 3], [7, 8, 9, 4]]

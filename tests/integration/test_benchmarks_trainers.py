@@ -39,6 +39,7 @@ def check(trainer: str, figures: dict[str, float]) -> None:
     assert figures[f"{trainer}_waiting"] < 1
 
 
+@pytest.mark.nightly
 def test_the_reference_trainer_is_compared_with_itself_fed_from_memory() -> None:
     check("ours", figures_told("ours"))
 

@@ -15,6 +15,7 @@ SETTINGS = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_worker_niceness": "0",  # by default actors get about 2 % of a core that others want too
 }
+LOOPBACK = "127.0.0.1"
 os.environ.update(SETTINGS)  # Ray reads them when it is imported; child processes inherit them
 
 
@@ -37,16 +38,16 @@ class RayCluster:
 
 @contextmanager
 def start_ray(object_store_memory: int = 256 * 2**20) -> Iterator[RayCluster]:
+    """This process joins it. It has fewer processes than one that `ray.init` starts: no log monitor, no autoscaler."""
     import ray
 
-    ray.init(
-        num_cpus=4,
-        object_store_memory=object_store_memory,
-        include_dashboard=False,
-        log_to_driver=False,
-        namespace="tests",
-    )
+    from tests.rig.ray_nodes import kill_node_processes, start_node
+
+    params = {"num_cpus": 4, "object_store_memory": object_store_memory, "node_ip_address": LOOPBACK}
+    head = start_node(params, is_head=True)
     try:
-        yield RayCluster(ray.get_runtime_context().gcs_address)
+        ray.init(address=head.gcs_address, namespace="tests", log_to_driver=False)
+        yield RayCluster(head.gcs_address)
     finally:
         ray.shutdown()
+        kill_node_processes(head)

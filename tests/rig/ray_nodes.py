@@ -158,6 +158,7 @@ def start_node(params: Mapping[str, Any], *, is_head: bool) -> Any:
         "max_worker_port": 0,
         "include_dashboard": False,
         "include_log_monitor": False,
+        "no_monitor": True,  # of the autoscaler
         "dashboard_agent_listen_port": None,
     }
     return Node(RayParams(**{**common, **params}), head=is_head, shutdown_at_exit=False, spawn_reaper=True)

@@ -28,13 +28,9 @@ FLAGS = (
     *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--enable-scale-out", "--worker-extension-cls", "stepwell_take_time.TakeTime"),
+    *("--distributed-executor-backend", "uni"),  # the engine's core has a process of its own, the one worker has none
 )
-ENVIRONMENT = {
-    **{name: value for name, value in engine.ENVIRONMENT.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"},
-    "PYTHONPATH": os.pathsep.join(map(str, EXTENSIONS)),
-}
-"""As the demo's, but for the engine's core: it has a process of its own, as it has for users."""
-IN_ONE_PROCESS = ("--distributed-executor-backend", "uni")
+ENVIRONMENT = {**engine.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, EXTENSIONS))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +49,15 @@ def start_vllm(
     *,
     log: Path,
     dtype: str = "float32",
-    in_one_process: bool = False,
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[VllmServer]:
     """Serve a model folder until the block ends; whatever vLLM started is gone afterwards.
 
-    `in_one_process` costs less, and serves where only the answers matter. `flags` and `environment` come on top.
+    `flags` and `environment` come on top.
     """
-    given = (*FLAGS, "--dtype", dtype, *(IN_ONE_PROCESS if in_one_process else ()), *flags)
-    variables = {**(engine.ENVIRONMENT if in_one_process else {}), **ENVIRONMENT, **(environment or {})}
+    given = (*FLAGS, "--dtype", dtype, *flags)
+    variables = {**ENVIRONMENT, **(environment or {})}
     with engine.start_engine(model, python=vllm_python(), log=log, flags=given, environment=variables) as started:
         started.wait()
         yield VllmServer(url=started.url, pid=started.process.pid, log=log)

@@ -43,15 +43,19 @@ class BackgroundTokenizer:
     def why_not_ready(self) -> str | None:
         return None if self._tokenizer is not None else self._why
 
+    def encoder(self) -> Any:
+        """The Hugging Face tokenizer. The first call may take seconds. NotReady or BadRequest if there is none."""
+        loaded = self._loaded
+        return loaded.encoder() if isinstance(loaded, OnDemandTokenizer) else loaded
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._loaded.decode(ids))
+
     @property
-    def loaded(self) -> Any:
-        """The Hugging Face tokenizer; NotReady if it is not loaded."""
+    def _loaded(self) -> Any:
         if self._tokenizer is None:
             raise NotReady(f"the tokenizer is not ready: {self._why}")
         return self._tokenizer
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self.loaded.decode(ids))
 
     def _run(self) -> None:
         try:
@@ -95,6 +99,32 @@ class LoadedTokenizer:
             frozenset(map(int, (*special, *tokenizer.all_special_ids))),
             tokenizer.get_vocab().get,
         )
+
+
+class OnDemandTokenizer:
+    """Of a folder with a tokenizer.json, which is enough to decode. What encodes, transformers, is loaded on first use:
+    it takes seconds and much memory, and most servers never encode."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._decode = load_decode(path)
+        self._lock = threading.Lock()
+        self._encoder: Any = None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._decode(list(ids))
+
+    def encoder(self) -> Any:
+        """The Hugging Face tokenizer; BadRequest says why there is none."""
+        with self._lock:
+            if self._encoder is None:
+                self._encoder = load_tokenizer(self._path)
+            return self._encoder
+
+    @classmethod
+    def load(cls, path: str) -> Any:
+        """Where there is no tokenizer.json, transformers' own. BadRequest says why there is none."""
+        return cls(path) if Path(path, "tokenizer.json").is_file() else load_tokenizer(path)
 
 
 class TokenDecoder:
@@ -155,12 +185,19 @@ class TokenDecoder:
 
 def load_tokenizer(path: str) -> Any:
     """The Hugging Face tokenizer of a folder or a model name; BadRequest says why there is none."""
+    if _is_folder_name(path) and not Path(path).is_dir():  # known without transformers, which takes seconds to import
+        raise BadRequest(f"no tokenizer could be loaded from {path}: there is no such folder")
     try:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(path)
     except Exception as failure:  # noqa: BLE001 - loaders raise anything
         raise BadRequest(f"no tokenizer could be loaded from {path}: {_one_line(failure)}") from None
+
+
+def _is_folder_name(path: str) -> bool:
+    """The name of a model has at most one slash."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1
 
 
 def load_decode(path: str | None) -> Decode:

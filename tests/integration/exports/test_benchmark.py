@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.exports import MOST_MB, measure
 from tests.rig.ray_cluster import RayCluster
 
 
+@pytest.mark.nightly
 def test_a_few_thousand_steps_are_bit_equal_in_bounded_memory(
     ray_cluster: RayCluster, namespace: str, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ GROUPS, GROUP = 1_000, 16
 """What the pool is bounded to, and single-step trajectories in a group: 164 MB."""
 PROMPT, RESPONSE = 2_048, 256
 RAW_BYTES = 4 * (PROMPT + RESPONSE) + 4 * RESPONSE
-PASSING = 200_000
+PASSING = 60_000
 A_MESSAGE = 20 * GROUP
 IN_FLIGHT = 4
 TURNS, FINAL_LENGTH = 200, 100_000

@@ -14,8 +14,9 @@ import pytest
 from tests.rig.postgres import has_postgres
 
 ROOT = Path(__file__).parents[3]
-ROWS = ("gateways", "resharding", "disk_full_journal")
-SLOW_ROWS = ("killed_clients", "live_kills", "node_lost_postgres")
+ROWS = ("disk_full_journal",)
+SLOW_ROWS = ("gateways", "killed_clients", "live_kills", "node_lost_postgres", "resharding")
+"""What each of them shows, other tests of this folder show in CI with fewer processes."""
 MAY_MOUNT = ("unshare", "--user", "--map-root-user", "--mount")
 """The small disk is mounted in a namespace of its own."""
 TIMEOUT = 600.0

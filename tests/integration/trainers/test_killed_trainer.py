@@ -101,7 +101,12 @@ def check_all_trained_once(pool: DataPool, folder: Path, updates: int) -> None:
 
 @pytest.mark.parametrize(
     ("unit", "waits"),
-    [("groups", False), ("groups", True), ("steps", False), pytest.param("steps", True, marks=pytest.mark.nightly)],
+    [
+        ("groups", False),
+        ("steps", False),
+        pytest.param("groups", True, marks=pytest.mark.nightly),
+        pytest.param("steps", True, marks=pytest.mark.nightly),
+    ],
     ids=lambda value: {False: "restarted at once", True: "restarted after its leases ran out"}.get(value, value),
 )
 def test_a_trainer_killed_anywhere_loses_nothing_and_trains_nothing_twice(
@@ -122,7 +127,7 @@ def test_a_trainer_killed_anywhere_loses_nothing_and_trains_nothing_twice(
     check_all_trained_once(pool, tmp_path, UPDATES)
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.nightly)])
 def test_a_trainer_killed_at_random_moments_loses_nothing_and_trains_nothing_twice(
     ray_cluster: RayCluster, namespace: str, tmp_path: Path, kills: int
 ) -> None:

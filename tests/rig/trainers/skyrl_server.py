@@ -57,7 +57,7 @@ def start_skyrl(
         "UV_CACHE_DIR": str(folder / "uv"),
         "HF_HUB_OFFLINE": "1",
         "JAX_COMPILATION_CACHE_DIR": str(python.parents[2] / f"jax-{_cpu()}"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
     }
     log = folder / "skyrl.log"

@@ -1,3 +1,6 @@
+import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,6 +10,7 @@ from stepwell.common.tokenizers import (
     NO_TOKENIZER,
     BackgroundTokenizer,
     LoadedTokenizer,
+    OnDemandTokenizer,
     TokenDecoder,
     load_decode,
     load_tokenizer,
@@ -104,3 +108,36 @@ def test_a_tokenizer_is_the_same_with_and_without_transformers(tiny_model: Path)
     assert fast.special_ids == slow.special_ids == {ADDED_IDS[token] for token in CONTROL_TOKENS}
     assert fast.id_of("*") == slow.id_of("*") == ord("*")
     assert fast.id_of("no such token") is slow.id_of("no such token") is None
+
+
+SERVES = """
+import sys
+from stepwell.common.tokenizers import BackgroundTokenizer, LoadedTokenizer, OnDemandTokenizer
+
+for load in (LoadedTokenizer.load, OnDemandTokenizer.load):
+    tokenizer = BackgroundTokenizer(sys.argv[1], load)
+    tokenizer._run()
+    assert tokenizer.decode([97, 98]) == "ab"
+assert not {"transformers", "torch"} & sys.modules.keys()
+assert tokenizer.encoder().encode("ab") == [97, 98]
+assert "transformers" in sys.modules
+"""
+
+
+def test_a_server_that_only_decodes_does_not_import_transformers(tiny_model: Path) -> None:
+    subprocess.run([sys.executable, "-c", SERVES, tiny_model], check=True)
+
+
+def test_a_folder_that_does_not_exist_is_told_at_once(tiny_model: Path) -> None:
+    for path in ("./none", "/no/such", "no/such/folder"):
+        with pytest.raises(BadRequest, match=f"no tokenizer could be loaded from {path}: there is no such folder"):
+            OnDemandTokenizer.load(path)
+
+
+def test_a_tokenizer_that_decodes_and_cannot_encode_says_why(tmp_path: Path, tiny_model: Path) -> None:
+    shutil.copy(tiny_model / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    tokenizer = OnDemandTokenizer.load(str(tmp_path))
+    assert tokenizer.decode(encode("a")) == "a"
+    with pytest.raises(BadRequest, match="no tokenizer could be loaded from"):
+        tokenizer.encoder()

@@ -13,7 +13,7 @@ from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.engine import DEFAULT_MODEL
 from stepwell.engines.replica import EngineReplica
 from stepwell.engines.replies import EngineReply
-from stepwell.errors import NotReady
+from stepwell.errors import BadRequest, NotReady
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
@@ -273,7 +273,7 @@ def _retokenize(
 ) -> list[Sampled]:
     """The choices with ids made from their texts. A choice whose ids cannot be made has none; its step is refused."""
     try:
-        prompt_ids = _encode_prompt(tokenizer.loaded, request)
+        prompt_ids = _encode_prompt(tokenizer.encoder(), request)
     except Exception as failure:  # noqa: BLE001 - chat templates raise anything; the agent has its answer already
         log.warning("a prompt cannot be retokenized: %s", " ".join(str(failure).split()))
         prompt_ids = NO_IDS
@@ -300,9 +300,11 @@ def _encode_prompt(tokenizer: Any, request: Mapping[str, Any]) -> IntArray:
 def _encode_response(tokenizer: BackgroundTokenizer, choice: Sampled, text: str) -> IntArray:
     """With the token that ends the turn, which is sampled but not shown, unless the log-probabilities have none for
     it."""
-    if tokenizer.why_not_ready() is not None:
+    try:
+        encoder = tokenizer.encoder()
+    except (NotReady, BadRequest):
         return NO_IDS
-    ids, end = tokenizer.loaded.encode(text, add_special_tokens=False), tokenizer.loaded.eos_token_id
+    ids, end = encoder.encode(text, add_special_tokens=False), encoder.eos_token_id
     logprob_count = None if choice.logprobs is None else len(choice.logprobs)
     is_ended = choice.finish_reason == "stop" and end is not None and logprob_count != len(ids)
     return ids_array([*ids, end] if is_ended else ids)
