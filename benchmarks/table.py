@@ -255,9 +255,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     ),
     Benchmark(
         name="growth",
-        measures="What grows with the time that a system runs and with what it holds.",
+        measures="How cost grows with held steps, shards, waiting consumers and producers, and turns. A curve must be "
+        "flat, or linear at most; docs/operations/scaling.md has its tables and chart.",
         shown=(),
-        minutes=30,
+        minutes=60,
     ),
     Benchmark(
         name="rewards",
