@@ -12,8 +12,8 @@ from benchmarks.table import BENCHMARKS, OURS, QUOTED, Benchmark
 
 PAGE = CHECKOUT / "docs" / "benchmarks.md"
 READMES = (CHECKOUT / "README.md", CHECKOUT / "README.zh.md")
-NOT_RUN = "not run yet"
-NUMBER = re.compile(rf"\*\*(?:[\d.,]+|{NOT_RUN})\*\*")
+NOT_RUN, NOT_MEASURED = "not run yet", "not measured yet"
+NUMBER = re.compile(rf"\*\*(?:[\d.,]+|{NOT_MEASURED})\*\*")
 
 Results = Mapping[str, Result]
 
@@ -154,7 +154,7 @@ def with_figures(readme: str, results: Results) -> str:
 
 def _quoted(result: Result | None, figures: Sequence[str]) -> list[str]:
     known = {} if result is None else result.figures
-    return [number(known[figure], digits=3) if figure in known else NOT_RUN for figure in figures]
+    return [number(known[figure], digits=3) if figure in known else NOT_MEASURED for figure in figures]
 
 
 def main() -> None:

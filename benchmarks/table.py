@@ -27,7 +27,7 @@ class Benchmark:
     measures: str
     shown: tuple[Shown, ...]
     minutes: float
-    """It is ended after so long. On two cores it takes about half of it."""
+    """It is ended after so long."""
     arguments: tuple[str, ...] = ()
     module: str = ""
     """Without it, `benchmarks.NAME`."""
@@ -63,7 +63,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             ),
             Shown("latency that a call has more than without a gateway, p50, ms", "added_p50_ms"),
         ),
-        minutes=40,
+        minutes=80,
     ),
     Benchmark(
         name="streams",
@@ -75,7 +75,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             Shown("calls answered", "crowd_calls"),
             Shown("calls that failed", "crowd_errors"),
         ),
-        minutes=15,
+        minutes=30,
     ),
     Benchmark(
         name="attacks",
@@ -89,7 +89,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             )
             for attack in ("nested", "headers", "names", "slow", "bodies")
         ),
-        minutes=20,
+        minutes=40,
     ),
     Benchmark(
         name="pool",
@@ -100,7 +100,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             Shown("with a journal in PostgreSQL", "postgres_steps_s", {BARE_RAY: "bare_steps_s"}),
             Shown("512 steps out, ms", "fetch_ms", {BARE_RAY: "bare_put_get_ms"}),
         ),
-        minutes=20,
+        minutes=40,
     ),
     Benchmark(
         name="pool_rules",
@@ -109,7 +109,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             Shown("1,000 steps queued, µs a step", "us_per_step_at_1k"),
             Shown("1,000,000 steps queued, µs a step", "us_per_step_at_1m"),
         ),
-        minutes=10,
+        minutes=30,
     ),
     Benchmark(
         name="long_rollout",
@@ -119,7 +119,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             Shown("bytes shipped", "bytes", {"whole prompts": "bytes_whole_prompts"}),
             Shown("fetch and merge, ms", "fetch_and_merge_ms", {"whole prompts": "fetch_and_merge_ms_whole_prompts"}),
         ),
-        minutes=5,
+        minutes=30,
     ),
     Benchmark(
         name="chaos_pool",
@@ -132,7 +132,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             Shown("a killed shard serves again after, median, s", "recovery_median_s"),
         ),
         arguments=("--kills", "100"),
-        minutes=20,
+        minutes=40,
     ),
     Benchmark(
         name="exactness",
@@ -144,7 +144,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             Shown("exact, but rendered anew because of the chat template", "refused"),
             Shown("wrong", "wrong"),
         ),
-        minutes=15,
+        minutes=30,
     ),
     Benchmark(
         name="exactness_vllm",
@@ -157,7 +157,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             Shown("exact, but rendered anew because of the chat template", "refused"),
             Shown("wrong", "wrong"),
         ),
-        minutes=20,
+        minutes=40,
     ),
     Benchmark(
         name="bridge",
@@ -172,7 +172,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             ),
             Shown("a call, p50, ms", "ms_on_p50", {"without the bridge": "ms_off_p50"}),
         ),
-        minutes=10,
+        minutes=30,
     ),
     Benchmark(
         name="bridge_vllm",
@@ -187,7 +187,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
                 {"without the bridge": "prefix_cache_hit_rate_off"},
             ),
         ),
-        minutes=20,
+        minutes=40,
     ),
     Benchmark(
         name="bridge_matrix",
@@ -200,7 +200,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             Shown("refused", "refused"),
             Shown("wrong", "wrong"),
         ),
-        minutes=15,
+        minutes=30,
     ),
     Benchmark(
         name="truth",
@@ -216,7 +216,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
                 ("late rewards", "late_rewards"),
             )
         ),
-        minutes=15,
+        minutes=30,
     ),
     Benchmark(
         name="trainers",
@@ -228,7 +228,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             ),
             Shown("TRL, samples a second", "trl_samples_s", {"from memory": "trl_from_memory_samples_s"}),
         ),
-        minutes=45,
+        minutes=90,
     ),
     Benchmark(
         name="learning",
@@ -244,21 +244,21 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             ),
             Shown("50 updates with a slow tool, s", "slow_async_seconds", {"synchronously": "slow_sync_seconds"}),
         ),
-        minutes=60,
+        minutes=120,
     ),
     Benchmark(
         name="live",
         measures="How many rollouts a model needs until its expected reward is 0.8: from live sessions with a running "
         "baseline, and from groups of four rollouts.",
         shown=(Shown("rollouts", "live_running_rollouts", {"groups of four": "groups_of_4_rollouts"}),),
-        minutes=45,
+        minutes=90,
     ),
     Benchmark(
         name="growth",
         measures="How cost grows with held steps, shards, waiting consumers and producers, and turns. A curve must be "
         "flat, or linear at most; docs/operations/scaling.md has its tables and chart.",
         shown=(),
-        minutes=60,
+        minutes=120,
     ),
     Benchmark(
         name="rewards",
@@ -271,7 +271,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
                 {"idle": "gateway_p50_idle_ms"},
             ),
         ),
-        minutes=20,
+        minutes=40,
     ),
     Benchmark(
         name="atropos",
@@ -286,7 +286,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             Shown("memory of a queue, MB", "stepwell_memory_mb", {ATROPOS: "atroposlib_memory_mb"}),
             Shown("slowest status call during a batch, ms", "status_env_ms", {ATROPOS: "atroposlib_status_env_ms"}),
         ),
-        minutes=40,
+        minutes=80,
     ),
     Benchmark(
         name="dashboard",
@@ -296,7 +296,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             Shown("slowest filter in a browser, s", "page_slowest_filter_s"),
             Shown("share of a core that watching takes from the pool", "pool_share"),
         ),
-        minutes=30,
+        minutes=60,
     ),
     Benchmark(
         name="exports",
@@ -308,7 +308,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             Shown("steps a second from Parquet into a pool", "import_steps_s"),
             Shown("memory of an export, MB", "export_peak_mb"),
         ),
-        minutes=20,
+        minutes=40,
     ),
     Benchmark(
         name="footprint",
@@ -319,7 +319,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             Shown("a gateway process, MB", "gateway_mb"),
             Shown("a call in flight in a gateway, KB", "call_in_flight_kb"),
         ),
-        minutes=10,
+        minutes=30,
     ),
     Benchmark(
         name="survival",
