@@ -61,24 +61,13 @@ lock:
 sbom file="sbom.json" of=python:
     {{python}} scripts/lock.py --sbom {{of}} {{file}}
 
-# every benchmark; each prints one JSON object last and fails if it misses a target
-bench:
-    {{python}} -m benchmarks.pool_rules
-    {{python}} -m benchmarks.pool
-    {{python}} -m benchmarks.long_rollout
-    {{python}} -m benchmarks.truth
-    {{python}} -m benchmarks.live
-    {{python}} -m benchmarks.gateway
-    {{python}} -m benchmarks.streams
-    {{python}} -m benchmarks.attacks
-    {{python}} -m benchmarks.bridge
-    {{python}} -m benchmarks.bridge_matrix
-    {{python}} -m benchmarks.exactness
-    {{python}} -m benchmarks.rewards
-    {{python}} -m benchmarks.atropos
-    {{python}} -m benchmarks.learning
-    {{python}} -m benchmarks.dashboard
-    {{python}} -m benchmarks.exports
+# every benchmark, or those that are named; it ends with a table of all targets, and fails if one is missed
+bench *names:
+    {{python}} -m benchmarks {{names}}
+
+# docs/benchmarks.md, and the figures that the READMEs quote, from benchmarks/results/
+bench-page:
+    {{python}} -m benchmarks.page
 
 # a pool whose shards are killed a hundred times under load; some four minutes
 chaos-pool:

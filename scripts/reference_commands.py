@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import types
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -13,6 +14,7 @@ from pydantic_settings.sources.types import _CliPositionalArg
 
 from stepwell.cli import COMMANDS
 from stepwell.config.examples import EXAMPLES
+from stepwell.config.sections import flags_of
 
 HEAD = """# Commands and settings
 
@@ -40,7 +42,8 @@ def _anchor(command: str) -> str:
 def _section(command: str) -> str:
     settings = settings_of(command)
     parts = [f"\n## stepwell {command}", inspect.cleandoc(settings.__doc__ or "")]
-    if rows := [_row(name, field) for name, field in settings.model_fields.items() if _is_shown(field)]:
+    values = _values(settings, command)
+    if rows := [_row(name, field, values) for name, field in settings.model_fields.items() if _is_shown(field)]:
         parts += [
             f"Environment: `{settings.model_config['env_prefix']}` and the flag's name.",
             "\n".join(("| flag | default | |", "|---|---|---|", *rows)),
@@ -59,13 +62,23 @@ def _is_shown(field: FieldInfo) -> bool:
     return argparse.SUPPRESS not in field.metadata
 
 
-def _row(name: str, field: FieldInfo) -> str:
+def _values(settings: type[BaseSettings], command: str) -> dict[str, str]:
+    """By flag, what --help shows for its value, if it takes any but a choice."""
+    actions = flags_of(settings, command).root_parser._actions
+    named = {flag: action.metavar for action in actions for flag in action.option_strings}
+    return {flag: value for flag, value in named.items() if isinstance(value, str) and not value.startswith("{")}
+
+
+def _row(name: str, field: FieldInfo, values: Mapping[str, str]) -> str:
     words = " ".join((field.description or "").split())
-    return f"| {_flag(field.alias or name, field)} | {_default(field)} | {words}{_choices(field)} |"
+    return f"| {_flag(field.alias or name, field, values)} | {_default(field)} | {words}{_choices(field)} |"
 
 
-def _flag(name: str, field: FieldInfo) -> str:
-    return f"`{name.upper()}`" if _CliPositionalArg in field.metadata else f"`--{name.replace('_', '-')}`"
+def _flag(name: str, field: FieldInfo, values: Mapping[str, str]) -> str:
+    if _CliPositionalArg in field.metadata:
+        return f"`{name.upper()}`"
+    flag = f"--{name.replace('_', '-')}"
+    return f"`{flag} {values[flag]}`" if flag in values else f"`{flag}`"
 
 
 def _default(field: FieldInfo) -> str:
@@ -74,7 +87,9 @@ def _default(field: FieldInfo) -> str:
         return "**needed**"
     if isinstance(default, bool):
         return "on" if default else "off"
-    return f"`{default}`" if default not in (None, "", (), {}) else "–"
+    if isinstance(default, tuple):
+        default = ",".join(default)
+    return f"`{default}`" if default not in (None, "", {}) else "–"
 
 
 def _choices(field: FieldInfo) -> str:

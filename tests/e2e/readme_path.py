@@ -1,4 +1,4 @@
-"""The README's one-minute start, block by block, as it stands there. Only the engine's address and the ports are the
+"""The README's five-minute start, block by block, as it stands there. Only the engine's address and the ports are the
 test's own."""
 
 import re
@@ -37,7 +37,7 @@ def follow(shell: Shell, engine: str) -> None:
 
 def _blocks() -> list[str]:
     """Installation, start, agent, trainer, end."""
-    section = README.read_text().split("## One minute")[1].split("\n## ")[0]
+    section = README.read_text().split("## Five-minute start")[1].split("\n## ")[0]
     found: list[str] = re.findall(r"```(?:bash|python)\n(.*?)```", section, re.S)
     assert len(found) == 5
     assert "pip install" in found[0]

@@ -126,6 +126,12 @@ def test_help_names_the_values_of_flags_in_words_and_fits_a_screen(command: str)
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_shows_no_default_that_is_none_or_written_as_in_python(command: str) -> None:
+    defaults = re.findall(r"\(default(?: factory)?:\s+(.*?)\)[\n$]", help_of(command), re.S)
+    assert [shown for shown in defaults if re.match(r"None|False|dict|[('\[{]", shown)] == []
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help_ends_with_examples_that_the_command_takes(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")  # where no stepwell.toml is
     shown = help_of(command).partition("\nexamples:\n")[2]

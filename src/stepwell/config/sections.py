@@ -29,7 +29,7 @@ METAVARS: Mapping[str, str] = {
         "ADDRESS": "--engine --gateway --host --oidc-issuer --public-url --ray-address --url",
         "ADDRESSES": "--gateways --vllm-addresses",
         "BYTES": "--max-bytes --min-free-bytes --spool-bytes",
-        "CHOICES": "--quota --sampling",
+        "CHANNEL=CHOICE": "--sampling",
         "FILE": "--atropos-state --audit-log --config --keys-file --receipt --spool --state --tls-cert --tls-key",
         "FOLDER": "--out --tokenizer-path",
         "FUNCTION": "--function --redact --reward",
@@ -38,7 +38,9 @@ METAVARS: Mapping[str, str] = {
         "KEY": "--engine-key --key",
         "KEYS": "--control-keys",
         "MEGABYTES": "--memory-mb",
+        "NAME=NUMBER": "--quota",
         "NAMES": "--allowed-hosts --forward-fields --media-hosts --other-models --trained-models",
+        "NUMBER": "--seed",
         "PEOPLE": "--oidc-curators --oidc-viewers",
         "PATH": "--archive --from --journal --on --python --to --vllm-python",
         "PORT": "--dashboard-port --port",
@@ -49,13 +51,16 @@ METAVARS: Mapping[str, str] = {
         "TEXT": "--reason",
         "TIME": "--expires --since --until",
         "TOKENS": "--prompt-length --response-length",
+        "UID": "--trajectory",
         "VERSION": "--version --version-max --version-min",
         "VERSIONS": "--max-staleness",
     }.items()
     for flag in flags.split()
 }
-"""What --help shows for a flag's value. A flag that is not listed takes a NAME if it is text, else a NUMBER."""
-TYPES: Mapping[str, str] = {"str": "NAME", "tuple[str,...]": "NAMES", "int": "NUMBER", "float": "NUMBER"}
+"""What --help shows for a flag's value. A flag that is not listed takes what TYPES says of its type."""
+TYPES: Mapping[str, str] = {"str": "NAME", "tuple[str,...]": "NAMES", "int": "COUNT", "float": "NUMBER"}
+NO_DEFAULT = re.compile(r" \(default(?: factory)?: (?:None|False|\(\)|dict)\)$")
+LISTED_DEFAULT = re.compile(r"\(default: \('([^']*)',\)\)$")
 
 
 def split(value: object) -> object:
@@ -163,17 +168,24 @@ def read_settings(settings: type[S], argv: Sequence[str], command: str, *, epilo
     """The settings from the environment and the flags. `epilog` ends --help. BadRequest has one line for each
     mistake."""
     try:
-        flags = CliSettingsSource[Any](settings, cli_prog_name=command, add_argument_method=_add_argument)
+        flags = flags_of(settings, command)
         flags.root_parser.epilog = epilog
         return settings(_cli_settings_source=flags(args=list(argv)))
     except ValidationError as wrong:
         raise BadRequest("\n".join(_explained(error["loc"], error["msg"]) for error in wrong.errors())) from None
 
 
+def flags_of(settings: type[BaseSettings], command: str) -> CliSettingsSource[Any]:
+    """What reads the flags of a command. Its parser writes --help."""
+    return CliSettingsSource[Any](settings, cli_prog_name=command, add_argument_method=_add_argument)
+
+
 def _add_argument(parser: argparse.ArgumentParser, *names: str, **options: Any) -> None:
     metavar = options.get("metavar")
     if names[0].startswith("-") and metavar is not None and not metavar.startswith("{"):
         options["metavar"] = METAVARS.get(names[0], TYPES.get(metavar, metavar))
+    if "help" in options:
+        options["help"] = LISTED_DEFAULT.sub(r"(default: \1)", NO_DEFAULT.sub("", options["help"]))
     parser.add_argument(*names, **options)
 
 
