@@ -14,6 +14,8 @@ from typing import TypeAlias
 
 Field: TypeAlias = str | int | float
 
+ONE_LINE_A_CALL = ("httpx", "httpx2")
+"""Loggers that write a line for each call of an SDK. They warn only, unless somebody has set their level."""
 UNPRINTABLE = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
 ESCAPES = {code: repr(chr(code))[1:-1] for code in UNPRINTABLE}
 
@@ -23,6 +25,8 @@ def setup(json: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if json else HumanLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for logger in map(logging.getLogger, ONE_LINE_A_CALL):
+        logger.setLevel(logger.level or logging.WARNING)
 
 
 def about(**fields: Field | None) -> dict[str, dict[str, Field]]:

@@ -14,6 +14,8 @@ from stepwell import logs
 logs.setup(json=sys.argv[1] == "json")
 log = logging.getLogger("stepwell.gateway")
 log.debug("not shown")
+for name in ("httpx", "httpx2"):
+    logging.getLogger(name).info("HTTP Request: not shown, one for each call")
 log.warning("held: %s", "paused", extra=logs.about(trajectory_uid="t1", engine=None, waiting=3))
 """
 

@@ -112,7 +112,7 @@ def test_it_serves_a_trainer(tmp_path: Path, tiny_model: Path, ray_cluster: RayC
             wait_until(lambda port=port: answers(f"http://127.0.0.1:{sh.ports[port]}/health"), f"port {port}")  # type: ignore[misc]
         sh.run(example("bash", "sums.py serve --env"))
         environment = sh.sessions[-1]
-        printed = sh.run(example("python", "import httpx"), interpreter=f"{sys.executable} -c")
+        printed = sh.run(example("python", "import requests"), interpreter=f"{sys.executable} -c")
         wait_until(lambda: not sh.lives(environment), "the environment to end")
     lines = [line for line in printed.splitlines() if re.match(r"[01] \[", line)]
     assert len(lines) == 4, printed
