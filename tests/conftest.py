@@ -33,9 +33,10 @@ LONGEST = (
     "e2e/test_atroposlib",
     "e2e/test_atropos_environments",
     "integration/up/test_up",
+    "e2e/test_harnesses",
+    "integration/gateway/test_process",
     "integration/pool/test_placement",
     "integration/exports/test_round_trip",
-    "integration/exports/test_benchmark",
     "unit/pool/rules/test_pool_properties",
     "unit/rewards/sandbox/test_runner",
 )

@@ -512,7 +512,7 @@ for machine in (
     ScoredTrajectories,
     ScoredSteps,
 ):
-    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
 test_by_groups = PoolMachine.TestCase
 test_dropping_the_oldest = DropsOldest.TestCase
