@@ -31,6 +31,10 @@ integration *args:
 e2e *args:
     {{python}} -m pytest tests/e2e {{args}}
 
+# every folder of examples/, as its README says
+examples *args:
+    {{python}} -m pytest tests/examples {{args}}
+
 # what takes many minutes; CI runs a shorter form of each
 nightly *args:
     {{python}} -m pytest -m nightly {{args}}

@@ -20,6 +20,11 @@ def pages() -> list[Path]:
     return [*(CHECKOUT / name for name in ours), *sorted(DOCS.rglob("*.md"))]
 
 
+def example_pages() -> list[Path]:
+    """Their commands are run by tests/examples."""
+    return sorted((CHECKOUT / "examples").rglob("README.md"))
+
+
 @dataclass(frozen=True)
 class Block:
     page: Path

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.unit.docs_pages import CHECKOUT, DOCS, FENCE, headings, links, pages, slugs
+from tests.unit.docs_pages import CHECKOUT, DOCS, FENCE, example_pages, headings, links, pages, slugs
 
-names = [str(page.relative_to(CHECKOUT)) for page in pages()]
+names = [str(page.relative_to(CHECKOUT)) for page in [*pages(), *example_pages()]]
 OUTSIDE = ("benchmarks", "docs", "scripts", "src", "tests")
 """Folders of the checkout; all other paths are below src/stepwell."""
 

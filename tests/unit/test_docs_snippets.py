@@ -31,7 +31,7 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from tests.rig import vllm_server
-from tests.unit.docs_pages import CHECKOUT, DOCS, Block, Command, blocks, commands, pages, prose
+from tests.unit.docs_pages import CHECKOUT, DOCS, Block, Command, blocks, commands, example_pages, pages, prose
 
 RUN_BY = {
     "README.md": "tests/e2e/test_readme.py",
@@ -95,8 +95,8 @@ def flags_of(command: str) -> set[str]:
     return {f"--{prefix}{name.replace('_', '-')}" for name in names for prefix in ("", "no-")} | {"--help"}
 
 
-def shell_commands() -> Iterator[tuple[Block, Command]]:
-    for page in pages():
+def shell_commands(among: list[Path]) -> Iterator[tuple[Block, Command]]:
+    for page in among:
         for block in blocks(page, "bash"):
             for command in commands(block.code):
                 yield block, command
@@ -110,7 +110,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_stepwell_command_is_taken_with_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = 0
-    for block, command in shell_commands():
+    for block, command in shell_commands([*pages(), *example_pages()]):
         if not (words := _stepwell_words(command)):
             continue
         name = command_of(words)
@@ -143,7 +143,7 @@ def _stepwell_words(command: Command) -> list[str]:
 def test_every_other_command_is_one_that_can_be_given() -> None:
     recipes = set(re.findall(r"^([a-z][\w-]*)[^:=\n]*:(?!=)", (CHECKOUT / "justfile").read_text(), re.M))
     extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for block, command in shell_commands():
+    for block, command in shell_commands(pages()):
         if not command.words:
             continue
         program, *rest = command.words

@@ -79,7 +79,7 @@ class Up:
         with self._ray() as (ray_address, joining):
             _handle_signals(signal.default_int_handler)  # Ray has replaced our handlers
             plan = plan.on(ray_address)
-            self._folder.write_environment({"STEPWELL_KEY": key, **joining})
+            self._folder.write_environment({"STEPWELL_URL": url_of(plan.gateway), "STEPWELL_KEY": key, **joining})
             self._start_actors(plan)
             was_ready = asyncio.run(self._serve(plan, model, key))
             _handle_signals(signal.SIG_IGN)  # ending Ray takes a moment and must not be interrupted

@@ -125,6 +125,11 @@ def test_auto_is_the_cluster_of_this_folder(up: Up) -> None:
     assert "stable    version 0" in shown
 
 
+def test_a_shell_that_reads_the_environment_knows_the_address_and_the_key(up: Up) -> None:
+    read = up.shell.run("bash", "-ec", ". .stepwell/env; printenv STEPWELL_URL STEPWELL_KEY")
+    assert read.splitlines() == [up.gateway, up.key]
+
+
 def test_the_key_is_on_no_command_line(up: Up) -> None:
     assert not [line for pid in up.shell.pids() if up.key in (line := _command_line(pid))]
 

@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from langchain.agents import create_agent  # type: ignore[import-not-found]
-from langchain_openai import ChatOpenAI  # type: ignore[import-not-found]
+from langchain.agents import create_agent
+from langchain_openai import ChatOpenAI
 
 
 def read_file(path: str) -> str:

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from agents import (  # type: ignore[import-not-found]
+from agents import (
     Agent,
     OpenAIChatCompletionsModel,
     Runner,
@@ -14,7 +14,7 @@ from agents import (  # type: ignore[import-not-found]
 from openai import AsyncOpenAI
 
 
-@function_tool  # type: ignore[untyped-decorator]
+@function_tool
 def read_file(path: str) -> str:
     """Read a text file."""
     return Path(path).read_text()
