@@ -12,7 +12,7 @@ server.headers["Authorization"] = f"Bearer {os.environ['STEPWELL_KEY']}"
 name = f"run-{time.time():.0f}"  # a trainer that registers the same again continues its run
 run = {"wandb_group": name, "wandb_project": "examples", "checkpoint_dir": "checkpoints"}
 size = {"batch_size": 8, "max_token_len": 512, "num_steps": STEPS, "starting_step": 0, "save_checkpoint_interval": 0}
-server.post(f"{url}/register", json=run | size).raise_for_status()
+server.post(f"{url}/register", json={**run, **size}).raise_for_status()
 for step in range(1, STEPS + 1):
     while (batch := server.get(f"{url}/batch").json()["batch"]) is None:
         time.sleep(0.2)

@@ -1,13 +1,12 @@
-"""Two tenants learn opposite tasks side by side: one Tinker service, one base model, one vLLM, one pool."""
+"""Two tenants learn opposite tasks side by side by examples/tinker: one Tinker service, one base model, one vLLM, one
+pool."""
 
 import asyncio
-import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 
@@ -18,14 +17,15 @@ from stepwell.trainers.tinker.tinker_record import TinkerRecord, read_record
 from tests.e2e.two_tenants import GROUP, WANTED, Tenants, held_out_answers, logprob_gap, make_base_model, reward
 from tests.rig.gateways import gateway_process
 from tests.rig.ray_cluster import RayCluster
-from tests.rig.trainers.process import answer_of, start_program
+from tests.rig.trainers.process import DEFAULT
 from tests.rig.trainers.skyrl_server import SkyrlServer, start_skyrl
+from tests.rig.trainers.tinker_run import TinkerRun, start_tinker
 from tests.rig.vllm_server import VllmServer, start_vllm
 from tests.rig.waiting import until
 
 pytestmark = pytest.mark.nightly
 
-POOL = "tinker"
+POOL = "data_pool"
 RANK = 8
 GROUPS = 8
 """Of an update."""
@@ -56,57 +56,54 @@ class Stage:
     gateway: str
     pool: DataPool
     address: str
-    namespace: str
 
     def serve(self, folder: Path) -> AbstractContextManager[SkyrlServer]:
         return start_skyrl(self.model, folder / "skyrl", rank=RANK, rows=ROWS)
 
-    def train(self, service: SkyrlServer, folder: Path, updates: int) -> "tuple[subprocess.Popen[str], Path]":
-        asked = {
-            "pool": POOL,
-            "address": self.address,
-            "namespace": self.namespace,
+    def train(self, service: SkyrlServer, folder: Path, updates: int) -> TinkerRun:
+        run = {
             "service": service.url,
             "model": str(self.model),
             "folder": str(folder),
             "channels": list(WANTED),
             "updates": updates,
-            "settings": SETTINGS,
         }
-        log = folder / f"trainer-{updates}.log"
-        return start_program("skyrl", "with_tinker.py", asked, log=log), log
+        return start_tinker(run, SETTINGS, address=self.address, log=folder / f"trainer-{updates}.log")
 
-    async def train_with_agents(self, service: SkyrlServer, folder: Path, updates: int, within: float) -> Any:
+    async def train_with_agents(self, service: SkyrlServer, folder: Path, updates: int, within: float) -> TinkerRun:
         """The agents begin when both channels have an adapter, so that adapters have sampled what is trained."""
-        trainer, log = self.train(service, folder, updates)
+        trainer = self.train(service, folder, updates)
         try:
-            await until(lambda: trainer.poll() is not None or self.has_adapters(), "adapters of both channels", within)
+            await until(lambda: trainer.is_over() or self.has_adapters(), "adapters of both channels", within)
             async with Tenants(self.gateway) as tenants:
-                answer = await asyncio.to_thread(answer_of, trainer, log, timeout=within)
+                await asyncio.to_thread(trainer.wait, within)
                 tenants.check()
-                return answer
+                return trainer
         finally:
             trainer.kill()
-            trainer.wait()
 
     async def train_until(self, service: SkyrlServer, folder: Path, update: int, within: float) -> None:
         """Kills the trainer as soon as both channels have a record of that update."""
-        trainer, log = self.train(service, folder, UPDATES)
+        trainer = self.train(service, folder, UPDATES)
         try:
             async with Tenants(self.gateway):
-                await until(
-                    lambda: trainer.poll() is not None or have_reached(folder, update), f"update {update}", within
-                )
+                await until(lambda: trainer.is_over() or have_reached(folder, update), f"update {update}", within)
         finally:
             trainer.kill()
-            trainer.wait()
-        assert have_reached(folder, update), log.read_text()[-8000:]
+        assert have_reached(folder, update), trainer.log.read_text()[-8000:]
 
     def has_adapters(self) -> bool:
         return all(self.adapters().values())
 
     def adapters(self) -> dict[str, str]:
         return {channel: self.pool.channel_policy(channel).adapter for channel in WANTED}
+
+
+@pytest.fixture(scope="module")
+def namespace(ray_cluster: RayCluster) -> Iterator[str]:
+    """Where the example looks for its pool."""
+    with ray_cluster.namespace(DEFAULT) as name:
+        yield name
 
 
 @pytest.fixture(scope="module")
@@ -133,11 +130,7 @@ def stage(ray_cluster: RayCluster, namespace: str, tmp_path_factory: pytest.Temp
         ) as gateway,
     ):
         pool = DataPool(PoolClient(POOL, namespace))
-        yield Stage(model, engine, gateway.url, pool, ray_cluster.address, namespace)
-
-
-def of(channel: str, answer: Any) -> list[Any]:
-    return [update for update in answer["updates"] if update["channel"] == channel]
+        yield Stage(model, engine, gateway.url, pool, ray_cluster.address)
 
 
 def records(folder: Path) -> dict[str, TinkerRecord]:
@@ -154,7 +147,7 @@ async def test_two_tenants_learn_opposite_tasks_on_one_vllm(stage: Stage, tmp_pa
     untrained = await held_out_answers(stage.engine.url, [stage.engine.model_name])
     base = {channel: reward(untrained[stage.engine.model_name], channel) for channel in WANTED}
     with stage.serve(tmp_path) as service:
-        answer = await stage.train_with_agents(service, tmp_path, UPDATES, within=3600)
+        run = await stage.train_with_agents(service, tmp_path, UPDATES, within=3600)
     adapters = stage.adapters()
     trained = await held_out_answers(stage.engine.url, list(adapters.values()))
     learned = {
@@ -163,7 +156,7 @@ async def test_two_tenants_learn_opposite_tasks_on_one_vllm(stage: Stage, tmp_pa
         for judged in WANTED
     }
     for channel, other in (("east", "west"), ("west", "east")):
-        updates, adapter = of(channel, answer), adapters[channel]
+        updates, adapter = run.updates(channel), adapters[channel]
         assert updates[-1]["version"] == 1 + sum(update["rows"] > 0 for update in updates)
         assert learned[channel, channel] >= base[channel] + ENOUGH, (base, learned)
         assert learned[channel, other] < base[other], "the other tenant's task was learned too"
@@ -188,11 +181,11 @@ async def test_a_killed_trainer_and_a_killed_service_continue_with_the_same_weig
         for channel, record in killed.items():
             assert record.version - versions[channel] in (0, 1), "killed after the record and before the adapter"
         last = max(record.update for record in killed.values())
-        answer = await stage.train_with_agents(service, tmp_path, last + 2, within=900)
+        run = await stage.train_with_agents(service, tmp_path, last + 2, within=900)
     for channel, record in killed.items():
-        numbers = [update["update"] for update in of(channel, answer)]
+        numbers = [update["update"] for update in run.updates(channel)]
         assert numbers == list(range(record.update + 1, last + 3))
         if record.version == versions[channel]:
-            assert published[channel] in answer["published"][channel], "the weights are not those of before"
-        gaps = [update["logprob_gap"] for update in of(channel, answer) if update["logprob_gap"] is not None]
+            assert published[channel] in run.published(channel), "the weights are not those of before"
+        gaps = [update["logprob_gap"] for update in run.updates(channel) if update["logprob_gap"] is not None]
         assert max(gaps, default=0.0) <= ALIKE

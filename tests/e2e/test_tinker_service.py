@@ -1,9 +1,9 @@
-"""The loop on SkyRL's real server, with an engine that only takes adapters. It is killed, and another one continues.
+"""examples/tinker on SkyRL's real server, with an engine that only takes adapters. It is killed, and another continues.
 
 With vLLM, agents, two tenants and more updates: test_tinker.py, by `just nightly`.
 """
 
-import subprocess
+import asyncio
 from pathlib import Path
 
 from stepwell.demo.model import write_model
@@ -14,14 +14,14 @@ from stepwell.pool.shard.actor import start_pool
 from stepwell.trainers.tinker.tinker_record import read_record
 from tests.e2e.two_tenants import new_model
 from tests.rig.ray_cluster import RayCluster
-from tests.rig.trainers.process import answer_of, start_program
+from tests.rig.trainers.process import DEFAULT
 from tests.rig.trainers.skyrl_server import start_skyrl
+from tests.rig.trainers.tinker_run import TinkerRun, start_tinker
 from tests.rig.waiting import until
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.scripted_engine import serve
 from tests.unit.trainers.tinker.adapter_engine import AdapterEngine
 
-POOL = "tinker_service"
 CHANNEL = "east"
 ROLLOUTS = 2
 """Of a group, which is an update."""
@@ -37,46 +37,44 @@ async def add_group(client: PoolClient, number: int) -> None:
         await client.complete_trajectory(uid, prompt, float(rollout))
 
 
-async def test_a_killed_run_continues_with_the_same_weights(
-    ray_cluster: RayCluster, namespace: str, tmp_path: Path
-) -> None:
-    start_pool(PoolPlan(name=POOL), namespace)
-    client = PoolClient(POOL, namespace)
+async def test_a_killed_run_continues_with_the_same_weights(ray_cluster: RayCluster, tmp_path: Path) -> None:
     model = write_model(new_model(layers=1), tmp_path / "model")
-    with serve(AdapterEngine()) as engine, start_skyrl(model, tmp_path / "skyrl", rank=4, rows=ROLLOUTS) as service:
+    with (
+        ray_cluster.namespace(DEFAULT) as namespace,
+        serve(AdapterEngine()) as engine,
+        start_skyrl(model, tmp_path / "skyrl", rank=4, rows=ROLLOUTS) as service,
+    ):
+        start_pool(PoolPlan(), namespace)
+        client = PoolClient("data_pool", namespace)
         await client.change_engines(add=(engine.url,))
+        run = {
+            "service": service.url,
+            "model": str(model),
+            "folder": str(tmp_path),
+            "channels": [CHANNEL],
+            "updates": 2,
+        }
 
-        def train(log: Path) -> "subprocess.Popen[str]":
-            asked = {
-                "pool": POOL,
-                "address": ray_cluster.address,
-                "namespace": namespace,
-                "service": service.url,
-                "model": str(model),
-                "folder": str(tmp_path),
-                "channels": [CHANNEL],
-                "updates": 2,
-                "settings": SETTINGS,
-            }
-            return start_program("skyrl", "with_tinker.py", asked, log=log)
+        def train(name: str) -> TinkerRun:
+            return start_tinker(run, SETTINGS, address=ray_cluster.address, log=tmp_path / name)
 
         await add_group(client, 1)
-        killed = train(tmp_path / "killed.log")
+        killed = train("killed.log")
         try:
-            await until(lambda: killed.poll() is not None or len(engine.loaded) == 2, "an update", WITHIN)
+            await until(lambda: killed.is_over() or len(engine.loaded) == 2, "an update", WITHIN)
         finally:
             killed.kill()
-            killed.wait()
-        assert killed.returncode < 0, (tmp_path / "killed.log").read_text()[-8000:]
+        assert killed.process.returncode < 0, killed.log.read_text()[-8000:]
         record = read_record(tmp_path / CHANNEL)
         assert record is not None
         assert (record.update, record.version) == (1, 2)
 
         await add_group(client, 2)
-        resumed = answer_of(train(tmp_path / "resumed.log"), tmp_path / "resumed.log", timeout=WITHIN)
+        resumed = train("resumed.log")
+        await asyncio.to_thread(resumed.wait, WITHIN)
         held = DataPool(client).stats().channels[CHANNEL].held.steps
-    assert [(update["update"], update["version"]) for update in resumed["updates"]] == [(2, 3)]
+    assert [(update["update"], update["version"]) for update in resumed.updates(CHANNEL)] == [(2, 3)]
     untrained, trained = engine.loaded[:2]
-    assert resumed["published"][CHANNEL][0] == trained, "the weights are not those of before the kill"
+    assert resumed.published(CHANNEL) == [trained, engine.loaded[-1]], "the weights are not those of before the kill"
     assert len({name.rpartition("-")[2] for name in (untrained, trained, engine.loaded[-1])}) == 3
     assert held == 0

@@ -24,12 +24,12 @@ class RayCluster:
     address: str
 
     @contextmanager
-    def namespace(self) -> Iterator[str]:
-        """One no other test uses; its actors end with it."""
+    def namespace(self, name: str | None = None) -> Iterator[str]:
+        """One no other test uses, unless it is named; its actors end with it."""
         import ray
         from ray.util import list_named_actors
 
-        name = f"test-{secrets.token_hex(4)}"
+        name = name or f"test-{secrets.token_hex(4)}"
         yield name
         for actor in list_named_actors(all_namespaces=True):
             if actor["namespace"] == name:

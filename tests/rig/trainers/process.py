@@ -1,15 +1,22 @@
-"""How a program is run in another trainer's environment: with this checkout on its path, in the tests' Ray."""
+"""How a program is run in another trainer's environment: with this checkout on its path, in the tests' Ray.
+
+Examples are run unchanged. They find the pool where `stepwell up` has it: DEFAULT, in the cluster of RAY_ADDRESS.
+"""
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).parents[3]
 PROGRAMS = Path(__file__).parent / "programs"
+EXAMPLES = CHECKOUT / "examples"
+DEFAULT = "default"
+"""The namespace of `stepwell up`."""
 SETTINGS = {
     "PYTHONPATH": f"{CHECKOUT / 'src'}:{CHECKOUT}",
     "HF_HUB_OFFLINE": "1",
@@ -29,10 +36,27 @@ def trainer_python(name: str) -> Path:
 def start_program(trainer: str, program: str, asked: dict[str, Any], *, log: Path) -> "subprocess.Popen[str]":
     """`asked` is its one argument, as JSON. What it writes is in `log`; its answer is the last JSON object
     there, which lines of libraries may follow."""
-    command = [str(trainer_python(trainer)), str(PROGRAMS / program), json.dumps(asked)]
+    return _start([str(trainer_python(trainer)), str(PROGRAMS / program), json.dumps(asked)], log, SETTINGS)
+
+
+def start_command(
+    trainer: str, command: Sequence[object], *, address: str, log: Path, **settings: str
+) -> "subprocess.Popen[str]":
+    """A command as users type it, in the folder of its log: `python` is that trainer's, and `address` that of Ray."""
+    path = f"{trainer_python(trainer).parent}{os.pathsep}{os.environ['PATH']}"
+    return _start(list(map(str, command)), log, {**SETTINGS, "PATH": path, "RAY_ADDRESS": address, **settings})
+
+
+def _start(command: Sequence[str], log: Path, settings: Mapping[str, str]) -> "subprocess.Popen[str]":
     with log.open("w") as output:
         return subprocess.Popen(
-            command, env={**os.environ, **SETTINGS}, stdout=output, stderr=output, stdin=subprocess.DEVNULL, text=True
+            command,
+            cwd=log.parent,
+            env={**os.environ, **settings},
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            text=True,
         )
 
 
