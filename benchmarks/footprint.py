@@ -1,4 +1,4 @@
-"""Memory of the parts that grow with the load (docs/operations/sizing.md): a trajectory, a step, a call in flight.
+"""Memory of the parts that grow with the load (docs/operations/scaling.md): a trajectory, a step, a call in flight.
 
 Trajectories of five turns, each with 1,000 new prompt tokens and 500 response tokens, are held by a shard in a process
 of its own, without Ray and journal. Calls in flight are held by a gateway process whose engine does not answer.

@@ -31,14 +31,14 @@ TOKEN_BYTES = 4
 """Of an id. The log-probability (4) and the mask (1) of response tokens travel beside it."""
 
 
-def rollout() -> list[Step]:
-    tokens = ids_array(np.random.default_rng(0).integers(0, 150_000, FINAL_LENGTH))
-    logprobs = np.full(RESPONSE, -0.5, np.float32)
-    ends = np.linspace(0, FINAL_LENGTH, TURNS + 1).astype(int)[1:].tolist()
+def rollout(turns: int = TURNS, final_length: int = FINAL_LENGTH, response: int = RESPONSE) -> list[Step]:
+    tokens = ids_array(np.random.default_rng(0).integers(0, 150_000, final_length))
+    logprobs = np.full(response, -0.5, np.float32)
+    ends = np.linspace(0, final_length, turns + 1).astype(int)[1:].tolist()
     return [
         Step(
-            prompt_ids=tokens[: end - RESPONSE],
-            response_ids=tokens[end - RESPONSE : end],
+            prompt_ids=tokens[: end - response],
+            response_ids=tokens[end - response : end],
             response_logprobs=logprobs,
             trajectory_uid="t",
             prompt_uid="p",

@@ -95,6 +95,7 @@ def our_gateway(
     address: str,
     namespace: str,
     *,
+    prompt_length: int = 2 * canned.PROMPT,
     response_length: int = canned.RESPONSE,
     program: str = "stepwell.gateway",
 ) -> Iterator[OurGateway]:
@@ -105,7 +106,7 @@ def our_gateway(
         "--data-pool-name": POOL,
         "--vllm-addresses": engine.url,
         "--tokenizer-path": str(make_tiny_model(folder / "tiny_model")),
-        "--prompt-length": str(2 * canned.PROMPT),
+        "--prompt-length": str(prompt_length),
         "--response-length": str(response_length),
         "--ray-address": address,
         "--ray-namespace": namespace,
@@ -115,13 +116,13 @@ def our_gateway(
     command = [sys.executable, "-m", program, *(word for flag in flags.items() for word in flag)]
     env = {"STEPWELL_GATEWAY_CONTROL_KEYS": key}
     with serving(command, folder / "gateway.log", ready="/ready", env=env) as server:
-        yield OurGateway(server, DataPool(PoolClient(POOL, namespace)), _pid_of_pool(namespace), key)
+        yield OurGateway(server, DataPool(PoolClient(POOL, namespace)), pid_of_shard(POOL, namespace), key)
 
 
-def _pid_of_pool(namespace: str) -> int:
+def pid_of_shard(name: str, namespace: str) -> int:
     def pid(_: object) -> int:
         return os.getpid()
 
-    shard: Any = ray.get_actor(POOL, namespace)
+    shard: Any = ray.get_actor(name, namespace)
     found: int = ray.get(shard.__ray_call__.remote(pid))
     return found

@@ -13,8 +13,8 @@ import uvloop
 from tests.rig.fake_engine.engine import FakeEngine
 
 
-async def serve(port: int) -> None:
-    async with FakeEngine(port=port) as engine:
+async def serve(port: int, max_model_len: int) -> None:
+    async with FakeEngine(port=port, max_model_len=max_model_len) as engine:
         sys.stdout.write(f"{engine.url}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()
@@ -23,8 +23,10 @@ async def serve(port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0 takes any free one")
+    parser.add_argument("--max-model-len", type=int, default=32_768)
+    given = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(parser.parse_args().port))
+        uvloop.run(serve(given.port, given.max_model_len))
 
 
 if __name__ == "__main__":

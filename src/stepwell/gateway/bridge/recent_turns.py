@@ -1,11 +1,14 @@
 """The recorded turns of the trajectories that this gateway served last, within a bound of bytes.
 
 A turn that continues another one shares its array: a conversation costs its final length, not the square of its turns.
+So does one that was rendered anew, if it begins with the tokens of the turn before it.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from stepwell.gateway.bridge.digests import Lineage
 from stepwell.gateway.bridge.parents import Turn
@@ -40,6 +43,12 @@ class _TrajectoryTurns:
     by_uid: dict[str, _KeptTurn] = field(default_factory=dict)
     nbytes: int = 0
 
+    def last_before(self, tokens: IntArray) -> _KeptTurn | None:
+        """The newest turn, if these tokens begin with its own."""
+        last = next(reversed(self.by_uid.values()), None)
+        is_first_part = last is not None and np.array_equal(last.line.tokens[: last.length], tokens[: last.length])
+        return last if is_first_part else None
+
 
 class RecentTurns:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -63,7 +72,7 @@ class RecentTurns:
         """`parent` is the turn with whose tokens those of `turn` begin; None if there is none."""
         found = self._trajectories.setdefault(trajectory_uid, _TrajectoryTurns())
         self._trajectories.move_to_end(trajectory_uid)
-        before = found.by_uid.get(parent.uid) if parent is not None else None
+        before = found.by_uid.get(parent.uid) if parent is not None else found.last_before(turn.tokens)
         added = turn.tokens.nbytes + OVERHEAD
         if before is not None and before.length == len(before.line.tokens):
             line, added = before.line, added - before.line.tokens.nbytes

@@ -37,7 +37,7 @@ from stepwell.pool.shard.memory_bound import bounded_limits
 from stepwell.pool.shard.placement import place_shards
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.pool.shard.resharding import LOOK_INTERVAL, DrainWatch, reshard
-from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
 
 log = logging.getLogger("stepwell.pool")
 
@@ -48,8 +48,6 @@ RETRY_PAUSE = 1.0
 """Seconds until a shard that restarts is asked again."""
 RESOURCE_SHARE = 0.001
 """Of the resource that places a shard: so little that any number of shards fits on one node."""
-GC_THRESHOLD = (100_000, 50, 100)
-"""A pool holds many objects without cycles; the search for cycles among them is useless work."""
 
 
 class ShardActor(ShardService):

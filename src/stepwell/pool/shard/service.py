@@ -34,6 +34,9 @@ from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.pool")
 
+GC_THRESHOLD = (100_000, 50, 100)
+"""A pool holds many objects without cycles; the search for cycles among them is useless work."""
+
 
 class ShardService(ForgetCalls, ConsumerCalls):
     """Every call to a shard. Clients get these methods from `ShardSet.at`."""

@@ -28,6 +28,19 @@ def test_turns_that_continue_one_another_share_their_tokens() -> None:
         assert kept.tokens.tolist() == list(range(len(kept.tokens)))
 
 
+def test_turns_without_a_parent_share_the_tokens_with_which_they_begin() -> None:
+    """As replies that were cut short: the engine renders the next prompt, and it is the same conversation."""
+    turns = RecentTurns()
+    for number in range(1, 6):
+        turns.add("t", turn(str(number), 1_000 * number))
+    assert turns.nbytes == 4 * 5_000 + 5 * OVERHEAD
+    assert lengths(turns, "t") == {str(number): 1_000 * number for number in range(1, 6)}
+    other = Turn("other", ids_array(np.arange(1, 7_001)), "stop", LINEAGE)
+    turns.add("t", other)
+    assert turns.nbytes == 4 * (5_000 + 7_000) + 6 * OVERHEAD
+    assert [kept.tokens[0] for kept in turns.of("t")] == [0] * 5 + [1]
+
+
 def test_a_fork_keeps_tokens_of_its_own() -> None:
     turns, parent = RecentTurns(), turn("parent", 10)
     turns.add("t", parent)
