@@ -1,8 +1,9 @@
 """What waiting costs: 1 to 256 consumers in a fetch, then 1 to 256 producers, each with one step on its way.
 
-One shard, a real Ray actor with a journal (`--sync normal`, so that the disk's time is not measured). All clients are
-in this process, each with a PoolClient of its own, as if each were a process. The delivery of a group is measured from
-its submission to the one fetch that gets it; the consumer asks for the next one at once, so their number stays.
+One shard for each size, a real Ray actor with a journal (`--sync normal`, so that the disk's time is not measured). All
+clients are in this process, each with a PoolClient of its own, as if each were a process. The delivery of a group is
+measured from its submission to the one fetch that gets it; the consumer asks for the next one at once, so their number
+stays.
 """
 
 import asyncio
@@ -198,17 +199,16 @@ async def measure_producers(shard: Shard, producers: int, seconds: float) -> dic
 def measure(cluster: RayCluster, folder: Path, quick: bool) -> dict[str, float]:
     figures: dict[str, float] = {}
     sizes, extent = (QUICK_SIZES, QUICK) if quick else (SIZES, FULL)
-    journals = folder / "journals"
-    journals.mkdir()
-    with cluster.namespace() as namespace:
-        shard = Shard(
-            PoolPlan(journal=str(journals), sync=JournalSync.NORMAL, limits=Limits(max_queue_size=10**6)), namespace
-        )
-        asyncio.run(measure_producers(shard, 1, extent.seconds / 2))  # warms up
-        for size in sizes:
+    for size in sizes:
+        journals = folder / f"journals-{size}"
+        journals.mkdir()
+        plan = PoolPlan(journal=str(journals), sync=JournalSync.NORMAL, limits=Limits(max_queue_size=10**6))
+        with cluster.namespace() as namespace:
+            shard = Shard(plan, namespace)
+            asyncio.run(measure_producers(shard, 1, extent.seconds / 4))  # warms up
             consuming = asyncio.run(WaitingConsumers(shard, size).measure(extent))
             producing = asyncio.run(measure_producers(shard, size, extent.seconds))
-            for axis, told in ((CONSUMERS, consuming), (PRODUCERS, producing)):
-                print(f"{axis}: {size}: " + ", ".join(f"{n} {value:.3g}" for n, value in told.items()), flush=True)
-                figures |= {f"{axis}_{name}_at_{size}": value for name, value in told.items()}
+        for axis, told in ((CONSUMERS, consuming), (PRODUCERS, producing)):
+            print(f"{axis}: {size}: " + ", ".join(f"{name} {value:.3g}" for name, value in told.items()), flush=True)
+            figures |= {f"{axis}_{name}_at_{size}": value for name, value in told.items()}
     return figures
