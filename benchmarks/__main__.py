@@ -139,6 +139,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a benchmark")
     parser.add_argument("--but", nargs="+", default=[], metavar="NAME", help="leave these out")
     asked = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, and so inherited, by what a script runs with &
     sys.exit(conclude(run_all(chosen(asked.names, asked.but), FOLDER)))
 
 
