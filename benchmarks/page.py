@@ -112,7 +112,8 @@ def _figure(result: Result, name: str | None) -> str:
 def _run(result: Result) -> str:
     machine = result.machine
     told = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, Python {machine['python']}"
-    return f"{result.date}, commit {result.commit or 'not recorded'}, {told}, load {machine['load']}: `{result.command}`"
+    commit = result.commit or "not recorded"
+    return f"{result.date}, commit {commit}, {told}, load {machine['load']}: `{result.command}`"
 
 
 def _targets(result: Result) -> str:
