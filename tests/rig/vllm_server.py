@@ -6,11 +6,14 @@ makes a model, starts vLLM on it, prints its address and waits for Ctrl-C.
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ from stepwell.demo import engine
 from tests.rig.tiny_model import make_tiny_model
 
 MODEL_NAME = "tiny"
+FIRST_ANSWER = 300.0
 CHECKOUT = Path(__file__).parents[2]
 EXTENSIONS = (Path(__file__).parent / "vllm_extension", engine.EXTENSION)
 
@@ -60,7 +64,16 @@ def start_vllm(
     variables = {**ENVIRONMENT, **(environment or {})}
     with engine.start_engine(model, python=vllm_python(), log=log, flags=given, environment=variables) as started:
         started.wait()
+        _answer_once(started.url)
         yield VllmServer(url=started.url, pid=started.process.pid, log=log)
+
+
+def _answer_once(url: str) -> None:
+    """Its first answer takes seconds, and longer on a busy machine than a gateway waits for one."""
+    body = json.dumps({"model": MODEL_NAME, "prompt": "a", "max_tokens": 1}).encode()
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    with contextlib.suppress(urllib.error.HTTPError):  # a classifier completes nothing
+        urllib.request.urlopen(request, timeout=FIRST_ANSWER).close()
 
 
 def vllm_python() -> Path:

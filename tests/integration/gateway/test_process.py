@@ -22,12 +22,12 @@ from tests.rig.gateways import free_port
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.waiting import wait_until
 
-HOLD_TRANSFORMERS = """
+HOLD_TOKENIZERS = """
 import importlib.util, os, sys, time
 
 class Hold:
     def find_spec(self, name, path=None, target=None):
-        if name != "transformers":
+        if name != "tokenizers":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -62,7 +62,7 @@ def is_ready(url: str) -> bool:
 def test_it_serves_while_the_tokenizer_loads_and_ready_names_what_is_missing(
     start_gateway: StartGateway, data_pool: DataPool, tmp_path: Path
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(HOLD_TRANSFORMERS)
+    (tmp_path / "sitecustomize.py").write_text(HOLD_TOKENIZERS)
     go_on = tmp_path / "go_on"
     env = {"PYTHONPATH": str(tmp_path), "GO_ON": str(go_on)}
     with start_gateway(env=env) as gateway:
