@@ -10,14 +10,9 @@ some axes anew. `--page` writes the tables and the chart into docs/operations/sc
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.rig.ray_cluster import RayCluster, start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
@@ -27,6 +22,7 @@ from benchmarks.growth_rig.curve import Curve, Figures
 from benchmarks.growth_rig.page import PAGE, PICTURES, curve_tables, sizes, with_parts
 from benchmarks.growth_rig.sizing import NEEDED_FOR_SIZES
 from benchmarks.report import closing, report
+from benchmarks.results import Result, commit, machine, now
 
 STORE = 2**30
 NAME = "growth"
@@ -80,32 +76,6 @@ def page_parts(figures: Figures) -> dict[str, str]:
     return parts | ({"sizes": sizes(figures)} if figures.keys() >= NEEDED_FOR_SIZES else {})
 
 
-def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
-def kept(told: Mapping[str, Any], load: float) -> dict[str, Any]:
-    """A run as benchmarks/results keeps it."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    machine = {
-        "cpu": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(memory / 2**30),
-        "python": platform.python_version(),
-        "load": round(load, 1),
-    }
-    date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return {
-        "name": NAME,
-        "date": date,
-        "commit": commit(),
-        "machine": machine,
-        "command": f"python -m benchmarks.{NAME}",
-        **told,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     axes = (HELD, *ON_RAY)
@@ -115,17 +85,18 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help="growth.json of an earlier run: what it has is not measured")
     parser.add_argument("--page", action="store_true", help="bring the documentation up to date")
     given = parser.parse_args()
-    load = os.getloadavg()[0]
+    before = machine()
     earlier = {} if given.figures is None else json.loads(given.figures.read_text())
     only = given.only or ([] if earlier else axes)
     figures, bounds = with_verdicts({**earlier.get("figures", {}), **measure(only, quick=given.quick)})
     bounds = {} if given.quick else bounds
-    run = earlier | (kept(closing(figures, bounds), load) if only else {})
+    told = {"date": now(), "commit": commit(), "machine": before, **closing(figures, bounds)} if only else {}
+    run = Result(**{"name": NAME, "command": f"python -m benchmarks.{NAME}", **earlier, **told})
     text = "\n\n".join(page_parts(figures).values()) + "\n"
     print(f"\n{text}")
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / "growth.json").write_text(json.dumps(run, indent=1) + "\n")
+        run.write(given.out)
         (given.out / "growth.md").write_text(text)
         draw(measured_curves(figures), figures, given.out)
     if given.page:

@@ -124,49 +124,51 @@ async def _ms(repeats: int, call: Callable[[], Awaitable[object]]) -> float:
     return statistics.median(times) * 1e3
 
 
-async def _cpu_us(pool: ShardedPool, repeats: int, make: Callable[[], tuple[list[Step], list[Registration]]]) -> float:
-    """A step, of the shards and of this process, their client; messages are sent one after the other."""
+async def _cpu_us(
+    pool: ShardedPool, repeats: int, idle: float, make: Callable[[], tuple[list[Step], list[Registration]]]
+) -> float:
+    """A step, of the shards beyond the cores that they need idle, and of this process, their client. Messages are sent
+    one after the other."""
     await pool.client.submit_groups(*make())
     messages = [make() for _ in range(repeats)]
-    before, client = pool.cpu(), time.process_time()
+    began, before, client = time.perf_counter(), pool.cpu(), time.process_time()
     for steps, registrations in messages:
         await pool.client.submit_groups(steps, registrations)
-    used = time.process_time() - client + pool.cpu() - before
+    used = time.process_time() - client + pool.cpu() - before - idle * (time.perf_counter() - began)
     await pool.empty()
     return used / sum(len(steps) for steps, _ in messages) * 1e6
 
 
-async def _measure_pool(pool: ShardedPool, repeats: int, idle: float) -> dict[str, float]:
+async def _measure_pool(pool: ShardedPool, repeats: int, seconds: float) -> dict[str, float]:
     figures = {"resident_mb": pool.resident_mb()}
     for _ in range(3):  # every shard is found, and every connection is made
         await pool.client.submit_groups(*pool.flush())
         await pool.client.stats()
     await pool.empty()
-    figures["group_cpu_us"] = await _cpu_us(pool, repeats * 8, lambda: pool.group(GROUP))
-    figures["flush_cpu_us"] = await _cpu_us(pool, repeats, pool.flush)
+    before = pool.cpu()
+    await asyncio.sleep(seconds)
+    figures["idle_cores"] = idle = (pool.cpu() - before) / seconds
+    figures["group_cpu_us"] = await _cpu_us(pool, repeats * 8, idle, lambda: pool.group(GROUP))
+    figures["flush_cpu_us"] = await _cpu_us(pool, repeats, idle, pool.flush)
     figures["call_ms"] = await _ms(repeats * 4, lambda: pool.client.knows("t", f"q{os.urandom(4).hex()}"))
     figures["stats_ms"] = await _ms(repeats, pool.client.stats)
 
     for _ in range(repeats + 1):
         await pool.client.submit_groups(*pool.flush())
     figures["fetch_ms"] = await _ms(repeats, lambda: pool.client.fetch_batch(FETCHED))
-    await pool.empty()
-    before = pool.cpu()
-    await asyncio.sleep(idle)
-    figures["idle_cores"] = (pool.cpu() - before) / idle
     return figures
 
 
 def measure(cluster: RayCluster, folder: Path, quick: bool) -> dict[str, float]:
     figures: dict[str, float] = {}
     sizes = QUICK_SIZES if quick else SIZES
-    repeats, idle = (QUICK_REPEATS, 1.0) if quick else (REPEATS, IDLE)
+    repeats, seconds = (QUICK_REPEATS, 1.0) if quick else (REPEATS, IDLE)
     for size in sizes:
         with cluster.namespace() as namespace:
             began = time.perf_counter()
             pool = ShardedPool(size, namespace)
             print(f"{AXIS}: {size} started in {time.perf_counter() - began:.0f} s", flush=True)
-            told = asyncio.run(_measure_pool(pool, repeats, idle))
+            told = asyncio.run(_measure_pool(pool, repeats, seconds))
         print(f"{AXIS}: {size}: " + ", ".join(f"{name} {value:.3g}" for name, value in told.items()), flush=True)
         figures |= {f"{AXIS}_{name}_at_{size}": value for name, value in told.items()}
     return figures
