@@ -1,4 +1,5 @@
-"""verl's own trainer takes a few steps from a pool and brings its weights to the shared engine.
+"""verl's own trainer, started by examples/verl/train.sh, takes a few steps from a pool and brings its weights to the
+shared engine.
 
 test_verl_trainer.py has the long form: agents that learn, and a kill.
 """
@@ -44,7 +45,6 @@ async def test_verl_trains_and_the_engine_has_its_weights(
     start_pool(PoolPlan(name=POOL), namespace)
     await fill(PoolClient(POOL, namespace))
     overrides = {
-        "actor_rollout_ref.model.path": tiny_model,
         "data.train_batch_size": GROUPS,
         "actor_rollout_ref.actor.ppo_mini_batch_size": GROUPS,
         "trainer.total_training_steps": STEPS,
@@ -54,7 +54,7 @@ async def test_verl_trains_and_the_engine_has_its_weights(
     }
 
     with joined_node(**RESOURCES):
-        run = start_verl(ray_cluster.address, overrides, folder=tmp_path, name="verl")
+        run = start_verl(ray_cluster.address, overrides, model=tiny_model, folder=tmp_path, name="verl")
         metrics = await asyncio.to_thread(run.wait, TIMEOUT)
 
     assert [told["step"] for told in metrics] == [1, 2, 3]

@@ -1,7 +1,9 @@
-"""TRL's AsyncGRPOTrainer, in its own environment, learns the demo's task from the pool and syncs into real vLLM.
+"""TRL's AsyncGRPOTrainer in examples/trl, in its own environment, learns the demo's task from the pool and syncs into
+real vLLM.
 
 Meanwhile, the dashboard has something to show: real agents, real vLLM, a model that learns. `just nightly` runs it. In
-CI the same trainer is killed and resumed (test_trl_killed.py), and trains adapters (test_trl_lora.py).
+CI the same trainer is killed and resumed (test_trl_killed.py), and trains adapters (test_trl_lora.py);
+tests/examples has the short form of this one.
 """
 
 import subprocess
@@ -29,17 +31,24 @@ from stepwell.trainers.weight_sync import probe_logprobs
 from tests.rig.browser import open_browser, open_page
 from tests.rig.gateways import free_port
 from tests.rig.ray_cluster import RayCluster
-from tests.rig.trainers.process import answer_of, start_program
+from tests.rig.trainers.process import DEFAULT, PROGRAMS, answer_of, start_command
 from tests.rig.vllm_server import vllm_python
 from tests.rig.watched_demo import demo_dashboard
 
 pytestmark = pytest.mark.nightly
 
-POOL = "trl"
+POOL = "data_pool"
 SEED = 0
 UPDATES = 24
 SAMPLES = 128
-"""An update: as in the program that is run."""
+"""An update."""
+FLAGS = (
+    *(f"--max_steps {UPDATES} --per_device_train_batch_size {SAMPLES} --save_strategy no --logging_steps 1".split()),
+    *"--learning_rate 5e-4 --lr_scheduler_type constant --adam_beta2 0.95 --epsilon 0.2 --epsilon_high 0.28".split(),
+    *"--use_cpu true --bf16 false --gradient_checkpointing false --token_budget 0".split(),
+    *"--report_to none --disable_tqdm true".split(),
+)
+"""Of the example: the demo's settings, and a CPU's."""
 ALIKE = 1e-3
 """What float32 on two sides differs by at most; one update moves the log-probabilities by more."""
 
@@ -68,6 +77,13 @@ class Training:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("trl")
+
+
+@pytest.fixture(scope="module")
+def namespace(ray_cluster: RayCluster) -> Iterator[str]:
+    """Where the example looks for its pool."""
+    with ray_cluster.namespace(DEFAULT) as name:
+        yield name
 
 
 @pytest.fixture(scope="module")
@@ -100,23 +116,14 @@ def stage(warm_model: Path, ray_cluster: RayCluster, namespace: str, folder: Pat
 
 
 @pytest.fixture(scope="module")
-def training(stage: Stage, ray_cluster: RayCluster, namespace: str, folder: Path) -> Iterator[Training]:
-    trained, log = folder / "trained", folder / "trl.log"
-    asked = {
-        "pool": POOL,
-        "address": ray_cluster.address,
-        "namespace": namespace,
-        "engine": stage.engine,
-        "model": str(stage.model),
-        "folder": str(folder),
-        "trained": str(trained),
-        "updates": UPDATES,
-    }
+def training(stage: Stage, ray_cluster: RayCluster, folder: Path) -> Iterator[Training]:
+    out, log = folder / "trl", folder / "trl.log"
+    command = ["python", PROGRAMS / "with_trl.py", "--model", stage.model, "--output_dir", out, *FLAGS]
     before = stage.agents.evaluate()
-    trainer = start_program("trl", "with_trl.py", asked, log=log)
+    trainer = start_command("trl", command, address=ray_cluster.address, log=log)
     try:
         stage.agents.train()
-        yield Training(trainer, log, trained, before)
+        yield Training(trainer, log, out / "trained", before)
     finally:
         trainer.kill()
         trainer.wait()
@@ -200,7 +207,7 @@ def test_trl_learns_from_the_pool_and_syncs_into_vllm(stage: Stage, training: Tr
     after = stage.agents.evaluate()
 
     assert answer["updates"] == UPDATES
-    assert answer["version"] == stage.pool.stats().policy_version == UPDATES + 1, "once at the start, then every update"
+    assert stage.pool.stats().policy_version == UPDATES + 1, "once at the start, then every update"
     assert answer["missing"] == [], "TRL asks for what our classes do not have"
     assert abs(answer["kls"][0]) < 1e-4, "vLLM's log-probabilities are not TRL's, before anything was trained"
     answers = answers_of(stage.pool, UPDATES + 1)

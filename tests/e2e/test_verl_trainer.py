@@ -61,7 +61,6 @@ class Stage:
     def start(self, name: str) -> VerlRun:
         """The command; a second one goes on where the first was killed."""
         overrides: dict[str, Any] = {
-            "actor_rollout_ref.model.path": self.model,
             "actor_rollout_ref.actor.optim.lr": 7e-4,
             "actor_rollout_ref.actor.optim.weight_decay": 0.0,
             "actor_rollout_ref.actor.clip_ratio_high": 0.28,
@@ -74,7 +73,7 @@ class Stage:
             "trainer.v1.stepwell.namespace": self.namespace,
             "trainer.v1.stepwell.engines": f"[{self.engine}]",
         }
-        return start_verl(self.cluster.address, overrides, folder=self.folder, name=name)
+        return start_verl(self.cluster.address, overrides, model=self.model, folder=self.folder, name=name)
 
     def saved(self, step: int) -> dict[str, Any]:
         """What a checkpoint says of the pool."""

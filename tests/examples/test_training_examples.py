@@ -1,7 +1,7 @@
 """The examples with environments and with an export, run as their READMEs say.
 
-verl, TRL and Tinker start slowly. Their examples are run by the tests that start them anyway, of tests/e2e:
-test_training_in_verl.py, test_trl.py and test_tinker_service.py.
+verl and Tinker start slowly. Their examples are run by the tests that start them anyway: test_training_in_verl.py and
+test_tinker_service.py of tests/e2e. TRL's is run with vLLM by test_trl.py there, in the night.
 """
 
 import asyncio
@@ -27,9 +27,10 @@ from tests.rig.local_pool import LocalPool
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.shells import Shell, fresh_shell
 from tests.rig.threads import in_thread
-from tests.rig.trainers.process import DEFAULT, SETTINGS, trainer_python
+from tests.rig.trainers.process import DEFAULT, PROGRAMS, SETTINGS, answer_of, start_command, trainer_python
 from tests.rig.vocabulary import END_OF_TURN, encode
 from tests.unit.trainers.models import one_turn
+from tests.unit.trainers.scripted_engine import ScriptedEngine, serve
 
 KEY = "control-key-of-the-tests"
 BATCH = re.compile(r"step \d: 2 groups, mean score 0\.\d\d, \d+ trained tokens")
@@ -37,6 +38,7 @@ REPLIES = ("a quiet shore", "A Train", "12 LOAVES", "snow, ice & wind") * 100
 QUESTIONS = 6
 WITHIN = 300.0
 ON_CPU = "--use_cpu true --bf16 false --report_to none"
+UPDATES, SAMPLES = 2, 4
 
 
 @asynccontextmanager
@@ -112,3 +114,25 @@ def test_export_and_sft_tunes_a_model_on_the_right_answers(shell: Shell, ray_clu
     (first, last) = map(float, re.findall(rf"{QUESTIONS} examples: loss (\d.\d+) at first, (\d.\d+) at last", shown)[0])
     assert last < first / 2
     assert (shell.folder / "tuned" / "model.safetensors").exists()
+
+
+def test_trl_trains_and_brings_its_weights_to_the_engine(
+    ray_cluster: RayCluster, tiny_model: Path, tmp_path: Path
+) -> None:
+    flags = (
+        *f"--max_steps {UPDATES} --per_device_train_batch_size {SAMPLES} --logging_steps 1".split(),
+        *f"--save_strategy no --token_budget 0 {ON_CPU}".split(),
+    )
+    command = ["python", PROGRAMS / "with_trl.py", "--model", tiny_model, "--output_dir", "run", *flags]
+    with ray_cluster.namespace(DEFAULT) as namespace, serve(ScriptedEngine()) as engine:
+        start_pool(PoolPlan(), namespace)
+        client = PoolClient("data_pool", namespace)
+        asyncio.run(client.change_engines(add=(engine.url,)))
+        asyncio.run(fill(client))
+        started = start_command("trl", command, address=ray_cluster.address, log=tmp_path / "trl.log")
+        answer = answer_of(started, tmp_path / "trl.log", timeout=WITHIN)
+    assert answer["updates"] == UPDATES
+    assert answer["rewards"] == [0.5] * UPDATES
+    assert answer["missing"] == [], "TRL asks for what our classes do not have"
+    assert engine.weight_version == str(UPDATES + 1), "once at the start, then every update"
+    assert (tmp_path / "run" / "trained" / "model.safetensors").exists()

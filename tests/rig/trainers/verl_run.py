@@ -1,17 +1,19 @@
-"""verl's own main_ppo, started as a user starts it, on a CPU."""
+"""verl's own main_ppo on a CPU, started by examples/verl/train.sh."""
 
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.rig.trainers.process import CHECKOUT, SETTINGS, trainer_python
+import yaml
 
+from tests.rig.trainers.process import CHECKOUT, EXAMPLES, start_command
+
+EXAMPLE = EXAMPLES / "verl" / "train.sh"
 RIG = Path(__file__).parent / "verl_on_cpu"
-SEARCH = f"hydra.searchpath=[pkg://stepwell.trainers.verl,file://{RIG}]"
 PATHS = os.pathsep.join([str(CHECKOUT / "src"), str(RIG)])
 ON_CPU = {
     "VERL_PLATFORM": "cpu",
@@ -53,32 +55,30 @@ class VerlRun:
         return self.metrics()
 
 
-def start_verl(address: str, overrides: Mapping[str, object], *, folder: Path, name: str) -> VerlRun:
+def start_verl(address: str, overrides: Mapping[str, object], *, model: Path, folder: Path, name: str) -> VerlRun:
     """`address` is that of the pool's Ray; `name` is that of its files in `folder`."""
-    log, metrics_file, python = folder / f"{name}.log", folder / f"{name}.jsonl", trainer_python("verl")
+    log, metrics_file = folder / f"{name}.log", folder / f"{name}.jsonl"
     environment = "ray_kwargs.ray_init.runtime_env.env_vars"
     told = {
-        "ray_kwargs.ray_init.runtime_env.py_executable": python,
+        **dict(_flat(yaml.safe_load((RIG / "cpu.yaml").read_text()), "++")),
         f"+{environment}.PYTHONPATH": PATHS,
         f"+{environment}.VERL_FILE_LOGGER_PATH": metrics_file,
         "trainer.logger": "[console,file]",
         "trainer.default_local_dir": folder / "checkpoints",
-        "trainer.v1.stepwell.weights": folder / "weights",
+        "trainer.save_freq": -1,
         "trainer.v1.stepwell.tolerance": ALIKE,
         "data.max_prompt_length": 64,
         "data.max_response_length": 64,
         **overrides,
     }
-    command = [str(python), "-m", "verl.trainer.main_ppo", SEARCH, "+config=[stepwell,cpu]"]
-    command += [f"{key}={value}" for key, value in told.items()]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **SETTINGS, **ON_CPU, "RAY_ADDRESS": address},
-            cwd=folder,
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
-    return VerlRun(process, log, metrics_file)
+    command = ["bash", EXAMPLE, model, folder / "weights", *(f"{key}={value}" for key, value in told.items())]
+    return VerlRun(start_command("verl", command, address=address, log=log, **ON_CPU), log, metrics_file)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """Its values as Hydra reads them, by their whole names."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", json.dumps(value)
