@@ -9,8 +9,23 @@ LONGEST = 1_500.0
 """Seconds; it takes some hundred on two cores that have nothing else to do."""
 
 
-def demo(*flags: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "stepwell", "demo", *flags]
+SHORT_WARM_UP = """
+import sys
+from functools import partial
+from stepwell import cli
+from stepwell.demo import run
+
+run.warm_up = partial(run.warm_up, steps=100)
+cli.main(["demo", *sys.argv[1:]])
+"""
+"""The command, with a quarter of its warm-up."""
+
+
+def demo(
+    *flags: str, env: dict[str, str] | None = None, short_warm_up: bool = False
+) -> "subprocess.CompletedProcess[str]":
+    program = ("-c", SHORT_WARM_UP) if short_warm_up else ("-m", "stepwell", "demo")
+    command = [sys.executable, *program, *flags]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=LONGEST, env={**os.environ, **(env or {})}
     )
