@@ -91,7 +91,10 @@ def main() -> None:
     figures, bounds = with_verdicts({**earlier.get("figures", {}), **measure(only, quick=given.quick)})
     bounds = {} if given.quick else bounds
     told = {"date": now(), "commit": commit(), "machine": before, **closing(figures, bounds)} if only else {}
-    run = Result(**{"name": NAME, "command": f"python -m benchmarks.{NAME}", **earlier, **told})
+    command = f"python -m benchmarks.{NAME}"
+    if earlier and only:
+        command += f" --only {' '.join(only)}; the other axes are of an earlier run"
+    run = Result(**{"name": NAME, **earlier, "command": command, **told})
     text = "\n\n".join(page_parts(figures).values()) + "\n"
     print(f"\n{text}")
     if given.out is not None:
