@@ -176,7 +176,8 @@ class EngineKind(Protocol):
         return None
 
     async def logprobs_mode(self, http: EngineHttp, model: str) -> str:
-        """As in EngineFacts. The engine must not be paused: it is asked for tokens."""
+        """As in EngineFacts. The engine must not be paused: it is asked for tokens. EngineUnavailable if it does not
+        answer now."""
         return ""
 
     async def detokenize(self, http: EngineHttp, model: str, ids: Sequence[int]) -> str | None:

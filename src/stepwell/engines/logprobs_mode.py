@@ -20,7 +20,8 @@ PROBE_USER = "stepwell-probe"
 
 
 AskForCompletion: TypeAlias = Callable[[JsonObject], Awaitable[bytes | None]]
-"""Sends a request for a completion; gives the body of the reply, None if it was refused or did not come."""
+"""Sends a request for a completion; gives the body of the reply, None if it was refused. EngineUnavailable if there is
+none now."""
 
 
 async def probe_logprobs_mode(ask: AskForCompletion, model: str) -> str:

@@ -27,6 +27,8 @@ WATCH_INTERVAL = 0.5
 """Seconds between two checks of an engine."""
 PAUSED_WATCH_INTERVAL = 0.1
 """The same for a paused or unsynced engine: calls wait for it."""
+MODE_INTERVAL = 10.0
+"""Seconds until an engine that did not answer is asked again for its log-probability mode: it is asked for tokens."""
 VERSION_INTERVAL = 0.02
 """Seconds between two questions for the version of the weights, however many calls need it."""
 
@@ -98,7 +100,9 @@ class EngineReplica:
         self._checking = Coalescer(self._check)
         self._asking_version = Coalescer(self._ask_version, every=VERSION_INTERVAL)
         self._mode_known = False
-        """Its log-probability mode was asked for since it was probed."""
+        """It has answered the question for its log-probability mode since it was probed."""
+        self._ask_mode_at = 0.0
+        """Monotonic time from which it may be asked."""
         self._checked_at = 0.0
         """Monotonic time at which the last check began, or at which a call found it down."""
         self._urls: dict[str, URL] = {}
@@ -191,7 +195,7 @@ class EngineReplica:
         try:
             if not self.probed:
                 self.kind, self.facts = await probe_engine(self._http, self._kinds)
-                self._mode_known = False
+                self._mode_known, self._ask_mode_at = False, 0.0
             await self.kind.check_health(self._http)
         except EngineUnavailable as failure:
             self.set_down(str(failure))
@@ -201,7 +205,7 @@ class EngineReplica:
             self._checked_at = began
             self._set_state(EngineState.PAUSED)
             return
-        if not self._mode_known:
+        if not self._mode_known and began >= self._ask_mode_at:
             await self._ask_logprobs_mode()
         await self.version_after()  # after the pause and before new calls, so none of their tokens is older
         why, self._checked_at = self._why_unsynced(), began
@@ -238,7 +242,12 @@ class EngineReplica:
         )
 
     async def _ask_logprobs_mode(self) -> None:
-        mode = await self.kind.logprobs_mode(self._http, self.facts.model)
+        try:
+            mode = await self.kind.logprobs_mode(self._http, self.facts.model)
+        except EngineUnavailable as failure:  # an engine that has just started may need longer for its first tokens
+            log.info("engine %s is asked again which log-probabilities it reports: %s", self.address, failure)
+            self._ask_mode_at = time.monotonic() + MODE_INTERVAL
+            return
         self.facts, self._mode_known = replace(self.facts, logprobs_mode=mode), True
         if mode == RAW:
             advice = self.kind.advice.get("logprobs_mode", "sample at temperature 1")

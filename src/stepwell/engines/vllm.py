@@ -174,10 +174,9 @@ class VllmEngine(EngineKind):
 
     async def logprobs_mode(self, http: EngineHttp, model: str) -> str:
         async def ask(request: JsonObject) -> bytes | None:
-            try:
-                status, raw = await http.ask(Upstream.COMPLETIONS, orjson.dumps(request))
-            except EngineUnavailable:
-                return None
+            status, raw = await http.ask(Upstream.COMPLETIONS, orjson.dumps(request))
+            if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise EngineUnavailable(f"{Upstream.COMPLETIONS} answers {status}")
             return raw if status == 200 else None
 
         return await probe_logprobs_mode(ask, model)

@@ -3,14 +3,16 @@
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
 
-from stepwell.engines.engine import EXTRA_SAMPLING, EngineFacts, Generated
+from stepwell.engines import replica
+from stepwell.engines.engine import EXTRA_SAMPLING, EngineFacts, EngineHttp, Generated
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import RefusedReply
+from stepwell.engines.vllm import VllmEngine
 from stepwell.errors import EngineUnavailable
 from tests.integration.engines.engine_calls import (
     ASKED,
@@ -202,6 +204,35 @@ async def test_a_probe_finds_what_vllm_can_do(engine: FakeEngine) -> None:
     )
     assert facts.template
     assert engine.request_count == 0
+
+
+async def test_an_engine_that_does_not_answer_at_first_is_asked_again_for_its_log_probabilities(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SlowToStart(VllmEngine):
+        asked = 0
+
+        async def logprobs_mode(self, http: EngineHttp, model: str) -> str:
+            self.asked += 1
+            if self.asked == 1:
+                raise EngineUnavailable("no answer within 5 s")
+            return await super().logprobs_mode(http, model)
+
+    monkeypatch.setattr(replica, "MODE_INTERVAL", 0.0)
+    async with EngineFleet([engine.url], kinds=[SlowToStart()]) as engines:
+        one = engines.replicas[0]
+        assert (one.state, one.facts.logprobs_mode) == ("healthy", "")
+        await one.check()
+        assert one.facts.logprobs_mode == "processed"
+
+
+async def test_a_busy_engine_has_not_said_which_log_probabilities_it_reports() -> None:
+    class Busy:
+        async def ask(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+            return 503, b"{}"
+
+    with pytest.raises(EngineUnavailable, match="503"):
+        await VllmEngine().logprobs_mode(cast("EngineHttp", Busy()), "tiny")
 
 
 async def test_engines_share_a_template_if_they_render_alike(two: tuple[FakeEngine, FakeEngine]) -> None:

@@ -13,6 +13,7 @@ import anyio
 from stepwell.common.optional import require
 from stepwell.engines.logprobs_mode import probe_logprobs_mode
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
+from stepwell.errors import EngineUnavailable
 from stepwell.steps.sampling import RAW
 from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import Upstream
@@ -116,10 +117,13 @@ class Server:
             )
 
     async def logprobs_mode(self) -> str:
-        """RAW or PROCESSED, found out once; empty if it cannot be found out."""
+        """RAW or PROCESSED, found out once; empty if it cannot be found out, or not now."""
         async with self._probing:
             if self._mode is None:
-                self._mode = await probe_logprobs_mode(self._ask_for_completion, self.config.model_name)
+                try:
+                    self._mode = await probe_logprobs_mode(self._ask_for_completion, self.config.model_name)
+                except EngineUnavailable:
+                    return ""
                 if self._mode == RAW:
                     text = (
                         "server %s reports raw log-probabilities: what is sampled at other temperatures than 1 is not "
@@ -134,6 +138,8 @@ class Server:
         plain: Any = {name: value for name, value in request.items() if name not in own}
         try:
             reply = await self._client.completions.with_raw_response.create(**plain, extra_body=own)
+        except (self._openai.APIConnectionError, self._openai.RateLimitError, self._openai.InternalServerError) as why:
+            raise EngineUnavailable(str(why)) from None
         except self._openai.APIError:
             return None
         return bytes(reply.content)
