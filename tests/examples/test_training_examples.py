@@ -132,7 +132,7 @@ def test_trl_trains_and_brings_its_weights_to_the_engine(
         started = start_command("trl", command, address=ray_cluster.address, log=tmp_path / "trl.log")
         answer = answer_of(started, tmp_path / "trl.log", timeout=WITHIN)
     assert answer["updates"] == UPDATES
-    assert answer["rewards"] == [0.5] * UPDATES
+    assert set(answer["rewards"]) == {0.5}
     assert answer["missing"] == [], "TRL asks for what our classes do not have"
     assert engine.weight_version == str(UPDATES + 1), "once at the start, then every update"
     assert (tmp_path / "run" / "trained" / "model.safetensors").exists()
