@@ -93,7 +93,7 @@ def main() -> None:
     told = {"date": now(), "commit": commit(), "machine": before, **closing(figures, bounds)} if only else {}
     command = f"python -m benchmarks.{NAME}"
     if earlier and only:
-        command += f" --only {' '.join(only)}; the other axes are of an earlier run"
+        command += f", {' and '.join(only)} in this run and the other axes in earlier ones"
     run = Result(**{"name": NAME, **earlier, "command": command, **told})
     text = "\n\n".join(page_parts(figures).values()) + "\n"
     print(f"\n{text}")
