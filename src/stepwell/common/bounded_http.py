@@ -28,7 +28,7 @@ BODY_SECONDS = 600.0
 """For a whole body."""
 MOST_CONNECTIONS = 50_000
 WHEN_GONE = "stepwell.when_gone"
-"""An extension in a request's ASGI scope: a function to which is given what is called if the client leaves."""
+"""An extension in a request's ASGI scope: a function. What it is given is called if the client leaves."""
 WHY_TOO_LARGE = b"a request has at most %d headers, of %d KiB together" % (MOST_HEADERS, LARGEST_HEADERS >> 10)
 HEADERS_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n"
@@ -133,7 +133,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.scope["extensions"] = self._extensions
 
     def _when_gone(self, on_gone: Callable[[], object]) -> Callable[[], None]:
-        """Returns how to end it. An answer may be over before that: then the next request's counts already."""
+        """Returns a function that ends it. If the connection's next request has begun by then, its own stays."""
         self._on_gone = on_gone
         if self.transport.is_closing():
             self.loop.call_soon(on_gone)

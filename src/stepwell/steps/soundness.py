@@ -11,7 +11,7 @@ import numpy as np
 from stepwell.steps.step import FloatArray, Step
 
 lowest, highest = np.minimum.reduce, np.maximum.reduce
-"""The methods of an array take a microsecond more, several times a call."""
+"""The methods of an array take longer, which counts for short arrays."""
 LOGPROB_FLOOR = -9999.0
 """vLLM's value for a missing log-probability."""
 

@@ -18,10 +18,9 @@ class Client(NamedTuple):
 def watch_client(client: Client, on_gone: Callable[[], object]) -> Callable[[], object]:
     """Call `on_gone` if the client leaves. The function that is returned ends the watching.
 
-    The gateway's own HTTP connections tell it; under another server, a task must wait for it, which costs each call
-    some 2 % more.
+    The gateway's own HTTP connections tell it. Under another server, a task waits for it, which costs each call more.
     """
-    when_gone = client.scope.get("extensions", {}).get(WHEN_GONE)
+    when_gone = (client.scope.get("extensions") or {}).get(WHEN_GONE)
     if when_gone is None:
         return asyncio.create_task(_wait(client.receive, on_gone)).cancel
     forget: Callable[[], object] = when_gone(on_gone)
