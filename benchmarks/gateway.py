@@ -34,10 +34,10 @@ STORE = 2**30
 NAMESPACE = "benchmark"
 PEERS = {"rllm": 5.0, "litellm": 20.0}
 """How many times our CPU a call must cost there."""
-OF_BARE = 1.3
+OF_BARE = 1.1
 OF_CHAT = 1.3
 OTHER_DIALECTS = tuple(name for name in SPOKEN if name != CHAT)
-ADDED_MS = 1.5
+ADDED_MS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
