@@ -147,9 +147,14 @@ def has_redis() -> bool:
 
 
 def start_node(params: Mapping[str, Any], *, is_head: bool) -> Any:
-    """As ray.cluster_utils does, but without writing the address where other programs on this machine look for it."""
+    """As ray.cluster_utils does, but without writing the address where other programs on this machine look for it, and
+    without the server of Ray's own dashboard, which takes seconds to import."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
+
+    class NodeWithoutDashboard(Node):
+        def start_api_server(self, **kwargs: object) -> None:
+            pass
 
     common = {
         "num_gpus": 0,
@@ -161,7 +166,7 @@ def start_node(params: Mapping[str, Any], *, is_head: bool) -> Any:
         "no_monitor": True,  # of the autoscaler
         "dashboard_agent_listen_port": None,
     }
-    return Node(RayParams(**{**common, **params}), head=is_head, shutdown_at_exit=False, spawn_reaper=True)
+    return NodeWithoutDashboard(RayParams(**{**common, **params}), head=is_head, shutdown_at_exit=False, spawn_reaper=True)
 
 
 def kill_node_processes(node: Any) -> None:
