@@ -152,7 +152,7 @@ def start_node(params: Mapping[str, Any], *, is_head: bool) -> Any:
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
-    class NodeWithoutDashboard(Node):
+    class BareNode(Node):
         def start_api_server(self, **kwargs: object) -> None:
             pass
 
@@ -166,7 +166,7 @@ def start_node(params: Mapping[str, Any], *, is_head: bool) -> Any:
         "no_monitor": True,  # of the autoscaler
         "dashboard_agent_listen_port": None,
     }
-    return NodeWithoutDashboard(RayParams(**{**common, **params}), head=is_head, shutdown_at_exit=False, spawn_reaper=True)
+    return BareNode(RayParams(**{**common, **params}), head=is_head, shutdown_at_exit=False, spawn_reaper=True)
 
 
 def kill_node_processes(node: Any) -> None:
