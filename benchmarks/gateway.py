@@ -124,7 +124,7 @@ def main() -> None:
     peers = {} if given.without_peers else PEERS
     report(
         {name: round(value, 3) for name, value in figures.items()},
-        at_most={f"of_bare_{kind}": OF_BARE for kind in targeted}
+        at_most={f"of_bare_{kind.name}": OF_BARE for kind in KINDS}
         | {f"{dialect}_of_chat_{kind}": OF_CHAT for dialect in OTHER_DIALECTS for kind in targeted}
         | {"added_p50_ms": ADDED_MS},
         at_least={f"{peer}_of_ours_{kind}": bound for peer, bound in peers.items() for kind in targeted},
