@@ -317,6 +317,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
             Shown("an open trajectory in a shard, bytes", "trajectory_bytes"),
             Shown("a step in a shard, bytes", "step_bytes"),
             Shown("a gateway process, MB", "gateway_mb"),
+            Shown("its link to Ray, one for all workers of a machine, MB", "link_mb", {BARE_RAY: "bare_ray_mb"}),
             Shown("a call in flight in a gateway, KB", "call_in_flight_kb"),
         ),
         minutes=30,

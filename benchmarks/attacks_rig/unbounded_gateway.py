@@ -5,11 +5,12 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from stepwell import cli, wiring
+from stepwell import cli
 from stepwell.access import access_keys
 from stepwell.gateway.dialects import openai_request
 from stepwell.gateway.http import request_body
 from stepwell.gateway.http.quotas import CallQuota
+from stepwell.wiring import gateway_server, http_server
 
 
 class NoQuota:
@@ -21,8 +22,8 @@ class NoQuota:
 UNBOUNDED: tuple[tuple[Any, str, Any], ...] = (
     (openai_request, "check_containers", lambda *_: None),
     (request_body, "MOST_CONTAINERS", sys.maxsize),
-    (wiring, "BoundedHttp", HttpToolsProtocol),
-    (wiring, "CallQuota", NoQuota),
+    (http_server, "BoundedHttp", HttpToolsProtocol),
+    (gateway_server, "CallQuota", NoQuota),
     (access_keys, "LONGEST_MESSAGE", sys.maxsize),
 )
 

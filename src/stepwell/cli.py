@@ -16,9 +16,13 @@ COMMANDS = {
     "down": ("stop what `stepwell up` started in this folder", "up.DownSettings", "up.command_down.run_down"),
     "status": ("show the state of everything on one screen", "up.StatusSettings", "up.command_status.run_status"),
     "doctor": ("check whether an engine is token-exact", "tools.DoctorSettings", "doctor.command.run_doctor"),
-    "pool": ("create the DataPool on a running Ray cluster", "pool.PoolSettings", "run_pool"),
-    "gateway": ("serve agents and record their calls", "serving.GatewaySettings", "run_gateway"),
-    "gateway key": ("make a key by which a user opens sessions", "serving.SessionKeySettings", "run_gateway_key"),
+    "pool": ("create the DataPool on a running Ray cluster", "pool.PoolSettings", "wiring.pool.run_pool"),
+    "gateway": ("serve agents and record their calls", "serving.GatewaySettings", "wiring.gateway.run_gateway"),
+    "gateway key": (
+        "make a key by which a user opens sessions",
+        "serving.SessionKeySettings",
+        "wiring.session_keys.run_gateway_key",
+    ),
     "keys create": ("make a key with a role", "key_commands.CreateKeySettings", "up.command_keys.run_create"),
     "keys list": ("show the keys with roles", "key_commands.ListKeysSettings", "up.command_keys.run_list"),
     "keys revoke": ("make a key void", "key_commands.RevokeKeySettings", "up.command_keys.run_revoke"),
@@ -27,16 +31,24 @@ COMMANDS = {
         "key_commands.AuditVerifySettings",
         "up.command_keys.run_verify",
     ),
-    "atropos": ("serve environments and trainers written for Atropos", "serving.AtroposSettings", "run_atropos"),
+    "atropos": (
+        "serve environments and trainers written for Atropos",
+        "serving.AtroposSettings",
+        "wiring.atropos.run_atropos",
+    ),
     "envs run": (
         "make rollouts of verifiers or Harbor tasks",
         "envs_run.EnvsRunSettings",
         "agents.foreign.envs_command.run_envs",
     ),
-    "dashboard": ("serve the web dashboard", "serving.DashboardSettings", "run_dashboard"),
-    "rewards": ("start reward workers on a running Ray cluster", "rewards.RewardSettings", "run_rewards"),
-    "reward try": ("call a reward function on stored trajectories", "rewards.TrySettings", "run_try"),
-    "rescore": ("copy stored trajectories with new rewards", "rewards.RescoreSettings", "run_rescore"),
+    "dashboard": ("serve the web dashboard", "serving.DashboardSettings", "wiring.dashboard.run_dashboard"),
+    "rewards": (
+        "start reward workers on a running Ray cluster",
+        "rewards.RewardSettings",
+        "wiring.rewards.run_rewards",
+    ),
+    "reward try": ("call a reward function on stored trajectories", "rewards.TrySettings", "wiring.rewards.run_try"),
+    "rescore": ("copy stored trajectories with new rewards", "rewards.RescoreSettings", "wiring.rewards.run_rescore"),
     "policy list": (
         "show the policy's versions, the canary and decisions",
         "policy_commands.PolicyListSettings",
@@ -52,8 +64,8 @@ COMMANDS = {
         "policy_commands.RollbackSettings",
         "up.command_policy.run_rollback",
     ),
-    "export": ("write steps to Parquet, JSONL or a dataset", "exports.ExportSettings", "run_export"),
-    "import": ("send exported steps into a running pool", "exports.ImportSettings", "run_import"),
+    "export": ("write steps to Parquet, JSONL or a dataset", "exports.ExportSettings", "wiring.exports.run_export"),
+    "import": ("send exported steps into a running pool", "exports.ImportSettings", "wiring.exports.run_import"),
     "forget": (
         "delete everything of one person, with a receipt",
         "forgetting.ForgetSettings",
@@ -66,8 +78,7 @@ COMMANDS = {
     ),
     "demo": ("train a tiny model on a CPU", "tools.DemoSettings", "demo.run.run_demo"),
 }
-"""Each command, of one or two words: its line in --help, its settings class in config/, and its function. A function
-without a module is in wiring.py."""
+"""Each command, of one or two words: its line in --help, its settings class in config/, and its function."""
 
 EXAMPLES = (
     "examples:",
@@ -116,12 +127,12 @@ def run(command: str, arguments: Sequence[str], program: str) -> None:
     _, settings_name, function_name = COMMANDS[command]
     try:
         sections = import_module("stepwell.config.sections")
-        epilog = _named("config", "examples.examples_text")(command)
-        settings = sections.read_settings(_named("config", settings_name), arguments, program, epilog=epilog)
+        epilog = _named("stepwell.config", "examples.examples_text")(command)
+        settings = sections.read_settings(_named("stepwell.config", settings_name), arguments, program, epilog=epilog)
     except StepwellError as failure:
         fail(program, str(failure), status=2)
     try:
-        _named("", function_name)(settings)
+        _named("stepwell", function_name)(settings)
     except RayUnreachable as failure:
         sys.stdout.flush()
         tell(program, str(failure))
@@ -130,9 +141,9 @@ def run(command: str, arguments: Sequence[str], program: str) -> None:
         fail(program, str(failure), status=1)
 
 
-def _named(room: str, path: str) -> Any:
+def _named(package: str, path: str) -> Any:
     module, _, name = path.rpartition(".")
-    return getattr(import_module(".".join(filter(None, ("stepwell", room, module or "wiring")))), name)
+    return getattr(import_module(f"{package}.{module}"), name)
 
 
 def fail(program: str, text: str, *, status: int) -> None:

@@ -27,7 +27,7 @@ from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.gateway.routes.asgi import MountedApp
 from stepwell.pool.api.ports import RewardScorer, StepSink
-from stepwell.wiring import IDLE_CONNECTION_TIMEOUT
+from stepwell.wiring.http_server import IDLE_CONNECTION_TIMEOUT
 from tests.rig.waiting import answers, until, wait_until
 
 LOOPBACK = "127.0.0.1"

@@ -19,7 +19,7 @@ from stepwell.config.serving import DashboardSettings
 from stepwell.dashboard.login.oidc import SESSION_SECONDS, OidcClient, OidcLogin
 from stepwell.dashboard.login.people import ListedPeople
 from stepwell.errors import BadRequest
-from stepwell.wiring import _login
+from stepwell.wiring.dashboard import login_of
 from tests.rig.dashboard import MadeUpPool, make_dashboard, serve_dashboard
 from tests.rig.issued_keys import CONTROL, bearer
 from tests.rig.oidc_provider import ABSENT, CLIENT_ID, CLIENT_SECRET, OidcProvider, serve_provider
@@ -546,10 +546,10 @@ def test_the_secret_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_without_the_extra_the_flags_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = read_settings(DashboardSettings, FLAGS, "stepwell dashboard")
-    assert _login(settings, AccessKeys(settings.control_keys)) is not None
+    assert login_of(settings, AccessKeys(settings.control_keys)) is not None
     monkeypatch.setitem(sys.modules, "authlib.integrations.starlette_client", None)
     with pytest.raises(BadRequest, match=r"--oidc-issuer needs .*: pip install 'stepwell\[oidc\]'"):
-        _login(settings, AccessKeys(settings.control_keys))
+        login_of(settings, AccessKeys(settings.control_keys))
 
 
 def test_a_login_needs_control_keys(provider: OidcProvider) -> None:

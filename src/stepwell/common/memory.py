@@ -1,5 +1,6 @@
-"""How much memory the processes of this machine, or of this container, have together."""
+"""How much memory the processes of this machine, or of this container, have together; and giving some back."""
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +18,13 @@ def machine_memory() -> int:
 def usable_memory(machine: int, mount: Path = MOUNT, own: Path = OWN) -> int:
     """Bytes: those of the machine, or the smallest limit of the control groups in which this process is."""
     return min([machine, *_limits(mount, own)])
+
+
+def release_freed_memory() -> None:
+    """Give the system back what the C library keeps of freed memory: much, after something large was parsed. Only glibc
+    can."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _limits(mount: Path, own: Path) -> Iterator[int]:

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from stepwell.common.memory import release_freed_memory
 from stepwell.errors import BadRequest, NotReady
 
+TOKENIZER_FILE = "tokenizer.json"
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 MAX_TOKENS_PER_CHARACTER = 4
 NO_TOKENIZER = "there is no tokenizer here; give --tokenizer-path to see texts"
@@ -65,7 +67,7 @@ class BackgroundTokenizer:
 
 
 class LoadedTokenizer:
-    """What is needed to find texts in tokens. A folder's tokenizer.json is read without transformers."""
+    """What is needed to find texts in tokens. A tokenizer.json is read without transformers."""
 
     def __init__(self, decode: Decode, special_ids: frozenset[int], id_of: Callable[[str], int | None]) -> None:
         self.special_ids = special_ids
@@ -85,11 +87,11 @@ class LoadedTokenizer:
     @classmethod
     def load(cls, path: str) -> "LoadedTokenizer":
         """BadRequest says why there is none."""
-        if not (file := Path(path, "tokenizer.json")).is_file():
+        if (file := _find_file(path)) is None:
             return cls.of_transformers(load_tokenizer(path))
         fast = _read_fast(file)
         special = [number for number, token in fast.get_added_tokens_decoder().items() if token.special]
-        return cls(load_decode(path), frozenset(special), fast.token_to_id)
+        return cls(_decode_with(fast), frozenset(special), fast.token_to_id)
 
     @classmethod
     def of_transformers(cls, tokenizer: Any) -> "LoadedTokenizer":
@@ -102,16 +104,22 @@ class LoadedTokenizer:
 
 
 class OnDemandTokenizer:
-    """Of a folder with a tokenizer.json, which is enough to decode. What encodes, transformers, is loaded on first use:
-    it takes seconds and much memory, and most servers never encode."""
+    """Of a tokenizer.json, which is enough to decode. It is loaded on first use, and so is transformers, which encodes:
+    both take much memory, and most servers need neither."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, file: Path) -> None:
         self._path = path
-        self._decode = load_decode(path)
+        self._file = file
         self._lock = threading.Lock()
+        self._decode: Decode | None = None
         self._encoder: Any = None
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The first call may take a second."""
+        with self._lock:
+            if self._decode is None:
+                self._decode = _decode_with(_read_fast(self._file))
+                release_freed_memory()
         return self._decode(list(ids))
 
     def encoder(self) -> Any:
@@ -119,12 +127,18 @@ class OnDemandTokenizer:
         with self._lock:
             if self._encoder is None:
                 self._encoder = load_tokenizer(self._path)
+                release_freed_memory()
             return self._encoder
 
     @classmethod
     def load(cls, path: str) -> Any:
-        """Where there is no tokenizer.json, transformers' own. BadRequest says why there is none."""
-        return cls(path) if Path(path, "tokenizer.json").is_file() else load_tokenizer(path)
+        """Checks that the file can be read, and keeps nothing of it. Where there is no tokenizer.json, transformers'
+        own. BadRequest says why there is none."""
+        if (file := _find_file(path)) is None:
+            return load_tokenizer(path)
+        _read_fast(file)
+        release_freed_memory()
+        return cls(path, file)
 
 
 class TokenDecoder:
@@ -201,16 +215,32 @@ def _is_folder_name(path: str) -> bool:
 
 
 def load_decode(path: str | None) -> Decode:
-    """The decoding of a tokenizer. A folder's tokenizer.json is read without transformers, because that import takes
-    a child process longer than everything else."""
+    """The decoding of a tokenizer. A tokenizer.json is read without transformers, because that import takes a child
+    process longer than everything else."""
     if path is None:
         return no_tokenizer
-    file = Path(path, "tokenizer.json")
-    if not file.is_file():
+    if (file := _find_file(path)) is None:
         tokenizer = load_tokenizer(path)
         return lambda ids: str(tokenizer.decode(ids))
-    fast = _read_fast(file)
+    return _decode_with(_read_fast(file))
+
+
+def _decode_with(fast: Any) -> Decode:
     return lambda ids: str(fast.decode(ids, skip_special_tokens=False))
+
+
+def _find_file(path: str) -> Path | None:
+    """The tokenizer.json of a folder, or of a model by its name, from the hub or its cache on this machine. None if
+    there is none; transformers then says why, or finds other files."""
+    if Path(path).is_dir() or _is_folder_name(path):
+        file = Path(path, TOKENIZER_FILE)
+        return file if file.is_file() else None
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(path, TOKENIZER_FILE))
+    except Exception:  # noqa: BLE001 - loaders raise anything
+        return None
 
 
 def _read_fast(file: Path) -> Any:

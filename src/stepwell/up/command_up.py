@@ -28,6 +28,8 @@ from stepwell.up.engine_model import ServedModel, wait_for_model
 from stepwell.up.launch_plan import LaunchPlan, make_plan, url_of
 from stepwell.up.processes import END_SIGNALS, StartupScreen, programs, serve
 from stepwell.up.state_folder import RunRecord, StateFolder, started, this_folder
+from stepwell.wiring.pool import run_pool
+from stepwell.wiring.rewards import run_rewards
 
 Handler: TypeAlias = Callable[[int, FrameType | None], Any] | signal.Handlers
 
@@ -111,13 +113,11 @@ class Up:
             yield joining["RAY_ADDRESS"], joining
 
     def _start_actors(self, plan: LaunchPlan) -> None:
-        from stepwell import wiring  # it imports Ray, which reads its settings from the environment
-
         self._screen.say(f"starting the DataPool on Ray at {plan.pool.ray_address}")
-        wiring.run_pool(plan.pool)
+        run_pool(plan.pool)
         if plan.rewards is not None:
             self._screen.say(f"starting reward workers for {plan.rewards.function}")
-            wiring.run_rewards(plan.rewards)
+            run_rewards(plan.rewards)
 
     async def _serve(self, plan: LaunchPlan, model: ServedModel, key: str) -> bool:
         shown = key if self._settings.show_key else None

@@ -19,6 +19,8 @@ from tests.rig.waiting import answers, wait_until
 
 CALLS = 12
 WORKERS = 2
+MOST_WORKER_MB, MOST_KEEPER_MB = 120, 75
+"""Resident, of a worker that has not decoded or encoded a text, and of the process that keeps the workers running."""
 post = partial(httpx.post, timeout=120.0)
 
 
@@ -45,6 +47,10 @@ def children(pid: int, words: str) -> list[int]:
         except OSError:
             continue
     return sorted(found)
+
+
+def resident_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def say(base_url: str) -> None:
@@ -74,6 +80,8 @@ def test_workers_share_a_port_and_a_link_and_die_without_a_loss(
         workers = children(gateway.process.pid, "spawn_main")
         assert len(workers) == WORKERS
         wait_until(lambda: sum(map(recorded, owns)) == WORKERS, "the steps to be delivered")
+        assert max(map(resident_mb, workers)) <= MOST_WORKER_MB
+        assert resident_mb(gateway.process.pid) <= MOST_KEEPER_MB
 
         os.kill(workers[0], signal.SIGKILL)
         for _ in range(CALLS):

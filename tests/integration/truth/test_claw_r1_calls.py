@@ -15,7 +15,7 @@ from stepwell.config.serving import GatewaySettings
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.steps.step import Step
-from stepwell.wiring import run_gateway
+from stepwell.wiring.gateway import run_gateway
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool

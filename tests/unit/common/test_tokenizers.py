@@ -1,3 +1,4 @@
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from stepwell.common.tokenizers import (
     load_tokenizer,
 )
 from stepwell.errors import BadRequest, NotReady
+from tests.rig.large_tokenizer import write_large_tokenizer
 from tests.rig.made_up_rollouts import RigTokenizer
 from tests.rig.vocabulary import ADDED_IDS, CONTROL_TOKENS, encode
 from tests.rig.waiting import until
@@ -108,6 +110,55 @@ def test_a_tokenizer_is_the_same_with_and_without_transformers(tiny_model: Path)
     assert fast.special_ids == slow.special_ids == {ADDED_IDS[token] for token in CONTROL_TOKENS}
     assert fast.id_of("*") == slow.id_of("*") == ord("*")
     assert fast.id_of("no such token") is slow.id_of("no such token") is None
+
+
+KEEPS_NOTHING = """
+import sys
+from pathlib import Path
+from tokenizers import Tokenizer
+from stepwell.common.tokenizers import OnDemandTokenizer
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+
+start = resident()
+tokenizer = OnDemandTokenizer.load(sys.argv[1])
+checked = resident()
+assert tokenizer.decode([0, 62]) == "a aa"
+assert checked - start < (resident() - start) / 3, (start, checked, resident())
+"""
+
+
+def test_a_tokenizer_that_is_not_used_takes_no_memory(tmp_path: Path) -> None:
+    write_large_tokenizer(tmp_path)
+    subprocess.run([sys.executable, "-c", KEEPS_NOTHING, tmp_path], check=True)
+
+
+BY_NAME = """
+import sys
+from stepwell.common.tokenizers import OnDemandTokenizer
+
+assert OnDemandTokenizer.load("org/model").decode([97, 98]) == "ab"
+assert not {"transformers", "torch"} & sys.modules.keys()
+"""
+
+
+def test_a_model_by_its_name_is_read_from_the_hubs_cache_without_transformers(tmp_path: Path, tiny_model: Path) -> None:
+    kept = tmp_path / "models--org--model"
+    (kept / "snapshots" / "abc").mkdir(parents=True)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("abc")
+    shutil.copy(tiny_model / "tokenizer.json", kept / "snapshots" / "abc")
+    env = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", BY_NAME], check=True, env=env)
+
+
+def test_a_tokenizer_file_that_cannot_be_read_is_told_before_it_is_used(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(BadRequest, match="no tokenizer could be loaded from"):
+        OnDemandTokenizer.load(str(tmp_path))
 
 
 SERVES = """

@@ -1,5 +1,6 @@
 """Routes for white-box agents, which tokenize, build steps and submit them by themselves."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
@@ -85,12 +86,10 @@ def whitebox_router(
         fields = wanted.model_dump()
         if images := fields.pop("multi_modal_data"):
             fields["extra_fields"] = {"multi_modal_data": images, **wanted.extra_fields}
+        prompt_text = await asyncio.to_thread(tokenizer.decode, wanted.prompt_ids)
+        response_text = await asyncio.to_thread(tokenizer.decode, wanted.response_ids)
         score = await rewards.compute_reward(
-            RewardRequest(
-                **fields,
-                prompt_text=tokenizer.decode(wanted.prompt_ids),
-                response_text=tokenizer.decode(wanted.response_ids),
-            )
+            RewardRequest(**fields, prompt_text=prompt_text, response_text=response_text)
         )
         return gateway_api.RewardComputed.model_validate(score, from_attributes=True)
 

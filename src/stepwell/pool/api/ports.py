@@ -1,4 +1,4 @@
-"""How other rooms see the pool and the reward workers, as Protocols. wiring.py hands the implementations in.
+"""How other rooms see the pool and the reward workers, as Protocols. wiring/ hands the implementations in.
 
 Every call to the pool raises PoolUnavailable instead of waiting without end.
 """
