@@ -1,7 +1,8 @@
 """Recorded rollouts, in the three forms in which trainers get them: a filled pool, batches, and plain rows.
 
-- A group is kept if its rollouts did differently well and each is one row: every trainer then gets the same number of
-  samples an update, whatever it does with groups from which nothing can be learned.
+- A group is kept if its rollouts did differently well, are not all the same, and each is one row: every trainer then
+  gets the same number of samples an update, whatever it does with groups from which nothing can be learned. From
+  rollouts that are the same nothing is learned either: what one teaches, another takes back.
 - A plain row needs nothing of Stepwell to be trained.
 """
 
@@ -92,7 +93,9 @@ def learnable_groups(batch: Batch) -> Iterator[list[RecordedRollout]]:
     for group in range(len(batch)):
         members = np.flatnonzero(batch.group_of_T == group).tolist()
         returns = batch.returns_T[members]
-        if (rows_T[members] == 1).all() and len(np.unique(returns)) > 1 and not np.isnan(returns).any():
+        answers = {b"".join(step.response_ids.tobytes() for step in trajectories[t]) for t in members}
+        is_scored = len(np.unique(returns)) > 1 and not np.isnan(returns).any()
+        if is_scored and len(answers) > 1 and (rows_T[members] == 1).all():
             yield [RecordedRollout(_plain_steps(trajectories[t]), float(batch.returns_T[t])) for t in members]
 
 

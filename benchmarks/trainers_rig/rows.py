@@ -2,6 +2,7 @@
 
 from benchmarks.trainers_rig.ours import OURS
 from benchmarks.trainers_rig.row import TrainerRow
+from benchmarks.trainers_rig.tinker import TINKER
 from benchmarks.trainers_rig.trl import TRL
 
-ROWS: tuple[TrainerRow, ...] = (OURS, TRL)
+ROWS: tuple[TrainerRow, ...] = (OURS, TRL, TINKER)

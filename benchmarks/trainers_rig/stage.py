@@ -22,7 +22,7 @@ from stepwell.demo.model import write_model
 from stepwell.demo.pool import NAMESPACE, demo_ray, pool_with
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.client import DataPool, PoolClient
-from tests.rig.fake_engine import FakeEngine
+from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.threads import in_thread
 from tests.rig.tiny_model import make_tiny_model
 
@@ -93,6 +93,7 @@ def open_short_stage(folder: Path, length: Length) -> Iterator[Stage]:
     """With the fake engine."""
     model_folder = make_tiny_model(folder / "tiny")
     with demo_ray() as address, in_thread(FakeEngine()) as engine:
+        engine.faults = Faults(ignore_seed=True)  # else the rollouts of a group are the same, and teach nothing
         recorded = pool_with(RECORDED, Limits())
         orders = Orders(
             task=TASK,

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 SAME = 1e-3
 """By how much the losses of both runs of a round may differ, as a part of the largest."""
 
+LEARNED = 0.01
+"""How much the loss on the same data must have changed, as a part of it, where a program can compute it again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Length:

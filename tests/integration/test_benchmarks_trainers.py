@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.trainers_rig.recorded import learnable_groups
 from benchmarks.trainers_rig.rows import ROWS
 from benchmarks.trainers_rig.timed_run import Round, TimedRun, figures_of
+from stepwell.pool.client.batch import make_batch
+from stepwell.steps.columns import pack
+from stepwell.steps.step import Step
+from tests.builders import make_step
 from tests.rig.trainers.process import trainer_python
 
 CHECKOUT = Path(__file__).parents[2]
@@ -51,6 +56,25 @@ def test_every_other_trainer_is_compared_with_itself_fed_from_memory(trainer: st
     assert environment is not None
     trainer_python(environment)
     check(trainer, figures_told(trainer))
+
+
+def test_groups_are_recorded_if_something_can_be_learned_from_them() -> None:
+    def group(name: str, answers: list[int], rewards: list[float]) -> list[Step]:
+        return [
+            make_step(f"{name}-{n}", response_ids=[answer], reward=reward)
+            for n, (answer, reward) in enumerate(zip(answers, rewards, strict=True))
+        ]
+
+    steps = [
+        *group("learnable", [1, 2], [0.0, 1.0]),
+        *group("the same answers", [1, 1], [0.0, 1.0]),
+        *group("the same rewards", [1, 2], [1.0, 1.0]),
+    ]
+    (kept,) = learnable_groups(make_batch(pack(steps), [2, 2, 2]))
+    assert [(rollout.steps[0].trajectory_uid, rollout.reward) for rollout in kept] == [
+        ("learnable-0", 0.0),
+        ("learnable-1", 1.0),
+    ]
 
 
 def test_figures_are_medians_over_the_rounds() -> None:

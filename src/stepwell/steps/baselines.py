@@ -86,6 +86,8 @@ class GroupBaseline:
     """GRPO: the mean of the group's rollouts, and of its steps at the same place."""
 
     def differences(self, compared: Compared) -> Differences:
+        if not compared.counted_S.any():
+            return _returns_within(compared, compared.group_of_T)
         group_of_S = compared.group_of_T[compared.trajectory_of_S]
         _, place_of_S = np.unique(np.stack([group_of_S, compared.places_S], axis=1), axis=0, return_inverse=True)
         return _within(compared, compared.group_of_T, place_of_S.ravel())
@@ -177,6 +179,13 @@ def _within(compared: Compared, part_of_T: IndexArray, part_of_S: IndexArray) ->
     np.maximum.at(largest_T, trajectory_of_S[known_S], np.abs(values_S[known_S]))
     largest_T = np.where(np.isneginf(largest_T), common_T, largest_T)
     return Differences(values_S, _deviations(largest_T, part_of_T)[part_of_T][trajectory_of_S])
+
+
+def _returns_within(compared: Compared, part_of_T: IndexArray) -> Differences:
+    """The same where nothing counts for a step alone: all steps of a rollout differ equally."""
+    common_T = _centred(compared.common_T, part_of_T)
+    scale_T = _deviations(common_T, part_of_T)[part_of_T]
+    return Differences(common_T[compared.trajectory_of_S], scale_T[compared.trajectory_of_S])
 
 
 def _centred(values: Floats, part_of: IndexArray) -> Floats:

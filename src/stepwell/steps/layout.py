@@ -19,13 +19,31 @@ IndexArray: TypeAlias = NDArray[np.int64]
 def offsets(lengths: NDArray[np.integer[Any]]) -> IndexArray:
     """Where each part begins, and where the last one ends."""
     ends = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
+    lengths.cumsum(out=ends[1:])
     return ends
 
 
 def parts_of(lengths: NDArray[np.integer[Any]]) -> IndexArray:
     """The part of each element."""
     return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def is_first(part_of: IndexArray) -> BoolArray:
+    """Which elements begin a part, if the elements of a part follow one another."""
+    first = np.ones(len(part_of), np.bool_)
+    np.not_equal(part_of[1:], part_of[:-1], out=first[1:])
+    return first
+
+
+def firsts_of(part_of: IndexArray) -> IndexArray:
+    """Where each part begins, if the elements of a part follow one another."""
+    return np.flatnonzero(is_first(part_of))
+
+
+def in_parts_of(flags: BoolArray, part_of: IndexArray) -> BoolArray:
+    """Which elements are in a part with a flag."""
+    flagged: BoolArray = np.bincount(part_of, flags) > 0
+    return flagged[part_of]
 
 
 def run_lengths(names: Iterable[object]) -> list[int]:
@@ -55,8 +73,7 @@ def trajectories_of(trajectory_uids: Sequence[str], group_sizes_G: IntArray) -> 
 
 def groups_of(trajectory_of_S: IndexArray, group_sizes_G: IntArray) -> IndexArray:
     """The group of each trajectory."""
-    _, firsts_T = np.unique(trajectory_of_S, return_index=True)
-    return parts_of(group_sizes_G)[firsts_T]
+    return parts_of(group_sizes_G)[firsts_of(trajectory_of_S)]
 
 
 def returns_of(

@@ -124,6 +124,11 @@ def whole_groups(
     left_out: LeftOutSteps, uids_T: Sequence[str], group_of_T: IndexArray, returns_T: Floats
 ) -> WholeGroups:
     """`uids_T` and the rest describe the rollouts that the batch has."""
+    if not len(left_out):
+        unknown_T = np.full(len(returns_T), np.nan)
+        return WholeGroups(
+            trajectory_of_E=np.zeros(0, np.int64), group_of_T=group_of_T, returns_T=returns_T, outcomes_T=unknown_T
+        )
     numbers = {named: number for number, named in enumerate(zip(group_of_T.tolist(), uids_T, strict=True))}
     firsts: list[int] = []
     trajectory_of_E: list[int] = []

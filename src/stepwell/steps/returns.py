@@ -86,22 +86,27 @@ def split_rewards(columns: Columns, trajectory_of_S: IndexArray) -> tuple[NDArra
     Not all steps of a trajectory need be there. In an older file, the reward of the step that would show the outcome
     reward counts as such.
     """
-    own_S, outcomes = np.nan_to_num(columns.rewards_S), []
+    own: list[float] = np.nan_to_num(columns.rewards_S).tolist()
+    outcome_of, total_of = columns.outcomes_S.tolist(), columns.returns_S.tolist()
+    outcomes: list[float] = []
     start = 0
     for size in run_lengths(trajectory_of_S.tolist()):
         told = columns.rewards_of[start : start + size]
         carrier = start + reward_carrier(columns.untrainable[start : start + size])
-        shown, outcome, total = (float(of[carrier]) for of in (own_S, columns.outcomes_S, columns.returns_S))
+        shown, outcome, total = own[carrier], outcome_of[carrier], total_of[carrier]
         if any(told):
             outcomes.append(outcome)
-            own_S[start : start + size][[of == OF_TRAJECTORY for of in told]] = 0.0
+            own[start : start + size] = [
+                0.0 if of == OF_TRAJECTORY else reward
+                for of, reward in zip(told, own[start : start + size], strict=True)
+            ]
         else:
-            is_own = math.isclose(total, math.fsum(own_S[start : start + size]) + outcome, abs_tol=1e-9)
+            is_own = math.isclose(total, math.fsum(own[start : start + size]) + outcome, abs_tol=1e-9)
             outcomes.append(shown if math.isnan(total) else outcome)
             if math.isnan(total) or (shown == outcome and not is_own):
-                own_S[carrier] = 0.0
+                own[carrier] = 0.0
         start += size
-    return np.nan_to_num(outcomes), own_S
+    return np.nan_to_num(outcomes), np.array(own, np.float64)
 
 
 def return_of(steps: Sequence[Step]) -> float | None:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.steps.columns import NO_BASE, Bases, Columns
-from stepwell.steps.layout import IndexArray, offsets, returns_of, sums
+from stepwell.steps.layout import IndexArray, is_first, offsets, returns_of, sums
 from stepwell.steps.padding import Overlong, fitting, ones, spread
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import BoolArray, FloatArray, IntArray
@@ -254,6 +254,8 @@ def _divide(
     columns: Columns, bases: Bases, trajectory_of_S: IndexArray
 ) -> tuple[IndexArray, IndexArray, Counter[ForkReason]]:
     """The row of each step, the last step of each row, and how many rows were opened beside a trajectory's first."""
+    if _continues_always(columns, bases, trajectory_of_S):
+        return trajectory_of_S.copy(), offsets(np.bincount(trajectory_of_S))[1:] - 1, Counter()
     builder, forks = _RowBuilder(columns, bases), Counter[ForkReason]()
     trajectory, first_row, row_of_S = -1, 0, []
     for step, of_step in enumerate(trajectory_of_S.tolist()):
@@ -270,6 +272,18 @@ def _divide(
         row_of_S.append(rows if row is None else row)
     last_of_R = [steps[-1] for steps in builder.steps_of_R]
     return np.array(row_of_S, np.int64), np.array(last_of_R, np.int64), forks
+
+
+def _continues_always(columns: Columns, bases: Bases, trajectory_of_S: IndexArray) -> bool:
+    """Does every step that is not the first of its trajectory begin with all tokens of the one before it, and add some?
+    Then each trajectory is one row."""
+    base_S, shared_S, lengths_S = bases.base_S, bases.shared_S, columns.lengths_S
+    is_first_S = is_first(trajectory_of_S)
+    if not np.array_equal(base_S == NO_BASE, is_first_S):
+        return False
+    continues_S = (base_S[1:] == np.arange(len(base_S) - 1)) & (shared_S[1:] == lengths_S[:-1])
+    continues_S &= (shared_S[1:] <= columns.prompt_lengths_S[1:]) & (shared_S[1:] < lengths_S[1:])
+    return bool((continues_S | is_first_S[1:]).all())
 
 
 # -- what the rows hold ------------------------------------------------------------------------------------------------

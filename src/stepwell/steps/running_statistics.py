@@ -37,17 +37,18 @@ class RunningEntry:
 
     def after(self, common_T: Floats, counted_S: Floats, trajectory_of_S: IndexArray) -> "RunningEntry":
         """With these rollouts, all of the same weight. `trajectory_of_S` counts among them."""
-        past = self.weight * float(np.exp(-len(common_T) / MEMORY))
-        total = past + (now := 1.0 - float(np.exp(-len(common_T) / MEMORY)))
-        common = (past * self.common + now * float(common_T.mean())) / total
-        of_steps = float(counted_S.mean()) if len(counted_S) else self.counted
+        kept = float(np.exp(-len(common_T) / MEMORY))
+        past = self.weight * kept
+        total = past + (now := 1.0 - kept)
+        common = (past * self.common + now * _mean(common_T)) / total
+        of_steps = _mean(counted_S) if len(counted_S) else self.counted
         counted = (past * self.counted + now * of_steps) / total
         moved = self.common + self.counted - common - counted
         largest_T = np.abs(common_T - common)
         has_steps_T = np.bincount(trajectory_of_S, minlength=len(common_T)) > 0
         largest_T[has_steps_T] = 0.0
         np.maximum.at(largest_T, trajectory_of_S, np.abs(common_T[trajectory_of_S] + counted_S - common - counted))
-        variance = (past * (self.variance + moved**2) + now * float((largest_T**2).mean())) / total
+        variance = (past * (self.variance + moved**2) + now * _mean(largest_T**2)) / total
         return RunningEntry(total, common, counted, variance)
 
 
@@ -101,12 +102,17 @@ def statistics_of(numbers: Mapping[str, Sequence[float]]) -> RunningStatistics:
     return RunningStatistics({key: RunningEntry(*values) for key, values in numbers.items()})
 
 
+def _mean(values: Floats) -> float:
+    return float(values.sum()) / len(values)
+
+
 def _by_key(keys_T: Sequence[str], is_counted_T: BoolArray) -> Iterator[tuple[str, BoolArray]]:
     """Which rollouts count for each key: the tasks, then all."""
     if not is_counted_T.any():
         return
-    of_T = np.array(keys_T, object)
-    for key in dict.fromkeys(of_T[is_counted_T].tolist()):
-        if key != ALL:
-            yield key, is_counted_T & (of_T == key)
+    if any(keys_T):
+        of_T = np.array(keys_T, object)
+        for key in dict.fromkeys(of_T[is_counted_T].tolist()):
+            if key != ALL:
+                yield key, is_counted_T & (of_T == key)
     yield ALL, is_counted_T

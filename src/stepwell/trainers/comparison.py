@@ -13,6 +13,7 @@ from stepwell.steps.layout import IndexArray
 from stepwell.steps.left_out import NO_STEP
 from stepwell.steps.returns import split_rewards
 from stepwell.steps.running_statistics import ALL, NO_PAST, RunningStatistics
+from stepwell.steps.step import BoolArray
 from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.settings import RowSettings
 
@@ -33,11 +34,13 @@ def compare(
     )
     rewards_E, present = np.nan_to_num(left_out.rewards_E), len(batch.group_of_T)
     returns_T = whole_returns(batch, settings)
-    outcomes_T, rewards_S = split_rewards(columns, trajectory_of_S)
     is_step_E = left_out.step_indexes_E != NO_STEP
     kind = settings.advantage
     if settings.unit == "steps":  # what counts for a step is its return, and no other step is there
         kind, is_step_E = "rollout", np.zeros_like(is_step_E)
+    outcomes_T, rewards_S = np.zeros(present), np.zeros(len(columns))
+    if kind != "rollout":  # for that, only the return counts
+        outcomes_T, rewards_S = split_rewards(columns, trajectory_of_S)
     return compare_steps(
         kind,
         returns_T,
@@ -47,7 +50,7 @@ def compare(
         whole.group_of_T,
         np.concatenate([columns.step_indexes_S, left_out.step_indexes_E[is_step_E]]),
         keys_T=_task_keys(batch, settings.baseline_key, whole.group_of_T),
-        is_new_T=np.isin(whole.group_of_T, () if known_groups is None else known_groups, invert=True),
+        is_new_T=_outside(whole.group_of_T, known_groups),
         past=past,
     )
 
@@ -68,6 +71,13 @@ def whole_returns(batch: TrainingBatch, settings: RowSettings) -> NDArray[np.flo
         later_S = np.bincount(trajectory_of_E, batch.left_out.rewards_E, len(rewards_S)).astype(np.float64)
         is_scored_S |= np.bincount(trajectory_of_E, minlength=len(rewards_S)) > 0
     return np.where(is_scored_S, outcomes_S + rewards_S + later_S, np.nan)
+
+
+def _outside(group_of_T: IndexArray, known_groups: IndexArray | None) -> BoolArray:
+    """Which rollouts are in none of these groups."""
+    if known_groups is None or not len(known_groups):
+        return np.ones(len(group_of_T), np.bool_)
+    return np.isin(group_of_T, known_groups, invert=True)
 
 
 def _task_keys(batch: TrainingBatch, field: str | None, group_of_T: IndexArray) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.steps.columns import Columns, stack
-from stepwell.steps.layout import IndexArray
+from stepwell.steps.layout import IndexArray, firsts_of
 from stepwell.steps.left_out import LeftOutSteps, WholeGroups, join_left_out, whole_groups
 from stepwell.steps.rows import MergedRows, merge_rows
 from stepwell.trainers.ports import TrainingBatch
@@ -49,8 +49,7 @@ class JoinedBatch:
 
     @cached_property
     def _whole_groups(self) -> WholeGroups:
-        _, firsts_T = np.unique(self.trajectory_of_S, return_index=True)
-        uids_T = [self.columns.trajectory_uids[first] for first in firsts_T.tolist()]
+        uids_T = [self.columns.trajectory_uids[first] for first in firsts_of(self.trajectory_of_S).tolist()]
         return whole_groups(self.left_out, uids_T, self.group_of_T, self.returns_T)
 
     def merged(self) -> MergedRows:

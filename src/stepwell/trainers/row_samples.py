@@ -25,18 +25,24 @@ class RowSample:
 
 def row_samples(rows: TrainedRows) -> Iterator[RowSample]:
     """One per trained row and advantage in it, in the order of the batch."""
-    merged = rows.merged
+    merged, places = rows.merged, np.flatnonzero(rows.trained)
+    advantages, bounds_R = rows.advantages[places], np.searchsorted(places, merged.offsets_R).tolist()
+    starts_R = merged.offsets_R.tolist()
     for row in np.sort(rows.chosen_R).tolist():
-        start, end = merged.offsets_R[row], merged.offsets_R[row + 1]
-        trained, advantages = rows.trained[start:end], rows.advantages[start:end]
-        for advantage in np.unique(advantages[trained]):
-            has_advantage = trained & (advantages == advantage)
-            length = int(np.flatnonzero(has_advantage)[-1]) + 1
-            here = slice(start, start + length)
+        start, own = starts_R[row], slice(bounds_R[row], bounds_R[row + 1])
+        places_here, advantages_here = places[own], advantages[own]
+        is_one = bool((advantages_here == advantages_here[0]).all())
+        for advantage in advantages_here[:1] if is_one else np.unique(advantages_here):
+            places_of = places_here if is_one else places_here[advantages_here == advantage]
+            here = slice(start, int(places_of[-1]) + 1)
+            trained = rows.trained[here].copy()
+            if not is_one:
+                trained[:] = False
+                trained[places_of - start] = True
             yield RowSample(
                 row=row,
                 tokens=merged.tokens[here],
-                trained=has_advantage[:length],
+                trained=trained,
                 logprobs=merged.logprobs[here],
                 advantage=float(advantage),
             )

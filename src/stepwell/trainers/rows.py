@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stepwell.steps.baselines import NEED_SIBLINGS, NO_FALLBACK, Compared, baseline_advantages
 from stepwell.steps.columns import Columns
 from stepwell.steps.credit import credit_shares
-from stepwell.steps.layout import IndexArray, offsets, parts_of, sums
+from stepwell.steps.layout import IndexArray, firsts_of, in_parts_of, offsets, parts_of, sums
 from stepwell.steps.padding import ones, spread
 from stepwell.steps.rows import MergedRows
 from stepwell.steps.running_statistics import NO_PAST, RunningStatistics
@@ -169,10 +169,9 @@ def choose_rows(
     settings = settings or RowSettings()
     merged, columns, group_of_T = batch.merged(), batch.columns, batch.group_of_T
     trajectory_of_S, responses_S = batch.trajectory_of_S, columns.response_lengths_S
-    _, firsts_T = np.unique(trajectory_of_S, return_index=True)
-    uids_T = [_name(columns, step, settings.unit) for step in firsts_T.tolist()]
+    uids_T = [_name(columns, step, settings.unit) for step in firsts_of(trajectory_of_S).tolist()]
     known_T = np.array([uid in known for uid in uids_T], np.bool_)
-    is_new_T = ~np.isin(group_of_T, group_of_T[known_T])
+    is_new_T = ~in_parts_of(known_T, group_of_T)
 
     compared = compare(batch, settings, past, group_of_T[known_T])
     advantages, is_unusable_S = _response_advantages(batch, settings, compared), unusable_advantages(columns)
@@ -181,16 +180,18 @@ def choose_rows(
     wanted_T = is_new_T & ~lacks_logprobs_T & ~is_overlong_T
     wanted_S = wanted_T[trajectory_of_S] & ~is_unknown_S & ~is_other_S & ~is_unusable_S
     wanted = columns.mask & np.repeat(wanted_S, responses_S) & ~np.isnan(advantages)
+    advantages = np.nan_to_num(advantages)
     group_of = np.repeat(group_of_T[trajectory_of_S], responses_S)
-    differs = columns.mask & (np.nan_to_num(advantages) != 0.0)
+    differs = columns.mask & (advantages != 0.0)
     trained = np.zeros(len(merged.tokens), np.bool_)
-    trained[merged.places] = wanted & np.isin(group_of, group_of[wanted & differs])
+    trained[merged.places] = wanted & in_parts_of(wanted & differs, group_of)
     lengths_R = np.diff(merged.offsets_R)
     trained[merged.offsets_R[:-1][lengths_R > 0]] = False  # a row's first token follows nothing
 
     has_some_R = np.bincount(parts_of(lengths_R), trained, len(lengths_R)) > 0
     shortest_first = np.argsort(lengths_R, kind="stable")
-    is_equal_T = ~np.isin(group_of_T, group_of[differs])
+    differs_G: BoolArray = np.bincount(group_of, differs, len(group_of_T)) > 0
+    is_equal_T = ~differs_G[group_of_T]
     is_scored_T = ~np.isnan(compared.common_T)
     has_fallback = settings.baseline not in NEED_SIBLINGS or settings.fallback_baseline not in NO_FALLBACK
     single, identical, equal = _unlearnable_groups(
@@ -199,7 +200,7 @@ def choose_rows(
     is_new_S = is_new_T[trajectory_of_S]
     return TrainedRows(
         merged=merged,
-        advantages=place_responses(merged, np.nan_to_num(advantages)),
+        advantages=place_responses(merged, advantages),
         temperatures=place_responses(merged, np.repeat(temperatures_S, responses_S), filler=1.0),
         chosen_R=shortest_first[has_some_R[shortest_first]],
         trained=trained,
@@ -250,8 +251,11 @@ def unusable_advantages(columns: Columns) -> BoolArray:
 
 def _own_advantages(columns: Columns) -> Iterator[tuple[int, NDArray[np.float64] | None]]:
     """The steps with advantages of their own, and those of their responses; None if they cannot be used."""
-    lengths = zip(columns.response_lengths_S.tolist(), columns.lengths_S.tolist(), strict=True)
-    for step, (extras, (response, length)) in enumerate(zip(columns.extras, lengths, strict=True)):
+    for step, extras in enumerate(columns.extras):
+        if not extras:
+            continue
+        response = int(columns.response_lengths_S[step])
+        length = response + int(columns.prompt_lengths_S[step])
         own, overrides = extras.get("advantages"), extras.get("overrides")
         if isinstance(overrides, dict) and overrides.get(ZERO_ADVANTAGE):
             yield step, np.zeros(response)
@@ -297,7 +301,7 @@ def step_temperatures(columns: Columns, settings: RowSettings) -> tuple[NDArray[
     temperatures_S = told_S if assumed is None else np.where(np.isnan(told_S), assumed, told_S)
     is_unknown_S = np.isnan(temperatures_S)
     is_other_S = ~is_unknown_S & (temperatures_S <= 0.0)
-    if settings.temperature is not None:
+    if settings.temperature is not None and (temperatures_S != settings.temperature).any():
         is_other_S |= ~is_unknown_S & ~np.isclose(temperatures_S, settings.temperature)
     return np.where(is_unknown_S, 1.0, temperatures_S), is_unknown_S, is_other_S
 
@@ -340,6 +344,8 @@ def _unlearnable_groups(
 ) -> tuple[int, int, int]:
     """How many groups have one scored rollout that is compared with nothing, how many have identical ones, and how many
     have other ones that are equal, or equal to their baseline."""
+    if not is_unlearnable_T.any():
+        return 0, 0, 0
     written = merged.tokens[merged.places]
     ends_T = offsets(np.bincount(batch.trajectory_of_S, batch.columns.response_lengths_S).astype(np.int64)).tolist()
     is_scored_T, present = ~np.isnan(compared.common_T), len(batch.group_of_T)

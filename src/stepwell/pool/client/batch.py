@@ -103,8 +103,7 @@ class Batch:
 
     @cached_property
     def _whole_groups(self) -> WholeGroups:
-        _, firsts_T = np.unique(self.trajectory_of_S, return_index=True)
-        uids_T = [self.columns.trajectory_uids[first] for first in firsts_T.tolist()]
+        uids_T = [self.columns.trajectory_uids[first] for first in layout.firsts_of(self.trajectory_of_S).tolist()]
         return whole_groups(self.left_out, uids_T, self.group_of_T, self.returns_T)
 
     # -- rows to train on --------------------------------------------------------------------------------------------
