@@ -1,0 +1,83 @@
+"""examples/tinker on SkyRL's real server, killed with SIGKILL at random moments: every group is trained exactly once.
+
+An update is one group here. So if the saved state has as many updates as groups are acknowledged, none of them was
+trained twice; and if all others are still in the pool, none was lost. What a killed run leaves in SkyRL's memory is
+not seen by this: docs/bring-your-own-trainer.md says what that can be.
+"""
+
+import asyncio
+import random
+import secrets
+from pathlib import Path
+
+import pytest
+
+from stepwell.demo.model import write_model
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.shard.actor import start_pool
+from stepwell.trainers.tinker.tinker_record import read_record
+from tests.e2e.test_tinker_service import CHANNEL, ROLLOUTS, SETTINGS, WITHIN, add_group
+from tests.e2e.two_tenants import new_model
+from tests.rig.ray_cluster import RayCluster
+from tests.rig.trainers.process import DEFAULT
+from tests.rig.trainers.skyrl_server import start_skyrl
+from tests.rig.trainers.tinker_run import TinkerRun, start_tinker
+from tests.rig.waiting import until
+from tests.unit.trainers.scripted_engine import serve
+from tests.unit.trainers.tinker.adapter_engine import AdapterEngine
+
+KILLS, GROUPS = 50, 240
+DURING_START = 0.3
+"""The share of kills before the run has published its first adapter."""
+LONGEST_START, LONGEST_RUN = 8.0, 3.0
+"""Seconds: how long a run lives at most, from its start and from its first adapter on."""
+
+
+async def kill_somewhere(run: TinkerRun, chance: random.Random) -> None:
+    try:
+        if chance.random() < DURING_START:
+            seconds = chance.uniform(0.0, LONGEST_START)
+        else:
+            await until(lambda: run.is_over() or bool(run.published(CHANNEL)), "the first adapter", WITHIN)
+            seconds = chance.uniform(0.0, LONGEST_RUN)
+        await asyncio.to_thread(run.lives_on, seconds)
+    finally:
+        run.kill()
+    assert run.process.returncode < 0, run.log.read_text()[-8000:]
+
+
+@pytest.mark.nightly
+async def test_a_run_killed_at_random_moments_trains_every_group_exactly_once(
+    ray_cluster: RayCluster, tmp_path: Path
+) -> None:
+    chance = random.Random(seed := secrets.randbits(32))
+    model = write_model(new_model(layers=1), tmp_path / "model")
+    with (
+        ray_cluster.namespace(DEFAULT) as namespace,
+        serve(AdapterEngine()) as engine,
+        start_skyrl(model, tmp_path / "skyrl", adapters=KILLS + 4, rank=4, rows=ROLLOUTS) as service,
+    ):
+        start_pool(PoolPlan(), namespace)
+        client = PoolClient("data_pool", namespace)
+        await client.change_engines(add=(engine.url,))
+        for number in range(GROUPS):
+            await add_group(client, number)
+
+        def train(name: str, updates: int) -> TinkerRun:
+            run = {"service": service.url, "model": str(model), "folder": str(tmp_path), "channels": [CHANNEL]}
+            return start_tinker({**run, "updates": updates}, SETTINGS, address=ray_cluster.address, log=tmp_path / name)
+
+        for number in range(KILLS):
+            await kill_somewhere(train(f"killed-{number}.log", GROUPS), chance)
+        record = read_record(tmp_path / CHANNEL)
+        updates = (record.update if record else 0) + 5
+        await asyncio.to_thread(train("last.log", updates).wait, WITHIN)
+        record = read_record(tmp_path / CHANNEL)
+        pool = DataPool(client)
+        await until(lambda: not pool.stats().leases, "the leases of killed runs to return")
+        held = pool.stats().channels[CHANNEL].held.steps // ROLLOUTS
+
+    assert record is not None
+    assert record.update == updates > KILLS // 2, f"seed {seed}"
+    assert GROUPS - held == updates, f"seed {seed}"
