@@ -20,7 +20,7 @@ from stepwell.trainers.tinker.tinker_record import read_record
 from tests.e2e.test_tinker_service import CHANNEL, ROLLOUTS, SETTINGS, WITHIN, add_group
 from tests.e2e.two_tenants import new_model
 from tests.rig.ray_cluster import RayCluster
-from tests.rig.trainers.process import DEFAULT
+from tests.rig.trainers.process import DEFAULT, lives_on
 from tests.rig.trainers.skyrl_server import start_skyrl
 from tests.rig.trainers.tinker_run import TinkerRun, start_tinker
 from tests.rig.waiting import until
@@ -41,7 +41,7 @@ async def kill_somewhere(run: TinkerRun, chance: random.Random) -> None:
         else:
             await until(lambda: run.is_over() or bool(run.published(CHANNEL)), "the first adapter", WITHIN)
             seconds = chance.uniform(0.0, LONGEST_RUN)
-        await asyncio.to_thread(run.lives_on, seconds)
+        await asyncio.to_thread(lives_on, run.process, seconds)
     finally:
         run.kill()
     assert run.process.returncode < 0, run.log.read_text()[-8000:]

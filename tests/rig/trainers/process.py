@@ -70,3 +70,12 @@ def answer_of(process: "subprocess.Popen[str]", log: Path, *, timeout: float) ->
     written = log.read_text()
     assert process.returncode == 0, written[-8000:]
     return json.loads([line for line in written.splitlines() if line.startswith('{"')][-1])
+
+
+def lives_on(process: "subprocess.Popen[str]", seconds: float) -> bool:
+    """Whether it does, when they are over; else it ended before."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return True
+    return False

@@ -22,14 +22,6 @@ class TinkerRun:
     def is_over(self) -> bool:
         return self.process.poll() is not None
 
-    def lives_on(self, seconds: float) -> bool:
-        """Whether it does, when they are over; else it ended before."""
-        try:
-            self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return True
-        return False
-
     def wait(self, timeout: float) -> None:
         """Until it has ended well; it is ended if that takes too long."""
         try:
