@@ -29,10 +29,8 @@ POOL = "verl_killed"
 KILLS, GROUPS, ROLLOUTS = 50, 1_600, 2
 A_STEP = 4
 """Groups."""
-DURING_START = 0.3
-"""The share of kills before the first step."""
 LONGEST_START, LONGEST_RUN = 60.0, 20.0
-"""Seconds: how long a run lives at most, from its start and from its first step on."""
+"""Seconds: how long a run lives at most, from its start or from its first step on."""
 
 pytestmark = pytest.mark.nightly
 
@@ -49,7 +47,7 @@ async def fill(pool: PoolClient) -> None:
 
 async def kill_somewhere(run: VerlRun, chance: random.Random) -> None:
     try:
-        if chance.random() < DURING_START:
+        if chance.choice((True, False)):
             seconds = chance.uniform(0.0, LONGEST_START)
         else:
             await until(lambda: run.process.poll() is not None or bool(run.metrics()), "a step", START_TIMEOUT)
@@ -98,4 +96,4 @@ async def test_verl_killed_at_random_moments_trains_every_group_exactly_once(
     trained = json.loads((checkpoints / f"global_step_{steps}" / "stepwell.json").read_text())["trajectories"]
     assert len(set(trained)) == len(trained) == steps * A_STEP * ROLLOUTS, f"seed {seed}"
     assert pool.stats().channels["train"].held.steps == (GROUPS - steps * A_STEP) * ROLLOUTS, f"seed {seed}"
-    assert steps > KILLS // 2, f"seed {seed}: most runs were killed before their first checkpoint"
+    assert steps > KILLS // 4, f"seed {seed}: most runs were killed before their first checkpoint"
