@@ -12,6 +12,7 @@ continue the conversation (a template dropped its thinking, the agent compacted,
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -85,12 +86,35 @@ class PrefixTree:
         """The node in which each branch ends."""
         self._roots: tuple[Node, ...] = ()
 
+    def dump(self) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
+        """In plain values, for `load`: the parent and the start of each branch's node, and the tokens of each."""
+        places = [(ROOT if node.parent is None else node.parent.branch, node.start) for node in self._branches]
+        return tuple(chain(*places)), tuple(node.tail.tobytes() for node in self._branches)
+
+    @classmethod
+    def load(cls, dumped: tuple[tuple[int, ...], tuple[bytes, ...]]) -> "PrefixTree":
+        """A tree like the one that was dumped. Its arrays are read-only, as all that are read from a tree."""
+        tree, (places, tails) = cls(), dumped
+        parents, starts = places[::2], places[1::2]
+        tree._branches = [
+            Node(None, start, np.frombuffer(tail, np.int32), branch)
+            for branch, (start, tail) in enumerate(zip(starts, tails, strict=True))
+        ]
+        for node, parent in zip(tree._branches, parents, strict=True):
+            if parent != ROOT:
+                tree._branches[parent].adopt(node)
+        tree._roots = tuple(node for node in tree._branches if node.parent is None)
+        return tree
+
     @property
     def forks(self) -> int:
         return max(0, len(self._branches) - 1)
 
     def place(self, tokens: IntArray) -> Placement:
         """Store a sequence. Only what is new is copied."""
+        if not self._branches:
+            added = tokens.copy()
+            return Placement(self.restore(ROOT, 0, added), ROOT, 0, added, False)
         base, shared = self.longest_prefix(tokens)
         added = tokens[shared:].copy()
         branch = self.restore(base, shared, added)
@@ -100,7 +124,7 @@ class PrefixTree:
         """Store a sequence as a placement says. Gives its branch."""
         if base != ROOT and len(added) == 0:
             return base
-        branch, node = len(self._branches), self._node(base, shared)
+        branch, node = len(self._branches), None if base == ROOT else self._node(base, shared)
         if node is None:
             node = Node(None, 0, added, branch)
             self._roots = (*self._roots, node)

@@ -51,6 +51,8 @@ class StepFilter:
         return None if step.exactness.at_least(self.min_exactness) else TOO_INEXACT
 
     def accepts(self, step: FilteredStep) -> bool:
+        if step.untrainable is None and step.exactness is self.min_exactness and not self.models:  # most steps
+            return step.is_held()
         return step.is_held() and self.rejection_kind(step) is None
 
 

@@ -44,6 +44,21 @@ def test_branches_agree_as_far_as_their_tokens_do(given_sequences: list[list[int
                 assert tree.agree(first, second, length) == (a[:length] == b[:length])
 
 
+@given(sequences, sequences)
+def test_a_tree_that_was_dumped_and_loaded_goes_on_as_the_other(
+    before: list[list[int]], after: list[list[int]]
+) -> None:
+    tree = PrefixTree()
+    for tokens in before:
+        tree.place(ids_array(tokens))
+    again = PrefixTree.load(tree.dump())
+    assert again.is_like(tree)
+    for tokens in after:
+        mine, theirs = tree.place(ids_array(tokens)), again.place(ids_array(tokens))
+        assert (mine.branch, mine.base, mine.shared) == (theirs.branch, theirs.base, theirs.shared)
+    assert again.is_like(tree)
+
+
 def shared(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 

@@ -18,6 +18,7 @@ from stepwell.pool.api.producing import CompleteCall, Registration, SubmitVerdic
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.state.records import A_GROUP, A_PACKED_STEP, A_TRAJECTORY
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 
@@ -148,6 +149,7 @@ async def test_a_failure_of_any_kind_is_counted_and_what_waits_is_written_later(
 async def test_groups_that_wait_have_a_bound_and_what_is_dropped_is_counted(tmp_path: Path) -> None:
     step = make_step("a", "a")
     nbytes = step.prompt_ids.nbytes + step.response_ids.nbytes + len(step.response_ids) * 4
+    nbytes += A_GROUP + A_TRAJECTORY + A_PACKED_STEP
     service = opened(tmp_path, max_bytes=3 * nbytes)
     TroubledFileSystem.may_write.clear()
     await train(service, *"abcdefgh")

@@ -53,7 +53,8 @@ class Limits:
     max_queue_size: int = 10_000
     """Groups held. Groups under lease do not count."""
     max_bytes: int | None = None
-    """Bytes of tokens and log-probabilities held, as stored. One trajectory may hold a quarter of it."""
+    """Bytes of memory held: tokens and log-probabilities as stored, and the records of steps, trajectories and groups.
+    One trajectory may hold a quarter of it."""
     overflow: Overflow = Overflow.DROP_OLDEST
     group_size: int = 1
     """Trajectories in a group if its first registration does not say."""

@@ -44,12 +44,12 @@ class Serving:
 
     def version_of(self, channel: str) -> int:
         """The version that counts for the staleness of the channel's steps."""
-        own = self.channel(channel)
-        return own.version if own.adapter else self.policy_version
+        own = self.channel(channel) if self.channels else None
+        return own.version if own and own.adapter else self.policy_version
 
     def withdrawn_of(self, channel: str) -> tuple[int, ...]:
         """Adapters have numbers of their own, and none of them is withdrawn."""
-        return () if self.channel(channel).adapter else self.withdrawn
+        return () if self.withdrawn and self.channel(channel).adapter else self.withdrawn
 
     def with_channel(self, policy: ChannelPolicy) -> "Serving":
         others = (other for other in self.channels if other.channel != policy.channel)

@@ -19,8 +19,8 @@ from stepwell.pool.api.producing import (
 from stepwell.pool.rules.ownership import Ownership
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.producer_shares import producer_of
-from stepwell.pool.state.records import Group, Trajectory
-from stepwell.pool.state.stored_step import PackedSteps
+from stepwell.pool.state.records import A_STEP, Group, Trajectory
+from stepwell.pool.state.stored_step import NO_FIELDS, PackedSteps
 from stepwell.steps.columns import Columns
 from stepwell.steps.schema import CARRIED
 from stepwell.steps.step import JsonObject
@@ -193,18 +193,16 @@ class Ingest:
         state = self._state
         uid, prompt_uid = packed.columns.trajectory_uids[i], packed.columns.prompt_uids[i]
         trajectory = state.trajectories.get(uid)
-        if trajectory is None and state.tombstones.has_name(uid, prompt_uid):
-            return self._refuse(SubmitVerdict.FORGOTTEN)
-        if trajectory is None and self._ownership.is_elsewhere(uid, prompt_uid, channel):
-            return SubmitVerdict.ELSEWHERE
-        if trajectory is None and channel is not None and uid not in state.closed:
-            try:
-                trajectory = self._open(Registration(uid, prompt_uid, channel, group_size))
-            except PoolFull:
-                return self._refuse(SubmitVerdict.FULL)
-        if trajectory is None:
-            return self._refuse(SubmitVerdict.LATE if uid in state.closed else SubmitVerdict.UNKNOWN)
-        refusal = self._refusal(trajectory, prompt_uid, packed, i)
+        if trajectory is not None:
+            refusal = self._refusal(trajectory, prompt_uid, packed, i)
+            if refusal is not None:
+                return self._refuse(refusal)
+        else:
+            found = self._open_for_step(uid, prompt_uid, channel, group_size)
+            if isinstance(found, SubmitVerdict):
+                return found if found is SubmitVerdict.ELSEWHERE else self._refuse(found)
+            trajectory = found
+        refusal = self._refusal_of_size(trajectory, packed, i)
         if refusal is not None:
             return self._refuse(refusal)
         if packed.columns.quarantine[i] is not None:
@@ -216,6 +214,24 @@ class Ingest:
         if state.limits.max_bytes is not None and state.limits.overflow is Overflow.DROP_OLDEST:
             state.evict(state.channel_of(trajectory.group))
         return SubmitVerdict.ACCEPTED
+
+    def _open_for_step(
+        self, uid: str, prompt_uid: str, channel: str | None, group_size: int | None
+    ) -> Trajectory | SubmitVerdict:
+        """A trajectory for a step whose trajectory is not held, or why there is none."""
+        state = self._state
+        if state.tombstones.has_name(uid, prompt_uid):
+            return SubmitVerdict.FORGOTTEN
+        if self._ownership.is_elsewhere(uid, prompt_uid, channel):
+            return SubmitVerdict.ELSEWHERE
+        if uid in state.closed:
+            return SubmitVerdict.LATE
+        if channel is None:
+            return SubmitVerdict.UNKNOWN
+        try:
+            return self._open(Registration(uid, prompt_uid, channel, group_size))
+        except PoolFull:
+            return SubmitVerdict.FULL
 
     def _refusal(self, trajectory: Trajectory, prompt_uid: str, packed: PackedSteps, i: int) -> SubmitVerdict | None:
         if trajectory.group.prompt_uid != prompt_uid:
@@ -229,17 +245,19 @@ class Ingest:
             packed.started_at[i], packed.ages[i], self._state.pool_time, limits.completion_grace
         ):
             return SubmitVerdict.LATE
-        if not trajectory.can_follow(packed.indexes[i]):
-            return SubmitVerdict.MIXED_INDEXES
+        return None if trajectory.can_follow(packed.indexes[i]) else SubmitVerdict.MIXED_INDEXES
+
+    def _refusal_of_size(self, trajectory: Trajectory, packed: PackedSteps, i: int) -> SubmitVerdict | None:
+        limits = self._state.limits
         if limits.max_bytes is None:
             return None
-        if trajectory.nbytes + packed.nbytes(i) > limits.max_bytes * MAX_TRAJECTORY_SHARE:
+        more = packed.nbytes(i) + A_STEP
+        if trajectory.nbytes + more > limits.max_bytes * MAX_TRAJECTORY_SHARE:
             return SubmitVerdict.TOO_LARGE
         if limits.overflow is not Overflow.REFUSE:
             return None
         channel = self._state.channel_of(trajectory.group)
-        nbytes = channel.nbytes + channel.leased_bytes + packed.nbytes(i)
-        return SubmitVerdict.FULL if nbytes > limits.max_bytes else None
+        return SubmitVerdict.FULL if channel.nbytes + channel.leased_bytes + more > limits.max_bytes else None
 
     def _refuse(self, verdict: SubmitVerdict) -> SubmitVerdict:
         self._state.count_refusal(verdict)
@@ -269,13 +287,15 @@ class Ingest:
 
     def _open(self, registration: Registration) -> Trajectory:
         group = self._group_for(registration)
-        uid, metadata = registration.trajectory_uid, registration.metadata or {}
+        uid, metadata = registration.trajectory_uid, registration.metadata or NO_FIELDS
         return self._state.add_trajectory(group, uid, metadata, registration.outcome)
 
     def _group_for(self, registration: Registration) -> Group:
         """The group that waits for this trajectory, or a new one."""
         state, prompt_uid, group_size = self._state, registration.prompt_uid, registration.group_size
         channel = state.open_channel(registration.channel or TRAIN)
+        if state.limits.overflow is Overflow.DROP_OLDEST:
+            state.evict(channel)
         group = channel.joinable(prompt_uid)
         if group is not None:
             if not group.is_of(group_size):

@@ -11,6 +11,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 
 from stepwell.errors import BadRequest, Conflict
@@ -25,7 +26,16 @@ from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.ready_by_size import SizeBucket
 from stepwell.pool.state.ready_queue import K, ReadyQueue
 from stepwell.pool.state.records import Group, Lease, Trajectory
-from stepwell.pool.state.shipment import TokenMask, group_rows, later_rewards, left_out_of, ship, step_rows
+from stepwell.pool.state.shipment import (
+    BatchMemory,
+    TokenMask,
+    group_rows,
+    later_rewards,
+    left_out_of,
+    own_mask,
+    ship,
+    step_rows,
+)
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step_filter import StepFilter
 
@@ -41,6 +51,7 @@ class Leasing:
         self.doubtful: dict[str, None] = {}
         """Leases that have expired, and whose coordinators must be asked whether they are acknowledged."""
         self._staleness = staleness_rule(state.limits.max_staleness, state.limits.on_stale)
+        self._memory = BatchMemory()
 
     def take(self, request: BatchRequest, lease_uid: str, expires_at: float) -> LeasedGroups | None:
         """The requested data under a lease of that name; None while there is not enough.
@@ -350,6 +361,8 @@ class Leasing:
         return f"the oldest token was {behind} versions behind"
 
     def _token_mask(self, channel: str) -> TokenMask:
+        if self._state.limits.max_staleness is None:
+            return own_mask
         return partial(self._staleness.token_mask, policy_version=self._state.serving.version_of(channel))
 
     def _shipment(self, lease: Lease, history: Sequence[Group]) -> LeasedGroups:
@@ -358,7 +371,7 @@ class Leasing:
         groups = [*lease.groups, *history]
         rows_by_group = [group_rows(group, lease.step_filter.accepts) for group in groups]
         return LeasedGroups(
-            columns=ship([row for rows in rows_by_group for row in rows], self._token_mask(lease.channel)),
+            columns=ship(list(chain(*rows_by_group)), self._token_mask(lease.channel), memory=self._memory),
             group_sizes=[len(rows) for rows in rows_by_group],
             opened_at=[group.opened_at for group in groups],
             attempts=[group.attempts for group in groups],
@@ -370,7 +383,7 @@ class Leasing:
     def _shipped_steps(self, lease: Lease) -> LeasedGroups:
         rows = step_rows(lease.steps, lease.step_filter.accepts)
         return LeasedGroups(
-            columns=ship(rows, self._token_mask(lease.channel), separate=True),
+            columns=ship(rows, self._token_mask(lease.channel), separate=True, memory=self._memory),
             group_sizes=[1] * len(rows),
             opened_at=[row.step.started_at for row in rows],
             attempts=[0] * len(rows),

@@ -5,8 +5,8 @@ from dataclasses import replace
 from stepwell.pool.api.plan import Limits, PoolPlan
 
 MEMORY_SHARE = 1 / 8
-"""Of the memory of a node: what the shards of a pool may hold in one channel. A step takes some more than what is
-counted, there may be several channels, and the node has other work."""
+"""Of the memory of a node: what the shards of a pool may hold in one channel. There may be several channels, and the
+node has other work."""
 
 
 def bounded_limits(plan: PoolPlan, memory: int) -> Limits:

@@ -103,6 +103,8 @@ class ShardTransactions:
             prepare()
         if self.journal is not None:
             await self._commits.committed()
+        else:
+            self.pool.state.pack_at_rest()
 
     async def notify(self) -> None:
         """Wake all calls that wait for a change."""
@@ -168,6 +170,7 @@ class ShardTransactions:
             if self.archive is None:
                 self.journal.forget_retired()
             self.journal.commit(self.pool.state.snapshot(), self.pool_time())
+            self.pool.state.pack_at_rest()
             if self.archive is not None:
                 self.archive.poll()
 

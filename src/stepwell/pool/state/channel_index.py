@@ -192,10 +192,13 @@ class ChannelIndex(Channel):
 
     def add_step(self, trajectory: Trajectory, step: StoredStep) -> None:
         self.ledger.accept(step)
-        self.nbytes += step.nbytes
-        self.producers.grow(trajectory.group, step.nbytes)
         if self.unit is Unit.STEPS:
             self.show_step(trajectory, step)
+
+    def grow(self, group: Group, nbytes: int) -> None:
+        """The group has so many bytes more, or less."""
+        self.nbytes += nbytes
+        self.producers.grow(group, nbytes)
 
     def begin_lease(self, group: Group) -> None:
         """The group is not in the queue any more."""

@@ -3,12 +3,13 @@
 from collections.abc import Collection, Iterable
 
 from stepwell.pool.api.consent import may_train
+from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.api.sessions import session_id_of
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.producer_shares import producer_of
-from stepwell.pool.state.records import Group, Trajectory
+from stepwell.pool.state.records import A_STEP, NO_GATEWAYS, Group, Trajectory
 from stepwell.pool.state.state_base import StateBase
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.steps.returns import GivenReward
@@ -16,6 +17,8 @@ from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import JsonObject
 from stepwell.steps.step_filter import NO_CONSENT, StepFilter
 
+AWAKE = 1_024
+"""Complete trajectories that are not packed, because they were completed or read last."""
 EVICTED = "evicted"
 HELD_MOST = "its producer held the most of it"
 """Why an evicted group was not the oldest one."""
@@ -39,7 +42,7 @@ class GroupOperations(StateBase):
         self, group: Group, uid: str, metadata: JsonObject, outcome: GivenReward | None = None
     ) -> Trajectory:
         self._counters.registered += 1
-        trajectory = Trajectory(uid, group, metadata, self._counters.registered, gateways=frozenset())
+        trajectory = Trajectory(uid, group, metadata, self._counters.registered, gateways=NO_GATEWAYS)
         if outcome is not None:
             trajectory.reward, trajectory.reward_source = outcome.value, outcome.source
             trajectory.reward_revision = outcome.revision
@@ -83,6 +86,8 @@ class GroupOperations(StateBase):
         if is_new:
             trajectory.completed, trajectory.completed_at = True, self.now
             trajectory.completed_time = self.pool_time
+            self._packer.awake.append(trajectory.uid)
+            self._count_bytes(trajectory)
             self._channels[group.channel].completed += 1
             self.sessions.end(trajectory.uid)
             if self._rewards.by_step:
@@ -93,6 +98,16 @@ class GroupOperations(StateBase):
             self.change_log.record_all(group.trajectories.values())
         self._regrouped(group)
         self._close_if_spent(group)
+
+    def pack_at_rest(self, awake: int = AWAKE) -> None:
+        """Pack complete trajectories that were not used lately, all but the last so many. Call it when all changes are
+        in the journal."""
+        for _ in range(len(self._packer.awake) - awake):
+            trajectory = self.trajectories.get(self._packer.awake.popleft())
+            if trajectory is None or self._channels[trajectory.group.channel].unit is Unit.STEPS:
+                continue
+            if not trajectory.is_packed and trajectory.is_small:
+                trajectory.pack(self._packer)
 
     def drop_trajectory(self, trajectory: Trajectory, cause: str, note: str = "", *, frees_place: bool = True) -> None:
         """If its place is free, another rollout can join the group. Otherwise the group becomes smaller."""
@@ -151,7 +166,6 @@ class GroupOperations(StateBase):
         seq = self._counters.opened
         alone = Group(seq, group.age, group.prompt_uid, group.channel, 1, group.opened_at, source=group.source)
         alone.producer = producer_of(trajectory.metadata, group.source)
-        alone.nbytes = trajectory.nbytes
         self._channels[group.channel].add(alone)
         self._journal.save_group(alone)
         self._join(alone, trajectory)
@@ -176,14 +190,14 @@ class GroupOperations(StateBase):
         placement = trajectory.tokens.place(packed.tokens(i))
         counters.forks += placement.is_fork
         step.branch = placement.branch
-        step.nbytes = placement.added.nbytes
+        nbytes = placement.added.nbytes
         if step.logprobs is not None:
-            step.nbytes += step.logprobs.nbytes
+            nbytes += step.logprobs.nbytes
         if step.mask is not None:
-            step.nbytes += step.mask.nbytes
+            nbytes += step.mask.nbytes
+        step.nbytes = nbytes
         trajectory.steps[step.identity] = step
-        trajectory.nbytes += step.nbytes
-        group.nbytes += step.nbytes
+        self._count_bytes(trajectory, step)
         self._channels[group.channel].add_step(trajectory, step)
         self._journal.add_step(trajectory, step, placement)
         self.sessions.add_step(trajectory, step, self.pool_time)
@@ -209,8 +223,19 @@ class GroupOperations(StateBase):
         step.prompt_length = step.response_length = 0
         step.logprobs = step.mask = None
         trajectory.steps[step.identity] = step
+        self._count_bytes(trajectory, step)
         self.change_log.record(trajectory)
         self._journal.add_step(trajectory, step, None)
+
+    def _count_bytes(self, trajectory: Trajectory, added: StoredStep | None = None) -> None:
+        """It has one step more, or is complete."""
+        if added is None or trajectory.completed:
+            more = trajectory.held_bytes() - trajectory.nbytes
+        else:
+            more = added.nbytes + A_STEP
+        trajectory.nbytes += more
+        trajectory.group.nbytes += more
+        self._channels[trajectory.group.channel].grow(trajectory.group, more)
 
     def drop_step(self, trajectory: Trajectory, step: StoredStep, cause: str) -> None:
         self._channels[trajectory.group.channel].ledger.drop(cause, (step,))

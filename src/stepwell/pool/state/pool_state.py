@@ -22,7 +22,7 @@ from stepwell.pool.state.counters import Counters, load_ledger, load_serving
 from stepwell.pool.state.forget_operations import ForgetOperations
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.producer_shares import producer_of
-from stepwell.pool.state.records import Group, Lease, Trajectory
+from stepwell.pool.state.records import A_GROUP, Group, Lease, Trajectory
 from stepwell.pool.state.reward_operations import RewardOperations
 
 
@@ -173,8 +173,8 @@ class PoolState(ForgetOperations, RewardOperations):
     def _load_group(self, group: Group, leases: Mapping[str, Lease]) -> None:
         index = self._index(group.channel)
         for trajectory in group.trajectories.values():
-            trajectory.nbytes = sum(step.nbytes for step in trajectory.steps.values())
-        group.nbytes = sum(trajectory.nbytes for trajectory in group.trajectories.values())
+            trajectory.nbytes = trajectory.held_bytes()
+        group.nbytes = A_GROUP + sum(trajectory.nbytes for trajectory in group.trajectories.values())
         metadata = next((trajectory.metadata for trajectory in group.trajectories.values()), {})
         group.producer = producer_of(metadata, group.source)
         if group.trained:
@@ -185,6 +185,8 @@ class PoolState(ForgetOperations, RewardOperations):
         for trajectory in group.trajectories.values():
             self.trajectories[trajectory.uid] = trajectory
             self.sessions.add(trajectory, self.pool_time)
+            if trajectory.completed:
+                self._packer.awake.append(trajectory.uid)
             for step in trajectory.steps.values():
                 if step.lease is not None and step.lease in leases:
                     leases[step.lease].steps.append((trajectory, step))

@@ -16,6 +16,8 @@ class PrioritySet(Generic[K]):
     heap is discarded members and the heap is rebuilt. Every operation costs O(log n), amortized.
     """
 
+    __slots__ = ("_heap", "_members")
+
     def __init__(self) -> None:
         self._members: set[K] = set()
         self._heap: list[K] = []

@@ -38,46 +38,60 @@ class ProducerShares:
     def __init__(self, limits: Limits) -> None:
         self._large_bytes = inf if limits.max_bytes is None else limits.max_bytes * LARGE
         self._large_groups = limits.max_queue_size * LARGE
-        self._shares: dict[str | int, ProducerShare] = {}
+        self._shares: dict[str, ProducerShare] = {}
+        """By producer. A group of nobody is its own share, and is not here."""
+        self._large: dict[str | int, ProducerShare | Group] = {}
         """By producer; by the number of the group where it is nobody's."""
-        self._large: dict[str | int, ProducerShare] = {}
 
     def add(self, group: Group) -> None:
-        share = self._shares.get(group.producer or group.seq)
-        if share is None:
-            share = self._shares[group.producer or group.seq] = ProducerShare()
-        share.groups.add(group.key)
-        share.nbytes += group.nbytes
-        self._judge(group, share)
+        share = self._shares.get(group.producer)
+        if share is None and group.producer:
+            share = self._shares[group.producer] = ProducerShare()
+        if share is not None:
+            share.groups.add(group.key)
+            share.nbytes += group.nbytes
+        self._judge(group, share or group)
 
     def remove(self, group: Group) -> None:
-        share = self._shares[group.producer or group.seq]
+        share = self._shares.get(group.producer)
+        if share is None:
+            self._large.pop(group.seq, None)
+            return
         share.groups.discard(group.key)
         share.nbytes -= group.nbytes
         if not share.groups:
-            del self._shares[group.producer or group.seq]
+            del self._shares[group.producer]
         self._judge(group, share)
 
     def grow(self, group: Group, nbytes: int) -> None:
-        """The group has so many bytes more."""
-        share = self._shares[group.producer or group.seq]
-        share.nbytes += nbytes
-        if share.nbytes > self._large_bytes:
-            self._large[group.producer or group.seq] = share
+        """The group has so many bytes more, or less."""
+        share = self._shares.get(group.producer)
+        if share is not None:
+            share.nbytes += nbytes
+        if (share or group).nbytes > self._large_bytes or nbytes < 0:
+            self._judge(group, share or group)
 
     def oldest_by_bytes(self) -> tuple[int, int] | None:
         """The oldest group of the large producer that holds the most bytes; of several, the oldest of all. None if no
         producer is large."""
-        sized = [(-share.nbytes, share.groups.first()) for share in self._large.values()]
+        sized = [(-share.nbytes, _oldest(share)) for share in self._large.values()]
         return min(sized)[1] if sized and -min(sized)[0] > self._large_bytes else None
 
     def oldest_by_groups(self) -> tuple[int, int] | None:
         """The same of the one that holds the most groups."""
-        sized = [(-len(share.groups), share.groups.first()) for share in self._large.values()]
+        sized = [(-_count(share), _oldest(share)) for share in self._large.values()]
         return min(sized)[1] if sized and -min(sized)[0] > self._large_groups else None
 
-    def _judge(self, group: Group, share: ProducerShare) -> None:
-        if share.nbytes > self._large_bytes or len(share.groups) > self._large_groups:
+    def _judge(self, group: Group, share: ProducerShare | Group) -> None:
+        if share.nbytes > self._large_bytes or _count(share) > self._large_groups:
             self._large[group.producer or group.seq] = share
         else:
             self._large.pop(group.producer or group.seq, None)
+
+
+def _count(share: ProducerShare | Group) -> int:
+    return 1 if isinstance(share, Group) else len(share.groups)
+
+
+def _oldest(share: ProducerShare | Group) -> tuple[int, int] | None:
+    return share.key if isinstance(share, Group) else share.groups.first()

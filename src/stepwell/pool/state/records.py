@@ -8,6 +8,7 @@ from typing import ClassVar, cast
 
 from stepwell.pool.api.curation import BY_A_PERSON
 from stepwell.pool.api.sessions import user_of
+from stepwell.pool.state.packed_trajectory import TrajectoryPacker
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import INDEX_BY_POOL, Json, JsonObject
@@ -18,6 +19,12 @@ SLACK = 1.0
 EXPLANATION, STEP_DETAILS = "reward", "step_details"
 """In a trajectory's metadata: what explains its reward, and in it the evidence of its steps' rewards by identity."""
 STEP_ORDER = attrgetter("step_index", "started_at", "number")
+NO_GATEWAYS: frozenset[str] = frozenset()
+A_GROUP, A_TRAJECTORY, A_STEP, A_PACKED_STEP = 700, 700, 900, 60
+"""Bytes of memory that each takes besides the data of its steps. tests/unit/pool/shard/test_counted_bytes.py measures
+them."""
+WORTH_PACKING = 4_096
+"""Bytes of data of a step. A complete trajectory of smaller steps is packed; for longer ones the rest hardly counts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,11 +34,12 @@ class Trajectory:
     metadata: JsonObject
     number: int
     """Order of registration in the pool."""
-    steps: dict[str, StoredStep] = field(default_factory=dict)
-    """By identity. Quarantined steps are included, without tokens, so that they keep their place in the order."""
-    nbytes: int = 0
-    """Of all its steps."""
-    tokens: PrefixTree = field(default_factory=PrefixTree)
+    _steps: dict[str, StoredStep] | bytes = field(default_factory=dict, init=False)
+    """Bytes if it is packed."""
+    nbytes: int = A_TRAJECTORY
+    """As `held_bytes` says."""
+    _tokens: PrefixTree | TrajectoryPacker = field(default_factory=PrefixTree, init=False)
+    """If it is packed: who unpacks it."""
     completed: bool = False
     completed_at: float = 0.0
     """When it was completed first. From then on it is closed to its agent."""
@@ -61,6 +69,40 @@ class Trajectory:
     position: int = 0
     """The position of its last change in the change log."""
     changed_at: float = 0.0
+
+    @property
+    def steps(self) -> dict[str, StoredStep]:
+        """By identity. Quarantined steps are included, without tokens, so that they keep their place in the order."""
+        if isinstance(self._steps, bytes):
+            self._unpack()
+        return self._steps  # type: ignore[return-value]
+
+    @property
+    def tokens(self) -> PrefixTree:
+        if isinstance(self._steps, bytes):
+            self._unpack()
+        return self._tokens  # type: ignore[return-value]
+
+    @tokens.setter
+    def tokens(self, tree: PrefixTree) -> None:
+        self._tokens = tree
+
+    @property
+    def is_packed(self) -> bool:
+        return isinstance(self._steps, bytes)
+
+    def pack(self, packer: TrajectoryPacker) -> None:
+        """Keep its steps in one piece of memory until they are used again. Nobody may have a reference to one of them:
+        a change of it would be lost."""
+        if not isinstance(self._steps, bytes):
+            self._steps, self._tokens = packer.pack(self._steps, self.tokens), packer
+
+    def _unpack(self) -> None:
+        packed, packer = self._steps, self._tokens
+        assert isinstance(packed, bytes)
+        assert isinstance(packer, TrajectoryPacker)
+        self._steps, self._tokens = packer.unpack(packed)
+        packer.awake.append(self.uid)
 
     @property
     def key(self) -> tuple[int, int, int, str]:
@@ -113,6 +155,23 @@ class Trajectory:
 
     def held_steps(self) -> list[StoredStep]:
         return [step for step in self.steps.values() if step.is_held()]
+
+    def held_bytes(self) -> int:
+        """What it takes of the memory: the data of its steps, and what Python needs for its records."""
+        count, data = self._size()
+        is_small = self.completed and data < WORTH_PACKING * count
+        return A_TRAJECTORY + data + count * (A_PACKED_STEP if is_small else A_STEP)
+
+    @property
+    def is_small(self) -> bool:
+        """Is it worth packing? Only what does not grow any more is."""
+        count, data = self._size()
+        return self.completed and data < WORTH_PACKING * count
+
+    def _size(self) -> tuple[int, int]:
+        """How many steps it has, and the bytes of their data."""
+        steps = self.steps
+        return len(steps), sum([step.nbytes for step in steps.values()])
 
     def is_scored(self) -> bool:
         return self.reward is not None or any(self.scored_steps())
@@ -214,7 +273,8 @@ class Group:
     deadline: float | None = None
     """In pool time."""
     trajectories: dict[str, Trajectory] = field(default_factory=dict)
-    nbytes: int = 0
+    nbytes: int = A_GROUP
+    """Its own, and those of its trajectories."""
     attempts: int = 0
     """How often it was handed out and came back."""
     lease: str | None = None
@@ -226,10 +286,11 @@ class Group:
     """Places it once had and no longer waits for: their rollouts were rejected or split off, for example."""
     producer: str = ""
     """Whose it is when the channel is full; empty if it is nobody's. See producer_shares.py."""
+    key: tuple[int, int] = field(init=False)
+    """Its place in queues: age and number. Made once, because every index of the group has it."""
 
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.age, self.seq
+    def __post_init__(self) -> None:
+        self.key = self.age, self.seq
 
     @property
     def user(self) -> str:

@@ -12,8 +12,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stepwell.pool.state.records import EXPLANATION, STEP_DETAILS, Group, Trajectory
+from stepwell.pool.state.reused_memory import ReusedMemory
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.columns import NO_BASE, Bases, Columns, join, join_masks, pack_values
+from stepwell.steps.columns import NO_BASE, Bases, Columns, join_masks, pack_values
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.left_out import NO_STEP, NOTHING_LEFT_OUT, LeftOutSteps
 from stepwell.steps.schema import CARRIED
@@ -23,6 +24,7 @@ IsShipped: TypeAlias = Callable[[StoredStep], bool]
 TokenMask: TypeAlias = Callable[[StoredStep], BoolArray | None]
 """Which response tokens of a step are trained; None means all."""
 own_mask: TokenMask = attrgetter("mask")
+CARRIED_OF, LENGTHS = attrgetter("carried"), attrgetter("prompt_length", "response_length")
 
 
 class ShippedRow(NamedTuple):
@@ -34,16 +36,30 @@ class ShippedRow(NamedTuple):
     """It has no reward of its own and shows the trajectory's outcome reward."""
 
 
+class BatchMemory:
+    """Where the long columns of a consumer's batch are put together."""
+
+    def __init__(self) -> None:
+        self.tokens = ReusedMemory(np.int32)
+        self.logprobs = ReusedMemory(np.float32)
+
+
 def group_rows(group: Group, is_shipped: IsShipped) -> list[ShippedRow]:
-    return [row for trajectory in group.trajectories.values() for row in trajectory_rows(trajectory, is_shipped)]
+    rows: list[ShippedRow] = []
+    for trajectory in group.trajectories.values():
+        rows += trajectory_rows(trajectory, is_shipped)
+    return rows
 
 
 def trajectory_rows(trajectory: Trajectory, is_shipped: IsShipped) -> list[ShippedRow]:
     done = trajectory.completed
     if len(trajectory.steps) == 1:
         (step,) = trajectory.steps.values()
+        if not is_shipped(step):
+            return []
         is_shown = step.reward is None and trajectory.reward is not None
-        return [ShippedRow(trajectory, step, max(0, step.step_index), done, is_shown)] if is_shipped(step) else []
+        index = step.step_index
+        return [ShippedRow(trajectory, step, 0 if index < 0 else index, done, is_shown)]
     indexed = [(index, step) for index, step in trajectory.in_order() if is_shipped(step)]
     if not indexed:
         return []
@@ -117,26 +133,35 @@ def step_rows(steps: Iterable[tuple[Trajectory, StoredStep]], is_shipped: IsShip
     ]
 
 
-def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separate: bool = False) -> Columns:
+def ship(
+    rows: Sequence[ShippedRow],
+    token_mask: TokenMask = own_mask,
+    *,
+    separate: bool = False,
+    memory: BatchMemory | None = None,
+) -> Columns:
     """The rows as columns, with their prefix tree. If they are `separate`, each row is a group of its own."""
-    steps = [row.step for row in rows]
+    memory = BatchMemory() if memory is None else memory
+    trajectories, steps = [row.trajectory for row in rows], [row.step for row in rows]
     rewarded = [row.trajectory if row.shows_outcome else row.step for row in rows]
     bases, shared = ([NO_BASE] * len(rows), [0] * len(rows)) if separate else _bases(rows)
+    prompt_lengths, response_lengths = map(list, zip(*map(LENGTHS, steps), strict=True)) if steps else ([], [])
     tokens = [
-        row.trajectory.tokens.read(step.branch, step.prompt_length + step.response_length, first)
-        for row, step, first in zip(rows, steps, shared, strict=True)
+        trajectory.tokens.read(step.branch, prompt + response, first)
+        for trajectory, step, prompt, response, first in zip(
+            trajectories, steps, prompt_lengths, response_lengths, shared, strict=True
+        )
     ]
-    carried = zip(*(step.carried for step in steps), strict=True) if steps else ((),) * len(CARRIED)
-    response_lengths = [step.response_length for step in steps]
+    carried = zip(*map(CARRIED_OF, steps), strict=True) if steps else ((),) * len(CARRIED)
     return Columns(
-        added=join(tokens, np.int32),
-        logprobs=join([_logprobs(step) for step in steps], np.float32),
-        mask=join_masks([token_mask(step) for step in steps], response_lengths),
-        prompt_lengths_S=np.array([step.prompt_length for step in steps], np.int32),
+        added=memory.tokens.join(tokens),
+        logprobs=memory.logprobs.join([_logprobs(step) for step in steps]),
+        mask=join_masks(list(map(token_mask, steps)), response_lengths),
+        prompt_lengths_S=np.array(prompt_lengths, np.int32),
         response_lengths_S=np.array(response_lengths, np.int32),
         rewards_S=np.array([owner.reward for owner in rewarded], np.float64),
         returns_S=np.array(_returns(rows), np.float64),
-        outcomes_S=np.array([row.trajectory.reward for row in rows], np.float64),
+        outcomes_S=np.array([trajectory.reward for trajectory in trajectories], np.float64),
         reward_revisions_S=np.array([owner.reward_revision for owner in rewarded], np.int32),
         reward_sources=[owner.reward_source for owner in rewarded],
         rewards_of=[OF_TRAJECTORY if row.shows_outcome else "" if row.step.reward is None else OF_STEP for row in rows],
@@ -144,8 +169,8 @@ def ship(rows: Sequence[ShippedRow], token_mask: TokenMask = own_mask, *, separa
         policy_versions_S=np.array([step.policy_version for step in steps], np.int64),
         is_last_S=np.array([row.is_last for row in rows], np.bool_),
         started_at_S=np.array([step.started_at for step in steps], np.float64),
-        trajectory_uids=[row.trajectory.uid for row in rows],
-        prompt_uids=[row.trajectory.group.prompt_uid for row in rows],
+        trajectory_uids=[trajectory.uid for trajectory in trajectories],
+        prompt_uids=[trajectory.group.prompt_uid for trajectory in trajectories],
         uids=[step.uid for step in steps],
         metadata=[
             _metadata(row) if row.step.metadata or EXPLANATION in row.trajectory.metadata else row.trajectory.metadata
@@ -198,7 +223,9 @@ def _returns(rows: Sequence[ShippedRow]) -> list[float | None]:
     trajectory, total = None, None
     for row in rows:
         if row.trajectory is not trajectory:
-            trajectory, total = row.trajectory, row.trajectory.total_return()
+            trajectory, total = row.trajectory, row.trajectory.reward
+            if len(trajectory.steps) > 1 or row.step.reward is not None:
+                total = trajectory.total_return()
         returns.append(total)
     return returns
 

@@ -23,6 +23,7 @@ from stepwell.pool.state.channel_index import Channel, ChannelIndex
 from stepwell.pool.state.counters import Counters, dump_numbers
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.ledger import Ledger
+from stepwell.pool.state.packed_trajectory import TrajectoryPacker
 from stepwell.pool.state.priority_set import PrioritySet
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.reward_queue import RewardQueue
@@ -58,6 +59,7 @@ class StateBase:
         """By which shards have groups: former layouts, and last the present one."""
         self.trajectories: dict[str, Trajectory] = {}
         """Open, complete or under lease."""
+        self._packer = TrajectoryPacker()
         self.history: dict[str, Trajectory] = {}
         """Trained, and kept for batches that mix new and old."""
         self.closed: OrderedDict[str, int] = OrderedDict()
@@ -234,6 +236,8 @@ class StateBase:
         trajectory.group = group
         self.trajectories[trajectory.uid] = group.trajectories[trajectory.uid] = trajectory
         index = self._channels[group.channel]
+        group.nbytes += trajectory.nbytes
+        index.grow(group, trajectory.nbytes)
         index.trajectories += 1
         index.completed += trajectory.completed
         self.sessions.add(trajectory, self.pool_time)

@@ -115,7 +115,7 @@ class PackedSteps:
         return self._tokens[end - self._prompts[i] - self._responses[i] : end]
 
     def nbytes(self, i: int) -> int:
-        """The most bytes that storing it can take."""
+        """The most bytes of data that it can add."""
         return 4 * self._prompts[i] + 9 * self._responses[i]
 
     def copy_step(self, i: int) -> Step:

@@ -12,6 +12,7 @@ from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.outbox_queue import MAX_MESSAGE, step_bytes
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import Registration
+from stepwell.pool.state.records import A_GROUP, A_PACKED_STEP, A_STEP, A_TRAJECTORY
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until
@@ -19,9 +20,10 @@ from tests.rig.waiting import until
 MAX_BYTES = 2**21
 
 
-TINY = pytest.mark.parametrize("limits", [{"max_bytes": 440, "overflow": Overflow.REFUSE}])
-"""A pool that FILLING rollouts fill."""
 FILLING = 4
+ROOM = (FILLING + 1) * (A_GROUP + A_TRAJECTORY) + (FILLING - 1) * A_PACKED_STEP + A_STEP + 440
+TINY = pytest.mark.parametrize("limits", [{"max_bytes": ROOM, "overflow": Overflow.REFUSE}])
+"""A pool that FILLING rollouts fill."""
 
 
 def fill(pool: LocalPool) -> None:

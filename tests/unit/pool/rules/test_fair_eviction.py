@@ -10,7 +10,8 @@ from stepwell.pool.api.sessions import SESSION, SUBJECT, session_metadata
 from stepwell.steps.step import JsonObject
 from tests.builders import EasyPool, make_step
 
-KB = 10_000
+KB = 1_050_000
+"""The records of a step and its group are a twentieth of what a call has."""
 
 
 def pool(**limits: Any) -> EasyPool:
@@ -21,13 +22,13 @@ def held(p: EasyPool) -> set[str]:
     return set(p.state.trajectories)
 
 
-def call(p: EasyPool, uid: str, n: int, prompt_tokens: int = 100) -> SubmitVerdict:
+def call(p: EasyPool, uid: str, n: int, prompt_tokens: int = 10_000) -> SubmitVerdict:
     """A call that shares no tokens with the ones before it."""
     ids = [n + 2, *range(prompt_tokens - 1)]
     return p.submit([make_step(uid, uid, uid=f"{uid}-{n}", started_at=n, prompt_ids=ids)])[0]
 
 
-def one_call(p: EasyPool, uid: str, metadata: JsonObject | None = None, source: str = "", tokens: int = 100) -> None:
+def one_call(p: EasyPool, uid: str, metadata: JsonObject | None = None, source: str = "", tokens: int = 10_000) -> None:
     p.register(Registration(uid, uid, metadata=metadata, source=source))
     assert call(p, uid, 0, tokens) is SubmitVerdict.ACCEPTED
 
@@ -44,7 +45,7 @@ def test_fifty_calls_of_one_agent_push_out_nobody() -> None:
     p = pool(max_bytes=KB)
     others = {f"t{n}" for n in range(9)}
     for uid in sorted(others):
-        one_call(p, uid, tokens=190)
+        one_call(p, uid, tokens=19_000)
     p.register(Registration("greedy", "greedy"))
     verdicts = [call(p, "greedy", n) for n in range(50)]
     assert others <= held(p)
@@ -57,7 +58,7 @@ def test_in_a_full_channel_the_large_trajectory_goes_and_not_the_others() -> Non
     p = pool(max_bytes=KB)
     others = {f"t{n}" for n in range(20)}
     for uid in sorted(others):
-        one_call(p, uid, tokens=120)
+        one_call(p, uid, tokens=12_000)
     p.register(Registration("greedy", "greedy"))
     verdicts = [call(p, "greedy", n) for n in range(50)]
     assert len(others & held(p)) >= 19, "it may take the place of one, as any newcomer does"
@@ -102,7 +103,7 @@ def test_small_groups_are_not_preferred_where_no_group_is_large() -> None:
     """Else a full queue would teach the policy to be brief."""
     p = pool(max_bytes=KB)
     for n in range(60):
-        one_call(p, f"t{n:02}", tokens=120 if n % 2 else 12)
+        one_call(p, f"t{n:02}", tokens=12_000 if n % 2 else 1_200)
     uids = sorted(held(p))
     assert uids == [f"t{n}" for n in range(60 - len(uids), 60)]
 

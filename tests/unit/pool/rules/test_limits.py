@@ -126,26 +126,26 @@ def test_stale_data_is_dropped_in_every_unit(unit: Unit) -> None:
 
 
 def test_bytes_are_bounded_by_dropping_the_oldest() -> None:
-    p = pool(max_bytes=1000)
+    p = pool(max_bytes=100_000)
     for n in range(20):
-        p.rollout(f"t{n}", f"p{n}", prompt_ids=range(50))
-    assert p.stats().channels["train"].nbytes <= 1000
+        p.rollout(f"t{n}", f"p{n}", prompt_ids=range(5_000))
+    assert p.stats().channels["train"].nbytes <= 100_000
     taken = p.take(1)
     assert taken is not None
     assert taken[0][0].trajectory_uid == "t16"
 
 
 def test_a_pool_that_refuses_lets_running_trajectories_finish_before_it_is_full() -> None:
-    p = pool(max_bytes=1000, overflow=Overflow.REFUSE)
+    p = pool(max_bytes=100_000, overflow=Overflow.REFUSE)
     p.register(Registration("running", "r"))
     for n in range(4):
-        p.rollout(f"t{n}", f"p{n}", prompt_ids=range(50))
-    p.rollout("t4", "p4", prompt_ids=range(20))
+        p.rollout(f"t{n}", f"p{n}", prompt_ids=range(4_700))
+    p.rollout("t4", "p4", prompt_ids=range(1_000))
     with pytest.raises(PoolFull, match="channel 'train' is full"):
         p.register(Registration("new", "n"))
     assert p.submit([make_step("new", "n")], channel="train") == [SubmitVerdict.FULL]
     assert p.submit([make_step("running", "r", uid="small")]) == [SubmitVerdict.ACCEPTED]
-    assert p.submit([make_step("running", "r", uid="more", prompt_ids=range(20, 40))]) == [SubmitVerdict.FULL]
+    assert p.submit([make_step("running", "r", uid="more", prompt_ids=range(20, 2_020))]) == [SubmitVerdict.FULL]
     assert dropped(p) == {}
 
 

@@ -19,6 +19,7 @@ from stepwell.pool.api.sessions import SESSION, session_metadata
 from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.state.records import A_GROUP, A_STEP, A_TRAJECTORY
 from stepwell.steps.step import Exactness, Step
 from stepwell.steps.step_filter import StepFilter
 from tests.builders import EasyPool, in_groups, make_step, new_folder
@@ -146,7 +147,7 @@ class PoolMachine(RuleBasedStateMachine):
         elif verdict is SubmitVerdict.FULL:
             assert self.limits.overflow is Overflow.REFUSE
         elif verdict is SubmitVerdict.TOO_LARGE:
-            most = 4 * len(step.prompt_ids) + 9 * len(step.response_ids)
+            most = 4 * len(step.prompt_ids) + 9 * len(step.response_ids) + A_STEP
             assert self.pool.state.trajectories[uid].nbytes + most > (self.limits.max_bytes or 0) / 4
         elif step.quarantine:
             assert verdict is SubmitVerdict.QUARANTINED
@@ -425,7 +426,8 @@ class PoolMachine(RuleBasedStateMachine):
         books = self.pool.state
         for channel in books.channels.values():
             assert len(channel) <= self.limits.max_queue_size
-            assert self.limits.max_bytes is None or channel.nbytes <= self.limits.max_bytes
+            registered = A_GROUP * len(channel) + A_TRAJECTORY * channel.trajectories
+            assert self.limits.max_bytes is None or channel.nbytes - registered <= self.limits.max_bytes
             groups = channel.groups.values()
             held_by_one = [t.nbytes for group in groups for t in group.trajectories.values()]
             assert self.limits.max_bytes is None or max(held_by_one, default=0) <= self.limits.max_bytes / 4
@@ -449,12 +451,15 @@ class PoolMachine(RuleBasedStateMachine):
             assert counts == {(source, size): n for source, sizes in on_shelves.items() for size, n in sizes.items()}
 
 
+A_FEW = 5 * (A_GROUP + A_TRAJECTORY + A_STEP)
+
+
 class DropsOldest(PoolMachine):
-    limits = Limits(max_queue_size=5, max_bytes=400, max_staleness=1, closed_kept=10**6)
+    limits = Limits(max_queue_size=5, max_bytes=A_FEW, max_staleness=1, closed_kept=10**6)
 
 
 class Refuses(PoolMachine):
-    limits = Limits(max_queue_size=3, max_bytes=300, overflow=Overflow.REFUSE, max_staleness=1, on_stale="mask")
+    limits = Limits(max_queue_size=3, max_bytes=A_FEW, overflow=Overflow.REFUSE, max_staleness=1, on_stale="mask")
 
 
 class Strict(PoolMachine):

@@ -30,7 +30,7 @@ from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.producer_shares import LARGE, ProducerShares
-from stepwell.pool.state.records import Group, Lease, Trajectory
+from stepwell.pool.state.records import A_GROUP, A_PACKED_STEP, A_STEP, A_TRAJECTORY, Group, Lease, Trajectory
 from stepwell.pool.state.reward_queue import GIVEN_UP
 from stepwell.pool.state.snapshots import snapshot_of, standing_of
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
@@ -534,6 +534,7 @@ class StateMachine(RuleBasedStateMachine):
     def commit(self) -> None:
         self.journal.forget_retired()
         self.journal.commit(self.state.snapshot())
+        self.state.pack_at_rest(awake=0)
 
     def read_journal(self) -> tuple[dict[int, Group], dict[str, Lease], JournalReader]:
         reader = JournalReader(self.journal)
@@ -576,7 +577,8 @@ class StateMachine(RuleBasedStateMachine):
         assert {(lease.expires_at, uid) for uid, lease in state.leases.items()} == set(state._expiry)
         assert all(group.lease in state.leases for group in leased)
         for group in [*self.queued(), *leased, *history]:
-            assert group.nbytes == sum(stored_bytes(trajectory) for trajectory in group.trajectories.values())
+            held_bytes = sum(stored_bytes(trajectory) for trajectory in group.trajectories.values())
+            assert group.nbytes == A_GROUP + held_bytes
             assert all(trajectory.nbytes == stored_bytes(trajectory) for trajectory in group.trajectories.values())
             assert all(trajectory.group is group for trajectory in group.trajectories.values())
 
@@ -618,9 +620,10 @@ class StateMachine(RuleBasedStateMachine):
         for group in groups:
             by_producer.setdefault(group.producer or group.seq, []).append(group)
         held = {name: sum(group.nbytes for group in found) for name, found in by_producer.items()}
-        assert {name: share.nbytes for name, share in shares._shares.items()} == held
+        named = [name for name in held if isinstance(name, str)]
+        assert {name: share.nbytes for name, share in shares._shares.items()} == {name: held[name] for name in named}
         keys = {name: {group.key for group in found} for name, found in by_producer.items()}
-        assert {name: set(share.groups) for name, share in shares._shares.items()} == keys
+        assert {name: set(share.groups) for name, share in shares._shares.items()} == {n: keys[n] for n in named}
         large_bytes = inf if self.limits.max_bytes is None else LARGE * self.limits.max_bytes
         large_groups = LARGE * self.limits.max_queue_size
         large = {name for name in held if held[name] > large_bytes or len(keys[name]) > large_groups}
@@ -708,7 +711,8 @@ def timeless(snapshot: TrajectorySnapshot) -> TrajectorySnapshot:
 
 
 def stored_bytes(trajectory: Trajectory) -> int:
-    return sum(step.nbytes for step in trajectory.steps.values())
+    a_step = A_PACKED_STEP if trajectory.completed else A_STEP
+    return A_TRAJECTORY + sum(step.nbytes + a_step for step in trajectory.steps.values())
 
 
 def dump_group(group: Group) -> tuple[Any, ...]:
@@ -734,7 +738,7 @@ class ScoredGroups(StateMachine):
 
 
 class FullChannels(StateMachine):
-    limits = Limits(max_queue_size=20, max_bytes=200, closed_kept=1000)
+    limits = Limits(max_queue_size=20, max_bytes=8_000, closed_kept=1000)
 
 
 class ByTrajectories(StateMachine):
