@@ -19,6 +19,7 @@ class ReusedMemory(Generic[D]):
     def __init__(self, dtype: type[D]) -> None:
         self._dtype = dtype
         self._array: NDArray[D] = np.empty(0, dtype)
+        self._own_references = self._references()
 
     def join(self, parts: list[NDArray[D]]) -> NDArray[D]:
         """The parts end to end."""
@@ -32,4 +33,8 @@ class ReusedMemory(Generic[D]):
 
     def _is_free(self) -> bool:
         """A view refers to the array that owns its memory."""
-        return getrefcount(self._array) == 2  # the attribute, and the argument of this call
+        return self._references() == self._own_references
+
+    def _references(self) -> int:
+        """To the array. How many this object itself has is not the same in every Python."""
+        return getrefcount(self._array)

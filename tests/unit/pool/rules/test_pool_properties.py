@@ -81,6 +81,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def commit(self) -> None:
         self.journal.commit(self.pool.state.snapshot())
+        self.pool.state.pack_at_rest(awake=0)
 
     def any_trajectory(self, pick: int) -> tuple[str, str, str]:
         return self.registered[pick % len(self.registered)]

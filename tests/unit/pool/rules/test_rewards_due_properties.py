@@ -59,6 +59,7 @@ class ScoringMachine(RuleBasedStateMachine):
 
     def commit(self) -> None:
         self.journal.commit(self.pool.state.snapshot())
+        self.pool.state.pack_at_rest(awake=0)
 
     def unscored(self) -> list[Trajectory]:
         """Complete, and without a reward, oldest first."""
