@@ -19,5 +19,5 @@ def may_keep(metadata: JsonObject) -> bool:
 
 
 def _says(metadata: JsonObject, flag: str) -> bool:
-    consent = metadata.get(CONSENT)
-    return not isinstance(consent, Mapping) or consent.get(flag) is not False
+    consent = metadata.get(CONSENT) if metadata else None
+    return consent is None or not isinstance(consent, Mapping) or consent.get(flag) is not False

@@ -48,6 +48,8 @@ def user_of(metadata: JsonObject) -> str:
 
 def subjects_of(metadata: JsonObject) -> tuple[str, ...]:
     """The people whose data it is: the user of the session, and the subject that its metadata names."""
+    if not metadata:
+        return ()
     named = metadata.get(SUBJECT)
     return tuple(filter(None, (user_of(metadata), named if isinstance(named, str) else "")))
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from stepwell.errors import BadRequest, Conflict, Forgotten, PoolFull, UnknownTrajectory
 from stepwell.pool.api.plan import Overflow
@@ -229,7 +228,7 @@ class Ingest:
         if channel is None:
             return SubmitVerdict.UNKNOWN
         try:
-            return self._open(Registration(uid, prompt_uid, channel, group_size))
+            return state.add_trajectory(self._group_for(prompt_uid, channel, group_size), uid, NO_FIELDS)
         except PoolFull:
             return SubmitVerdict.FULL
 
@@ -281,19 +280,29 @@ class Ingest:
             if known.steps:
                 raise Conflict(f"trajectory {known.uid} already has steps in channel {known.group.channel!r}")
             source = registration.source or known.group.source
-            moved = replace(registration, group_size=known.group.size, source=source)
-            self._state.move_trajectory(known, self._group_for(moved))
+            size, metadata = known.group.size, registration.metadata or NO_FIELDS
+            group = self._group_for(known.group.prompt_uid, registration.channel, size, source, metadata)
+            self._state.move_trajectory(known, group)
         self._state.update_metadata(known, {**known.metadata, **(registration.metadata or {})})
 
     def _open(self, registration: Registration) -> Trajectory:
-        group = self._group_for(registration)
-        uid, metadata = registration.trajectory_uid, registration.metadata or NO_FIELDS
-        return self._state.add_trajectory(group, uid, metadata, registration.outcome)
+        metadata, source = registration.metadata or NO_FIELDS, registration.source or ""
+        group = self._group_for(
+            registration.prompt_uid, registration.channel, registration.group_size, source, metadata
+        )
+        return self._state.add_trajectory(group, registration.trajectory_uid, metadata, registration.outcome)
 
-    def _group_for(self, registration: Registration) -> Group:
-        """The group that waits for this trajectory, or a new one."""
-        state, prompt_uid, group_size = self._state, registration.prompt_uid, registration.group_size
-        channel = state.open_channel(registration.channel or TRAIN)
+    def _group_for(
+        self,
+        prompt_uid: str,
+        channel_name: str | None,
+        group_size: int | None,
+        source: str = "",
+        metadata: JsonObject = NO_FIELDS,
+    ) -> Group:
+        """The group that waits for a trajectory of that prompt, or a new one."""
+        state = self._state
+        channel = state.open_channel(channel_name or TRAIN)
         if state.limits.overflow is Overflow.DROP_OLDEST:
             state.evict(channel)
         group = channel.joinable(prompt_uid)
@@ -306,8 +315,8 @@ class Ingest:
                 f"channel {channel.name!r} is full: {len(channel)} groups, {channel.nbytes} bytes; try later"
             )
         state.evict(channel, more_groups=1)
-        size, source = group_size or state.limits.group_size, registration.source or ""
-        return state.open_group(prompt_uid, channel, size, source, producer_of(registration.metadata or {}, source))
+        size = group_size or state.limits.group_size
+        return state.open_group(prompt_uid, channel, size, source, producer_of(metadata, source))
 
     def _reward_step(self, trajectory: Trajectory, reward: RewardGiven, step_index: int) -> bool:
         steps = dict(trajectory.in_order())

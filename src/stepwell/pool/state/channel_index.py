@@ -166,6 +166,16 @@ class ChannelIndex(Channel):
             for trajectory in group.trajectories.values():
                 self.hide(trajectory)
 
+    def note_joined(self, group: Group) -> None:
+        """An open trajectory has joined a group that waited for it: it is no more ready than before."""
+        if group.can_join():
+            self._joinable.setdefault(group.prompt_uid, {})[group.seq] = group
+        else:
+            self._close_to_joining(group)
+            self.refills.pop(group.seq, None)
+        if group.deadline is not None:
+            self.deadlines.add((group.deadline, group.seq))
+
     def reindex(self, group: Group) -> bool:
         """Note where `group` stands now. Returns whether it became ready or ceased to be."""
         key, can_join = group.key, group.can_join()

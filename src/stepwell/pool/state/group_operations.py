@@ -229,10 +229,11 @@ class GroupOperations(StateBase):
 
     def _count_bytes(self, trajectory: Trajectory, added: StoredStep | None = None) -> None:
         """It has one step more, or is complete."""
-        if added is None or trajectory.completed:
+        more = added.nbytes + A_STEP if added is not None else 0
+        if trajectory.completed:
             more = trajectory.held_bytes() - trajectory.nbytes
-        else:
-            more = added.nbytes + A_STEP
+        if not more:
+            return
         trajectory.nbytes += more
         trajectory.group.nbytes += more
         self._channels[trajectory.group.channel].grow(trajectory.group, more)

@@ -158,6 +158,7 @@ class PoolState(ForgetOperations, RewardOperations):
             lease.version = self.serving.version_of(lease.channel)
             lease.is_prepared = decision_of(lease.uid) is not None
             self._add_lease(lease)
+        self.pack_at_rest()
         if damaged:
             for index in self._channels.values():
                 leased = [lease.groups for lease in self.leases.values() if lease.channel == index.name]
@@ -185,11 +186,11 @@ class PoolState(ForgetOperations, RewardOperations):
         for trajectory in group.trajectories.values():
             self.trajectories[trajectory.uid] = trajectory
             self.sessions.add(trajectory, self.pool_time)
-            if trajectory.completed:
+            leased = [step for step in trajectory.steps.values() if step.lease is not None and step.lease in leases]
+            for step in leased:
+                leases[str(step.lease)].steps.append((trajectory, step))
+            if trajectory.completed and not leased:
                 self._packer.awake.append(trajectory.uid)
-            for step in trajectory.steps.values():
-                if step.lease is not None and step.lease in leases:
-                    leases[step.lease].steps.append((trajectory, step))
         lease = leases.get(group.lease) if group.lease is not None else None
         if lease is None:
             group.lease = None

@@ -52,9 +52,9 @@ def group_rows(group: Group, is_shipped: IsShipped) -> list[ShippedRow]:
 
 
 def trajectory_rows(trajectory: Trajectory, is_shipped: IsShipped) -> list[ShippedRow]:
-    done = trajectory.completed
-    if len(trajectory.steps) == 1:
-        (step,) = trajectory.steps.values()
+    done, steps = trajectory.completed, trajectory.steps
+    if len(steps) == 1:
+        (step,) = steps.values()
         if not is_shipped(step):
             return []
         is_shown = step.reward is None and trajectory.reward is not None

@@ -242,7 +242,10 @@ class StateBase:
         index.completed += trajectory.completed
         self.sessions.add(trajectory, self.pool_time)
         self.has_retention |= RETENTION in trajectory.metadata
-        self._regrouped(group)
+        if trajectory.completed:
+            self._regrouped(group)
+        else:
+            index.note_joined(group)
         self._changed(trajectory)
 
     def _take_out(self, trajectory: Trajectory) -> None:

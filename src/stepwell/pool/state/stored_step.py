@@ -1,13 +1,15 @@
 """Steps as the pool stores them: the tokens in their trajectory's prefix tree, the rest in one small record each."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from operator import add
 from typing import Any
 
 from stepwell.steps.columns import Columns, pack, unpack, unpack_values
-from stepwell.steps.schema import CARRIED, Column, ColumnKind
+from stepwell.steps.schema import CARRIED, ColumnKind
 from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, Step, VersionSpan
 
 NO_PLACE = -1
@@ -80,7 +82,7 @@ class PackedSteps:
         self.ages = [None if sent_at is None else sent_at - started_at for started_at in self.started_at]
         """Seconds from the beginning of each call until its step was sent; None if the sender does not tell."""
         self.is_last = columns.is_last_S.tolist()
-        carried = (_shared(column, unpack_values(column, columns.carried[column.packed])) for column in CARRIED)
+        carried = [read(columns.carried[name]) for name, read in READ_CARRIED]
         self._before_arrays = list(
             zip(self.identities, columns.uids, self.indexes, self._prompts, self._responses, strict=True)
         )
@@ -134,10 +136,21 @@ class PackedSteps:
         return StoredStep(number, *self._before_arrays[i], logprobs, mask, *self._behind_arrays[i])
 
 
-def _shared(column: Column, values: list[Any]) -> list[Any]:
-    """The same values; those that most steps have alike are one object, because a pool holds millions of steps."""
-    if column.kind is ColumnKind.OBJECT:
-        return [value or NO_FIELDS for value in values]
-    if column.kind in (ColumnKind.TEXT, ColumnKind.OPTIONAL_TEXT):
-        return [value and sys.intern(value) for value in values]
-    return values
+def _share_objects(values: list[Any]) -> list[Any]:
+    """Here and below: values that most steps have alike are one object, because a pool holds millions of steps."""
+    return [value or NO_FIELDS for value in values]
+
+
+def _share_texts(values: list[Any]) -> list[Any]:
+    return [value and sys.intern(value) for value in values]
+
+
+READERS: dict[ColumnKind, Callable[[Any], list[Any]]] = {
+    ColumnKind.OBJECT: _share_objects,
+    ColumnKind.TEXT: _share_texts,
+    ColumnKind.OPTIONAL_TEXT: _share_texts,
+}
+READ_CARRIED: list[tuple[str, Callable[[Any], list[Any]]]] = [
+    (column.packed, READERS.get(column.kind) or partial(unpack_values, column)) for column in CARRIED
+]
+"""How each column is read, chosen once and not for every message."""
