@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -27,12 +28,11 @@ from stepwell.atropos.registry import Registry
 from stepwell.common.coalescing import BatchSender
 from stepwell.errors import BadRequest, PoolFull, TooLarge
 from stepwell.pool.api.ports import GroupExchange
-from stepwell.pool.api.producing import Registration, SubmitVerdict
-from stepwell.steps.columns import Columns, stack
+from stepwell.pool.api.producing import TRAIN, Registration, SubmitVerdict
 from stepwell.steps.sampling import LeftOutLog
 from stepwell.wire.scored_groups import ScoredGroup, groups_from_json
-from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow
-from stepwell.wire.scored_groups_steps import columns_from_group
+from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow, groups_of_streams
+from stepwell.wire.scored_groups_steps import columns_from_groups
 
 log = logging.getLogger("stepwell.atropos")
 
@@ -57,21 +57,65 @@ clocks differ."""
 DIGEST_DIGITS = 32
 
 
-async def read_groups(request: AtroposRequest, kind: Literal["group", "list"]) -> list[ScoredGroup]:
-    body, type_, env_id = (
-        await request.body(),
-        request.headers.get("content-type", ""),
-        request.query_params.get("env_id"),
-    )
-    read = partial(_from_arrow, env_id=env_id) if type_.startswith(MEDIA_TYPE) else partial(groups_from_json, kind=kind)
-    groups = await asyncio.to_thread(read, body) if len(body) > IN_THREAD else read(body)
-    if kind == "group" and not groups:
-        raise BadRequest("the body has no group")
-    return groups
+class OpenReads:
+    """How many requests are being read."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        self._count += 1
+        self._none.clear()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._none.set()
+
+    async def wait(self) -> None:
+        """Until there are none, or for READING_TIMEOUT."""
+        if self._none.is_set():
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._none.wait(), READING_TIMEOUT)
 
 
-def _from_arrow(body: bytes, env_id: str | None) -> list[ScoredGroup]:
-    groups = [_with_env_id(group, env_id) for group in groups_from_arrow(body)]
+class GroupReader:
+    """Reads requests. Small Arrow bodies that arrive at the same time are read in one pass."""
+
+    def __init__(self) -> None:
+        self._arriving = OpenReads()
+        self._together = BatchSender[bytes, list[ScoredGroup]](self._read, before_send=self._arriving.wait)
+
+    async def read(self, request: AtroposRequest, kind: Literal["group", "list"]) -> list[ScoredGroup]:
+        if request.headers.get("content-type", "").startswith(MEDIA_TYPE):
+            groups = _with_scores(await self._read_arrow(request), request.query_params.get("env_id"))
+        else:
+            body = await request.body()
+            read = partial(groups_from_json, kind=kind)
+            groups = await asyncio.to_thread(read, body) if len(body) > IN_THREAD else read(body)
+        if kind == "group" and not groups:
+            raise BadRequest("the body has no group")
+        return groups
+
+    async def _read_arrow(self, request: AtroposRequest) -> list[ScoredGroup]:
+        with self._arriving.one():
+            body = await request.body()
+        if len(body) > IN_THREAD:
+            return await asyncio.to_thread(groups_from_arrow, body)
+        return await self._together.submit(body)
+
+    async def _read(self, bodies: Sequence[bytes]) -> list[list[ScoredGroup] | Exception]:
+        return groups_of_streams(bodies)
+
+
+def _with_scores(groups: Sequence[ScoredGroup], env_id: str | None) -> list[ScoredGroup]:
+    """BadRequest if a score is missing, which Arrow allows."""
+    groups = [_with_env_id(group, env_id) for group in groups]
     if any(np.isnan(group.scores_N).any() for group in groups):
         raise BadRequest("score: a row has none")
     return groups
@@ -112,17 +156,34 @@ def name_by_content(channel: str, group: ScoredGroup, reset_at: float, now: floa
     return GroupName(content_digest(channel, group, reset_at), int(now // PERIOD))
 
 
+class NamedGroup(NamedTuple):
+    """A group as it goes to the pool."""
+
+    group: ScoredGroup
+    name: GroupName
+    channel: str
+    source: str
+
+    @property
+    def weight(self) -> int:
+        return len(self.group.tokens) + SEQUENCE_WEIGHT * len(self.group)
+
+    def registrations(self) -> Iterator[Registration]:
+        for uid, others in self.name.rollouts(len(self.group)).items():
+            yield Registration(
+                uid, self.name.prompt_uid, self.channel, len(self.group), source=self.source, other_uids=others
+            )
+
+
 class GroupIntake:
     def __init__(
         self, pool: GroupExchange, metrics: AtroposMetrics, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self.latest: dict[str, ScoredGroup] = {}
         """The newest group of each channel."""
-        self._pool = pool
         self._metrics = metrics
-        self._left_out = LeftOutLog(log)
         self._wall_clock = wall_clock
-        self._sender = GroupSender(pool)
+        self._sender = GroupSender(pool, wall_clock)
         self.reading = self._sender.reading
 
     async def submit(
@@ -151,8 +212,11 @@ class GroupIntake:
         self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], names: Sequence[GroupName], now: float
     ) -> list[set[SubmitVerdict]]:
         """The verdicts on each group."""
-        parts, registrations = self._pack(channel, registry, groups, names, now)
-        verdicts = iter(await self._sender.submit(stack(parts), registrations))
+        named = []
+        for group, name in zip(groups, names, strict=True):
+            sender = registry.heard_from(group.env_id, now)
+            named.append(NamedGroup(group, name, channel, "" if sender is None else sender.name))
+        verdicts = iter(await self._sender.submit(named))
         verdicts_of_groups = [{next(verdicts) for _ in range(len(group))} for group in groups]
         for found in verdicts_of_groups:
             result = "refused" if SubmitVerdict.FULL in found else "duplicate" if found <= REPEATED else "received"
@@ -161,32 +225,6 @@ class GroupIntake:
 
     def forget(self, channel: str) -> None:
         self.latest.pop(channel, None)
-
-    def _pack(
-        self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], names: Sequence[GroupName], now: float
-    ) -> tuple[list[Columns], list[Registration]]:
-        parts: list[Columns] = []
-        registrations: list[Registration] = []
-        version, arrived_at = self._pool.policy_version, self._wall_clock()
-        for group, name in zip(groups, names, strict=True):
-            sender = registry.heard_from(group.env_id, now)
-            source = "" if sender is None else sender.name
-            uids = name.rollouts(len(group))
-            part = columns_from_group(
-                group,
-                name.prompt_uid,
-                source=source,
-                policy_version=version,
-                arrived_at=arrived_at,
-                trajectory_uids=list(uids),
-            )
-            registrations += [
-                Registration(uid, name.prompt_uid, channel, len(group), source=source, other_uids=others)
-                for uid, others in uids.items()
-            ]
-            self._left_out.note(channel, part.untrainable)
-            parts.append(part)
-        return parts, registrations
 
 
 def _check_sizes(groups: Sequence[ScoredGroup], registry: Registry) -> None:
@@ -216,13 +254,6 @@ def _pieces(groups: Sequence[ScoredGroup]) -> Iterator[Sequence[ScoredGroup]]:
         yield groups[begin:]
 
 
-class PackedGroups(NamedTuple):
-    """Groups of one request."""
-
-    columns: Columns
-    registrations: Sequence[Registration]
-
-
 class GroupSender:
     """Sends groups of several requests to the pool in one message.
 
@@ -230,47 +261,42 @@ class GroupSender:
     were just answered; a single environment waits for no one.
     """
 
-    def __init__(self, pool: GroupExchange) -> None:
+    def __init__(self, pool: GroupExchange, wall_clock: Callable[[], float] = time.time) -> None:
         self._pool = pool
-        self._reading = 0
-        self._all_read = asyncio.Event()
-        self._all_read.set()
-        self._sender = BatchSender[PackedGroups, list[SubmitVerdict]](
+        self._wall_clock = wall_clock
+        self._left_out = LeftOutLog(log)
+        reads = OpenReads()
+        self.reading = reads.one
+        """Around the reading of a request's groups: the next message waits for them."""
+        self._sender = BatchSender[Sequence[NamedGroup], list[SubmitVerdict]](
             self._send,
-            before_send=self._await_read,
+            before_send=reads.wait,
             pause=PAUSE,
-            weigh=lambda groups: len(groups.columns.tokens) + SEQUENCE_WEIGHT * len(groups.columns),
+            weigh=lambda groups: sum(group.weight for group in groups),
             max_weight=MAX_MESSAGE_TOKENS,
             sends_cancelled=True,
         )
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Around the reading of a request's groups: the next message waits for them."""
-        self._reading += 1
-        self._all_read.clear()
-        try:
-            yield
-        finally:
-            self._reading -= 1
-            if not self._reading:
-                self._all_read.set()
+    async def submit(self, groups: Sequence[NamedGroup]) -> list[SubmitVerdict]:
+        """One verdict a sequence. The groups are sent even if the caller is cancelled."""
+        return await self._sender.submit(groups)
 
-    async def submit(self, columns: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
-        """One verdict a step. The groups are sent even if the caller is cancelled."""
-        return await self._sender.submit(PackedGroups(columns, registrations))
-
-    async def _await_read(self) -> None:
-        if self._all_read.is_set():
-            return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._all_read.wait(), READING_TIMEOUT)
-
-    async def _send(self, message: Sequence[PackedGroups]) -> list[list[SubmitVerdict]]:
-        registrations = [wanted for groups in message for wanted in groups.registrations]
-        columns = stack([groups.columns for groups in message])
+    async def _send(self, message: Sequence[Sequence[NamedGroup]]) -> list[list[SubmitVerdict]]:
+        groups = list(chain.from_iterable(message))
+        registrations = [registration for group in groups for registration in group.registrations()]
+        columns = columns_from_groups(
+            [named.group for named in groups],
+            [named.name.prompt_uid for named in groups],
+            [registration.trajectory_uid for registration in registrations],
+            sources=[named.source for named in groups],
+            policy_version=self._pool.policy_version,
+            arrived_at=self._wall_clock(),
+        )
+        if any(columns.untrainable):
+            for registration, reason in zip(registrations, columns.untrainable, strict=True):
+                self._left_out.note(registration.channel or TRAIN, [reason])
         verdicts = iter(await self._pool.submit_columns(columns, registrations))
-        return [[next(verdicts) for _ in range(len(groups.columns))] for groups in message]
+        return [[next(verdicts) for named in part for _ in range(len(named.group))] for part in message]
 
 
 def content_digest(channel: str, group: ScoredGroup, reset_at: float = 0.0) -> str:

@@ -8,7 +8,7 @@ from uuid import uuid4
 from starlette.responses import Response
 
 from stepwell.atropos.batch_delivery import BatchDelivery, DeliveryRequest, read_lease
-from stepwell.atropos.group_intake import GroupIntake, read_groups
+from stepwell.atropos.group_intake import GroupIntake, GroupReader
 from stepwell.atropos.http import JSON, AtroposRequest, json_response
 from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registries
@@ -26,6 +26,7 @@ class AtroposRoutes:
     def __init__(self, pool: GroupExchange, registries: Registries, metrics: AtroposMetrics) -> None:
         self._pool = pool
         self._registries = registries
+        self._reader = GroupReader()
         self._intake = GroupIntake(pool, metrics)
         self._delivery = BatchDelivery(pool, metrics, registries.save)
         self._clock = time.monotonic
@@ -119,7 +120,7 @@ class AtroposRoutes:
 
     async def _submit(self, channel: str, request: AtroposRequest, kind: Literal["group", "list"]) -> list[bool]:
         with self._intake.reading():
-            groups = await read_groups(request, kind)
+            groups = await self._reader.read(request, kind)
         key = request.headers.get("idempotency-key")
         return await self._intake.submit(channel, self._registries.of(channel), groups, key, self._clock())
 

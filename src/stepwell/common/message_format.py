@@ -9,6 +9,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -60,10 +61,12 @@ def incompatible(name: str, sent_format: int) -> IncompatibleMessage:
     )
 
 
+@cache
 def _field_names(cls: type) -> tuple[str, ...]:
     return tuple(field.name for field in _init_fields(cls)) if is_dataclass(cls) else cls._fields  # type: ignore[attr-defined]
 
 
+@cache
 def _required(cls: Any) -> set[str]:
     if not is_dataclass(cls):
         return set(cls._fields) - set(cls._field_defaults)

@@ -6,13 +6,16 @@ Columns: group, tokens, mask, score, logprobs, policy_version, extras. Further f
 Invariants:
 - `groups_from_arrow(groups_to_arrow(groups))` gives the same groups.
 - The rules are those of JSON, except that a score may be null in a batch for a trainer.
+- Streams that are read together give what each gives alone: a fault in one is told for that one.
 - pyarrow is imported when it is first used.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +58,7 @@ def groups_to_arrow(groups: Iterable[ScoredGroup]) -> bytes:
 
 def arrow_parts(groups: Iterable[ScoredGroup]) -> Iterator[bytes]:
     """The stream, piece by piece."""
-    yield _schema().serialize().to_pybytes()
+    yield _schema_message()
     first, some, tokens = 0, list[ScoredGroup](), 0
     for group in groups:
         some.append(group)
@@ -70,13 +73,35 @@ def arrow_parts(groups: Iterable[ScoredGroup]) -> Iterator[bytes]:
 
 def groups_from_arrow(body: bytes) -> list[ScoredGroup]:
     """The groups of a stream. BadRequest says what is wrong with it."""
-    pa = _pyarrow()
+    return _read_together([body])[0]
+
+
+def groups_of_streams(bodies: Sequence[bytes]) -> list[list[ScoredGroup] | Exception]:
+    """The groups of each stream, or what is wrong with it. They are read in one pass: most of the time that a small
+    stream takes is not for its tokens."""
+    if len(bodies) > 1:
+        with suppress(BadRequest):  # which one is faulty is found by reading each alone
+            return list(_read_together(bodies))
+    return [_read_alone(body) for body in bodies]
+
+
+def _read_alone(body: bytes) -> list[ScoredGroup] | Exception:
     try:
-        rows = _rows(pa.ipc.open_stream(body, options=pa.ipc.IpcReadOptions(use_threads=False)))
-        rows.validate(full=True)
-    except (pa.ArrowException, KeyError, OSError) as failure:
-        raise BadRequest(f"the body is not an Arrow stream of scored groups: {failure}") from None
-    return _groups(dict(zip(_schema().names, rows.columns, strict=True))) if len(rows) else []
+        return groups_from_arrow(body)
+    except BadRequest as failure:
+        return failure
+
+
+def _read_together(bodies: Sequence[bytes]) -> list[list[ScoredGroup]]:
+    streams = [_sound_rows(body) for body in bodies]
+    ends = list(accumulate(map(len, streams)))
+    if not ends[-1]:
+        return [[] for _ in bodies]
+    rows = streams[0] if len(streams) == 1 else _joined_rows(streams)
+    columns = dict(zip(_schema().names, rows.columns, strict=True))
+    runs = _runs(columns["group"], ends)
+    groups, starts = _groups(columns, runs), [start for start, _ in runs]
+    return [groups[first:last] for first, last in pairwise([0, *(bisect_left(starts, end) for end in ends)])]
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -132,6 +157,36 @@ def _extra_texts(group: ScoredGroup) -> Iterator[str | None]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
+def _sound_rows(body: bytes) -> "pyarrow.RecordBatch":
+    pa = _pyarrow()
+    try:
+        rows = _single_batch(body)
+        if rows is None:
+            rows = _rows(pa.ipc.open_stream(body, options=_read_options()))
+        rows.validate(full=True)
+    except (pa.ArrowException, KeyError, EOFError, OSError) as failure:
+        raise BadRequest(f"the body is not an Arrow stream of scored groups: {failure}") from None
+    return rows
+
+
+def _single_batch(body: bytes) -> "pyarrow.RecordBatch | None":
+    """Of a stream with one record batch, as `groups_to_arrow` writes it: its schema is known. None for others."""
+    pa, schema = _pyarrow(), _schema_message()
+    if not body.startswith(schema) or len(body) == len(schema) + len(END_OF_STREAM):
+        return None
+    reader = pa.BufferReader(body)
+    reader.seek(len(schema))
+    message = pa.ipc.read_message(reader)
+    if message.type != "record batch" or body[reader.tell() :] != END_OF_STREAM:
+        return None
+    return pa.ipc.read_record_batch(message, _schema())
+
+
+def _joined_rows(streams: "list[pyarrow.RecordBatch]") -> "pyarrow.RecordBatch":
+    (rows,) = _pyarrow().Table.from_batches(streams, _schema()).combine_chunks().to_batches()
+    return rows
+
+
 def _rows(stream: "pyarrow.RecordBatchReader") -> "pyarrow.RecordBatch":
     """All rows of a stream. Most streams have one record batch."""
     pa = _pyarrow()
@@ -142,7 +197,7 @@ def _rows(stream: "pyarrow.RecordBatchReader") -> "pyarrow.RecordBatch":
     return pa.RecordBatch.from_struct_array(table.to_struct_array().combine_chunks())
 
 
-def _groups(columns: "dict[str, pyarrow.Array]") -> list[ScoredGroup]:
+def _groups(columns: "dict[str, pyarrow.Array]", runs: Iterable[tuple[int, int]]) -> list[ScoredGroup]:
     lengths, tokens = _lists_of(columns, "tokens")
     require_ids(tokens, lengths)
     mask_lengths, trained = _lists_of(columns, "mask")
@@ -152,28 +207,28 @@ def _groups(columns: "dict[str, pyarrow.Array]") -> list[ScoredGroup]:
     require_finite("score", scores[_is_valid(columns["score"])])
     logprobs = _read_logprobs(columns, lengths)
     versions, extras = columns["policy_version"].to_pylist(), list(map(_object, columns["extras"].to_pylist()))
-    places = offsets(lengths).tolist()
+    places, lengths_N = offsets(lengths).tolist(), lengths.astype(np.int64)
     return [
         _group(
             extras[start:end],
             tokens=tokens[places[start] : places[end]],
             trained=trained[places[start] : places[end]],
             logprobs=None if logprobs is None else logprobs[places[start] : places[end]],
-            lengths_N=lengths[start:end].astype(np.int64),
+            lengths_N=lengths_N[start:end],
             scores_N=scores[start:end],
             policy_versions=versions[start:end],
         )
-        for start, end in _runs(columns["group"])
+        for start, end in runs
     ]
 
 
-def _runs(numbers: "pyarrow.Array") -> Iterator[tuple[int, int]]:
-    """Start and end of each run of the same number."""
+def _runs(numbers: "pyarrow.Array", ends: Sequence[int]) -> list[tuple[int, int]]:
+    """Start and end of each run of the same number in a stream. `ends` are those of the streams."""
     if numbers.null_count:
         raise BadRequest("group: a row has no group")
     own = numbers.to_numpy()
     changes = ((own[1:] != own[:-1]).nonzero()[0] + 1).tolist()
-    return pairwise([0, *changes, len(numbers)])
+    return list(pairwise(sorted({0, *changes, *ends})))
 
 
 def _group(extras: list[dict[str, Json]], **arrays: Any) -> ScoredGroup:
@@ -257,6 +312,19 @@ def _schema() -> "pyarrow.Schema":
     )
 
 
+@cache
+def _schema_message() -> bytes:
+    """How a stream begins."""
+    message: bytes = _schema().serialize().to_pybytes()
+    return message
+
+
+@cache
+def _read_options() -> "pyarrow.ipc.IpcReadOptions":
+    return _pyarrow().ipc.IpcReadOptions(use_threads=False)
+
+
+@cache
 def _pyarrow() -> Any:
     require("pyarrow.ipc", "envs", purpose="Arrow")
     return require("pyarrow", "envs", purpose="Arrow")

@@ -11,10 +11,11 @@ Invariants:
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from stepwell.steps.columns import Columns, cut, make_columns
@@ -30,43 +31,65 @@ FIRST_TRAINED = "first_token_trained"
 PROMPT_LOGPROBS = "prompt_logprobs"
 OURS = (GROUP, FIRST_TRAINED, PROMPT_LOGPROBS)
 SOLE_STEP = 0
+SAMPLED = frozenset(("temperatures", "untrainable", "models"))
+"""Fields by which a sequence tells how it was sampled."""
+
+D = TypeVar("D", bound=np.generic)
 
 
 def columns_from_group(
-    group: ScoredGroup,
-    prompt_uid: str,
+    group: ScoredGroup, prompt_uid: str, *, source: str, policy_version: int, arrived_at: float
+) -> Columns:
+    """As `columns_from_groups`, for one group whose trajectories are `{prompt_uid}-{n}`."""
+    uids = [f"{prompt_uid}-{place}" for place in range(len(group))]
+    return columns_from_groups(
+        [group], [prompt_uid], uids, sources=[source], policy_version=policy_version, arrived_at=arrived_at
+    )
+
+
+def columns_from_groups(
+    groups: Sequence[ScoredGroup],
+    prompt_uids: Sequence[str],
+    trajectory_uids: Sequence[str],
     *,
-    source: str,
+    sources: Sequence[str],
     policy_version: int,
     arrived_at: float,
-    trajectory_uids: Sequence[str] | None = None,
 ) -> Columns:
-    """The group as steps of these trajectories, by default `{prompt_uid}-{n}`; `policy_version` is used where the group
-    names none."""
-    count = len(group)
-    starts = offsets(group.lengths_N).tolist()
-    middles = [start + _prompt_length(group.trained[start:end]) for start, end in pairwise(starts)]
-    responses = [slice(middle, end) for middle, end in zip(middles, starts[1:], strict=True)]
-    prompts_N = np.array(middles, np.int32) - np.array(starts[:-1], np.int32)
-    versions = [policy_version if version is None else version for version in group.policy_versions]
+    """Groups as steps, one after the other. There is a prompt_uid and a source for each group, and a trajectory_uid for
+    each sequence; `policy_version` is used where a group names none."""
+    sizes = list(map(len, groups))
+    count = sum(sizes)
+    lengths_N = _joined([group.lengths_N for group in groups])
+    tokens, trained = _joined([group.tokens for group in groups]), _joined([group.trained for group in groups])
+    logprobs = _known_logprobs(groups)
+    starts_N = offsets(lengths_N)
+    starts = starts_N.tolist()
+    prompts_N = np.array([_prompt_length(trained[start:end]) for start, end in pairwise(starts)], np.int32)
+    middles_N = starts_N[:-1] + prompts_N
+    responses = list(map(slice, middles_N.tolist(), starts[1:]))
+    response_lengths = lengths_N.astype(np.int32) - prompts_N
+    versions = [policy_version if version is None else version for group in groups for version in group.policy_versions]
     values = {
-        "tokens": group.tokens,
-        "logprobs": _response_logprobs(group, responses),
-        "mask": np.concatenate([group.trained[response] for response in responses]),
+        "tokens": tokens,
+        "logprobs": np.full(response_lengths.sum(), np.nan, np.float32)
+        if logprobs is None
+        else np.concatenate([logprobs[response] for response in responses]),
+        "mask": np.concatenate([trained[response] for response in responses]),
         "prompt_lengths_S": prompts_N,
-        "response_lengths_S": group.lengths_N.astype(np.int32) - prompts_N,
-        "rewards_S": group.scores_N,
+        "response_lengths_S": response_lengths,
+        "rewards_S": _joined([group.scores_N for group in groups]),
         "reward_revisions_S": np.ones(count, np.int32),
-        "reward_sources": [source] * count,
+        "reward_sources": _repeated(sources, sizes),
         "step_indexes_S": np.full(count, SOLE_STEP, np.int32),
         "policy_versions_S": np.array(versions, np.int64),
         "is_last_S": np.ones(count, np.bool_),
         "started_at_S": np.full(count, arrived_at),
-        "trajectory_uids": list(trajectory_uids or (f"{prompt_uid}-{place}" for place in range(count))),
-        "prompt_uids": [prompt_uid] * count,
-        "exactness": list(group.exactness),
-        "extras": _step_extras(group, starts, middles),
-        **_sampling(group),
+        "trajectory_uids": list(trajectory_uids),
+        "prompt_uids": _repeated(prompt_uids, sizes),
+        "exactness": [grade for group in groups for grade in group.exactness],
+        "extras": _step_extras(groups, trained, logprobs, starts_N, middles_N),
+        **_sampling(groups),
     }
     return make_columns(count, values)
 
@@ -76,57 +99,97 @@ def groups_from_columns(columns: Columns, group_sizes: Sequence[int]) -> Iterato
     return map(_group, cut(columns, group_sizes))
 
 
+def _joined(parts: Sequence[NDArray[D]]) -> NDArray[D]:
+    """End to end. Nothing is copied if each part follows the one before it in the memory of one array, as those of
+    groups that were read together."""
+    if len(parts) == 1:
+        return parts[0]
+    first, base = parts[0], parts[0].base
+    if base is not None and all(part.base is base and part.flags.c_contiguous for part in parts):
+        places: list[int] = [part.__array_interface__["data"][0] for part in parts]
+        if all(place + part.nbytes == behind for part, (place, behind) in zip(parts, pairwise(places), strict=False)):
+            return as_strided(first, (sum(map(len, parts)),), writeable=False)
+    return np.concatenate(parts)
+
+
+def _repeated(values: Sequence[str], sizes: Sequence[int]) -> list[str]:
+    """Each value once for each sequence of its group."""
+    return [value for value, size in zip(values, sizes, strict=True) for _ in range(size)]
+
+
+def _known_logprobs(groups: Sequence[ScoredGroup]) -> FloatArray | None:
+    """One per token, NaN in groups without; None if no group has any."""
+    if all(group.logprobs is None for group in groups):
+        return None
+    return _joined(
+        [
+            np.full(len(group.tokens), np.nan, np.float32) if group.logprobs is None else group.logprobs
+            for group in groups
+        ]
+    )
+
+
 def _prompt_length(trained: BoolArray) -> int:
     """Up to the first trained token, but at least one token; all but one if no token is trained."""
     first = int(trained.argmax())
     return max(1, first if trained[first] else len(trained) - 1)
 
 
-def _response_logprobs(group: ScoredGroup, responses: Sequence[slice]) -> FloatArray:
-    if group.logprobs is None:
-        return np.full(sum(response.stop - response.start for response in responses), np.nan, np.float32)
-    return np.concatenate([group.logprobs[response] for response in responses])
-
-
-def _sampling(group: ScoredGroup) -> dict[str, Any]:
-    """How each sequence was sampled: as it tells, else as the group's generation_params tell."""
-    params = group.extras.get("generation_params")
-    sampling = params if isinstance(params, dict) else {}
-    told = [(own.get("temperatures"), own.get("untrainable"), own.get("models")) for own in group.extras_N]
-    temperatures = [read_temperature(own, sampling) for own, _, _ in told]
+def _sampling(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """How each sequence was sampled: as it tells, else as its group's generation_params tell."""
+    told = [of_sequence for group in groups for of_sequence in _sampled(group)]
     return {
-        "temperatures_S": np.array(temperatures, np.float64),
-        "untrainable": [
-            reason if isinstance(reason, str) else untrainable_reason({**sampling, "temperature": temperature})
-            for (_, reason, _), temperature in zip(told, temperatures, strict=True)
-        ],
-        "models": [model if isinstance(model, str) else "" for _, _, model in told],
-        "sampling": [sampling] * len(group),
+        "temperatures_S": np.array([temperature for temperature, _, _, _ in told], np.float64),
+        "untrainable": [reason for _, reason, _, _ in told],
+        "models": [model for _, _, model, _ in told],
+        "sampling": [sampling for _, _, _, sampling in told],
     }
 
 
-def _step_extras(group: ScoredGroup, starts: Sequence[int], middles: Sequence[int]) -> list[JsonObject]:
-    extras: list[dict[str, Json]] = [dict(own) for own in group.extras_N]
-    for own, start in zip(extras, starts, strict=False):
-        if group.trained[start]:
-            own[FIRST_TRAINED] = True
-    if group.logprobs is not None:
-        _keep_prompt_logprobs(extras, group.logprobs, starts, middles)
-    of_group = dict(group.extras) if group.env_id is None else {**group.extras, "env_id": group.env_id}
-    if of_group:
-        extras[0][GROUP] = of_group
+def _sampled(group: ScoredGroup) -> Iterator[tuple[float | None, str | None, str, JsonObject]]:
+    """Temperature, reason why it is not trained, model and parameters of each sequence."""
+    params = group.extras.get("generation_params")
+    sampling = params if isinstance(params, dict) else {}
+    of_group = read_temperature(None, sampling)
+    default = of_group, untrainable_reason({**sampling, "temperature": of_group}), "", sampling
+    for own in group.extras_N:
+        if SAMPLED.isdisjoint(own):
+            yield default
+            continue
+        temperature = read_temperature(own.get("temperatures"), sampling)
+        reason, model = own.get("untrainable"), own.get("models")
+        if not isinstance(reason, str):
+            reason = untrainable_reason({**sampling, "temperature": temperature})
+        yield temperature, reason, model if isinstance(model, str) else "", sampling
+
+
+def _step_extras(
+    groups: Sequence[ScoredGroup],
+    trained: BoolArray,
+    logprobs: FloatArray | None,
+    starts_N: IndexArray,
+    middles_N: IndexArray,
+) -> list[JsonObject]:
+    extras: list[dict[str, Json]] = [dict(own) for group in groups for own in group.extras_N]
+    for place in np.flatnonzero(trained[starts_N[:-1]]).tolist():
+        extras[place][FIRST_TRAINED] = True
+    if logprobs is not None:
+        for place in _unusual_prompts(logprobs, starts_N, middles_N):
+            extras[place][PROMPT_LOGPROBS] = logprobs[starts_N[place] : middles_N[place]].tolist()
+    for group, place in zip(groups, accumulate(map(len, groups), initial=0), strict=False):
+        of_group = dict(group.extras) if group.env_id is None else {**group.extras, "env_id": group.env_id}
+        if of_group:
+            extras[place][GROUP] = of_group
     return list(extras)
 
 
-def _keep_prompt_logprobs(
-    extras: list[dict[str, Json]], logprobs: FloatArray, starts: Sequence[int], middles: Sequence[int]
-) -> None:
-    """Log-probabilities of prompts, for sequences in which they are not all the filler."""
-    is_filler = logprobs == FILLER
-    for own, start, middle, end in zip(extras, starts, middles, starts[1:], strict=False):
-        is_usual = middle < end and is_filler[start:middle].all()
-        if not is_usual and not np.isnan(logprobs[start]):
-            own[PROMPT_LOGPROBS] = logprobs[start:middle].tolist()
+def _unusual_prompts(logprobs: FloatArray, starts_N: IndexArray, middles_N: IndexArray) -> list[int]:
+    """The sequences with log-probabilities whose prompts have others than the filler, or that have no response."""
+    differs = np.append(logprobs != FILLER, False)
+    bounds = np.column_stack([starts_N[:-1], middles_N]).ravel()
+    is_unusual_N = np.logical_or.reduceat(differs, bounds)[::2] | (middles_N == starts_N[1:])
+    places: list[int] = np.flatnonzero(is_unusual_N & ~np.isnan(logprobs[starts_N[:-1]])).tolist()
+    return places
 
 
 def _group(columns: Columns) -> ScoredGroup:

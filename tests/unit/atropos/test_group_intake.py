@@ -12,19 +12,23 @@ from stepwell.atropos.group_intake import (
     PIECE,
     SEQUENCE_WEIGHT,
     GroupIntake,
+    GroupName,
+    GroupReader,
     GroupSender,
+    NamedGroup,
     content_digest,
     name_by_content,
     name_by_key,
 )
+from stepwell.atropos.http import AtroposRequest
 from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registry
-from stepwell.errors import PoolFull, PoolUnavailable
+from stepwell.errors import BadRequest, PoolFull, PoolUnavailable
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import Columns
 from stepwell.wire.scored_groups import ScoredGroup, group_from_json
-from stepwell.wire.scored_groups_steps import columns_from_group
+from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
 from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until
 
@@ -43,19 +47,18 @@ class SlowPool(LocalPool):
         return await super().submit_columns(columns, registrations)
 
 
-def packed_group(name: str, size: int) -> tuple[Columns, list[Registration]]:
+def named_group(name: str, size: int) -> list[NamedGroup]:
     group = group_from_json({"tokens": [[1, 2]] * size, "masks": [[-100, 2]] * size, "scores": [0] * size})
-    columns = columns_from_group(group, name, source="", policy_version=0, arrived_at=0.0)
-    return columns, [Registration(uid, name, "train", size) for uid in columns.trajectory_uids]
+    return [NamedGroup(group, GroupName(name), "train", "")]
 
 
 async def test_what_comes_while_a_message_is_under_way_goes_with_the_next() -> None:
     pool = SlowPool()
     sender = GroupSender(pool)
-    first = asyncio.create_task(sender.submit(*packed_group("a", 1)))
+    first = asyncio.create_task(sender.submit(named_group("a", 1)))
     await until(lambda: pool.asked == 1, "the first message")
-    others = [asyncio.create_task(sender.submit(*packed_group(name, size))) for name, size in (("b", 2), ("c", 3))]
-    again = asyncio.create_task(sender.submit(*packed_group("a", 1)))
+    others = [asyncio.create_task(sender.submit(named_group(name, size))) for name, size in (("b", 2), ("c", 3))]
+    again = asyncio.create_task(sender.submit(named_group("a", 1)))
     pool.go_on.set()
     assert await first == [SubmitVerdict.ACCEPTED]
     assert [await other for other in others] == [[SubmitVerdict.ACCEPTED] * 2, [SubmitVerdict.ACCEPTED] * 3]
@@ -67,9 +70,9 @@ async def test_a_message_waits_for_a_group_that_is_being_read() -> None:
     pool = LocalPool()
     sender = GroupSender(pool)
     with sender.reading():
-        early = asyncio.create_task(sender.submit(*packed_group("a", 1)))
+        early = asyncio.create_task(sender.submit(named_group("a", 1)))
         await asyncio.sleep(0)
-    assert await sender.submit(*packed_group("b", 2)) == [SubmitVerdict.ACCEPTED] * 2
+    assert await sender.submit(named_group("b", 2)) == [SubmitVerdict.ACCEPTED] * 2
     assert await early == [SubmitVerdict.ACCEPTED]
     assert pool.transport.messages == [3]
 
@@ -78,25 +81,25 @@ async def test_a_message_does_not_wait_for_one_that_is_read_for_ever() -> None:
     pool = LocalPool()
     sender = GroupSender(pool)
     with sender.reading():
-        assert await sender.submit(*packed_group("a", 1)) == [SubmitVerdict.ACCEPTED]
+        assert await sender.submit(named_group("a", 1)) == [SubmitVerdict.ACCEPTED]
 
 
 async def test_a_failure_is_told_to_all_of_its_message_and_to_no_one_else() -> None:
     pool = SlowPool()
     sender = GroupSender(pool)
-    waiting = [asyncio.create_task(sender.submit(*packed_group(name, 1))) for name in "ab"]
+    waiting = [asyncio.create_task(sender.submit(named_group(name, 1))) for name in "ab"]
     pool.transport.loses_answers = 1
     pool.go_on.set()
     for task in waiting:
         with pytest.raises(PoolUnavailable):
             await task
-    assert await sender.submit(*packed_group("c", 1)) == [SubmitVerdict.ACCEPTED]
+    assert await sender.submit(named_group("c", 1)) == [SubmitVerdict.ACCEPTED]
 
 
 async def test_one_that_no_longer_waits_takes_nothing_from_the_others() -> None:
     pool = SlowPool()
     sender = GroupSender(pool)
-    leaves, stays = (asyncio.create_task(sender.submit(*packed_group(name, 1))) for name in "ab")
+    leaves, stays = (asyncio.create_task(sender.submit(named_group(name, 1))) for name in "ab")
     await asyncio.sleep(0)
     leaves.cancel()
     pool.go_on.set()
@@ -149,9 +152,9 @@ async def test_all_groups_of_a_list_that_finds_no_room_are_counted() -> None:
 async def test_several_lists_share_a_message_only_if_it_stays_small() -> None:
     pool = SlowPool()
     sender = GroupSender(pool)
-    first = asyncio.create_task(sender.submit(*packed_group("a", 1)))
+    first = asyncio.create_task(sender.submit(named_group("a", 1)))
     await until(lambda: pool.asked == 1, "the first message")
-    others = [asyncio.create_task(sender.submit(*packed_group(f"{n}", PIECE))) for n in range(5)]
+    others = [asyncio.create_task(sender.submit(named_group(f"{n}", PIECE))) for n in range(5)]
     pool.go_on.set()
     await asyncio.gather(first, *others)
     assert max(pool.transport.messages) <= MAX_MESSAGE_TOKENS / SEQUENCE_WEIGHT
@@ -205,3 +208,26 @@ def test_a_difference_in_anything_is_a_difference_in_name(change: dict[str, Any]
 
 def test_the_order_of_keys_is_no_difference() -> None:
     assert content_digest("train", group(images={"b": 2, "a": 1})) == content_digest("train", group())
+
+
+def arrow_request(body: bytes) -> AtroposRequest:
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": body}
+
+    headers = [(b"content-type", MEDIA_TYPE.encode())]
+    scope = {"type": "http", "method": "POST", "query_string": b"", "headers": headers}
+    return AtroposRequest(scope, receive, max_body=2**20)
+
+
+async def test_arrow_bodies_that_come_together_are_read_in_one_pass_and_each_has_its_own_fault() -> None:
+    reader = GroupReader()
+    one, other, faulty = groups_to_arrow([group()]), groups_to_arrow([group(tokens=[[5, 6], [7, 8]])]), b"hello"
+    reads = [reader.read(arrow_request(body), "group") for body in (one, other)]
+    (first,), (second,) = await asyncio.gather(*reads)
+    assert [first.tokens.tolist(), second.tokens.tolist()] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert first.tokens.base is second.tokens.base
+    reads = [reader.read(arrow_request(body), "group") for body in (one, faulty)]
+    sound, failed = await asyncio.gather(*reads, return_exceptions=True)
+    assert isinstance(sound, list)
+    assert isinstance(failed, BadRequest)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 
 from stepwell.errors import BadRequest
-from stepwell.steps.columns import pack, unpack
+from stepwell.steps.columns import pack, stack, to_bytes, unpack
 from stepwell.steps.step import Exactness
 from stepwell.wire.scored_groups import ScoredGroup, group_from_json, groups_from_json
-from stepwell.wire.scored_groups_arrow import groups_from_arrow, groups_to_arrow
+from stepwell.wire.scored_groups_arrow import groups_from_arrow, groups_of_streams, groups_to_arrow
 from stepwell.wire.scored_groups_json import batch_parts
-from stepwell.wire.scored_groups_steps import columns_from_group, groups_from_columns
+from stepwell.wire.scored_groups_steps import columns_from_group, columns_from_groups, groups_from_columns
 from tests.builders import make_step
 from tests.unit.wire.scored import KEYS, as_float32, expected, scored_groups, written
 
@@ -207,3 +207,22 @@ def test_a_list_is_read_group_by_group() -> None:
     assert groups_from_json(b"[]", "list") == []
     with pytest.raises(BadRequest, match="a list of groups"):
         groups_from_json(json.dumps(GROUP).encode(), "list")
+
+
+@pytest.mark.parametrize("are_read_together", [False, True])
+def test_groups_that_are_packed_together_are_what_each_is_alone(are_read_together: bool) -> None:
+    """Groups that were read together are neighbours in memory, and packed without a copy."""
+    full = {"tokens": [[1, 2, 3], [4]], "masks": [[-100, 2, 3], [4]], "scores": [1, 0.5], "env_id": 7}
+    logprobs = {"inference_logprobs": [[1.0, -0.5, -0.25], [-1.0]], "temperatures": [0.5, None]}
+    greedy = {"generation_params": {"temperature": 0}, "policy_versions": [3, None]}
+    groups = [group_from_json(sent) for sent in (full, full | logprobs, full | greedy)]
+    if are_read_together:
+        streams = groups_of_streams([groups_to_arrow([group]) for group in groups])
+        groups = [group for read in streams if isinstance(read, list) for group in read]
+        assert groups[0].tokens.base is groups[1].tokens.base
+    told: dict[str, Any] = {"policy_version": 9, "arrived_at": 1.0}
+    parts = [columns_from_group(group, name, source=name, **told) for group, name in zip(groups, "abc", strict=True)]
+    uids = [uid for part in parts for uid in part.trajectory_uids]
+    packed = columns_from_groups(groups, "abc", uids, sources="abc", **told)
+    assert to_bytes(unpack(packed, copy=False)) == to_bytes(unpack(stack(parts), copy=False))
+    assert packed.untrainable == [None, None, None, None, *["greedy: temperature is 0"] * 2]

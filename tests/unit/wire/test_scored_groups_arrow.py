@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.wire.scored_groups import group_from_json
-from stepwell.wire.scored_groups_arrow import arrow_parts, groups_from_arrow, groups_to_arrow
+from stepwell.wire.scored_groups import ScoredGroup, group_from_json
+from stepwell.wire.scored_groups_arrow import arrow_parts, groups_from_arrow, groups_of_streams, groups_to_arrow
 
 SCHEMA = pa.schema(
     {
@@ -86,6 +86,23 @@ def test_other_integer_and_float_types_and_further_columns_are_taken() -> None:
 def test_what_cannot_be_trained_is_refused(change: dict[str, Any], why: str) -> None:
     with pytest.raises(BadRequest, match=why):
         groups_from_arrow(stream(ROW, {**ROW, "group": 1, **change}))
+
+
+def written(groups: list[ScoredGroup] | Exception) -> bytes | str:
+    return str(groups) if isinstance(groups, Exception) else groups_to_arrow(groups)
+
+
+def test_streams_that_are_read_together_give_what_each_gives_alone() -> None:
+    own = groups_to_arrow([group_from_json({"tokens": [[5, 6], [7]], "masks": [[5, 6], [-100]], "scores": [1, 2]})])
+    without, numbered = stream({**ROW, "logprobs": None}), stream(ROW, {**ROW, "group": 1})
+    bodies = [own, numbered, stream(), without, own, stream({**ROW, "extras": '{"group": {"env_id": 3}}'})]
+    alone = [written(groups_from_arrow(body)) for body in bodies]
+    assert list(map(written, groups_of_streams(bodies))) == alone
+    faulty = [*bodies, b"hello", stream({**ROW, "tokens": []})]
+    *sound, no_stream, no_tokens = groups_of_streams(faulty)
+    assert list(map(written, sound)) == alone
+    assert isinstance(no_stream, BadRequest)
+    assert isinstance(no_tokens, BadRequest)
 
 
 def test_what_is_no_stream_or_is_cut_off_is_refused() -> None:

@@ -86,9 +86,10 @@ async def submit_to_owners(shards: ShardSet, prompt_uids: Sequence[str], submit:
 
     while len(verdicts) < len(prompt_uids):
         parts: dict[str, list[int]] = {}
+        owners_of = {prompt_uid: plan.owners(prompt_uid) for prompt_uid in set(prompt_uids)}
         for index, prompt_uid in enumerate(prompt_uids):
             if index not in verdicts:
-                owners = plan.owners(prompt_uid)
+                owners = owners_of[prompt_uid]
                 parts.setdefault(owners[asked[index] % len(owners)], []).append(index)
         await asyncio.gather(*(submit_part(shard, indexes) for shard, indexes in parts.items()))
         if (newest := await shards.plan()).revision != plan.revision:

@@ -54,11 +54,13 @@ class StoredStep:
 
     @property
     def oldest_version(self) -> int:
-        return min((span.version for span in self.version_spans), default=self.policy_version)
+        spans = self.version_spans
+        return min(span.version for span in spans) if spans else self.policy_version
 
     @property
     def newest_version(self) -> int:
-        return max((span.version for span in self.version_spans), default=self.policy_version)
+        spans = self.version_spans
+        return max(span.version for span in spans) if spans else self.policy_version
 
     def is_held(self) -> bool:
         """Neither quarantined nor shipped."""
