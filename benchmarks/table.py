@@ -231,6 +231,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
                 "reference trainer, samples a second", "ours_samples_s", {"from memory": "ours_from_memory_samples_s"}
             ),
             Shown("TRL, samples a second", "trl_samples_s", {"from memory": "trl_from_memory_samples_s"}),
+            Shown("verl, samples a second", "verl_samples_s", {"from memory": "verl_from_memory_samples_s"}),
             Shown(
                 "Tinker (SkyRL), samples a second", "tinker_samples_s", {"from memory": "tinker_from_memory_samples_s"}
             ),

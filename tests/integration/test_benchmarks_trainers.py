@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.trainers_rig.recorded import learnable_groups
 from benchmarks.trainers_rig.rows import ROWS
-from benchmarks.trainers_rig.timed_run import Round, TimedRun, figures_of
+from benchmarks.trainers_rig.timed_run import Length, Round, TimedRun, figures_of
+from benchmarks.trainers_rig.verl import timed_run
 from stepwell.pool.client.batch import make_batch
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step
@@ -75,6 +76,16 @@ def test_groups_are_recorded_if_something_can_be_learned_from_them() -> None:
         ("learnable-0", 0.0),
         ("learnable-1", 1.0),
     ]
+
+
+def test_the_time_of_verl_is_the_median_of_its_measured_updates() -> None:
+    seconds = [90.0, 4.0, 1.0, 2.0]
+    told = [
+        {"timing_s/step": step, "timing_s/gen": step / 8, "actor/pg_loss": number / 10}
+        for number, step in enumerate(seconds)
+    ]
+    run = timed_run(told, Length(rounds=1, updates=3, unmeasured=1, groups=2, group_size=4))
+    assert run == TimedRun(samples=24, seconds=6.0, waited=0.75, losses=[0.0, 0.1, 0.2, 0.3])
 
 
 def test_figures_are_medians_over_the_rounds() -> None:

@@ -212,19 +212,19 @@ class StepwellRolloutWorker:
                 break
 
     def _note(self, batch: TrainingBatch, rows: TrainedRows) -> None:
-        whole = batch.whole_groups()
-        is_new = np.isin(whole.group_of_T, batch.group_of_T[rows.is_new_T])
-        returns = whole.returns_T[is_new & ~np.isnan(whole.returns_T)]
+        if not rows.is_new_T.any():  # the batch is one group, which is new or not
+            return
+        returns = batch.whole_groups().returns_T
+        returns = returns[~np.isnan(returns)]
         counts = rows.left_out
         left_out = counts.steps_other_temperature + counts.steps_unknown_temperature + counts.steps_unusable_advantages
-        if rows.is_new_T.any():
-            rates: dict[str, Rate] = {
-                "unlearnable_groups": (float(rows.tokens == 0), 1.0),
-                "steps_left_out": (float(left_out), float(len(batch.columns))),
-            }
-            if len(returns):
-                rates["reward"] = (float(returns.sum()), float(len(returns)))
-            self.metrics_queue.put(rates)
+        rates: dict[str, Rate] = {
+            "unlearnable_groups": (float(rows.tokens == 0), 1.0),
+            "steps_left_out": (float(left_out), float(len(batch.columns))),
+        }
+        if len(returns):
+            rates["reward"] = (float(returns.sum()), float(len(returns)))
+        self.metrics_queue.put(rates)
 
 
 class StateSync(Protocol):

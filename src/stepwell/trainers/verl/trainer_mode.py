@@ -115,8 +115,10 @@ class PoolTrainer(PPOTrainer):  # type: ignore[misc]  # verl has no types
         return super()._balance_batch(batch, metrics, **options)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's own rollout correction, and then the advantages of whole rollouts in place of verl's."""
-        batch = super()._compute_advantage(batch, metrics)
+        """The advantages of whole rollouts in place of verl's; before them verl's own rollout correction, if it is
+        on."""
+        if not self.config.algorithm.rollout_correction.bypass_mode:
+            batch = super()._compute_advantage(batch, metrics)
         advantages = torch.nested.as_nested_tensor(self.replay_buffer.advantages(batch.keys), layout=torch.jagged)
         fields = TensorDict({"advantages": advantages, "returns": advantages.clone()}, batch_size=len(batch.keys))
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
