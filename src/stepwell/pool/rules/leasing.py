@@ -27,7 +27,6 @@ from stepwell.pool.state.ready_by_size import SizeBucket
 from stepwell.pool.state.ready_queue import K, ReadyQueue
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.shipment import (
-    BatchMemory,
     TokenMask,
     group_rows,
     later_rewards,
@@ -51,7 +50,6 @@ class Leasing:
         self.doubtful: dict[str, None] = {}
         """Leases that have expired, and whose coordinators must be asked whether they are acknowledged."""
         self._staleness = staleness_rule(state.limits.max_staleness, state.limits.on_stale)
-        self._memory = BatchMemory()
 
     def take(self, request: BatchRequest, lease_uid: str, expires_at: float) -> LeasedGroups | None:
         """The requested data under a lease of that name; None while there is not enough.
@@ -371,7 +369,7 @@ class Leasing:
         groups = [*lease.groups, *history]
         rows_by_group = [group_rows(group, lease.step_filter.accepts) for group in groups]
         return LeasedGroups(
-            columns=ship(list(chain(*rows_by_group)), self._token_mask(lease.channel), memory=self._memory),
+            columns=ship(list(chain(*rows_by_group)), self._token_mask(lease.channel)),
             group_sizes=[len(rows) for rows in rows_by_group],
             opened_at=[group.opened_at for group in groups],
             attempts=[group.attempts for group in groups],
@@ -383,7 +381,7 @@ class Leasing:
     def _shipped_steps(self, lease: Lease) -> LeasedGroups:
         rows = step_rows(lease.steps, lease.step_filter.accepts)
         return LeasedGroups(
-            columns=ship(rows, self._token_mask(lease.channel), separate=True, memory=self._memory),
+            columns=ship(rows, self._token_mask(lease.channel), separate=True),
             group_sizes=[1] * len(rows),
             opened_at=[row.step.started_at for row in rows],
             attempts=[0] * len(rows),

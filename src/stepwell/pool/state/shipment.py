@@ -12,9 +12,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stepwell.pool.state.records import EXPLANATION, STEP_DETAILS, Group, Trajectory
-from stepwell.pool.state.reused_memory import ReusedMemory
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.columns import NO_BASE, Bases, Columns, join_masks, pack_values
+from stepwell.steps.columns import NO_BASE, Bases, Columns, join, join_masks, pack_values
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.left_out import NO_STEP, NOTHING_LEFT_OUT, LeftOutSteps
 from stepwell.steps.schema import CARRIED
@@ -34,14 +33,6 @@ class ShippedRow(NamedTuple):
     is_last: bool
     shows_outcome: bool
     """It has no reward of its own and shows the trajectory's outcome reward."""
-
-
-class BatchMemory:
-    """Where the long columns of a consumer's batch are put together."""
-
-    def __init__(self) -> None:
-        self.tokens = ReusedMemory(np.int32)
-        self.logprobs = ReusedMemory(np.float32)
 
 
 def group_rows(group: Group, is_shipped: IsShipped) -> list[ShippedRow]:
@@ -138,10 +129,8 @@ def ship(
     token_mask: TokenMask = own_mask,
     *,
     separate: bool = False,
-    memory: BatchMemory | None = None,
 ) -> Columns:
     """The rows as columns, with their prefix tree. If they are `separate`, each row is a group of its own."""
-    memory = BatchMemory() if memory is None else memory
     trajectories, steps = [row.trajectory for row in rows], [row.step for row in rows]
     rewarded = [row.trajectory if row.shows_outcome else row.step for row in rows]
     bases, shared = ([NO_BASE] * len(rows), [0] * len(rows)) if separate else _bases(rows)
@@ -154,8 +143,8 @@ def ship(
     ]
     carried = zip(*map(CARRIED_OF, steps), strict=True) if steps else ((),) * len(CARRIED)
     return Columns(
-        added=memory.tokens.join(tokens),
-        logprobs=memory.logprobs.join([_logprobs(step) for step in steps]),
+        added=join(tokens, np.int32),
+        logprobs=join([_logprobs(step) for step in steps], np.float32),
         mask=join_masks(list(map(token_mask, steps)), response_lengths),
         prompt_lengths_S=np.array(prompt_lengths, np.int32),
         response_lengths_S=np.array(response_lengths, np.int32),
