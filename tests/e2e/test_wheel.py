@@ -24,7 +24,7 @@ IMPORT_ALL = """
 # foreign/child has programs that run in the environments of others
 import importlib, pkgutil, stepwell
 
-left_out = {"torch", "safetensors", "matplotlib", "wandb", "vllm", "verifiers", "harbor", "openenv"}
+left_out = {"torch", "safetensors", "matplotlib", "wandb", "vllm", "verl", "tensordict", "transfer_queue"}
 for module in pkgutil.walk_packages(stepwell.__path__, "stepwell."):
     try:
         if not module.name.endswith("__main__") and ".foreign.child." not in module.name:
