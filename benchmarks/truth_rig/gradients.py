@@ -62,6 +62,8 @@ class OneBatch(DataPool):
 
     def ack(self, leased: HasLeases) -> None: ...
 
+    def nack(self, leased: HasLeases) -> None: ...
+
 
 def with_loader(case: Case) -> torch.Tensor:
     """As a loop of one's own does it, with the tensors of `pool_loader`."""
