@@ -36,6 +36,8 @@ class LocalTransport:
         """How many submissions are still taken without an answer, as by an actor that dies too early."""
         self.messages: list[int] = []
         """How many steps each submission had."""
+        self.takes: list[str] = []
+        """The calls that took data or acknowledged it, by their names."""
 
     async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self.away:
@@ -46,6 +48,8 @@ class LocalTransport:
             raise ActorMissing(shard)
         while shard in self.shards_stopped:
             await asyncio.sleep(0.005)
+        if method.startswith(("take", "ack")):
+            self.takes.append(method)
         answer = await getattr(self.services[shard], method)(*args, **kwargs)
         if method in ("submit_steps", "submit_groups"):
             self.messages.append(len(args[0]))

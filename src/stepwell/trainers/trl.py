@@ -27,15 +27,17 @@ StepwellCallback and last_checkpoint are in trl_callback.py.
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from queue import Full, Queue
 from threading import Event
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from stepwell.errors import BadRequest, FetchTimeout
+from stepwell.errors import BadRequest, FetchTimeout, StepwellError
 from stepwell.steps.advantages import AdvantageKind
 from stepwell.steps.baselines import BaselineKind
 from stepwell.steps.credit import CreditKind
@@ -57,6 +59,11 @@ POLL_INTERVAL = 2.0
 """Seconds to wait for a group, or for room in the buffer, before the worker checks whether it must stop."""
 Rate: TypeAlias = tuple[float, float]
 """A sum and a count, whose quotient TRL logs."""
+
+
+class TrlPool(TrainingPool, Protocol):
+    def fetch_ready(self, most: int, *, lease: float, channel: str) -> Sequence[TrainingBatch]:
+        """At most so many groups that are ready now, each as a batch of its own."""
 
 
 def samples_of(rows: TrainedRows, group: int, versions: PolicyVersions) -> list[RolloutSample]:
@@ -82,7 +89,8 @@ class StepwellRolloutWorker:
     """Fetches groups from the pool in its own thread, and puts their samples into TRL's buffer.
 
     It needs a StepwellCallback, which tells it what TRL has trained. At most `samples_ahead` samples wait in the
-    buffer: about one update's worth, because waiting samples become stale. A group whose lease ends because the pool
+    buffer: about one update's worth, because waiting samples become stale. Groups are fetched by about half as many
+    samples at a time, as far as they are ready. A group whose lease ends because the pool
     had no sign of this process for `lease` seconds is skipped when it comes again. `temperature` is
     that of TRL's configuration; steps of another one are left out, and so are steps that do not tell theirs, unless
     `assumed_temperature` is set. `advantage`, `credit` and the baselines are as in Settings; the worker takes one group
@@ -92,7 +100,7 @@ class StepwellRolloutWorker:
 
     def __init__(
         self,
-        pool: TrainingPool,
+        pool: TrlPool,
         *,
         channel: str = "train",
         samples_ahead: int = 128,
@@ -126,6 +134,10 @@ class StepwellRolloutWorker:
         self._past = self.progress.statistics
         self._begun: list[RolloutSample] = []
         """Samples of a checkpoint, which TRL gets first."""
+        self._fetched: deque[TrainingBatch] = deque()
+        """Groups that are leased and not delivered yet."""
+        self._group_samples = samples_ahead
+        """Of the last group that had any."""
         self._groups = 0
         self._missing = ""
         self._is_ready = False
@@ -146,6 +158,9 @@ class StepwellRolloutWorker:
         self._is_stopping.set()
         if self._running is not None and (failure := self._running.exception()) is not None:
             log.error("the worker had ended: %s", failure)
+        for batch in self._fetched:
+            with suppress(StepwellError):  # it returns by itself
+                self._pool.nack(batch)
         self.progress.close(self._pool)
 
     def update_model_version(self, model_version: int) -> None:
@@ -177,30 +192,36 @@ class StepwellRolloutWorker:
     def _run(self) -> None:
         self._put(self._begun)
         while not self._is_stopping.is_set():
-            self._deliver_group()
+            if not self._fetched:
+                self._fetch()
+            if self._fetched:
+                self._deliver(self._fetched[0])
 
-    def _deliver_group(self) -> None:
-        batch = self._fetch()
-        if batch is None:
-            return
+    def _deliver(self, batch: TrainingBatch) -> None:
         rows = choose_rows(batch, self.progress, self._rows, self._past)
         self._past = rows.statistics
         samples = samples_of(rows, self._groups, self._versions)
         group = DeliveredGroup(leases=batch.leases, uids=rows.uids, statistics=rows.statistics, samples=samples)
         self.progress.add(self._groups, group)
+        self._fetched.popleft()
         self._groups += 1
+        self._group_samples = len(samples) or self._group_samples
         self._note(batch, rows)
         self._put(samples)
         self._monitor.check(rows)
 
-    def _fetch(self) -> TrainingBatch | None:
-        try:
-            batch = self._pool.fetch_batch(1, timeout=POLL_INTERVAL, lease=self._lease, channel=self._channel)
-        except FetchTimeout as missing:
-            self._missing = str(missing)
-            return None
+    def _fetch(self) -> None:
+        several = self.rollout_buffer.maxsize // (2 * self._group_samples)
+        if several > 1:
+            self._fetched.extend(self._pool.fetch_ready(several, lease=self._lease, channel=self._channel))
+        if not self._fetched:
+            try:
+                batch = self._pool.fetch_batch(1, timeout=POLL_INTERVAL, lease=self._lease, channel=self._channel)
+            except FetchTimeout as missing:
+                self._missing = str(missing)
+                return
+            self._fetched.append(batch)
         self._missing = ""
-        return batch
 
     def _put(self, samples: Iterable[RolloutSample]) -> None:
         for sample in tuple(samples):

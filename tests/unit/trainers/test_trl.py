@@ -81,6 +81,22 @@ def test_no_more_samples_wait_than_was_said_and_it_can_stop_then() -> None:
     assert len(pool.given_back) == 2, "all that was leased"
 
 
+def test_many_ready_groups_come_in_few_calls_and_what_was_not_delivered_is_returned() -> None:
+    pool = TrainingPool()
+    for number in range(20):
+        add_group(pool, f"p{number}")
+
+    with working(pool, samples_ahead=16) as worker:
+        wait_until(worker.rollout_buffer.full, "the buffer to be full")
+        order = [sample.group_id for sample in take(worker, 16)]
+        wait_until(worker.rollout_buffer.full, "the buffer to be full again")
+
+    assert order == [group for group in range(8) for _ in range(2)]
+    assert pool.local.transport.takes == ["take", *["take_several"] * 4], "1 group, then 4 at a time"
+    assert len(pool.given_back) == len(pool.leases) == 17
+    assert pool.held == 40
+
+
 def test_groups_in_which_all_earned_the_same_count_for_the_reward_and_are_not_trained() -> None:
     pool = TrainingPool()
     add_group(pool, "p", rewards=(1.0, 1.0))

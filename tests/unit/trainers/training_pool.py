@@ -37,6 +37,11 @@ class TrainingPool(DataPool):
         self.leases += [uid for _, uid in batch.leases]
         return batch
 
+    def fetch_ready(self, most: int, *, lease: float, **terms: Any) -> list[Batch]:
+        batches = super().fetch_ready(most, lease=lease, **terms)
+        self.leases += [uid for batch in batches for _, uid in batch.leases]
+        return batches
+
     def ack(self, leased: HasLeases) -> None:
         if self.dies_at_ack:
             raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
-from stepwell.errors import PoolUnavailable
+from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
 from stepwell.pool.api.leasing import (
     BatchTerms,
@@ -41,6 +41,7 @@ from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL
 from stepwell.pool.client.policy_versions import PolicyClient
 from stepwell.pool.client.producer_client import ProducerClient
 from stepwell.pool.client.ray_cluster import join_ray
+from stepwell.pool.client.ready_batches import take_ready
 from stepwell.pool.client.scoring import ScoringClient
 from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, ShardSet
 from stepwell.pool.client.version_delivery import VersionDelivery
@@ -128,6 +129,13 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
                 self._held.put_back(leased.leases)
                 raise
         return batch_of(leased)
+
+    async def fetch_ready(self, most: int, *, lease: float, **terms: Unpack[BatchTerms]) -> list[Batch]:
+        """At once, possibly none."""
+        if most < 1:
+            raise BadRequest(f"at most one batch or more, not {most}")
+        request = read_batch_request(1, **terms)
+        return [batch_of(leased) for leased in await take_ready(self.shards, self._held, request, most, lease)]
 
     async def fill_batch(
         self,
@@ -231,6 +239,14 @@ class DataPool:
         `min_exactness` ("engine", "submitted", "retokenized") and `untrainable` (include steps that are marked so).
         """
         return self._run(self._client.fetch_batch(count, timeout=timeout, lease=lease, **terms))
+
+    def fetch_ready(self, most: int, *, lease: float, **terms: Unpack[BatchTerms]) -> list[Batch]:
+        """What is ready now, at most so many groups (or trajectories, or steps), each as a batch of its own.
+
+        For a trainer that takes single groups and acknowledges them one by one: it costs one call for all of them. With
+        several shards, each gives its oldest ones. `lease` and the terms are those of `fetch_batch`.
+        """
+        return self._run(self._client.fetch_ready(most, lease=lease, **terms))
 
     @contextmanager
     def batch(

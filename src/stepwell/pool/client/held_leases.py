@@ -64,7 +64,14 @@ class HeldLeases:
         """LeaseExpired if a part of a batch is no longer held: then none of its parts is acknowledged. PoolUnavailable
         if a shard did not answer: then the call can be repeated."""
         await self._require_shards(leases)
-        outcomes = await asyncio.gather(*map(self._ack_batch, _by_batch(leases)), return_exceptions=True)
+        batches = _by_batch(leases)
+        several = [parts for parts in batches if len(parts) > 1]
+        single = _by_shard(parts[0] for parts in batches if len(parts) == 1)
+        outcomes = await asyncio.gather(
+            *(self._ack_single(shard, uids) for shard, uids in single.items()),
+            *map(self._ack_batch, several),
+            return_exceptions=True,
+        )
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -86,11 +93,13 @@ class HeldLeases:
         if foreign:
             raise LeaseExpired(f"there is no such lease: {min(foreign)[:80]!r} is no shard of this pool")
 
+    async def _ack_single(self, shard: str, uids: Sequence[str]) -> Settlement:
+        """Batches of this shard alone, in one call. EXPIRED if one of them is."""
+        settlements = await self._shards.at(shard).ack_several(uids)
+        self.release((shard, uid) for uid in uids)
+        return Settlement.EXPIRED if Settlement.EXPIRED in settlements else Settlement.DONE
+
     async def _ack_batch(self, parts: Sequence[PartLease]) -> Settlement:
-        if len(parts) == 1:
-            settlement = await self._shards.at(parts[0][0]).ack(parts[0][1])
-            self.release(parts)
-            return settlement
         coordinator, decision = decision_of(parts[0][1]) or ("", "")
         names = [decision] if decision else []
         answers = await asyncio.gather(*(self._shards.at(shard).renew([uid, *names]) for shard, uid in parts))
@@ -134,10 +143,7 @@ class HeldLeases:
     async def _beat(self) -> None:
         while self._held:
             await asyncio.sleep(self._interval)
-            by_shard: dict[str, list[str]] = {}
-            for shard, uid in self._held:
-                by_shard.setdefault(shard, []).append(uid)
-            await asyncio.gather(*(self._renew(shard, uids) for shard, uids in by_shard.items()))
+            await asyncio.gather(*(self._renew(shard, uids) for shard, uids in _by_shard(self._held).items()))
 
     async def _renew(self, shard: str, uids: list[str]) -> None:
         """A lease that has ended needs no more heartbeats. One that is unknown may be on its way."""
@@ -156,8 +162,15 @@ class HeldLeases:
         return task
 
 
-def _by_batch(leases: Sequence[PartLease]) -> Iterable[list[PartLease]]:
+def _by_batch(leases: Iterable[PartLease]) -> list[list[PartLease]]:
     batches: dict[str, list[PartLease]] = {}
     for shard, uid in leases:
         batches.setdefault(batch_of_lease(uid), []).append((shard, uid))
-    return batches.values()
+    return list(batches.values())
+
+
+def _by_shard(leases: Iterable[PartLease]) -> dict[str, list[str]]:
+    uids: dict[str, list[str]] = {}
+    for shard, uid in leases:
+        uids.setdefault(shard, []).append(uid)
+    return uids

@@ -57,9 +57,24 @@ class ConsumerCalls(ShardCalls):
         """The requested groups if they are ready now."""
         return await self._lease_out(partial(self.pool.leasing.take, request), lease_uid, lease)
 
+    async def take_several(self, request: BatchRequest, lease: float, lease_uids: Sequence[str]) -> list[LeasedGroups]:
+        """As many such batches as are ready now, each under the next of these names."""
+        take, batches = partial(self.pool.leasing.take, request), []
+        for uid in lease_uids:
+            leased = self._try_lease(take, uid, lease)
+            if leased is None:
+                break
+            batches.append(leased)
+        await self._transactions.commit()
+        return batches
+
     async def ack(self, lease_uid: str) -> Settlement:
         async with self._transactions.transaction():
             return self.pool.leasing.ack(lease_uid)
+
+    async def ack_several(self, lease_uids: Sequence[str]) -> list[Settlement]:
+        async with self._transactions.transaction():
+            return [self.pool.leasing.ack(uid) for uid in lease_uids]
 
     async def renew(self, lease_uids: Sequence[str]) -> list[Settlement | None]:
         """A heartbeat: the holder of these leases is alive. For each: None if it still holds it, else how it ended.
