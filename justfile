@@ -65,7 +65,7 @@ lock:
 sbom file="sbom.json" of=python:
     {{python}} scripts/lock.py --sbom {{of}} {{file}}
 
-# every benchmark, or those that are named; it ends with a table of all targets, and fails if one is missed
+# every benchmark, or those that are named; it ends with a table of all targets, and fails if one is missed; --resume goes on after an interruption
 bench *names:
     {{python}} -m benchmarks {{names}}
 

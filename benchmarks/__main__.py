@@ -6,6 +6,7 @@ targets, and the last line is one JSON object. The exit status is 1 if anything 
     python -m benchmarks                    # all but those that take hours
     python -m benchmarks gateway pool       # these
     python -m benchmarks --but learning     # all others
+    python -m benchmarks --resume           # go on after an interruption: what was measured within a day is kept
     python -m benchmarks.page               # docs/benchmarks.md from the results
 """
 
@@ -15,8 +16,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from benchmarks import results
@@ -25,6 +28,9 @@ from benchmarks.table import BENCHMARKS, Benchmark
 
 CLEANING_UP = 60.0
 """Seconds in which an interrupted benchmark ends what it has started."""
+
+RESUMED = timedelta(days=1)
+"""A run that is resumed keeps results that are not older."""
 
 
 def run_benchmark(benchmark: Benchmark) -> Result:
@@ -84,15 +90,27 @@ def _end(process: "subprocess.Popen[str]") -> None:
         process.wait()
 
 
-def run_all(benchmarks: Sequence[Benchmark], folder: Path) -> list[Result]:
+def run_all(
+    benchmarks: Sequence[Benchmark], folder: Path, kept: Mapping[str, Result] = MappingProxyType({})
+) -> list[Result]:
+    """One result each: that in `kept`, or else of a run, which writes it into the folder."""
     given = []
     for number, benchmark in enumerate(benchmarks, 1):
         print(f"\n{number}/{len(benchmarks)} {benchmark.name}: {benchmark.measures}", flush=True)
-        result = run_benchmark(benchmark)
-        result.write(folder)
+        if benchmark.name in kept:
+            result = kept[benchmark.name]
+            print(f"kept from {result.date}, commit {result.commit}")
+        else:
+            result = run_benchmark(benchmark)
+            result.write(folder)
         print(f"{benchmark.name}: {verdict(result)}", flush=True)
         given.append(result)
     return given
+
+
+def recent(found: Mapping[str, Result]) -> dict[str, Result]:
+    """Those of the last day that have figures."""
+    return {name: result for name, result in found.items() if not result.failure and results.age(result) < RESUMED}
 
 
 def verdict(result: Result) -> str:
@@ -138,9 +156,11 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a benchmark")
     parser.add_argument("--but", nargs="+", default=[], metavar="NAME", help="leave these out")
+    parser.add_argument("--resume", action="store_true", help="keep what was measured within the last day")
     asked = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, and so inherited, by what a script runs with &
-    sys.exit(conclude(run_all(chosen(asked.names, asked.but), FOLDER)))
+    kept = recent(results.read_results()) if asked.resume else {}
+    sys.exit(conclude(run_all(chosen(asked.names, asked.but), FOLDER, kept)))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ this page says which.
 
 ```bash
 just bench                  # all; some hours on two cores
+just bench --resume         # go on after an interruption: what was measured within a day is kept
 just bench pool gateway     # these
 just bench-page             # this page, from what the last runs gave
 ```

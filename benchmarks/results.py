@@ -10,12 +10,13 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
 CHECKOUT = Path(__file__).parents[1]
 FOLDER = CHECKOUT / "benchmarks" / "results"
+DATE = "%Y-%m-%d %H:%M UTC"
 NEVER = 1e9
 """How a benchmark writes a figure that could not be measured: JSON has no infinity."""
 
@@ -61,7 +62,11 @@ def closing_line(output: str) -> Mapping[str, Any] | None:
 
 
 def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.now(UTC).strftime(DATE)
+
+
+def age(result: Result) -> timedelta:
+    return datetime.now(UTC) - datetime.strptime(result.date, DATE).replace(tzinfo=UTC)
 
 
 def commit(checkout: Path = CHECKOUT) -> str:

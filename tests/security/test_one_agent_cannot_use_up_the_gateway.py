@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import time
 from io import BytesIO
 from typing import Any
+from weakref import WeakSet
 
 import openai
 import pytest
@@ -156,6 +158,31 @@ async def test_a_client_that_does_not_go_on_is_disconnected(
         began = time.monotonic()
         await read_to_end(url, begun)
         assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("path", ["/health", f"/{'n' * 50_000}/p/v1/chat/completions"])
+async def test_a_connection_that_has_ended_leaves_nothing_for_the_garbage_collector(
+    pool: LocalPool, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """That one comes seldom, and a connection has its last request."""
+    connections = WeakSet[BoundedHttp]()
+    made = BoundedHttp.connection_made
+
+    def connection_made(self: BoundedHttp, transport: asyncio.Transport) -> None:
+        connections.add(self)
+        made(self, transport)
+
+    monkeypatch.setattr(BoundedHttp, "connection_made", connection_made)
+    request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    async with serve_gateway(pool, [engine.url]) as url:
+        await read_to_end(url, request)
+        gc.disable()
+        try:
+            for _ in range(5):
+                assert await read_to_end(url, request)
+            await until(lambda: len(connections) <= 1, "the connections to be gone", timeout=10)
+        finally:
+            gc.enable()
 
 
 async def test_an_answer_that_takes_long_is_not_cut_off(

@@ -2,12 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import chosen, conclude, run_all
+from benchmarks import results
+from benchmarks.__main__ import chosen, conclude, recent, run_all
 from benchmarks.page import PAGE, READMES, number, page, with_figures
 from benchmarks.results import FOLDER, Result, closing_line, commit, machine, read_results
 from benchmarks.table import BENCHMARKS, QUOTED, Benchmark
@@ -132,6 +134,20 @@ def test_a_benchmark_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     (result,) = run_all([made_up("slow", "hang", minutes=0.02)], tmp_path)
     assert result.failure == "it was ended after 0.02 minutes"
     assert not result.ok
+
+
+def test_a_resumed_run_keeps_what_was_measured_lately_and_measures_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long_ago = kept("old", {"figure": 1.0})
+    lately = replace(kept("new", {"figure": 1.0}, {"figure": "<= 2.0"}), date=results.now())
+    failed = replace(kept("failed", {}), date=results.now(), failure="it ended without figures")
+    found = recent({"old": long_ago, "new": lately, "failed": failed})
+    assert found == {"new": lately}
+    given = run_all([made_up("new", "crash"), made_up("old", "1.5"), made_up("failed", "1.5")], tmp_path, found)
+    assert [result.figures["figure"] for result in given] == [1.0, 1.5, 1.5]
+    assert conclude(given) == 0
+    assert "kept from " in capsys.readouterr().out
 
 
 def test_benchmarks_that_take_hours_are_run_by_name_only() -> None:

@@ -5,7 +5,9 @@ uvicorn bounds neither the headers of a request nor the time that a client takes
 
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from weakref import ref
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -55,6 +57,13 @@ class UnwantedBytes:
 UNWANTED = UnwantedBytes()
 
 
+def _when_gone(connection: "ref[BoundedHttp]", on_gone: Callable[[], object]) -> Callable[[], None]:
+    """During a request: its server keeps the connection until the answer is complete."""
+    found = connection()
+    assert found is not None, "the request is over"
+    return found.when_gone(on_gone)
+
+
 class BoundedHttp(HttpToolsProtocol):
     """Closes a connection whose request is too slow, or whose headers are too large or too many. The body of a refused
     request is read slowly."""
@@ -73,7 +82,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._since = self._touched_at = 0.0
         self._check: TimerHandle | None = None
         self._on_gone: Callable[[], object] | None = None
-        self._extensions: Any = {WHEN_GONE: self._when_gone}
+        self._extensions: Any = {WHEN_GONE: partial(_when_gone, ref(self))}
+        """In the scope of each request, which the connection keeps. It must not keep the connection: both would stay
+        until the garbage collector comes."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -132,7 +143,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = self._extensions
 
-    def _when_gone(self, on_gone: Callable[[], object]) -> Callable[[], None]:
+    def when_gone(self, on_gone: Callable[[], object]) -> Callable[[], None]:
         """Returns a function that ends it. If the connection's next request has begun by then, its own stays."""
         self._on_gone = on_gone
         if self.transport.is_closing():
