@@ -139,7 +139,7 @@ def test_a_benchmark_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 def test_a_resumed_run_keeps_what_was_measured_lately_and_measures_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    long_ago = kept("old", {"figure": 1.0})
+    long_ago = replace(kept("old", {"figure": 1.0}), date="2026-01-01 10:00 UTC")
     lately = replace(kept("new", {"figure": 1.0}, {"figure": "<= 2.0"}), date=results.now())
     failed = replace(kept("failed", {}), date=results.now(), failure="it ended without figures")
     found = recent({"old": long_ago, "new": lately, "failed": failed})

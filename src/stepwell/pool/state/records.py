@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import ClassVar, cast
@@ -96,6 +97,16 @@ class Trajectory:
         a change of it would be lost."""
         if not isinstance(self._steps, bytes):
             self._steps, self._tokens = packer.pack(self._steps, self.tokens), packer
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """For readers, who change nothing: if it is packed now, it is so afterwards, and need not be packed anew."""
+        packed, packer = self._steps, self._tokens
+        yield
+        if isinstance(packed, bytes) and isinstance(packer, TrajectoryPacker) and not self.is_packed:
+            self._steps, self._tokens = packed, packer
+            if packer.awake[-1] == self.uid:
+                packer.awake.pop()
 
     def _unpack(self) -> None:
         packed, packer = self._steps, self._tokens

@@ -36,8 +36,8 @@ class PoolView:
         trajectory = self._state.trajectories.get(trajectory_uid) or self._state.history.get(trajectory_uid)
         if trajectory is None or trajectory.group.prompt_uid != prompt_uid:
             return None
-        columns = ship(trajectory_rows(trajectory, is_sound))
-        return self._with_quarantined(trajectory, columns)
+        with trajectory.read_only():
+            return self._with_quarantined(trajectory, ship(trajectory_rows(trajectory, is_sound)))
 
     def _with_quarantined(self, trajectory: Trajectory, columns: Columns) -> Columns:
         indexes = {step.identity: index for index, step in trajectory.in_order() if step.quarantine is not None}
@@ -53,5 +53,6 @@ class PoolView:
 
     def _snapshot(self, trajectory: Trajectory) -> TrajectorySnapshot:
         channel = self._state.channel_of(trajectory.group)
-        state, cause = standing_of(trajectory, channel, require_reward=self._state.limits.require_reward)
-        return snapshot_of(trajectory, state, cause, note=note_of(trajectory))
+        with trajectory.read_only():
+            state, cause = standing_of(trajectory, channel, require_reward=self._state.limits.require_reward)
+            return snapshot_of(trajectory, state, cause, note=note_of(trajectory))

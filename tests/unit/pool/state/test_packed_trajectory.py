@@ -9,6 +9,7 @@ from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.state.packed_trajectory import MOST_KINDS
 from stepwell.pool.state.records import WORTH_PACKING, Trajectory
+from stepwell.steps.columns import unpack
 from stepwell.steps.step import Exactness, Step, VersionSpan, logprobs_array, mask_array
 from tests.builders import EasyPool, make_step, same_step
 
@@ -47,6 +48,19 @@ def pack_all(p: EasyPool) -> list[Trajectory]:
 def take_all(p: EasyPool) -> list[Step]:
     (steps,) = p.take(1, untrainable=True, min_exactness=Exactness.RETOKENIZED) or [[]]
     return steps
+
+
+def test_who_only_watches_sees_the_same_and_leaves_them_packed() -> None:
+    packed, other = filled(), filled()
+    trajectories, uids = pack_all(packed), [("t0", "p"), ("t1", "p"), ("t2", "p")]
+    (ours, ours_sizes), (theirs, theirs_sizes) = packed.view.read(uids), other.view.read(uids)
+    assert ours_sizes == theirs_sizes
+    assert all(map(same_step, unpack(ours, copy=False), unpack(theirs, copy=False)))
+    assert packed.view.page(0, 10).snapshots == other.view.page(0, 10).snapshots
+    assert all(trajectory.is_packed for trajectory in trajectories)
+    assert packed.ingest.reward(RewardGiven(trajectory_uid="t0", prompt_uid="p", value=5.0))
+    assert len(packed.view.read(uids)[0]) == len(ours)
+    assert packed.view.page(0, 10).snapshots[-1].reward == 5.0
 
 
 def test_a_batch_of_packed_trajectories_is_the_same_batch() -> None:
