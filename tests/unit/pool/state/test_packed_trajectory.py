@@ -60,7 +60,7 @@ def test_who_only_watches_sees_the_same_and_leaves_them_packed() -> None:
     assert all(trajectory.is_packed for trajectory in trajectories)
     assert packed.ingest.reward(RewardGiven(trajectory_uid="t0", prompt_uid="p", value=5.0))
     assert len(packed.view.read(uids)[0]) == len(ours)
-    assert packed.view.page(0, 10).snapshots[-1].reward == 5.0
+    assert packed.view.page(0, 10).snapshots[-1].reward == 5.25, "with that of a step"
 
 
 def test_a_batch_of_packed_trajectories_is_the_same_batch() -> None:
