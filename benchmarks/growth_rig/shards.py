@@ -43,6 +43,13 @@ CURVES = (
     ),
     Curve(
         axis=AXIS,
+        name="group_all_cpu_us",
+        unit="µs CPU a step, sent as groups, with what the shards need idle",
+        shape=Shape.FLAT,
+        reason="The same, with the idle time of all shards: groups are sent one after the other.",
+    ),
+    Curve(
+        axis=AXIS,
         name="flush_cpu_us",
         unit="µs CPU a step, sent in flushes of 64 groups",
         shape=Shape.LINEAR,
@@ -126,17 +133,18 @@ async def _ms(repeats: int, call: Callable[[], Awaitable[object]]) -> float:
 
 async def _cpu_us(
     pool: ShardedPool, repeats: int, idle: float, make: Callable[[], tuple[list[Step], list[Registration]]]
-) -> float:
-    """A step, of the shards beyond the cores that they need idle, and of this process, their client. Messages are sent
-    one after the other."""
+) -> tuple[float, float]:
+    """A step, of the shards and of this process, their client: without the cores that the shards need idle, and with
+    them. Messages are sent one after the other."""
     await pool.client.submit_groups(*make())
     messages = [make() for _ in range(repeats)]
     began, before, client = time.perf_counter(), pool.cpu(), time.process_time()
     for steps, registrations in messages:
         await pool.client.submit_groups(steps, registrations)
-    used = time.process_time() - client + pool.cpu() - before - idle * (time.perf_counter() - began)
+    used, took = time.process_time() - client + pool.cpu() - before, time.perf_counter() - began
     await pool.empty()
-    return used / sum(len(steps) for steps, _ in messages) * 1e6
+    each = 1e6 / sum(len(steps) for steps, _ in messages)
+    return (used - idle * took) * each, used * each
 
 
 async def _measure_pool(pool: ShardedPool, repeats: int, seconds: float) -> dict[str, float]:
@@ -148,8 +156,10 @@ async def _measure_pool(pool: ShardedPool, repeats: int, seconds: float) -> dict
     before = pool.cpu()
     await asyncio.sleep(seconds)
     figures["idle_cores"] = idle = (pool.cpu() - before) / seconds
-    figures["group_cpu_us"] = await _cpu_us(pool, repeats * 8, idle, lambda: pool.group(GROUP))
-    figures["flush_cpu_us"] = await _cpu_us(pool, repeats, idle, pool.flush)
+    figures["group_cpu_us"], figures["group_all_cpu_us"] = await _cpu_us(
+        pool, repeats * 8, idle, lambda: pool.group(GROUP)
+    )
+    figures["flush_cpu_us"], _ = await _cpu_us(pool, repeats, idle, pool.flush)
     figures["call_ms"] = await _ms(repeats * 4, lambda: pool.client.knows("t", f"q{os.urandom(4).hex()}"))
     figures["stats_ms"] = await _ms(repeats, pool.client.stats)
 
