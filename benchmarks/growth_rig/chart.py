@@ -83,7 +83,8 @@ def _draw_panel(panel: Any, title: str, curves: Sequence[Curve], figures: Figure
     panel.set_xticks(sizes, _labels(sizes))
     panel.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     panel.minorticks_off()
-    panel.set_ylim(0.2, max(10.0, 2 * sizes[-1] / sizes[0]))
+    lowest = min(min(line.get_ydata()) for line in panel.lines)
+    panel.set_ylim(min(0.2, lowest / 1.5), max(10.0, 2 * sizes[-1] / sizes[0]))
     panel.grid(alpha=0.3)
     panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=9, frameon=False)
 

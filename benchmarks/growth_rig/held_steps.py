@@ -45,6 +45,7 @@ NAME = "data_pool"
 MEMORY, JOURNAL = "memory", "journal"
 IN_MEMORY, WITH_JOURNAL = "in memory", "with a journal"
 
+PACKED = "Above 1,024 complete trajectories, all others are packed: one step upwards, flat before and after."
 CURVES = (
     *(
         Curve(
@@ -53,7 +54,7 @@ CURVES = (
             unit=f"µs CPU a step, {where}",
             shape=Shape.FLAT,
             since=1_000,
-            reason=f"A step is looked up in hash tables{also}; no call walks over what is held.",
+            reason=f"A step is looked up in hash tables{also}; no call walks over what is held. {PACKED}",
         )
         for kind, where, also in (
             (MEMORY, IN_MEMORY, ""),
@@ -67,7 +68,7 @@ CURVES = (
             unit=f"ms to fetch a group, {where}",
             shape=Shape.FLAT,
             since=1_000,
-            reason="The ready groups are kept in the order in which they leave: the first is taken.",
+            reason=f"The ready groups are kept in the order in which they leave: the first is taken. {PACKED}",
         )
         for kind, where in ((MEMORY, IN_MEMORY), (JOURNAL, WITH_JOURNAL))
     ),
@@ -98,7 +99,7 @@ CURVES = (
         name="journal_restart_cpu_s",
         unit="s CPU to restore the shard",
         shape=Shape.LINEAR,
-        reason="A restart reads each row once.",
+        reason="A restart reads each row once, and packs what is complete.",
     ),
     Curve(
         axis=AXIS,
