@@ -70,7 +70,8 @@ class Rig:
         )
         with start_agents(orders, log=self.out / f"{name}.log", module=module) as agents:
             agents.wait()
-            sync = WeightSync([self.engine], transfer=self.transfer(), pool=pool)
+            # no thread that brings the engine up to date: in turns, another loop has its own weights there
+            sync = WeightSync([self.engine], transfer=self.transfer(), pool=pool, background=False)
             trainer = AsyncTrainer(pool, deepcopy(self.model), settings=settings, sync=sync)
             trainer.start()
             yield Run(agents, trainer)
