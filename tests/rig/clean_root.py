@@ -75,8 +75,10 @@ def run_inside(
 
 def _entered(root: Path, folder: str) -> list[str]:
     outside = [word for path in REACHING_OUT if Path(path).exists() for word in ("--ro-bind", path, path)]
-    parts = ("--bind", str(root), "/", *outside, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")
-    return ["bwrap", *parts, "--cap-add", "ALL", "--unshare-pid", "--die-with-parent", "--chdir", folder]
+    temporary = ("--perms", "1777", "--tmpfs", "/tmp")
+    parts = ("--bind", str(root), "/", *outside, "--proc", "/proc", "--dev", "/dev", *temporary)
+    alone = ("--unshare-pid", "--as-pid-1", "--die-with-parent")
+    return ["bwrap", *parts, "--cap-add", "ALL", *alone, "--chdir", folder]
 
 
 def _as_user(root: Path, user: str) -> list[str]:

@@ -2,12 +2,13 @@
 
 import asyncio
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ from stepwell.wiring.http_server import IDLE_CONNECTION_TIMEOUT
 from tests.rig.waiting import answers, until, wait_until
 
 LOOPBACK = "127.0.0.1"
+FIRST_PORT, PORTS = 20_000, 1_500
+"""Above the ports of Ray's workers, below those that the kernel chooses; so many for each process of a run of tests."""
+_given_ports: set[int] = set()
 PATIENT = GatewayLimits(ask_timeout=30.0, render_timeout=30.0)
 """On a starved machine a call would otherwise be answered unchecked or unbridged, as it should for users."""
 
@@ -108,8 +112,17 @@ class GatewayProcess:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Of ports that the kernel gives to nobody by itself, and that other processes of the same run do not try: a server
+    that is started later finds it free."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = FIRST_PORT + PORTS * (worker % 8)
+    while True:
+        port = first + secrets.randbelow(PORTS)
+        if port in _given_ports:
+            continue
+        with suppress(OSError), socket.create_server((LOOPBACK, port)):
+            _given_ports.add(port)
+            return port
 
 
 @contextmanager
