@@ -61,7 +61,7 @@ def run_inside(
     """What it printed. Every process that it started is gone afterwards."""
     done = subprocess.run(
         [*_entered(root, folder), *_as_user(root, user), *command],
-        env={"PATH": PATH, **_indexes(), **(env or {})},
+        env={"PATH": PATH, "HOME": _entry(root, user)[5], **_indexes(), **(env or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -85,9 +85,14 @@ def _as_user(root: Path, user: str) -> list[str]:
     """A number, as in USER of a Dockerfile: its group is the one that /etc/passwd has for it."""
     if user == "0":
         return []
-    lines = (line.split(":") for line in (root / "etc" / "passwd").read_text().splitlines())
-    (group,) = [words[3] for words in lines if words[2] == user]
+    group = _entry(root, user)[3]
     return ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "--bounding-set=-all"]
+
+
+def _entry(root: Path, user: str) -> list[str]:
+    """The line of a user's number in /etc/passwd."""
+    lines = (line.split(":") for line in (root / "etc" / "passwd").read_text().splitlines())
+    return next(words for words in lines if words[2] == user)
 
 
 def _indexes() -> dict[str, str]:
