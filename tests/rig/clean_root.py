@@ -75,7 +75,7 @@ def run_inside(
 
 def _entered(root: Path, folder: str) -> list[str]:
     outside = [word for path in REACHING_OUT if Path(path).exists() for word in ("--ro-bind", path, path)]
-    temporary = ("--perms", "1777", "--tmpfs", "/tmp")
+    temporary = [word for path in ("/tmp", "/dev/shm") for word in ("--perms", "1777", "--tmpfs", path)]
     parts = ("--bind", str(root), "/", *outside, "--proc", "/proc", "--dev", "/dev", *temporary)
     alone = ("--unshare-pid", "--as-pid-1", "--die-with-parent")
     return ["bwrap", *parts, "--cap-add", "ALL", *alone, "--chdir", folder]
