@@ -133,7 +133,7 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
     async def fetch_ready(self, most: int, *, lease: float, **terms: Unpack[BatchTerms]) -> list[Batch]:
         """At once, possibly none."""
         if most < 1:
-            raise BadRequest(f"at most one batch or more, not {most}")
+            raise BadRequest(f"ask for one batch or more, not {most}")
         request = read_batch_request(1, **terms)
         return [batch_of(leased) for leased in await take_ready(self.shards, self._held, request, most, lease)]
 
