@@ -20,6 +20,7 @@ from stepwell.trainers.tinker.tinker_record import read_record
 from tests.e2e.test_tinker_service import CHANNEL, ROLLOUTS, SETTINGS, WITHIN, add_group
 from tests.e2e.two_tenants import new_model
 from tests.rig.ray_cluster import RayCluster
+from tests.rig.trainers.groups_ahead import NEVER, GroupsAhead
 from tests.rig.trainers.process import DEFAULT, lives_on
 from tests.rig.trainers.skyrl_server import start_skyrl
 from tests.rig.trainers.tinker_run import TinkerRun, start_tinker
@@ -27,7 +28,8 @@ from tests.rig.waiting import until
 from tests.unit.trainers.scripted_engine import serve
 from tests.unit.trainers.tinker.adapter_engine import AdapterEngine
 
-KILLS, GROUPS = 50, 240
+KILLS, AHEAD = 50, 50
+"""AHEAD: groups, when a run begins."""
 LONGEST = 4.0
 """Seconds: how long a run lives at most after what it was let do."""
 
@@ -57,23 +59,23 @@ async def test_a_run_killed_at_random_moments_trains_every_group_exactly_once(
         start_pool(PoolPlan(), namespace)
         client = PoolClient("data_pool", namespace)
         await client.change_engines(add=(engine.url,))
-        for number in range(GROUPS):
-            await add_group(client, number)
+        groups = GroupsAhead(client, CHANNEL, add_group, ROLLOUTS)
 
         def train(name: str, updates: int) -> TinkerRun:
             run = {"service": service.url, "model": str(model), "folder": str(tmp_path), "channels": [CHANNEL]}
             return start_tinker({**run, "updates": updates}, SETTINGS, address=ray_cluster.address, log=tmp_path / name)
 
         for number in range(KILLS):
-            await kill_somewhere(train(f"killed-{number}.log", GROUPS), chance)
+            await groups.top_up(AHEAD)
+            await kill_somewhere(train(f"killed-{number}.log", NEVER), chance)
         record = read_record(tmp_path / CHANNEL)
         updates = (record.update if record else 0) + 5
         await asyncio.to_thread(train("last.log", updates).wait, WITHIN)
         record = read_record(tmp_path / CHANNEL)
         pool = DataPool(client)
         await until(lambda: not pool.stats().leases, "the leases of killed runs to return")
-        held = pool.stats().channels[CHANNEL].held.steps // ROLLOUTS
+        acknowledged = groups.added - await groups.held()
 
     assert record is not None
-    assert (record.update, GROUPS - held) == (updates, updates), f"seed {seed}"
+    assert (record.update, acknowledged) == (updates, updates), f"seed {seed}"
     assert updates > KILLS // 4, f"seed {seed}: most runs were killed before their first update"

@@ -33,7 +33,7 @@ async def add_group(client: PoolClient, number: int) -> None:
     for rollout in range(ROLLOUTS):
         prompt, uid = f"p{number}", f"p{number}-{rollout}"
         await client.register_trajectory(Registration(uid, prompt, CHANNEL, group_size=ROLLOUTS))
-        await client.submit_steps([one_turn(uid, prompt, [101, number], [97 + rollout])])
+        await client.submit_steps([one_turn(uid, prompt, [101, number % 100], [97 + rollout])])
         await client.complete_trajectory(uid, prompt, float(rollout))
 
 

@@ -17,6 +17,7 @@ from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_step
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.tiny_model import make_tiny_model
+from tests.rig.trainers.lives import passes_for
 from tests.rig.trainers.process import answer_of, start_program
 
 ROLLOUTS, DIGIT = 2, 16
@@ -70,7 +71,7 @@ def groups_left(pool: DataPool) -> set[int]:
 def test_trl_killed_at_random_moments_trains_every_group_exactly_once(
     ray_cluster: RayCluster, own_namespace: str, tmp_path: Path, kills: int, micro_batches: int
 ) -> None:
-    updates = 2 * kills + 2
+    updates = passes_for(kills) // micro_batches + 1
     trained_groups = updates * micro_batches * SAMPLES // ROLLOUTS
     groups = AHEAD + trained_groups * EVERY_STALE // (EVERY_STALE - 1)
     start_pool(PoolPlan(), own_namespace)

@@ -1,7 +1,7 @@
 """verl's own trainer, killed with SIGKILL at random moments and started again by the same command: every group is
 trained exactly once.
 
-A start of verl takes about a minute, so 50 kills take more than an hour.
+A start of verl takes about half a minute, so 50 kills take more than half an hour.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from stepwell.pool.shard.actor import start_pool
 from tests.e2e.test_verl_trainer import START_TIMEOUT, STEP_TIMEOUT, has_queue
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.ray_nodes import joined_node
+from tests.rig.trainers.groups_ahead import NEVER, GroupsAhead
 from tests.rig.trainers.process import lives_on
 from tests.rig.trainers.verl_run import RESOURCES, VerlRun, start_verl
 from tests.rig.vllm_server import VllmServer
@@ -26,23 +27,22 @@ from tests.rig.waiting import until
 from tests.unit.trainers.models import one_turn
 
 POOL = "verl_killed"
-KILLS, GROUPS, ROLLOUTS = 50, 1_600, 2
-A_STEP = 4
-"""Groups."""
+KILLS, ROLLOUTS = 50, 2
+A_STEP, AHEAD = 4, 400
+"""Groups: in a step, and when a run begins."""
 LONGEST_START, LONGEST_RUN = 60.0, 20.0
 """Seconds: how long a run lives at most, from its start or from its first step on."""
 
 pytestmark = pytest.mark.nightly
 
 
-async def fill(pool: PoolClient) -> None:
-    for number in range(GROUPS):
-        prompt = f"p{number}"
-        for rollout in range(ROLLOUTS):
-            uid = f"{prompt}-{rollout}"
-            await pool.register_trajectory(Registration(uid, prompt, group_size=ROLLOUTS))
-            await pool.submit_steps([one_turn(uid, prompt, [1, 2, number % 100], [3, 4 + rollout])])
-            await pool.complete_trajectory(uid, prompt, float(rollout))
+async def add_group(pool: PoolClient, number: int) -> None:
+    prompt = f"p{number}"
+    for rollout in range(ROLLOUTS):
+        uid = f"{prompt}-{rollout}"
+        await pool.register_trajectory(Registration(uid, prompt, group_size=ROLLOUTS))
+        await pool.submit_steps([one_turn(uid, prompt, [1, 2, number % 100], [3, 4 + rollout])])
+        await pool.complete_trajectory(uid, prompt, float(rollout))
 
 
 async def kill_somewhere(run: VerlRun, chance: random.Random) -> None:
@@ -65,7 +65,7 @@ async def test_verl_killed_at_random_moments_trains_every_group_exactly_once(
     chance = random.Random(seed := secrets.randbits(32))
     start_pool(PoolPlan(name=POOL), namespace)
     client = PoolClient(POOL, namespace)
-    await fill(client)
+    groups = GroupsAhead(client, "train", add_group, ROLLOUTS)
     checkpoints = tmp_path / "checkpoints"
 
     def saved_step() -> int:
@@ -87,7 +87,8 @@ async def test_verl_killed_at_random_moments_trains_every_group_exactly_once(
 
     with joined_node(**RESOURCES):
         for number in range(KILLS):
-            await kill_somewhere(train(f"killed-{number}", GROUPS // A_STEP), chance)
+            await groups.top_up(AHEAD)
+            await kill_somewhere(train(f"killed-{number}", NEVER), chance)
         steps = saved_step() + 3
         await asyncio.to_thread(train("last", steps).wait, START_TIMEOUT + 3 * STEP_TIMEOUT)
     pool = DataPool(client)
@@ -95,5 +96,5 @@ async def test_verl_killed_at_random_moments_trains_every_group_exactly_once(
 
     trained = json.loads((checkpoints / f"global_step_{steps}" / "stepwell.json").read_text())["trajectories"]
     assert len(set(trained)) == len(trained) == steps * A_STEP * ROLLOUTS, f"seed {seed}"
-    assert pool.stats().channels["train"].held.steps == (GROUPS - steps * A_STEP) * ROLLOUTS, f"seed {seed}"
+    assert await groups.held() == groups.added - steps * A_STEP, f"seed {seed}"
     assert steps > KILLS // 4, f"seed {seed}: most runs were killed before their first checkpoint"

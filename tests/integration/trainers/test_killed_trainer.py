@@ -21,6 +21,7 @@ from stepwell.trainers.checkpoint import read_checkpoint
 from tests.builders import make_step
 from tests.integration.trainers.dying_trainer import GROUPS_PER_UPDATE
 from tests.rig.ray_cluster import RayCluster
+from tests.rig.trainers.lives import passes_for
 
 CHECKOUT = Path(__file__).parents[3]
 ROLLOUTS = 2
@@ -131,7 +132,7 @@ def test_a_trainer_killed_anywhere_loses_nothing_and_trains_nothing_twice(
 def test_a_trainer_killed_at_random_moments_loses_nothing_and_trains_nothing_twice(
     ray_cluster: RayCluster, namespace: str, tmp_path: Path, kills: int
 ) -> None:
-    updates, seed = 2 * kills + 2, secrets.randbits(32)
+    updates, seed = passes_for(kills), secrets.randbits(32)
     start_pool(PoolPlan(), namespace)
     client = PoolClient("data_pool", namespace)
     asyncio.run(fill(client, GROUPS_PER_UPDATE * updates))

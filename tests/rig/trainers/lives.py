@@ -2,6 +2,7 @@
 so that a life begins at once; it is killed as the kernel would do it, with SIGKILL, at a random moment."""
 
 import faulthandler
+import math
 import os
 import random
 import select
@@ -10,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from itertools import count
 
 Live = Callable[[Callable[[], None]], None]
 """What a life does. It calls its argument at every pass through the model."""
@@ -19,11 +21,17 @@ NEXT_PASS = 300.0
 STUCK = 120.0
 """Seconds after which a life writes down where it is."""
 MOST_PASSES = 2
-"""A life is killed after at most so many."""
+"""A life is killed after at most so many, or during the next one."""
+
+
+def passes_for(kills: int) -> int:
+    """A program with so many passes does not come to its end before its last kill."""
+    return kills * (MOST_PASSES + 1) + 1
 
 
 class Lives:
-    """Equal seeds kill at equal moments, as far as two processes can be equal."""
+    """Equal seeds kill at equal moments, as far as two processes can be equal. However late a kill comes, its life has
+    gone no further than to the pass after the one in which it was due: there it waits."""
 
     def __init__(self, live: Live, seed: int) -> None:
         self._live = live
@@ -36,7 +44,7 @@ class Lives:
     def kill(self, times: int) -> None:
         for _ in range(times):
             passes, part = self._chance.randint(0, MOST_PASSES), self._chance.uniform(0.0, 1.2)
-            pid, told = self._begin()
+            pid, told = self._begin(passes + 1)
             try:
                 self._await_passes(told, passes)
                 time.sleep(part * self._between_passes)
@@ -56,7 +64,7 @@ class Lives:
         os.close(told)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-    def _begin(self) -> tuple[int, int]:
+    def _begin(self, most_passes: float = math.inf) -> tuple[int, int]:
         told, telling = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -65,9 +73,15 @@ class Lives:
             return pid, told
         os.close(told)
         faulthandler.dump_traceback_later(STUCK)
-        code = 1
+        code, numbers = 1, count(1)
+
+        def passes() -> None:
+            if next(numbers) > most_passes:
+                signal.pause()
+            os.write(telling, b".")
+
         try:
-            self._live(lambda: _tell(telling))
+            self._live(passes)
             code = 0
         except BaseException:  # noqa: BLE001 - the fork must not return into the program
             traceback.print_exc()
@@ -86,7 +100,3 @@ class Lives:
             if before is not None:
                 self._between_passes = time.monotonic() - before
             before = time.monotonic()
-
-
-def _tell(telling: int) -> None:
-    os.write(telling, b".")
