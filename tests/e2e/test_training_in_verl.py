@@ -21,19 +21,22 @@ from tests.rig.vllm_server import VllmServer
 from tests.unit.trainers.models import one_turn
 
 POOL = "training_in_verl"
-STEPS, GROUPS = 3, 4
+STEPS, GROUPS, MINI_BATCHES = 3, 4, 2
+ROW = 5
+"""Tokens of each row."""
 TIMEOUT = 600.0
 """Seconds. verl starts six processes, each of which imports torch."""
 
 
 async def fill(pool: PoolClient) -> None:
-    """In each group one rollout has a fork, and so two rows."""
+    """In each group but the last, one rollout has a fork, and so two rows: verl must pad a step with one row less."""
     for number in range(STEPS * GROUPS):
         prompt = f"p{number}"
         for n in range(2):
             uid = f"{prompt}-{n}"
             await pool.register_trajectory(Registration(uid, prompt, group_size=2))
-            fork = [one_turn(uid, prompt, [7, 8, 9, number], [4])] if n == 0 else []
+            has_fork = n == 0 and number < STEPS * GROUPS - 1
+            fork = [one_turn(uid, prompt, [7, 8, 9, number], [4])] if has_fork else []
             await pool.submit_steps([one_turn(uid, prompt, [1, 2, number], [3, 4 + n]), *fork])
             await pool.complete_trajectory(uid, prompt, float(n))
 
@@ -46,7 +49,7 @@ async def test_verl_trains_and_the_engine_has_its_weights(
     await fill(PoolClient(POOL, namespace))
     overrides = {
         "data.train_batch_size": GROUPS,
-        "actor_rollout_ref.actor.ppo_mini_batch_size": GROUPS,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": GROUPS // MINI_BATCHES,
         "trainer.total_training_steps": STEPS,
         "trainer.v1.stepwell.pool": POOL,
         "trainer.v1.stepwell.namespace": namespace,
@@ -58,10 +61,13 @@ async def test_verl_trains_and_the_engine_has_its_weights(
         metrics = await asyncio.to_thread(run.wait, TIMEOUT)
 
     assert [told["step"] for told in metrics] == [1, 2, 3]
-    assert [told["stepwell/rows"] for told in metrics] == [3 * GROUPS] * STEPS
+    rows, tokens = [told["stepwell/rows"] for told in metrics], [told["global_seqlen/mean"] for told in metrics]
+    assert rows == [3 * GROUPS, 3 * GROUPS, 3 * GROUPS - 1]
+    assert tokens[:2] == [ROW * count for count in rows[:2]]
+    assert tokens[2] > ROW * rows[2], "verl has padded it"
     assert all(told["actor/grad_norm"] > 0 for told in metrics), "verl's own metrics are there too"
     assert max(told["stepwell/logprob_gap"] for told in metrics) < ALIKE
     stats = DataPool(PoolClient(POOL, namespace)).stats()
     assert (stats.policy_version, stats.leases) == (STEPS, 0)
-    assert stats.channels["train"].shipped.steps == STEPS * GROUPS * 3
+    assert stats.channels["train"].shipped.steps == STEPS * GROUPS * 3 - 1
     assert (await get(f"{vllm.url}/weight_info")).json()["weight_version"] == str(STEPS)

@@ -73,6 +73,7 @@ def test_rows_pass_through_verls_queue_and_its_advantages_of_several_rows_are_ou
     answer = answers["queue"]
     assert (answer["rows"], answer["rollouts"]) == (10, 8), "the group in which all earned the same is not trained"
     assert answer["gap"] < 1e-3, "ours has an epsilon of 1e-4, verl's of 1e-6"
+    assert answer["is_written"] == {"advantages": True, "returns": True, "old_log_probs": True}
     assert answer["ids"][:2] == [[1, 2, 3], [7, 8, 9, 4]]
     assert answer["prompts"][:2] == [2, 3]
     assert answer["versions"] == [4], "version 0 is that of the weights before step 5"

@@ -1,7 +1,9 @@
 """verl's sampler: instead of choosing among what verl's own rollouts wrote, it takes the pool's next batch.
 
-Rows go to verl through its TransferQueue. Between lease and training nothing waits, so nothing becomes stale here: the
-pool's own rule decides, and `trainer.v1.sampler.max_off_policy_threshold`, if it is set.
+Rows go to verl through its TransferQueue, with all that the actor reads in one write: the old log-probabilities are
+those of the engine, which verl replaces if it is told to compute its own. Between lease and training nothing waits, so
+nothing becomes stale here: the pool's own rule decides, and `trainer.v1.sampler.max_off_policy_threshold`, if it is
+set.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +44,7 @@ class PoolSampler:
         offset = self.feed.version - (global_steps - 1)
         tags = [_tag(row, global_steps, offset) for row in taken.rows]
         keys = [row.key for row in taken.rows]
-        fields = list_of_dict_to_tensordict([_fields(row, offset) for row in taken.rows])
+        fields = list_of_dict_to_tensordict([_fields(row) for row in taken.rows])
         tq.kv_batch_put(keys=keys, fields=fields, tags=tags, partition_id=partition_id)
         self._advantages = {row.key: torch.from_numpy(row.advantages) for row in taken.rows}
         metrics = {f"stepwell/{name}": float(value) for name, value in taken.metrics.items()}
@@ -54,11 +56,11 @@ class PoolSampler:
         return [self._advantages.get(key, torch.zeros(1)) for key in keys]
 
 
-def _fields(row: QueueRow, offset: int) -> dict[str, Any]:
+def _fields(row: QueueRow) -> dict[str, Any]:
     ids, mask = torch.from_numpy(row.ids), torch.from_numpy(row.mask)
+    logprobs, advantages = torch.from_numpy(row.logprobs), torch.from_numpy(row.advantages)
     scores = torch.zeros(len(mask))
     scores[-1] = row.reward
-    versions = {"min_global_steps": row.oldest - offset, "max_global_steps": row.newest - offset}
     return {
         "prompts": ids[: row.prompt],
         "responses": ids[row.prompt :],
@@ -66,14 +68,15 @@ def _fields(row: QueueRow, offset: int) -> dict[str, Any]:
         "position_ids": torch.arange(len(ids)),
         "response_mask": mask,
         "loss_mask": mask.clone(),
-        "rollout_log_probs": torch.from_numpy(row.logprobs),
+        "rollout_log_probs": logprobs,
+        "old_log_probs": logprobs.clone(),
+        "advantages": advantages,
+        "returns": advantages.clone(),
         "rm_scores": scores,
         "uid": row.group,
-        "session_id": row.rollout,
         "num_turns": row.turns,
-        "data_source": "stepwell",
         "multi_modal_inputs": {},
-        "extra_fields": {**versions, "reward_extra_info": {}},
+        "extra_fields": {},
     }
 
 

@@ -114,15 +114,30 @@ class PoolTrainer(PPOTrainer):  # type: ignore[misc]  # verl has no types
             self.config.actor_rollout_ref.actor.ppo_mini_batch_size = rows
         return super()._balance_batch(batch, metrics, **options)
 
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return batch if self._is_written(batch) else super()._compute_old_log_prob(batch, metrics)
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """The advantages of whole rollouts in place of verl's; before them verl's own rollout correction, if it is
         on."""
-        if not self.config.algorithm.rollout_correction.bypass_mode:
+        if self._is_written(batch):
+            return batch
+        if not self._has_engine_logprobs:
             batch = super()._compute_advantage(batch, metrics)
         advantages = torch.nested.as_nested_tensor(self.replay_buffer.advantages(batch.keys), layout=torch.jagged)
         fields = TensorDict({"advantages": advantages, "returns": advantages.clone()}, batch_size=len(batch.keys))
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
         return batch
+
+    @property
+    def _has_engine_logprobs(self) -> bool:
+        """Whether the old log-probabilities are those of the engine, and not verl's own."""
+        return bool(self.config.algorithm.rollout_correction.bypass_mode)
+
+    def _is_written(self, batch: KVBatchMeta) -> bool:
+        """Whether the sampler has written all that the actor reads. verl makes its padding rows from a row of another
+        length, so with these it has not."""
+        return self._has_engine_logprobs and not any(tag.get("is_padding") for tag in batch.tags)
 
     def _rows_together(self) -> int:
         """A multiple of so many rows can be divided among the ranks, and each part into micro-batches."""

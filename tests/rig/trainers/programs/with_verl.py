@@ -28,7 +28,7 @@ QUEUE = {
         "SimpleStorage": {"total_storage_size": 1000, "num_data_storage_units": 1},
     }
 }
-OURS = {"_feed", "_checkpoint", "_rows_together", "_sync_weights", "_probe_logprobs"}
+OURS = {"_feed", "_checkpoint", "_rows_together", "_is_written", "_sync_weights", "_probe_logprobs"}
 """Methods of the trainer mode that verl does not know; all others replace or extend one of verl's."""
 
 
@@ -96,6 +96,11 @@ def through_queue(asked: dict[str, Any]) -> dict[str, object]:
         "rows": len(batch.keys),
         "rollouts": len({key.rsplit("_", 1)[0] for key in batch.keys}),
         "gap": (theirs.batch["advantages"] - ours).abs().max().item(),
+        "is_written": {
+            "advantages": torch.equal(stored["advantages"].to_padded_tensor(0.0), ours),
+            "returns": torch.equal(stored["returns"].values(), stored["advantages"].values()),
+            "old_log_probs": torch.equal(stored["old_log_probs"].values(), stored["rollout_log_probs"].values()),
+        },
         "versions": sorted({tag["max_global_steps"] for tag in batch.tags}),
         "ids": [ids.tolist() for ids in stored["input_ids"].unbind()],
         "prompts": [len(ids) for ids in stored["prompts"].unbind()],
