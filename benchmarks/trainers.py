@@ -33,7 +33,7 @@ from benchmarks.trainers_rig.timed_run import Length, figures_of
 
 AT_LEAST = 0.9
 """Of the samples per second without Stepwell."""
-LONG = Length(rounds=3, updates=20)
+LONG = Length(rounds=7, updates=20)
 QUICK = Length(rounds=1, updates=3, unmeasured=1, groups=4)
 LIVE = LiveLength(unmeasured=3, updates=10)
 

@@ -14,14 +14,14 @@ from stepwell.demo.model import write_model
 from tests.rig.trainers.skyrl_server import start_skyrl
 
 RANK = 8
-UPDATES = 6
-"""Of a round: each takes seconds."""
+ROUNDS, UPDATES = 5, 6
+"""An update takes seconds, and the service keeps an adapter for each run."""
 
 
 def measure(stage: Stage, length: Length) -> list[Round]:
     from tests.e2e.two_tenants import new_model
 
-    length = replace(length, updates=min(length.updates, UPDATES))
+    length = replace(length, rounds=min(length.rounds, ROUNDS), updates=min(length.updates, UPDATES))
     model, adapters = write_model(new_model(), stage.folder / "qwen3"), 2 * length.rounds + 2
     with start_skyrl(model, stage.folder / "skyrl", adapters=adapters, rank=RANK, rows=length.samples) as service:
         more = {"model": str(model), "service": service.url, "rank": RANK, "groups": length.groups}

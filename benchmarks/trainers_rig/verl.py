@@ -19,7 +19,7 @@ from tests.rig.trainers.verl_run import PATHS, RESOURCES, start_verl
 from tests.rig.waiting import wait_until
 
 RATE = 1e-4
-ROUNDS, UPDATES = 2, 8
+ROUNDS, UPDATES = 3, 20
 TIMEOUT, END_TIMEOUT = 1200.0, 60.0
 """Seconds for one run, and for Ray to end its processes."""
 TOKENS = 256

@@ -57,6 +57,8 @@ log = logging.getLogger("stepwell.trainers")
 
 POLL_INTERVAL = 2.0
 """Seconds to wait for a group, or for room in the buffer, before the worker checks whether it must stop."""
+SAID_EVERY = 60.0
+"""Seconds without a group after which the log says what is missing, each time."""
 Rate: TypeAlias = tuple[float, float]
 """A sum and a count, whose quotient TRL logs."""
 
@@ -140,6 +142,8 @@ class StepwellRolloutWorker:
         """Of the last group that had any."""
         self._groups = 0
         self._missing = ""
+        self._last_word = time.monotonic()
+        """When a group came, or the log said what is missing."""
         self._is_ready = False
         self._is_stopping = Event()
         self._running: Future[None] | None = None
@@ -170,8 +174,9 @@ class StepwellRolloutWorker:
         """Raises the exception that ended the worker. A worker that only waits for agents is healthy."""
         if self._running is not None and self._running.done():
             self._running.result()
-        if self._missing:
-            log.info("TRL waits: %s", self._missing)
+        if self._missing and time.monotonic() - self._last_word >= SAID_EVERY:
+            self._last_word = time.monotonic()
+            log.warning("TRL waits: %s", self._missing)
 
     # -- called by StepwellCallback ------------------------------------------------------------------------------------
 
@@ -221,7 +226,7 @@ class StepwellRolloutWorker:
                 self._missing = str(missing)
                 return
             self._fetched.append(batch)
-        self._missing = ""
+        self._missing, self._last_word = "", time.monotonic()
 
     def _put(self, samples: Iterable[RolloutSample]) -> None:
         for sample in tuple(samples):

@@ -1,6 +1,5 @@
 """What TRL is given, and what the pool is told of it; with TRL itself it is tested in tests/e2e/test_trl.py."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +8,7 @@ import torch
 
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.steps.step import VersionSpan
+from stepwell.trainers import trl
 from stepwell.trainers.trl import StepwellRolloutWorker, StepwellWeightTransfer
 from stepwell.trainers.trl_samples import RolloutSample
 from stepwell.trainers.weight_stream import Weights, stream_weights
@@ -163,15 +163,18 @@ def test_what_ended_the_worker_is_raised_where_trl_asks(caplog: pytest.LogCaptur
     assert "the pool is away" in caplog.text
 
 
-def test_a_worker_that_waits_says_for_what(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "stepwell.trainers")
-
+def test_a_worker_that_waits_for_long_says_for_what(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def said() -> bool:
         worker.check_health(60)
         return "TRL waits: " in caplog.text
 
     with working(TrainingPool()) as worker:
-        wait_until(said, "a word of what is missing")
+        wait_until(lambda: bool(worker._missing), "the worker to miss something")
+        assert not said(), "it has not waited for long"
+        monkeypatch.setattr(trl, "SAID_EVERY", 0.0)
+        assert said()
 
 
 class NotedSync:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from stepwell.errors import BadRequest, Conflict
 from stepwell.pool.api.leasing import BatchRequest, Order, ReadyGroups, Unit
 from stepwell.pool.api.pacing import Pacing, Refill
-from stepwell.pool.api.plan import Limits, OnDeadline
+from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
 from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.user_share import max_per_user
@@ -139,7 +139,7 @@ class Pool:
         if channel is None:
             known = ", ".join(sorted(self.state.channels)) or "none"
             return f"{wanted}, which has never had any (channels: {known})"
-        text = f"{wanted}; {len(channel.ready)} ready of {len(channel)} groups held"
+        text = f"{wanted}; {len(channel.ready)} ready of {len(channel)} groups held{self._leased(channel)}"
         if channel.ledger.left_out:
             kinds = ", ".join(f"{count.steps} {kind}" for kind, count in sorted(channel.ledger.left_out.items()))
             text += f"; steps left out so far: {kinds}"
@@ -157,6 +157,18 @@ class Pool:
 
     def stats(self) -> PoolStats:
         return self.state.stats()
+
+    def _leased(self, channel: Channel) -> str:
+        """In words, what consumers have and the pool still keeps for them."""
+        if not channel.leased_groups:
+            return ""
+        text = f", {channel.leased_groups} more leased and not acknowledged"
+        if self.state.limits.overflow is not Overflow.REFUSE or channel.has_room():
+            return text
+        return (
+            f"{text}: with these the channel is full, and new trajectories are refused. A trainer acknowledges when it "
+            "saves a checkpoint: let it save more often, or give the pool more room (--max-queue-size, --max-bytes)"
+        )
 
     def _held_back(self, channel: Channel, request: BatchRequest) -> str:
         """In words, what is ready and is not taken because there is already enough of its user."""

@@ -203,6 +203,25 @@ def test_a_reward_may_come_late_and_be_revised_until_it_is_shipped() -> None:
     assert not p.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.0)), "it was already shipped"
 
 
+def test_a_consumer_whose_own_leases_fill_the_channel_is_told_so() -> None:
+    p = pool(max_queue_size=2, overflow=Overflow.REFUSE)
+    p.rollout("a", "p")
+    leased = p.lease(1)
+    assert leased is not None
+    assert p.waiting_for(wanted()).endswith("0 ready of 0 groups held, 1 more leased and not acknowledged")
+    p.rollout("b", "q")
+    p.lease(1)
+    with pytest.raises(PoolFull):
+        p.register(Registration("c", "r"))
+    assert p.waiting_for(wanted()).endswith(
+        "0 ready of 0 groups held, 2 more leased and not acknowledged: with these the channel is full, and new "
+        "trajectories are refused. A trainer acknowledges when it saves a checkpoint: let it save more often, or give "
+        "the pool more room (--max-queue-size, --max-bytes)"
+    )
+    p.leasing.ack(leased[0])
+    assert p.waiting_for(wanted()).endswith("0 ready of 0 groups held, 1 more leased and not acknowledged")
+
+
 def wanted() -> Any:
     from stepwell.pool.api.leasing import BatchRequest
 
