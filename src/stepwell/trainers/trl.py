@@ -58,7 +58,7 @@ log = logging.getLogger("stepwell.trainers")
 POLL_INTERVAL = 2.0
 """Seconds to wait for a group, or for room in the buffer, before the worker checks whether it must stop."""
 SAID_EVERY = 60.0
-"""Seconds without a group after which the log says what is missing, each time."""
+"""Seconds without a group after which the log says what is missing, and between two such lines."""
 Rate: TypeAlias = tuple[float, float]
 """A sum and a count, whose quotient TRL logs."""
 

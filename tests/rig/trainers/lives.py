@@ -30,8 +30,8 @@ def passes_for(kills: int) -> int:
 
 
 class Lives:
-    """Equal seeds kill at equal moments, as far as two processes can be equal. However late a kill comes, its life has
-    gone no further than to the pass after the one in which it was due: there it waits."""
+    """Equal seeds kill at equal moments, as far as two processes can be equal. However late a kill comes, its life
+    begins at most one pass more than it should: before the next one it waits for the kill."""
 
     def __init__(self, live: Live, seed: int) -> None:
         self._live = live
