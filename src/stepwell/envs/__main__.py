@@ -5,9 +5,10 @@ atroposlib's modules are replaced by stepwell.envs for this process; the file it
 
 import runpy
 import sys
+from pathlib import Path
 
 import stepwell.envs
-from stepwell.errors import BadRequest
+from stepwell.envs.cli import fail
 
 REPLACED = (
     "atroposlib",
@@ -25,9 +26,13 @@ REPLACED = (
 
 def main() -> None:
     if len(sys.argv) < 2:
-        raise BadRequest("usage: python -m stepwell.envs FILE COMMAND [FLAGS]")
+        fail("stepwell.envs", "name a file: python -m stepwell.envs FILE COMMAND [FLAGS]", status=2)
+    file = Path(sys.argv[1]).absolute()
+    if not file.exists():
+        fail("stepwell.envs", f"there is no file {file}", status=2)
     sys.modules.update(dict.fromkeys(REPLACED, stepwell.envs))
     del sys.argv[0]
+    sys.path.insert(0, str(file.parent))  # as `python FILE` does: it may import files beside it
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

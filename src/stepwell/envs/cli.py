@@ -6,6 +6,7 @@ Every error is one line. --help does not import what only a run needs.
 # ruff: noqa: T201 - a command line prints
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from stepwell import logs
 from stepwell.envs.config import as_server_configs
 from stepwell.envs.flags import EnvFlags, EnvSettings, FlagParser, ProcessFlags, read_flags
 from stepwell.errors import StepwellError
+
+log = logging.getLogger("stepwell.envs")
 
 if TYPE_CHECKING:
     from stepwell.common.tokenizers import Decode
@@ -65,6 +68,8 @@ def run(env_class: "type[Environment]", command: str, settings: EnvSettings) -> 
 
     with showing() as view:
         logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")  # here, so that log lines do not break the bars
+        for note in settings.notes:
+            log.warning(note)
         env = env_class(settings.env, settings.servers)
         settings.flags.run_command(partial(COMMANDS[command][2], env, settings, view))
 

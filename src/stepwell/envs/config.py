@@ -1,10 +1,13 @@
-"""Settings of an environment and its servers: defaults < YAML < flags. An unknown key is an error.
+"""Settings of an environment and its servers: defaults < YAML < flags.
+
+An unknown key is kept and changes nothing, as in Atropos; the log names it.
 
 A field's docstring is its line in --help. An environment's own settings are fields of a subclass of BaseEnvConfig; its
 class attribute `env_config_cls` names that subclass.
 """
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Literal
 
@@ -20,7 +23,7 @@ class EvalHandling(StrEnum):
 
 
 class EnvSection(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True, protected_namespaces=())
 
 
 class BaseEnvConfig(EnvSection):
@@ -135,3 +138,14 @@ def as_server_configs(given: ServerBaseline | Sequence[APIServerConfig]) -> tupl
     if isinstance(given, APIServerConfig):
         return (given,)
     return (APIServerConfig(**given.model_dump()),) if isinstance(given, ServerBaseline) else tuple(given)
+
+
+def unknown_settings(section: BaseModel, prefix: str) -> list[str]:
+    """A sentence for each key that the section has no field for. It does not contain the value, which may be secret."""
+    return [
+        f"{prefix}{name}: there is no such setting; it changes nothing"
+        + "".join(
+            f"; did you mean {prefix}{near}?" for near in get_close_matches(name, type(section).model_fields, n=1)
+        )
+        for name in section.model_extra or ()
+    ]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from stepwell.common.tokenizers import load_tokenizer
 from stepwell.envs.checkpoints import Checkpoints
-from stepwell.envs.config import APIServerConfig, BaseEnvConfig, ServerBaseline, as_server_configs
+from stepwell.envs.config import APIServerConfig, BaseEnvConfig, ServerBaseline, as_server_configs, unknown_settings
 from stepwell.envs.flags import EnvFlags, ProcessFlags
 from stepwell.envs.scored_data import Groups, Item, ScoredDataGroup, ScoredDataItem, as_list, gather
 from stepwell.envs.servers import ServerManager
@@ -53,6 +53,9 @@ class Environment(EnvTracking, ABC):
         super().__init__(config)
         self.name = config.wandb_name or type(self).name or type(self).__name__
         self.server_configs = as_server_configs(server_configs)
+        sections = (("env.", config), *(("openai.", server) for server in self.server_configs))
+        for note in dict.fromkeys(note for prefix, section in sections for note in unknown_settings(section, prefix)):
+            log.warning(note)
         self.server = ServerManager(self.server_configs, reasoning=reasoning_fields(config))
         """The servers to sample from."""
         self.backlog: list[Item] = []

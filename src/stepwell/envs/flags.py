@@ -1,6 +1,7 @@
 """The settings of an environment on its command line: defaults (its config_init) < YAML file < flags.
 
-- An unknown key or flag is an error. BadRequest has one line for each error.
+- An unknown flag is an error. BadRequest has one line for each error.
+- An unknown key of a file changes nothing; the log names it.
 - --help shows no secrets.
 - Flags and their help come from the fields of the configurations and their docstrings. `--env.group_size` and
   `--env.group-size` are the same flag. Flags of --openai apply to all servers.
@@ -25,6 +26,8 @@ M = TypeVar("M", bound=BaseModel)
 HIDDEN = "***"
 KEYS = ("api_key", "rollout_server_key")
 """Fields whose value --help must not show."""
+FILE_FLAGS = ("slurm", "testing")
+"""Flags that a file may also contain, beside its sections."""
 
 
 class EnvFlags(BaseSettings):
@@ -33,11 +36,13 @@ class EnvFlags(BaseSettings):
     model_config = SettingsConfigDict(extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True)
 
     config: str | None = None
-    """YAML file with `env:` and `openai:`; `openai:` is one server or a list of servers."""
+    """YAML file with `env:` and `openai:`, as Atropos reads it; `openai:` is one server or a list of servers."""
     slurm: bool = False
     """Accepted as in Atropos; changes nothing."""
     testing: bool = False
     """Accepted as in Atropos; changes nothing."""
+    port: int | None = None
+    """Accepted as in Atropos' documentation; changes nothing, because an environment listens on no port."""
     _command: Callable[[], None] = PrivateAttr()
 
     def run(self) -> None:
@@ -65,6 +70,8 @@ class EnvSettings:
     env: BaseEnvConfig
     servers: Sequence[APIServerConfig]
     flags: EnvFlags
+    notes: Sequence[str] = ()
+    """Sentences for the log about what was given and changes nothing."""
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -83,7 +90,7 @@ def read_flags(defaults: EnvSettings, argv: Sequence[str], parser: FlagParser) -
     given = _parse(defaults, argv, parser)
     file = _read_yaml(given.get("config"))
     own = {key: value for key, value in given.items() if key not in ("env", "openai")}
-    read = _validated(type(defaults.flags), own, "")
+    read = _validated(type(defaults.flags), {key: file[key] for key in FILE_FLAGS if key in file} | own, "")
     short = {"group_size": own["group_size"]} if own.get("group_size") is not None else {}
     return EnvSettings(
         env=_validated(
@@ -91,7 +98,22 @@ def read_flags(defaults: EnvSettings, argv: Sequence[str], parser: FlagParser) -
         ),
         servers=_servers(defaults.servers, file.get("openai"), given.get("openai")),
         flags=read,
+        notes=_notes(file, read),
     )
+
+
+def _notes(file: Mapping[str, Any], flags: EnvFlags) -> list[str]:
+    notes = [
+        f"--config: {key!r} changes nothing: settings stand below `env:` and `openai:`"
+        for key in file
+        if key not in ("env", "openai", *FILE_FLAGS)
+    ]
+    if flags.port is not None:
+        notes.append(
+            f"--port {flags.port} changes nothing: an environment listens on no port."
+            " --env.rollout-server-url is the address of the rollout server"
+        )
+    return notes
 
 
 def _servers(defaults: Sequence[APIServerConfig], file: Any, flags: Any) -> tuple[APIServerConfig, ...]:
@@ -150,8 +172,8 @@ def _read_yaml(path: str | None) -> dict[str, Any]:
         raise BadRequest(f"--config: {path} cannot be read: {failure.strerror}") from None
     except yaml.YAMLError as failure:
         raise BadRequest(f"--config: {path} is no YAML: {' '.join(str(failure).split())}") from None
-    if not isinstance(read, dict) or not read.keys() <= {"env", "openai"}:
-        raise BadRequest(f"--config: {path} may hold `env:` and `openai:`, and nothing else")
+    if not isinstance(read, dict):
+        raise BadRequest(f"--config: {path} is no mapping; write settings below `env:` and `openai:`")
     return read
 
 
@@ -159,12 +181,9 @@ def _validated(model: type[M], values: Any, prefix: str) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as invalid:
-        raise BadRequest("\n".join(_error_text(model, prefix, error) for error in invalid.errors())) from None
+        raise BadRequest("\n".join(_error_text(prefix, error) for error in invalid.errors())) from None
 
 
-def _error_text(model: type[BaseModel], prefix: str, error: Any) -> str:
+def _error_text(prefix: str, error: Any) -> str:
     name = prefix + ".".join(map(str, error["loc"]))
-    if error["type"] != "extra_forbidden":
-        return f"{name}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
-    near = get_close_matches(str(error["loc"][-1]), model.model_fields, n=1)
-    return f"{name}: there is no such setting" + (f"; did you mean {prefix}{near[0]}?" if near else "")
+    return f"{name}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")

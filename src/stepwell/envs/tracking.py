@@ -94,6 +94,10 @@ class EnvTracking:
             metrics |= {**lengths, "train/completion_lengths_p95": float(long.mean())}
         metrics = self.perf_stats(await self.create_rollout_table(metrics))
         self.rollouts_for_wandb, self.completion_lengths = [], []
+        self.log_to_wandb(metrics)
+
+    def log_to_wandb(self, metrics: Mapping[str, Any]) -> None:
+        """Logs exactly these metrics at the trainer's step, with the environment's name before theirs."""
         prefix = f"{self.wandb_prepend}_" if self.wandb_prepend else ""
         self.wandb.log({f"{prefix}{name}": value for name, value in metrics.items()}, self.curr_step)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.envs.config import APIServerConfig, BaseEnvConfig, EvalHandling
+from stepwell.envs.config import APIServerConfig, BaseEnvConfig, EvalHandling, unknown_settings
 from stepwell.envs.flags import EnvFlags, EnvSettings, FlagParser, ProcessFlags, read_flags
 from stepwell.errors import BadRequest
 
@@ -106,10 +106,7 @@ def test_a_wrong_flag_is_answered_in_one_line(argv: list[str], words: str) -> No
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("env:\n  grup_size: 3\n", "env.grup_size: there is no such setting; did you mean env.group_size?"),
-        ("openai:\n- xyz: 3\n", "openai.xyz: there is no such setting"),
-        ("environment: {}\n", "my.yaml may hold `env:` and `openai:`, and nothing else"),
-        ("- 1\n", "my.yaml may hold `env:` and `openai:`, and nothing else"),
+        ("- 1\n", "my.yaml is no mapping; write settings below `env:` and `openai:`"),
         ("env: [\n", "my.yaml is no YAML: while parsing"),
         ("env: 3\n", "3 is no mapping; write `group_size: 8` below `env:`"),
         ("openai: [3]\n", "3 is no mapping"),
@@ -121,6 +118,33 @@ def test_a_wrong_file_is_answered_in_one_line(text: str, words: str, tmp_path: P
         read(yaml(tmp_path, text))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_what_atropos_ignores_in_a_file_changes_nothing_and_is_named(tmp_path: Path) -> None:
+    file = yaml(tmp_path, "env:\n  grup_size: 3\nopenai:\n- weight: 1.0\n  timeout: 9\ntinker:\n  lora_rank: 32\n")
+    told = read(file)
+    assert (told.env.group_size, told.servers[0].timeout) == (8, 9)
+    assert unknown_settings(told.env, "env.") == [
+        "env.grup_size: there is no such setting; it changes nothing; did you mean env.group_size?"
+    ]
+    assert unknown_settings(told.servers[0], "openai.") == [
+        "openai.weight: there is no such setting; it changes nothing"
+    ]
+    assert told.notes == ["--config: 'tinker' changes nothing: settings stand below `env:` and `openai:`"]
+
+
+def test_a_file_sets_slurm_and_testing_as_flags_do(tmp_path: Path) -> None:
+    told = read(yaml(tmp_path, "slurm: true\ntesting: true\n"), "--slurm", "false")
+    assert (told.flags.slurm, told.flags.testing, told.notes) == (False, True, [])
+
+
+def test_a_port_is_accepted_and_the_note_says_what_to_write_instead() -> None:
+    told = read("--port", "8001")
+    assert told.env == DEFAULTS.env
+    assert told.notes == [
+        "--port 8001 changes nothing: an environment listens on no port."
+        " --env.rollout-server-url is the address of the rollout server"
+    ]
 
 
 def test_a_missing_file_is_named() -> None:

@@ -30,13 +30,19 @@ async def serve(env: Environment, view: ProgressView | None = None) -> None:
 async def process(env: Environment, groups: int, sink: GroupSink, view: ProgressView | None = None) -> int:
     """Writes so many groups to `sink`, without a rollout server; returns how many were written."""
     async with _set_up(env) as stop:
+        _start_tracking(env, job_type="process", name=env.name)
         return await ProcessLoop(env, groups, sink, view or NoView(), stop).run()
 
 
 async def evaluate(env: Environment) -> Mapping[str, float]:
     """Evaluates once, without a rollout server; returns the result of env.evaluate()."""
     async with _set_up(env) as stop:
-        return await unless(stop.requested, env.evaluate()) or {}
+        _start_tracking(env, job_type="evaluate", name=env.name)
+        metrics = await unless(stop.requested, env.evaluate()) or {}
+        if env.wandb.is_on:
+            with env.failure_count.catching("wandb_log"):
+                await env.wandb_log(metrics)
+        return metrics
 
 
 @asynccontextmanager
@@ -63,7 +69,9 @@ async def _serve(
     env.checkpoints = claim(joined.checkpoint_dir, joined.wandb_name, env.name, joined.starting_step)
     if joined.starting_step > 0:
         env.load_checkpoint()
-    await _start_tracking(env, server, joined.wandb_name)
+    if env.config.use_wandb:
+        project, group = await server.wandb_info()
+        _start_tracking(env, name=joined.wandb_name, project=project, group=group)
     tasks = GroupTasks(env, membership.send, max_length=max_length)
     loop = ServeLoop(env, membership, terms, tasks, view, stop)
     try:
@@ -76,8 +84,8 @@ async def _serve(
         await membership.leave()
 
 
-async def _start_tracking(env: Environment, server: RolloutServer, name: str) -> None:
+def _start_tracking(env: Environment, **run: str | None) -> None:
+    """`run` are arguments of wandb.init. Settings that the environment does not know may be secret and are left out."""
     if env.config.use_wandb:
-        project, group = await server.wandb_info()
-        config = env.config.model_dump(mode="json", exclude={"rollout_server_key"})
-        env.wandb.start({"name": name, "project": project, "group": group, "config": config})
+        known = set(type(env.config).model_fields) - {"rollout_server_key"}
+        env.wandb.start({**run, "config": env.config.model_dump(mode="json", include=known)})

@@ -30,8 +30,10 @@ class ProcessLoop:
             self._start()
             self._show()
             await unless(self._stop.requested, self._tasks.wait_for_change(POLL))
+            await self._log()
         await unless(self._stop.immediate, self._tasks.finish())
         await self._tasks.cancel()
+        await self._log()
         self._show()
         return self._env.groups_delivered
 
@@ -59,6 +61,13 @@ class ProcessLoop:
             return "there are enough"
         self._sink.write(group)
         return ""
+
+    async def _log(self) -> None:
+        """Calls wandb_log after each written group, once for groups that end together; their number is the step."""
+        if self._env.curr_step < self._env.groups_delivered:
+            self._env.curr_step = self._env.groups_delivered
+            with self._env.failure_count.catching("wandb_log"):
+                await self._env.wandb_log()
 
     def _show(self) -> None:
         self._view.update(self._tasks.progress(self._env.groups_delivered, self._wanted))

@@ -43,6 +43,7 @@ class ServeLoop:
         self._queue: int | None = None
         self._delivered_at_log = 0
         self._idle = ""
+        self._pauses = 0
         self._round_at: float | None = None
 
     async def run(self) -> str:
@@ -71,6 +72,7 @@ class ServeLoop:
         if self._round_at is not None:
             self._env.mainloop_timings.append(now - self._round_at)
         self._round_at = now
+        before = (self._env.curr_step, self._queue, bool(self._idle))
         status = await unless(self._stop.requested, self._membership.status())
         self._env.failure_count.check()
         if status is None:
@@ -80,7 +82,10 @@ class ServeLoop:
             await self._act(status, decision)
         if decision.idle != self._idle:
             log.info("paused: %s" if decision.idle else "resumed%s", decision.idle)
+            self._pauses += not self._idle
             self._idle = decision.idle
+        if (self._env.curr_step, self._queue, bool(self._idle)) != before:
+            self._log_pace()
         self._view.update(self._progress(decision.idle))
         return decision
 
@@ -146,6 +151,14 @@ class ServeLoop:
             self._delivered_at_log = self._env.groups_delivered
             with self._env.failure_count.catching("wandb_log"):
                 await self._env.wandb_log()
+
+    def _log_pace(self) -> None:
+        """Called at each pause, resume, new step and new size of the queue. W&B keeps one row for each step, so the
+        counts are what tells of a pause that begins and ends within a step."""
+        is_paused = bool(self._idle)
+        pace = {"paused": int(is_paused), "pauses": self._pauses, "resumes": self._pauses - is_paused}
+        queue = {} if self._queue is None else {"queue_size": self._queue}
+        self._env.log_to_wandb({f"pace/{name}": value for name, value in (pace | queue).items()})
 
     def _progress(self, idle: str) -> EnvProgress:
         progress = self._tasks.progress(self._env.curr_step, self._terms.total_steps)
