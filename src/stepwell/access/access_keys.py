@@ -3,7 +3,7 @@ a user to open sessions, and an issued key, of a key file, allows what its role 
 
 - A trajectory key is an HMAC of the trajectory's names under the control key. Every process with the same control key
   can check it, and none has to store it. If its trajectory was opened with an issued key, it names that one, and is
-  void when that one is.
+  void when that one is. If it is the key of a session, it tells its user, whose quota holds for all sessions.
 - A session key names its user, and says whether the user's calls are recorded, with an HMAC of both.
 - The time of a comparison does not depend on where two keys differ.
 - A header that cannot be parsed is refused like a wrong key; it never raises.
@@ -13,10 +13,11 @@ import hmac
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 
-from stepwell.access.caller import ANYONE, Caller, Role, SessionKey
+from stepwell.access.caller import AGENT, ANYONE, Caller, Role, SessionKey
 from stepwell.access.key_file import KeyFile
 from stepwell.errors import BadRequest
 
@@ -28,7 +29,9 @@ DOMAIN = b"stepwell trajectory key 1\0"
 """Separates these HMACs from other uses of the same secret."""
 ISSUED_DOMAIN = b"stepwell trajectory key of an issued key 1\0"
 ISSUER_MARK = b"."
-"""Between the id of an issued key and the HMAC, in the keys of trajectories that were opened with it."""
+"""Between the opener and the HMAC, in the keys of trajectories that were opened with an issued or a session key."""
+USER_MARK = b"~"
+"""Before the name of a session key's user, where others have the id of an issued key."""
 SESSION_KEY_PREFIX = b"sk-sws-"
 SESSION_DOMAIN = b"stepwell session key 1\0"
 CAPTURED, NOT_CAPTURED = b"1", b"0"
@@ -61,11 +64,16 @@ class AccessKeys:
         """True if no key is required."""
         return not self._control
 
-    def trajectory_key(self, trajectory_uid: str, prompt_uid: str, issuer: str = "") -> str:
-        """`issuer` is the id of the issued key with which the trajectory is opened."""
+    def trajectory_key(self, trajectory_uid: str, prompt_uid: str, opener: Caller = ANYONE) -> str:
+        """`opener` is who opens the trajectory."""
         if not self._control:
             return NOT_NEEDED
-        return _derived_key(self._control[0], _key_message(trajectory_uid, prompt_uid), issuer.encode()).decode("ascii")
+        issuer = b""
+        if opener.is_issued:
+            issuer = opener.id.encode()
+        elif opener.session is not None:
+            issuer = USER_MARK + _encoded(opener.session.user.encode(errors="surrogatepass"))
+        return _derived_key(self._control[0], _key_message(trajectory_uid, prompt_uid), issuer).decode("ascii")
 
     def may_control(self, authorization: str | bytes | None) -> bool:
         caller = self.caller(authorization)
@@ -73,22 +81,35 @@ class AccessKeys:
 
     def may_call(self, authorization: str | bytes | None, trajectory_uid: str, prompt_uid: str) -> bool:
         """True if an agent with that header may make calls for that trajectory."""
-        return self.is_of_trajectory(authorization, trajectory_uid, prompt_uid) or self.may_control(authorization)
+        return self.agent(authorization, trajectory_uid, prompt_uid) is not None or self.may_control(authorization)
 
-    def is_of_trajectory(self, authorization: str | bytes | None, trajectory_uid: str, prompt_uid: str) -> bool:
-        """True if that header has the key of that trajectory, or if no key is required."""
+    def agent(self, authorization: str | bytes | None, trajectory_uid: str, prompt_uid: str) -> Caller | None:
+        """Who has the key of that trajectory in that header; None if it has another key. An agent in a session that was
+        opened with a session key has the session of that key."""
         if self.open:
-            return True
+            return AGENT
         key, message = _key_in(authorization), _key_message(trajectory_uid, prompt_uid)
         if len(message) > LONGEST_MESSAGE:
-            return False
+            return None
         for control in self._control:
             if hmac.compare_digest(key, _derived_key(control, message)):
-                return True
+                return AGENT
         issuer = key.removeprefix(PREFIX).partition(ISSUER_MARK)[0] if ISSUER_MARK in key else b""
-        if not issuer or self._issued is None or not self._issued.is_valid(issuer.decode(errors="replace")):
-            return False
-        return any(hmac.compare_digest(key, _derived_key(control, message, issuer)) for control in self._control)
+        agent = self._agent_of(issuer) if issuer else None
+        if agent is None or not any(
+            hmac.compare_digest(key, _derived_key(control, message, issuer)) for control in self._control
+        ):
+            return None
+        return agent
+
+    def _agent_of(self, issuer: bytes) -> Caller | None:
+        """An agent whose key names this opener; None if the opener's key is void, or there is none."""
+        if issuer.startswith(USER_MARK):
+            with suppress(ValueError):
+                return replace(AGENT, session=SessionKey(_decoded(issuer[1:]).decode(errors="surrogatepass")))
+            return None
+        opener = self._issued.find_id(issuer.decode(errors="replace")) if self._issued is not None else None
+        return None if opener is None else replace(AGENT, session=opener.session)
 
     def caller(self, *authorizations: str | bytes | None) -> Caller | None:
         """Who makes a request with these headers: by a control key, else by an issued key, else by a session key. None
@@ -175,6 +196,10 @@ def _encoded(value: bytes) -> bytes:
     return urlsafe_b64encode(value).rstrip(b"=")
 
 
+def _decoded(value: bytes) -> bytes:
+    return urlsafe_b64decode(value + b"=" * (-len(value) % 4))
+
+
 def _session_key(control: bytes, key: SessionKey) -> bytes:
     said = (CAPTURED if key.is_captured else NOT_CAPTURED) + key.user.encode(errors="surrogatepass")
     digest = hmac.digest(control, SESSION_DOMAIN + said, "sha256")
@@ -185,7 +210,7 @@ def _read_session_key(key: bytes) -> SessionKey | None:
     """What it says, whether it is valid or not; None if it says nothing."""
     encoded = key.removeprefix(SESSION_KEY_PREFIX).partition(b".")[0]
     with suppress(ValueError):
-        said = urlsafe_b64decode(encoded + b"=" * (-len(encoded) % 4))
+        said = _decoded(encoded)
         if said[:1] in (CAPTURED, NOT_CAPTURED):
             return SessionKey(said[1:].decode(errors="surrogatepass"), said[:1] == CAPTURED)
     return None

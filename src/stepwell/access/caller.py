@@ -67,6 +67,11 @@ class Caller:
         return bool(self.channels or self.projects)
 
     @property
+    def quota_name(self) -> str:
+        """Whose quota the calls of a session key take, and those in the sessions that it opened. Empty for others."""
+        return f"user {self.session.user}" if self.session is not None and self.session.user else ""
+
+    @property
     def scope_text(self) -> str:
         parts = [f"channel {name}" for name in self.channels] + [f"project {name}" for name in self.projects]
         return ", ".join(parts)

@@ -76,7 +76,7 @@ class KeyFile:
         self._look_at = 0.0
         self._seen: tuple[int, ...] = ()
         self._by_digest: Mapping[str, tuple[IssuedKey, Caller]] = {}
-        self._by_id: Mapping[str, IssuedKey] = {}
+        self._by_id: Mapping[str, tuple[IssuedKey, Caller]] = {}
         read_keys(path)
 
     def find(self, key: bytes) -> Caller | None:
@@ -91,10 +91,11 @@ class KeyFile:
         why = issued.why_void(self._clock()) if issued else ""
         return f"the key {issued.id} {why}" if issued and why else ""
 
-    def is_valid(self, key_id: str) -> bool:
+    def find_id(self, key_id: str) -> Caller | None:
+        """The caller whose key has that id; None if there is none, or it is void."""
         self._refresh()
-        issued = self._by_id.get(key_id)
-        return issued is not None and not issued.why_void(self._clock())
+        issued, caller = self._by_id.get(key_id, (None, None))
+        return None if issued is None or issued.why_void(self._clock()) else caller
 
     def _refresh(self) -> None:
         now = time.monotonic()
@@ -114,7 +115,7 @@ class KeyFile:
             keys = []
         self._seen = seen
         self._by_digest = {key.digest: (key, key.caller()) for key in keys}
-        self._by_id = {key.id: key for key in keys}
+        self._by_id = {found[0].id: found for found in self._by_digest.values()}
 
 
 def digest_of(key: bytes) -> str:

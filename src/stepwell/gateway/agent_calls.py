@@ -13,7 +13,8 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stepwell.access.caller import Caller, SessionKey
+from stepwell.access.caller import Caller, Role, SessionKey
+from stepwell.access.route_table import OPENERS
 from stepwell.common.async_calls import run_to_end
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import EngineReply
@@ -64,6 +65,8 @@ from stepwell.wire.openai import NO_USAGE, Sampled
 MAX_IN_FLIGHT = 20_000
 TRAJECTORY_HEADER = b"x-stepwell-trajectory"
 """In the answer to a call with a session key: `trajectory_uid/prompt_uid`, where its operator can give feedback."""
+MAY_NAME = (*OPENERS, Role.ADMIN)
+"""Who may name the trajectory of a call in a header."""
 WHITEBOX = CallPlace(NO_TRAJECTORY, "", "")
 MALFORMED_HISTORY = "malformed_history"
 """In a step's extras: how many tool calls in its history had arguments that are not a JSON object."""
@@ -116,12 +119,13 @@ class AgentCalls:
         send: Send,
         ref: TrajectoryRef,
         dialect: Dialect,
+        caller: Caller,
         key: SessionKey | None = None,
-        opener: Caller | None = None,
     ) -> None:
         """With a session key, the call names no trajectory. Without, a call of NO_TRAJECTORY is recorded only if its
-        header names a trajectory that `opener` may open."""
+        header names a trajectory that the caller may open."""
         writer = ResponseWriter(send, time.monotonic)
+        opener = caller if ref == NO_TRAJECTORY and key is None and caller.role in MAY_NAME else None
         is_named = opener is not None and has_session_header(scope["headers"])
         is_whitebox = ref == NO_TRAJECTORY and key is None and not is_named
         kind = f"whitebox_{dialect.name}" if is_whitebox else dialect.name
@@ -132,7 +136,7 @@ class AgentCalls:
                 raise Overloaded(f"{self.max_in_flight} calls are in flight; try again in a moment")
             headers = read_call_headers(scope["headers"])
             size = declared_length(scope["headers"])
-            with self.quotas.call_of(caller_of(ref, key), size or 0) as use:
+            with self.quotas.call_of(caller.quota_name or ref.trajectory_uid, size or 0) as use:
                 raw = await read_body(receive, on_part=None if size is not None else use.grow)
                 if is_whitebox:
                     placed, call = WHITEBOX, as_unrecorded(dialect.read(raw, self.around))
@@ -406,11 +410,6 @@ class AgentCalls:
         self.metrics.call_done(kind, writer.status, took, first_byte, prompt, response)
         if self.tracing is not None and exchange is not None:
             self.tracing.record(kind, exchange.begun.started_at, exchange.headers.traceparent, exchange.attributes())
-
-
-def caller_of(ref: TrajectoryRef, key: SessionKey | None) -> str:
-    """Whose quota a call takes: the user's of a session key, or the trajectory's. Operators have none."""
-    return f"user {key.user}" if key is not None and key.user else ref.trajectory_uid
 
 
 async def _pass_on(answer: ChoicesStream, reply: EngineReply, exchange: Exchange) -> None:

@@ -7,6 +7,7 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller, SessionKey
 from stepwell.errors import BadRequest, Forgotten, NotPermitted
 from stepwell.gateway.call_placement import LONGEST_ID, RESERVED_PREFIXES, UNRECORDED_PREFIXES, CallPlacement
+from stepwell.gateway.http.quotas import CallQuotas
 from stepwell.gateway.live_sessions import LiveSessions, session_call
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.trajectories import KnownTrajectories
@@ -43,21 +44,23 @@ class TrajectoryLifecycle:
     keys: AccessKeys
     sessions: LiveSessions
     placement: CallPlacement
+    quotas: CallQuotas
 
     async def open(self, wanted: gateway_api.InitTrajectory, root: str, caller: Caller) -> gateway_api.TrajectoryOpened:
         """`root` is the gateway's own address as the caller knows it, with a slash at its end. With a session key, a
-        session of its user is opened, and nothing else."""
+        session of its user is opened, and nothing else; that counts as a call of the user."""
         if caller.session is not None:
             wanted = _of_session_key(wanted, caller.session)
         elif caller.is_scoped:
             wanted = wanted.model_copy(update={"channel": caller.channel_or_own(wanted.channel) or TRAIN})
             caller.require_channel(wanted.channel)
-        ref = await (self._open_session(wanted) if wanted.session else self._open_rollout(wanted))
+        with self.quotas.call_of(caller.quota_name, 0):
+            ref = await (self._open_session(wanted) if wanted.session else self._open_rollout(wanted))
         return gateway_api.TrajectoryOpened(
             trajectory_uid=ref.trajectory_uid,
             prompt_uid=ref.prompt_uid,
             base_url=f"{root}{ref.trajectory_uid}/{ref.prompt_uid}",
-            api_key=self.keys.trajectory_key(ref.trajectory_uid, ref.prompt_uid, caller.id if caller.is_issued else ""),
+            api_key=self.keys.trajectory_key(ref.trajectory_uid, ref.prompt_uid, caller),
         )
 
     async def register(self, ref: TrajectoryRef, wanted: gateway_api.RegisterTrajectory, caller: Caller) -> None:

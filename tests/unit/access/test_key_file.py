@@ -44,7 +44,7 @@ def test_a_key_is_void_after_its_time_and_after_it_was_revoked(path: Path) -> No
     assert revoke_key(path, issued.id, now=5.0).revoked_at == 5.0
     assert revoke_key(path, issued.id, now=9.0).revoked_at == 5.0
     assert file.find(key.encode()) is None, "the file is read again"
-    assert not file.is_valid(issued.id)
+    assert file.find_id(issued.id) is None
     assert file.why_void(key.encode()) == f"the key {issued.id} was revoked"
 
 

@@ -1,7 +1,7 @@
 """What one agent may use at a time, so that it cannot push out the others.
 
-A caller is a trajectory, or the user of a session key. A refused call says which quota is used up; the clients' SDKs
-try again later.
+A caller is a trajectory, or the user of a session key in all sessions that the key opens; an opening counts as a call.
+A refused call says which quota is used up; the clients' SDKs try again later.
 """
 
 import time

@@ -43,12 +43,12 @@ class AccessCheck:
         route, trajectory_uid, prompt_uid = self._asked(scope["method"], scope["path"])
         headers = (authorization,) if api_key is None else (authorization, BEARER + api_key)
         is_for_agents = Role.TRAJECTORY in route.roles
-        if is_for_agents and self._has_key_of(trajectory_uid, prompt_uid, headers):
-            return route, AGENT
+        if is_for_agents and (agent := self._agent(trajectory_uid, prompt_uid, headers)) is not None:
+            return route, agent
         try:
             return route, self.guard.admit(route, scope, *headers)
         except Forbidden:
-            if trajectory_uid and not is_for_agents and self._has_key_of(trajectory_uid, prompt_uid, headers):
+            if trajectory_uid and not is_for_agents and self._agent(trajectory_uid, prompt_uid, headers) is not None:
                 agent = replace(AGENT, id=f"of trajectory {trajectory_uid}")
                 self.guard.refuse(route, scope, agent, wrong_role(route, agent))
             raise
@@ -57,8 +57,10 @@ class AccessCheck:
         """Whether the caller may say which of its steps are trained."""
         return any(map(self._keys.may_control, (authorization, None if api_key is None else BEARER + api_key)))
 
-    def _has_key_of(self, trajectory_uid: str, prompt_uid: str, headers: Sequence[bytes | None]) -> bool:
-        return any(self._keys.is_of_trajectory(header, trajectory_uid, prompt_uid) for header in headers)
+    def _agent(self, trajectory_uid: str, prompt_uid: str, headers: Sequence[bytes | None]) -> Caller | None:
+        """Who has the key of that trajectory, if anybody has."""
+        agents = (self._keys.agent(header, trajectory_uid, prompt_uid) for header in headers)
+        return next((agent for agent in agents if agent is not None), None)
 
     def _asked(self, method: str, path: str) -> tuple[Route, str, str]:
         """The route of a path, and the trajectory that it names, if any."""

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from fastapi import FastAPI
 
-from stepwell.access.caller import Caller, Role, SessionKey
-from stepwell.access.route_table import OPENERS, Route
+from stepwell.access.caller import Caller, SessionKey
+from stepwell.access.route_table import Route
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.common.cross_site import CrossSiteCheck
 from stepwell.errors import StepwellError, TooLarge
@@ -99,8 +99,7 @@ class GatewayAsgi:
                 await self._counts.serve(receive, send, ref, dialect, counter)
             else:
                 key = (caller.session or SessionKey()) if call[3] else None
-                opener = caller if not call[1] and not call[3] and caller.role in (*OPENERS, Role.ADMIN) else None
-                await self._calls.serve(scope, receive, send, ref, dialect, key, opener)
+                await self._calls.serve(scope, receive, send, ref, dialect, caller, key)
         else:
             limited_receive = limited(receive, self._largest_body)
             await self._access.guard.serve(self.app, route, caller, scope, limited_receive, send)

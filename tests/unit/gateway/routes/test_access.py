@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,7 @@ def test_a_key_may_come_in_the_header_of_anthropics_clients(keys: AccessKeys) ->
 
 def test_an_agents_call_is_let_in_before_the_key_file_is_asked(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
-    file.find = file.is_valid = None  # type: ignore[assignment, method-assign]
+    file.find = file.find_id = None  # type: ignore[assignment, method-assign]
     keys = AccessKeys([CONTROL], file)
     check = AccessCheck(RouteGuard(keys), ACCESS)
     scope = {"method": "POST", "path": "/t/p/v1/chat/completions"}
@@ -120,10 +121,10 @@ def test_the_key_of_a_trajectory_is_void_with_the_key_that_opened_it(tmp_path: P
     path, now = tmp_path / "keys.json", [0.0]
     _, issued = create_key(path, Role.RUNNER, expires="1h", now=0.0)
     keys = AccessKeys([CONTROL], KeyFile(path, clock=lambda: now[0], interval=0.0))
-    own = bearer(keys.trajectory_key("t", "p", issued.id))
+    own = bearer(keys.trajectory_key("t", "p", issued.caller()))
     assert role_of(keys, "POST /t/p/v1/chat/completions", own) is Role.TRAJECTORY
     refused(keys, "POST /t/other/v1/chat/completions", own)
-    forged = bearer(keys.trajectory_key("t", "p", "runner-00000000"))
+    forged = bearer(keys.trajectory_key("t", "p", replace(issued.caller(), id="runner-00000000")))
     refused(keys, "POST /t/p/v1/chat/completions", forged)
     now[0] = 3600.0
     refused(keys, "POST /t/p/v1/chat/completions", own)

@@ -6,6 +6,7 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import ANYONE, CALLER
 from stepwell.gateway.call_placement import CallPlacement
 from stepwell.gateway.conversations import Conversations
+from stepwell.gateway.http.quotas import CallQuotas
 from stepwell.gateway.http.request_body import Message
 from stepwell.gateway.live_sessions import LiveSessions
 from stepwell.gateway.recording.outbox import Outbox
@@ -39,7 +40,7 @@ async def ask(behind: Routed, path: str, *parts: bytes, method: str = "POST") ->
     known = KnownTrajectories(pool)
     outbox, sessions = Outbox(pool, known.forget), LiveSessions(pool, known)
     placement = CallPlacement(known, sessions, Conversations(pool))
-    lifecycle = TrajectoryLifecycle(pool, outbox, known, AccessKeys([]), sessions, placement)
+    lifecycle = TrajectoryLifecycle(pool, outbox, known, AccessKeys([]), sessions, placement, CallQuotas())
     routes = FastRoutes(cast("Any", behind), lifecycle)
 
     async def admitted(scope: Message, receive: Any, send: Any) -> None:

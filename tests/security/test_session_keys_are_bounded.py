@@ -1,0 +1,104 @@
+"""S17, S19, S20: what the holder of a session key, or of a trajectory's key, may do at a gateway."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.caller import Role, SessionKey
+from stepwell.access.key_file import KeyFile, create_key, read_keys, revoke_key
+from stepwell.gateway.http.quotas import CallQuota
+from tests.rig.fake_engine import FakeEngine
+from tests.rig.gateways import serve_gateway
+from tests.rig.local_pool import LocalPool
+
+CONTROL = "a-control-key-of-the-operator"
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+MADE, ISSUED = "made from the control key", "issued in a key file"
+
+
+@dataclass
+class Client:
+    """Somebody with a key, at a gateway."""
+
+    http: httpx.AsyncClient
+    key: str
+    root: str = ""
+    """The path of its session or trajectory."""
+
+    async def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+        return await self.http.post(
+            self.root + path, json=body, headers={"Authorization": f"Bearer {self.key}", **headers}
+        )
+
+    async def open(self, **wanted: Any) -> "Client":
+        """The agent in a new session."""
+        answer = await self.post("/init_trajectory", wanted)
+        assert answer.status_code == 200, answer.text
+        opened = answer.json()
+        return Client(self.http, opened["api_key"], "/{trajectory_uid}/{prompt_uid}".format(**opened))
+
+    async def chat(self, path: str = "/v1", body: dict[str, Any] | None = None, **headers: str) -> httpx.Response:
+        return await self.post(f"{path}/chat/completions", body or CHAT, **headers)
+
+
+@asynccontextmanager
+async def holder(
+    folder: Path, pool: LocalPool, engine: FakeEngine, kind: str = MADE, **settings: Any
+) -> AsyncIterator[Client]:
+    """The holder of a session key."""
+    keys = folder / "keys.json"
+    key = AccessKeys([CONTROL]).session_key(SessionKey("mallory"))
+    if kind == ISSUED:
+        key, _ = create_key(keys, Role.SESSION, name="mallory")
+    async with (
+        serve_gateway(
+            pool, [engine.url], control_keys=[CONTROL], issued=KeyFile(keys, interval=0.0), **settings
+        ) as url,
+        httpx.AsyncClient(base_url=url, timeout=60) as http,
+    ):
+        yield Client(http, key)
+
+
+@pytest.mark.parametrize("kind", [MADE, ISSUED])
+async def test_a_new_session_for_each_call_does_not_evade_the_users_quota(
+    tmp_path: Path, pool: LocalPool, engine: FakeEngine, kind: str
+) -> None:
+    """A rate of 0.4 allows four calls at once."""
+    async with holder(tmp_path, pool, engine, kind, quota=CallQuota(per_second=0.4)) as mallory:
+        first, second = await mallory.open(), await mallory.open()
+        assert [(await agent.chat()).status_code for agent in (first, second)] == [200, 200]
+        refused = await first.chat()
+        assert refused.status_code == 429
+        assert "quota per_second=0.4 is used up" in refused.text
+        assert (await second.chat()).status_code == 429
+        assert (await mallory.chat("/session/v1")).status_code == 429
+        assert (await mallory.post("/init_trajectory", {})).status_code == 429
+        other = Client(mallory.http, AccessKeys([CONTROL]).session_key(SessionKey("bob")))
+        assert (await (await other.open()).chat()).status_code == 200
+
+
+async def test_the_key_of_a_session_is_void_when_the_session_key_is_revoked(
+    tmp_path: Path, pool: LocalPool, engine: FakeEngine
+) -> None:
+    async with holder(tmp_path, pool, engine, ISSUED) as mallory:
+        agent = await mallory.open()
+        assert (await agent.chat()).status_code == 200
+        (issued,) = read_keys(tmp_path / "keys.json")
+        revoke_key(tmp_path / "keys.json", issued.id)
+        assert (await agent.chat()).status_code == 401
+
+
+async def test_each_rollout_of_a_runner_has_a_quota_of_its_own(
+    tmp_path: Path, pool: LocalPool, engine: FakeEngine
+) -> None:
+    async with holder(tmp_path, pool, engine, quota=CallQuota(per_second=0.1)) as mallory:
+        runner = Client(mallory.http, create_key(tmp_path / "keys.json", Role.RUNNER)[0])
+        agents = [await runner.open() for _ in range(4)]
+        assert [(await agent.chat()).status_code for agent in agents] == [200] * 4
+        assert (await agents[0].chat()).status_code == 429
