@@ -109,6 +109,9 @@ class RecordingPool:
     async def register_trajectory(self, wanted: Registration) -> None:
         pass
 
+    async def move_trajectory(self, trajectory_uid: str, prompt_uid: str, to_prompt_uid: str) -> None:
+        pass
+
     async def complete_trajectory(
         self, trajectory_uid: str, prompt_uid: str, reward: float | None, failure: str = ""
     ) -> EndResult:

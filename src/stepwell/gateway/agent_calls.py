@@ -400,7 +400,9 @@ class AgentCalls:
         if error.code == CONTEXT_OVERFLOW and exchange.is_recorded:
             step, why = exchange.begun, {ENDED_BY: CONTEXT_OVERFLOW}
             with contextlib.suppress(StepwellError):
-                await self.pool.register_trajectory(Registration(step.trajectory_uid, step.prompt_uid, metadata=why))
+                await self.pool.register_trajectory(
+                    Registration(step.trajectory_uid, step.prompt_uid, metadata=why, opens=False)
+                )
         await exchange.fail(error)
 
     def _count(self, kind: str, writer: ResponseWriter, began: float, exchange: Exchange | None) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from stepwell.access.caller import Caller, SessionKey
+from stepwell.errors import BadRequest
 from stepwell.gateway.conversations import Conversations, KeyedConversation
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.deduplication import CallHeaders
@@ -17,7 +18,7 @@ from stepwell.gateway.live_sessions import LiveSessions, session_call
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, Unrecorded
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
-from stepwell.pool.api.sessions import SESSION_MARK, SESSION_PREFIX, SESSION_ROOT, session_id_of
+from stepwell.pool.api.sessions import RESERVED_UIDS, SESSION_MARK, SESSION_PREFIX, session_id_of
 from stepwell.wire.gateway_api import UID_PATTERN
 
 UNRECORDED_PREFIXES: Mapping[str, Unrecorded] = {
@@ -29,8 +30,6 @@ RESERVED_PREFIXES = (SESSION_PREFIX, *UNRECORDED_PREFIXES)
 LONGEST_ID = 128 - max(map(len, RESERVED_PREFIXES))
 """The prompt_uid of a session is longer than its id."""
 TRAJECTORY_NAME = re.compile(rf"({UID_PATTERN})/({UID_PATTERN})")
-NOT_IDS = (SESSION_ROOT, "v1")
-"""Names that begin other URLs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,7 @@ class CallPlacement:
 
     async def by_url(self, ref: TrajectoryRef, headers: CallHeaders) -> CallPlace:
         """A call under the base_url of a trajectory or a session."""
+        check_uids(ref)
         if SESSION_MARK in ref.prompt_uid:
             kind, mark, session_id = ref.prompt_uid.partition(SESSION_MARK)
             if (cause := UNRECORDED_PREFIXES.get(kind + mark)) is not None:
@@ -113,8 +113,18 @@ class CallPlacement:
         return CallPlace(placed.ref, placed.channel, session_id, conversation=conversation)
 
 
+def check_uids(ref: TrajectoryRef) -> None:
+    """BadRequest if the URL lacks a uid, so that another part of it stands in its place."""
+    for uid in (ref.trajectory_uid, ref.prompt_uid):
+        if uid in RESERVED_UIDS:
+            raise BadRequest(
+                f"the URL has {uid!r} in the place of a uid; a base_url is .../TRAJECTORY_UID/PROMPT_UID, as POST "
+                "/init_trajectory answers it, with or without /v1 at its end"
+            )
+
+
 def session_id_by_name(name: str) -> str:
     """The name itself if it can stand in a URL, so that whoever knows it finds the session; else its digest."""
-    if len(name) <= LONGEST_ID and re.fullmatch(UID_PATTERN, name) and name not in NOT_IDS:
+    if len(name) <= LONGEST_ID and re.fullmatch(UID_PATTERN, name) and name not in RESERVED_UIDS:
         return name
     return blake2b(name.encode(), digest_size=16).hexdigest()

@@ -1,24 +1,36 @@
 """How a black-box rollout or a session begins and ends at this gateway."""
 
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from uuid import uuid4
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller, SessionKey
 from stepwell.errors import BadRequest, Forgotten, NotPermitted
-from stepwell.gateway.call_placement import LONGEST_ID, RESERVED_PREFIXES, UNRECORDED_PREFIXES, CallPlacement
+from stepwell.gateway.call_placement import (
+    LONGEST_ID,
+    RESERVED_PREFIXES,
+    UNRECORDED_PREFIXES,
+    CallPlacement,
+    check_uids,
+)
 from stepwell.gateway.http.quotas import CallQuotas
 from stepwell.gateway.live_sessions import LiveSessions, session_call
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import SCRUB_SPOOL, TRAIN, Registration, RewardGiven, TrajectoryRef
-from stepwell.pool.api.sessions import SESSION_ROOT, session_prompt_uid
+from stepwell.pool.api.sessions import session_prompt_uid
 from stepwell.wire import gateway_api
 
 LEAVING_SECONDS = 1.0
 """How long a completion waits for calls in flight: an agent whose time is over leaves its call at the same moment."""
 UNRECORDED, UNSAMPLED = UNRECORDED_PREFIXES
+
+
+def own_prompt_uid(trajectory_uid: str) -> str:
+    """The prompt_uid of a trajectory that is opened without one. Every gateway can tell it from the trajectory_uid."""
+    return blake2b(trajectory_uid.encode(), digest_size=16).hexdigest()
 
 
 def _of_session_key(wanted: gateway_api.InitTrajectory, key: SessionKey) -> gateway_api.InitTrajectory:
@@ -64,13 +76,30 @@ class TrajectoryLifecycle:
         )
 
     async def register(self, ref: TrajectoryRef, wanted: gateway_api.RegisterTrajectory, caller: Caller) -> None:
-        ref = await self.last(ref, caller)
+        """Adds to what the pool knows of a trajectory. UnknownTrajectory if it was not opened."""
+        check_uids(ref)
         if wanted.channel is not None:
             caller.require_channel(wanted.channel)
+        if not await self._regroup(ref, caller):
+            ref = await self.last(ref, caller)
         await self.pool.register_trajectory(
-            Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, metadata=wanted.metadata)
+            Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, metadata=wanted.metadata, opens=False)
         )
         self.known.forget(ref.trajectory_uid)  # its channel may be another one
+
+    async def _regroup(self, ref: TrajectoryRef, caller: Caller) -> bool:
+        """Whether the trajectory was opened without a prompt_uid, and has now joined the group that the URL names."""
+        alone = TrajectoryRef(ref.trajectory_uid, own_prompt_uid(ref.trajectory_uid))
+        if ref == alone or ref.prompt_uid.startswith(RESERVED_PREFIXES):
+            return False
+        channel = await self.pool.knows(alone.trajectory_uid, alone.prompt_uid)
+        if channel is None:
+            return False
+        caller.require_channel(channel)
+        await self.known.calls_end(ref.trajectory_uid, LEAVING_SECONDS)
+        await self.outbox.settle(ref.trajectory_uid)  # so that the pool sees every step, and refuses
+        await self.pool.move_trajectory(alone.trajectory_uid, alone.prompt_uid, ref.prompt_uid)
+        return True
 
     async def give_reward(self, ref: TrajectoryRef, given: gateway_api.Feedback, caller: Caller) -> bool:
         """False if it comes too late to be trained."""
@@ -88,17 +117,17 @@ class TrajectoryLifecycle:
 
     async def last(self, ref: TrajectoryRef, caller: Caller) -> TrajectoryRef:
         """The trajectory that a URL names. NotPermitted if the caller's key is not for its channel."""
+        check_uids(ref)
         ref = await self.sessions.last(ref)
         if caller.is_scoped:
             caller.require_channel(await self.pool.channel_of(ref.trajectory_uid, ref.prompt_uid))
         return ref
 
     async def _open_rollout(self, wanted: gateway_api.InitTrajectory) -> TrajectoryRef:
-        ref = TrajectoryRef(wanted.trajectory_uid or uuid4().hex, wanted.prompt_uid or uuid4().hex)
+        uid = wanted.trajectory_uid or uuid4().hex
+        ref = TrajectoryRef(uid, wanted.prompt_uid or own_prompt_uid(uid))
         if ref.prompt_uid.startswith(RESERVED_PREFIXES):
             raise BadRequest(f"prompt_uids that begin with {', '.join(RESERVED_PREFIXES)} are those of sessions")
-        if ref.trajectory_uid == SESSION_ROOT:
-            raise BadRequest(f"the trajectory_uid {SESSION_ROOT!r} is part of the URLs of sessions; choose another")
         await self.pool.register_trajectory(
             Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, wanted.group_size, wanted.all_metadata)
         )
@@ -133,7 +162,9 @@ class TrajectoryLifecycle:
         await self.known.calls_end(ref.trajectory_uid, LEAVING_SECONDS)
         await self.outbox.settle(ref.trajectory_uid)
         if wanted.channel is not None:
-            await self.pool.register_trajectory(Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel))
+            await self.pool.register_trajectory(
+                Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, opens=False)
+            )
         ending = await self.pool.complete_trajectory(ref.trajectory_uid, ref.prompt_uid, wanted.reward, wanted.failure)
         self.known.forget(ref.trajectory_uid)
         return gateway_api.TrajectoryEnded(status=ending)

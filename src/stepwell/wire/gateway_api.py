@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     BeforeValidator,
@@ -22,13 +23,25 @@ from pydantic import (
 from stepwell.pool.api.consent import CONSENT
 from stepwell.pool.api.producing import LAST_STEP, EndResult
 from stepwell.pool.api.retention import RETENTION
+from stepwell.pool.api.sessions import RESERVED_UIDS
 from stepwell.steps.sampling import MULTIMODAL
 from stepwell.steps.schema import ARRAY_KINDS, READERS, REQUIRED, STEP_COLUMNS, Column, ColumnKind, ColumnScope
 from stepwell.steps.step import Step, VersionSpan
 
 UID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._~:@-]{0,127}"
-Uid = Annotated[str, StringConstraints(pattern=f"^{UID_PATTERN}$")]
-"""A name that needs no escaping in a URL: at most 128 letters, digits and . _ ~ : @ -, a letter or digit first."""
+
+
+def _is_no_part_of_urls(uid: str) -> str:
+    if uid in RESERVED_UIDS:
+        raise ValueError(
+            f"{uid!r} is no uid, because other URLs contain it; a base_url is .../TRAJECTORY_UID/PROMPT_UID"
+        )
+    return uid
+
+
+Uid = Annotated[str, StringConstraints(pattern=f"^{UID_PATTERN}$"), AfterValidator(_is_no_part_of_urls)]
+"""A name that needs no escaping in a URL: at most 128 letters, digits and . _ ~ : @ -, a letter or digit first. It is
+none of RESERVED_UIDS: a URL that lacks a uid would otherwise name another trajectory."""
 ChannelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 GroupSize = Annotated[int, Field(ge=1, le=65536)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

@@ -5,12 +5,19 @@ docs/coming-from-claw-r1.md.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import runpy
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import aiohttp
 import pytest
+from openai import AsyncOpenAI, BadRequestError
 
+from stepwell.access.caller import Role
+from stepwell.access.key_file import KeyFile, create_key
 from stepwell.config.serving import GatewaySettings
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
@@ -18,7 +25,9 @@ from stepwell.steps.step import Step
 from stepwell.wiring.gateway import run_gateway
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
+from tests.rig.issued_keys import CONTROL, bearer
 from tests.rig.local_pool import LocalPool
+from tests.rig.originals import original
 
 STEP: dict[str, Any] = {
     "prompt_ids": [1, 2, 3],
@@ -243,17 +252,133 @@ async def test_differs_a_prompt_that_is_too_long_is_refused_instead_of_cut(pool:
         assert (status, "--prompt-length" in answer["error"]["message"]) == (400, True)
 
 
-async def test_differs_a_prompt_uid_is_named_when_the_trajectory_is_opened(
+async def register_as(http: aiohttp.ClientSession, path: str, prompt_uid: str, body: Any = None) -> tuple[int, str]:
+    """As Claw-R1's flow does: it replaces the prompt_uid in the base_url that it got. The status and the new path."""
+    renamed = f"{path.rpartition('/')[0]}/{prompt_uid}"
+    return (await post(http, f"{renamed}/v1/register_trajectory", body))[0], renamed
+
+
+async def test_a_trajectory_without_calls_joins_the_group_that_its_flow_registers(engine: FakeEngine) -> None:
+    pool = LocalPool(group_size=2)
+    async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as http:
+        for prompt_uid in ("17", "18", "18", "17"):
+            status, path = await register_as(http, await opened(http), prompt_uid, {"metadata": {"uid": prompt_uid}})
+            assert status == 200
+            assert (await post(http, f"{path}/v1/chat/completions", CHAT))[0] == 200
+            assert await post(http, f"{path}/v1/complete_trajectory", {"reward": 1.0}) == (200, {"status": "completed"})
+    for prompt_uid in ("17", "18"):
+        steps = pool.taken()
+        assert [(step.prompt_uid, step.metadata) for step in steps] == [(prompt_uid, {"uid": prompt_uid})] * 2
+
+
+async def test_a_trajectory_joins_a_group_of_another_shard(engine: FakeEngine) -> None:
+    pool = LocalPool(shards=3)
+    async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as http:
+        for number in range(9):
+            path = await opened(http, channel="val", metadata={"level": "hard"})
+            status, renamed = await register_as(http, path, f"prompt-{number}")
+            assert status == 200
+            _, trajectory_uid, former = path.split("/")
+            assert await pool.knows(trajectory_uid, former) is None
+            assert await pool.knows(trajectory_uid, f"prompt-{number}") == "val"
+            await post(http, f"{renamed}/v1/chat/completions", CHAT)
+            assert await post(http, f"{renamed}/v1/complete_trajectory", {}) == (200, {"status": "completed"})
+    shards = [service.pool for service in pool.transport.services.values()]
+    found = [one for shard in shards for one in shard.state.trajectories.values()]
+    assert [one.metadata for one in found] == [{"level": "hard"}] * 9
+    assert len({id(shard) for shard in shards if shard.state.trajectories}) > 1
+
+
+async def test_differs_a_prompt_uid_is_named_before_the_first_call(
     http: aiohttp.ClientSession, pool: LocalPool
 ) -> None:
-    """Claw-R1's flow replaces the prompt_uid in the base_url that it got."""
-    trajectory_uid = (await opened(http)).split("/")[1]
-    status, answer = await post(http, f"/{trajectory_uid}/17/v1/register_trajectory", {"channel": "train"})
-    assert (status, "belongs to prompt_uid" in answer["error"]["message"]) == (409, True)
-    path = await opened(http, prompt_uid="17")
+    path = await opened(http)
     await post(http, f"{path}/v1/chat/completions", CHAT)
+    status, _ = await register_as(http, path, "17")
+    assert status == 409
+    assert (await register_as(http, await opened(http, prompt_uid="16"), "17"))[0] == 404
     await post(http, f"{path}/v1/complete_trajectory", {"reward": 1.0})
-    assert [step.prompt_uid for step in pool.taken()] == ["17"]
+    assert [step.prompt_uid for step in pool.taken()] == [path.rpartition("/")[2]]
+
+
+async def test_a_key_regroups_trajectories_of_its_own_channel_only(
+    pool: LocalPool, engine: FakeEngine, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.json"
+    runner, _ = create_key(keys, Role.RUNNER, channels=("mine",))
+    gateway = serve_gateway(pool, [engine.url], control_keys=[CONTROL], issued=KeyFile(keys, interval=0.0))
+    async with gateway as url, aiohttp.ClientSession(url, headers=bearer(CONTROL)) as http:
+        mine, other = await opened(http, channel="mine"), await opened(http, channel="other")
+        for path, expected in ((mine, 200), (other, 403)):
+            renamed = f"{path.rpartition('/')[0]}/17/v1/register_trajectory"
+            async with http.post(renamed, headers=bearer(runner)) as answer:
+                assert answer.status == expected
+    assert await pool.knows(other.split("/")[1], "17") is None
+
+
+async def test_differs_register_trajectory_opens_nothing(http: aiohttp.ClientSession, pool: LocalPool) -> None:
+    for call in ("register_trajectory", "complete_trajectory"):
+        status, answer = await post(http, f"/never-opened/1/v1/{call}", {"channel": "train"})
+        assert (status, answer["error"]["code"]) == (404, "unknown_trajectory")
+        assert "POST /init_trajectory" in answer["error"]["message"]
+    assert not pool.rules.state.trajectories
+
+
+@pytest.mark.parametrize("uid", ["v1", "session", "unrecorded"])
+@pytest.mark.parametrize("field", ["trajectory_uid", "prompt_uid"])
+async def test_differs_a_part_of_urls_is_no_uid(
+    http: aiohttp.ClientSession, pool: LocalPool, uid: str, field: str
+) -> None:
+    for path, body in (("/init_trajectory", {field: uid}), ("/submit_steps", {"steps": [STEP | {field: uid}]})):
+        status, answer = await post(http, path, body)
+        assert (status, f"'{uid}' is no uid" in answer["error"]["message"]) == (400, True), answer
+    assert not pool.rules.state.trajectories
+
+
+@pytest.mark.parametrize("call", ["register_trajectory", "chat/completions", "complete_trajectory", "feedback"])
+async def test_differs_a_url_without_a_uid_is_refused(http: aiohttp.ClientSession, pool: LocalPool, call: str) -> None:
+    """What Claw-R1's flow makes of a base_url that does not end in /v1."""
+    body = {"chat/completions": CHAT, "feedback": {"value": 1.0}}.get(call, {})
+    status, answer = await post(http, f"/17/v1/{call}", body)
+    assert (status, "/TRAJECTORY_UID/PROMPT_UID" in answer["error"]["message"]) == (400, True), answer
+    assert not pool.rules.state.trajectories
+
+
+async def test_claw_r1s_own_black_box_flow_is_refused_instead_of_trained_in_a_wrong_group(
+    http: aiohttp.ClientSession, pool: LocalPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the last two parts of the base_url for the prompt_uid and /v1."""
+    flow_of = claw_r1_flow(original("claw/claw_r1/blackbox_agent/blackbox_agent_flow.py"), monkeypatch)
+    said = []
+    for uid in (17, 18):
+        flow = flow_of(http)
+        with pytest.raises(BadRequestError) as refused:
+            await flow.run({}, uid=uid, raw_prompt="x", reward_model={"ground_truth": "72"})
+        said.append(str(refused.value))
+    assert all("the URL has 'v1' in the place of a uid" in text for text in said)
+    assert pool.rules.stats().submitted == 0
+    assert all(one.group.prompt_uid != "v1" for one in pool.rules.state.trajectories.values())
+
+
+def claw_r1_flow(file: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[aiohttp.ClientSession], Any]:
+    """Its own class, with an agent that calls as its example does, and without its modules that need verl."""
+    module: Any = ModuleType("claw_r1.agent_flow.agent_flow")
+    module.AgentFlowBase, module.register = object, lambda _: lambda flow: flow
+    for name in ("claw_r1", "claw_r1.agent_flow"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    base = runpy.run_path(str(file))["BlackBoxAgentFlowBase"]
+
+    class Flow(base):  # type: ignore[misc]
+        def __init__(self, http: aiohttp.ClientSession) -> None:
+            self.gateway_url = str(http._base_url).rstrip("/")
+
+        async def _run_agent(self, base_url: str, kwargs: dict[str, Any]) -> int:
+            async with AsyncOpenAI(base_url=base_url, api_key="not-needed", max_retries=0) as client:
+                await client.chat.completions.create(**{**CHAT, "model": "default"})
+            return 1
+
+    return Flow
 
 
 async def test_differs_a_call_after_the_completion_is_refused(http: aiohttp.ClientSession, pool: LocalPool) -> None:

@@ -85,6 +85,7 @@ DROPPED: Mapping[str, Callable[[TrajectorySnapshot, Limits], str]] = {
     "cleared": lambda snapshot, limits: f"Channel {snapshot.channel!r} was cleared.",
     "deadline": _deadline,
     "evicted": _evicted,
+    "moved": lambda snapshot, limits: "It joined another group before its first call; the shard of that group has it.",
     "rejected": lambda snapshot, limits: f"It was rejected {snapshot.note}.",
     "reward_failed": _reward_failed,
     "rolled_back": lambda snapshot, limits: "A version of the policy said it, or part of it, that was rolled back.",

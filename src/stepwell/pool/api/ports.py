@@ -64,6 +64,9 @@ class StepSink(EngineDirectory, Protocol):
 
     async def register_trajectory(self, registration: Registration) -> None: ...
 
+    async def move_trajectory(self, trajectory_uid: str, prompt_uid: str, to_prompt_uid: str) -> None:
+        """An open trajectory joins another group. Conflict if it has steps."""
+
     async def pool_uid(self) -> str:
         """Another pool of the same name has another one. Empty for a pool without journals."""
 

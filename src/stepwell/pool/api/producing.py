@@ -75,6 +75,8 @@ class Registration:
     other_uids: tuple[str, ...] = ()
     """Names under which the same rollout may have been sent before, of the same prompt_uid. If the pool has or had one
     of them, the rollout's steps are duplicates. `submit_groups` alone looks at them."""
+    opens: bool = True
+    """False: a trajectory that is not there is refused, as UnknownTrajectory."""
 
 
 LAST_STEP = -1
@@ -128,6 +130,15 @@ class KnowsCall(TrajectoryRef):
 
 
 @message
+@dataclass(frozen=True, slots=True)
+class MoveCall(TrajectoryRef):
+    """An open trajectory without steps joins another group. The answer is a Registration, by which the shard of that
+    group has it."""
+
+    to_prompt_uid: str
+
+
+@message
 class AbortCall(TrajectoryRef):
     """The answer is an EndResult."""
 
@@ -157,6 +168,6 @@ class RecordedTurn:
     lineage: JsonObject
 
 
-ProducerCall = KnowsCall | Registration | CompleteCall | AbortCall | SessionCall
+ProducerCall = KnowsCall | Registration | CompleteCall | MoveCall | AbortCall | SessionCall
 """What every rollout calls. These calls share messages."""
-ProducerAnswer = str | EndResult | SessionPlace | None
+ProducerAnswer = str | EndResult | SessionPlace | Registration | None

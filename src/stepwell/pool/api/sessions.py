@@ -13,6 +13,10 @@ from stepwell.common.message_format import message
 from stepwell.steps.step import Json, JsonObject
 
 SESSION_ROOT = "session"
+V1_ROOT = "v1"
+UNRECORDED_ROOT = "unrecorded"
+RESERVED_UIDS = (V1_ROOT, SESSION_ROOT, UNRECORDED_ROOT)
+"""These names begin other URLs: no trajectory has one of them."""
 """The first name in the URL of a call whose session is found by its key. No trajectory has this name."""
 SESSION_MARK = "@"
 SESSION_PREFIX = f"session{SESSION_MARK}"

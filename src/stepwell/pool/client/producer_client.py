@@ -20,6 +20,7 @@ from stepwell.pool.api.producing import (
     EndResult,
     FlushNeeded,
     KnowsCall,
+    MoveCall,
     ProducerAnswer,
     ProducerCall,
     RecordedTurn,
@@ -61,6 +62,9 @@ class ProducerClient(ShardClient):
 
     async def register_trajectory(self, registration: Registration) -> None:
         await self._send(replace(registration, gateway=self._flushes.gateway))
+
+    async def move_trajectory(self, trajectory_uid: str, prompt_uid: str, to_prompt_uid: str) -> None:
+        await self.register_trajectory(await self._send(MoveCall(trajectory_uid, prompt_uid, to_prompt_uid)))
 
     async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
         async def ask(shard: str, plan: PoolPlan) -> list[RecordedTurn]:
@@ -139,6 +143,8 @@ class ProducerClient(ShardClient):
     async def _send(self, call: KnowsCall) -> str | None: ...
     @overload
     async def _send(self, call: Registration) -> None: ...
+    @overload
+    async def _send(self, call: MoveCall) -> Registration: ...
     @overload
     async def _send(self, call: CompleteCall | AbortCall) -> EndResult: ...
     @overload

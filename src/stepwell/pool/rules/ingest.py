@@ -29,6 +29,8 @@ LINEAGE, FINISH_REASON, EXTRAS = map(CARRIED_NAMES.index, ("lineage", "finish_re
 """Places in StoredStep.carried."""
 MAX_TRAJECTORY_SHARE = 1 / 4
 """Of max_bytes: what one trajectory may hold."""
+MOVED = "moved"
+"""Why a trajectory is not here any more: it joined a group of another shard."""
 
 
 class Ingest:
@@ -76,16 +78,21 @@ class Ingest:
 
     def is_elsewhere(self, registration: Registration) -> bool:
         """Must another shard be asked for it?"""
-        channel = registration.channel or TRAIN
+        channel = registration.channel or TRAIN if registration.opens else None
         return self._ownership.is_elsewhere(registration.trajectory_uid, registration.prompt_uid, channel)
 
     def register(self, registration: Registration) -> None:
-        """Open a trajectory, or add to its metadata. It may change its channel until its first step."""
+        """Open a trajectory, or add to its metadata. It may change its channel until its first step.
+
+        UnknownTrajectory if it is not there and the registration does not open it.
+        """
         uid, prompt_uid, group_size = registration.trajectory_uid, registration.prompt_uid, registration.group_size
         self.check_not_forgotten(uid, prompt_uid, registration.metadata or {})
         known = self._state.trajectories.get(uid)
         if uid in self._state.closed or (known is not None and not known.is_at_home):
             raise Conflict(f"trajectory {uid} was already shipped or dropped; start a new one")
+        if not registration.opens:
+            self._find(uid, prompt_uid)
         if known is None:
             self._open(registration)
         elif known.group.prompt_uid != prompt_uid:
@@ -94,6 +101,25 @@ class Ingest:
             raise Conflict(f"trajectory {known.uid} is in a group of {known.group.size}, not {group_size}")
         else:
             self._register_again(known, registration)
+
+    def move(self, trajectory_uid: str, prompt_uid: str, to_prompt_uid: str) -> Registration:
+        """An open trajectory without steps joins the group of another prompt. If another shard has such groups, it
+        leaves this one. The registration opens it there, and repeats here what is so already."""
+        moving = self._find(trajectory_uid, prompt_uid)
+        if moving is None or moving.completed or moving.steps:
+            raise Conflict(
+                f"trajectory {trajectory_uid} has calls or has ended, and stays in its group; name the prompt_uid in "
+                "POST /init_trajectory, or before the first call"
+            )
+        group, metadata = moving.group, moving.metadata
+        self.check_not_forgotten(trajectory_uid, to_prompt_uid, metadata)
+        size = None if group.size == self._state.limits.group_size else group.size
+        if self._ownership.is_own(to_prompt_uid):
+            joined = self._group_for(to_prompt_uid, group.channel, size, group.source, metadata)
+            self._state.move_trajectory(moving, joined)
+        else:
+            self._state.drop_trajectory(moving, MOVED)
+        return Registration(trajectory_uid, to_prompt_uid, group.channel, size, metadata, group.source)
 
     def check_not_forgotten(self, trajectory_uid: str, prompt_uid: str, metadata: JsonObject) -> None:
         """Forgotten if nothing of its subject is taken any more."""

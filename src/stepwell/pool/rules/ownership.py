@@ -16,7 +16,7 @@ class Ownership:
     def is_elsewhere(self, trajectory_uid: str, prompt_uid: str, opens_in: str | None = None) -> bool:
         """Must another shard be asked for this trajectory? `opens_in` is the channel in which it may be opened."""
         state = self._state
-        if len(state.layouts) < 2 or self._is_own(prompt_uid):
+        if len(state.layouts) < 2 or self.is_own(prompt_uid):
             return False
         if any(trajectory_uid in known for known in (state.trajectories, state.closed, state.history)):
             return False
@@ -28,7 +28,8 @@ class Ownership:
         state = self._state
         queued = chain.from_iterable(channel.groups.values() for channel in state.channels.values())
         leased = chain.from_iterable(lease.groups for lease in state.leases.values())
-        return sum(not self._is_own(group.prompt_uid) for group in chain(queued, leased))
+        return sum(not self.is_own(group.prompt_uid) for group in chain(queued, leased))
 
-    def _is_own(self, prompt_uid: str) -> bool:
+    def is_own(self, prompt_uid: str) -> bool:
+        """By the present layout, may this shard open groups of the prompt?"""
         return self._state.layouts[-1].owner(prompt_uid) == self._state.shard

@@ -18,6 +18,7 @@ from stepwell.pool.api.producing import (
     EndResult,
     FlushNeeded,
     KnowsCall,
+    MoveCall,
     ProducerAnswer,
     ProducerCall,
     RecordedTurn,
@@ -192,7 +193,7 @@ class ProducerCalls(ShardCalls):
                     return self._channel(call)
                 case Registration() | SessionCall(opens=True) if shortage is not None:
                     return PoolUnavailable(shortage)
-                case Registration() | SessionCall():
+                case Registration() | SessionCall() | MoveCall():
                     return self._open(call)
                 case CompleteCall() if self._holders(call.trajectory_uid, call.gateway):
                     return FlushNeeded()
@@ -208,7 +209,9 @@ class ProducerCalls(ShardCalls):
             log.exception("shard %s failed to answer %s", self._transactions.name, call)
             return failure
 
-    def _open(self, call: Registration | SessionCall) -> SessionPlace | None:
+    def _open(self, call: Registration | SessionCall | MoveCall) -> SessionPlace | Registration | None:
+        if isinstance(call, MoveCall):
+            return self.pool.ingest.move(call.trajectory_uid, call.prompt_uid, call.to_prompt_uid)
         if isinstance(call, Registration):
             self.pool.ingest.register(call)
             self._attach(call.trajectory_uid, call.gateway)
