@@ -166,8 +166,8 @@ class DashboardSettings(ServerSection):
     tokenizer_path: str | None = None
     """Folder or name of the Hugging Face tokenizer; without it, the page shows token ids, and text search is off."""
     oidc_issuer: SafeAddress = None
-    """Let people log in at this OIDC provider: https://… . Needs control keys, --oidc-client-id, and a list of people;
-    pip install 'stepwell[oidc]'."""
+    """Let people log in at this OIDC provider: https://… . Needs control keys, --oidc-client-id, a list of people, and
+    the extra `oidc` of the package."""
     oidc_client_id: str | None = None
     """What the provider knows this dashboard by. Its secret is no flag: STEPWELL_DASHBOARD_OIDC_CLIENT_SECRET in the
     environment; without it, the dashboard is a public client."""

@@ -27,7 +27,7 @@ from stepwell.gateway.continuation import Continuation
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall
 from stepwell.gateway.dialects.markers import writes_markers
 from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
-from stepwell.gateway.dialects.request_sampling import REPLACED, SamplingPolicy, policy_for, told_sampling
+from stepwell.gateway.dialects.request_sampling import SamplingPolicy, policy_for, told_sampling
 from stepwell.gateway.dialects.side_calls import side_call_kind
 from stepwell.gateway.dialects.sse import EventReader
 from stepwell.gateway.exchange import Exchange, send_error
@@ -150,9 +150,9 @@ class AgentCalls:
                     call = await self.channels.route(call, placed.channel, self._trained_model)
                 if call.removed:
                     self.removed.note(call.removed)
-                if replaced := call.sampling.get(REPLACED):
-                    told = told_sampling(call.request, replaced)
-                    self.replaced.note(placed.channel, replaced, told)
+                if call.replaced:
+                    told = told_sampling(call.request, call.replaced)
+                    self.replaced.note(placed.channel, call.replaced, told)
                     writer.headers.append((SAMPLING_HEADER, told.encode()))
                 begun = self._begin(call, ref, headers, raw)
                 exchange = Exchange(kind, placed, call, begun, writer, headers, dialect.stream(call), is_whitebox)

@@ -13,10 +13,9 @@ import pytest
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Role, SessionKey
-from stepwell.access.key_file import KeyFile
+from stepwell.access.key_file import KeyFile, create_key
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from tests.integration.gateway.agent import HELLO, agent_of
-from tests.integration.gateway.test_issued_keys import create_key
 from tests.integration.gateway.test_sessions import live_pool, trajectories
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
@@ -26,7 +25,7 @@ from tests.rig.waiting import until
 HEADER = "x-stepwell-sampling"
 ON_POLICY = {"train": SamplingPolicy(on_policy=True)}
 WITH_SESSIONS = {"train": SamplingPolicy(on_policy=True, of_sessions=True)}
-ASKED = {"temperature": 0.2, "top_p": 0.9}
+ASKED: dict[str, Any] = {"temperature": 0.2, "top_p": 0.9}
 TOLD = "temperature=1.0;was=0.2, top_p=1;was=0.9"
 CONTROL = "the-control-key-0123456789abcdef"
 ANN = AccessKeys([CONTROL]).session_key(SessionKey("ann"))
@@ -34,20 +33,23 @@ ANN = AccessKeys([CONTROL]).session_key(SessionKey("ann"))
 
 async def headers_of(client: openai.AsyncOpenAI, dialect: str, **asked: Any) -> Mapping[str, str]:
     """The headers of the answer to a call with an SDK, in a dialect."""
+    made: Any
     if dialect == "messages":
         async with anthropic.AsyncAnthropic(
             base_url=str(client.base_url), auth_token=client.api_key, max_retries=0
         ) as messages:
             hello: Any = {"model": "tiny", "max_tokens": 8, "messages": HELLO["messages"]}
             stream = asked.pop("stream", False)
-            made = messages.messages.with_raw_response.create(**hello, stream=stream, extra_body=asked)
-            return (await made).headers
-    if dialect == "responses":
-        made = client.responses.with_raw_response.create
-        return (await made(model="tiny", input="hello", max_output_tokens=16, **asked)).headers
-    if dialect == "completions":
-        return (await client.completions.with_raw_response.create(model="tiny", prompt="hello", **asked)).headers
-    return (await client.chat.completions.with_raw_response.create(**HELLO, **asked)).headers
+            made = await messages.messages.with_raw_response.create(**hello, stream=stream, extra_body=asked)
+    elif dialect == "responses":
+        made = await client.responses.with_raw_response.create(
+            model="tiny", input="hello", max_output_tokens=16, **asked
+        )
+    elif dialect == "completions":
+        made = await client.completions.with_raw_response.create(model="tiny", prompt="hello", **asked)
+    else:
+        made = await client.chat.completions.with_raw_response.create(**HELLO, **asked)
+    return dict(made.headers)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -148,9 +150,9 @@ async def test_a_session_key_of_another_channel_is_not_sampled_as_train_is(
 ) -> None:
     path = tmp_path / "keys.json"
     key, _ = create_key(path, Role.SESSION, name="ann", channels=["live"])
-    gateway = {"sampling": WITH_SESSIONS, "control_keys": [CONTROL], "issued": KeyFile(path)}
+    gateway: dict[str, Any] = {"sampling": WITH_SESSIONS, "control_keys": [CONTROL], "issued": KeyFile(path)}
     async with (
-        serve_gateway(pool, [engine.url], **gateway) as url,  # type: ignore[arg-type]
+        serve_gateway(pool, [engine.url], **gateway) as url,
         openai.AsyncOpenAI(base_url=f"{url}/session/v1", api_key=key, max_retries=0) as client,
     ):
         assert HEADER not in await headers_of(client, "chat", **ASKED)
