@@ -49,6 +49,8 @@ class MadeUpPool:
         """How often it was asked what."""
         self.rows: dict[str, TrajectorySnapshot] = {}
         self.entries: list[AuditEntry] = []
+        self.recent: Counter[str] = Counter()
+        """The last steps of each channel by what in their sampling keeps them from training."""
         self._epoch = 0
         self._told: list[str] = []
         self._last_told: dict[str, int] = {}
@@ -186,7 +188,8 @@ class MadeUpPool:
             accepted=tally(*TrajectoryState),
             shipped=tally(TrajectoryState.TRAINED),
             dropped={"stale": tally(TrajectoryState.DROPPED)},
-            left_out={"greedy": StepCount(3, 450)},
+            left_out={"greedy": StepCount(3, 450)} if name == "train" else {},
+            recent=self.recent,
         )
 
 

@@ -1,6 +1,7 @@
 """People log in at an OIDC provider, and nobody else does. It is real HTTP with real signatures, and can lie."""
 
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import pytest
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
+from stepwell.common.optional import install_command
 from stepwell.config.sections import read_settings
 from stepwell.config.serving import DashboardSettings
 from stepwell.dashboard.login.oidc import SESSION_SECONDS, OidcClient, OidcLogin
@@ -548,7 +550,7 @@ def test_without_the_extra_the_flags_are_refused(monkeypatch: pytest.MonkeyPatch
     settings = read_settings(DashboardSettings, FLAGS, "stepwell dashboard")
     assert login_of(settings, AccessKeys(settings.control_keys)) is not None
     monkeypatch.setitem(sys.modules, "authlib.integrations.starlette_client", None)
-    with pytest.raises(BadRequest, match=r"--oidc-issuer needs .*: pip install 'stepwell\[oidc\]'"):
+    with pytest.raises(BadRequest, match=rf"--oidc-issuer needs .*: {re.escape(install_command('oidc'))}"):
         login_of(settings, AccessKeys(settings.control_keys))
 
 

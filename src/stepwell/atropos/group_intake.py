@@ -292,9 +292,8 @@ class GroupSender:
             policy_version=self._pool.policy_version,
             arrived_at=self._wall_clock(),
         )
-        if any(columns.untrainable):
-            for registration, reason in zip(registrations, columns.untrainable, strict=True):
-                self._left_out.note(registration.channel or TRAIN, [reason])
+        for registration, reason in zip(registrations, columns.untrainable, strict=True):
+            self._left_out.note(registration.channel or TRAIN, [reason])
         verdicts = iter(await self._pool.submit_columns(columns, registrations))
         return [[next(verdicts) for named in part for _ in range(len(named.group))] for part in message]
 

@@ -9,14 +9,15 @@ from pydantic_settings import SettingsConfigDict
 from stepwell.common.listening import is_safe_url
 from stepwell.config.sections import Addresses, EngineAddresses, Listed, Section, ServerSection
 
-ON_POLICY, AS_ASKED = "on_policy", "as_asked"
+SAMPLING_MODES = AS_ASKED, ON_POLICY, ALL_ON_POLICY = "as_asked", "on_policy", "all_on_policy"
 
 
 def _are_choices(value: tuple[str, ...]) -> tuple[str, ...]:
     for choice in value:
         channel, _, mode = choice.partition("=")
-        if not channel or mode not in (ON_POLICY, AS_ASKED):
-            raise ValueError(f"{choice!r} is not CHANNEL={ON_POLICY} or CHANNEL={AS_ASKED}")
+        if not channel or mode not in SAMPLING_MODES:
+            modes = " or ".join(f"CHANNEL={mode}" for mode in SAMPLING_MODES)
+            raise ValueError(f"{choice!r} is not {modes}")
     return value
 
 
@@ -69,9 +70,10 @@ class GatewaySettings(ServerSection):
     """A call whose trajectory the pool cannot confirm, because it is away: answer it and let the pool decide about its
     step later, or refuse it."""
     sampling: SamplingChoices = ("train=on_policy",)
-    """Whose sampling parameters count, by channel, as CHANNEL=as_asked or CHANNEL=on_policy, separated by commas. With
-    on_policy, the trainer's temperature replaces the agent's, and truncation, penalties and strict tools are off; other
-    channels are sampled as the agent asks."""
+    """Whose sampling parameters count, by channel, as CHANNEL=as_asked, CHANNEL=on_policy or CHANNEL=all_on_policy,
+    separated by commas. With on_policy, the trainer's temperature replaces the agent's in rollouts, and truncation,
+    penalties and strict tools are off; with all_on_policy, in live users' sessions too. Other calls are sampled as the
+    agent asks."""
     temperature: float = Field(default=1.0, gt=0)
     """The trainer's temperature, at which on_policy channels are sampled."""
     model: str = ""
@@ -164,8 +166,8 @@ class DashboardSettings(ServerSection):
     tokenizer_path: str | None = None
     """Folder or name of the Hugging Face tokenizer; without it, the page shows token ids, and text search is off."""
     oidc_issuer: SafeAddress = None
-    """Let people log in at this OIDC provider: https://… . Needs control keys, --oidc-client-id, and a list of people;
-    pip install 'stepwell[oidc]'."""
+    """Let people log in at this OIDC provider: https://… . Needs control keys, --oidc-client-id, a list of people, and
+    the extra `oidc` of the package."""
     oidc_client_id: str | None = None
     """What the provider knows this dashboard by. Its secret is no flag: STEPWELL_DASHBOARD_OIDC_CLIENT_SECRET in the
     environment; without it, the dashboard is a public client."""

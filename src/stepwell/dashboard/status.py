@@ -13,8 +13,8 @@ from stepwell.pool.api.policy import PolicyStatus, RewardTally
 from stepwell.pool.api.stats import ChannelStats, PoolStats
 
 DECISIONS_SHOWN = 20
-HIDDEN = ("channels", "ready_by_source")
-"""Statistics that are not shown with the others: channels stand apart."""
+HIDDEN = ("channels", "ready_by_source", "recent")
+"""Statistics that are not shown with the others: channels stand apart, recent steps become notes."""
 
 
 async def read_status(state: DashboardState, *, fresh: bool = False) -> dict[str, object]:
@@ -36,6 +36,7 @@ async def read_status(state: DashboardState, *, fresh: bool = False) -> dict[str
         "pool": None if stats is None else _pool(state.plan, stats),
         "policy": None if policy is None else _policy(policy),
         "channels": [] if stats is None else _channels(stats, state.index.oldest_held(), now),
+        "notes": [] if stats is None else _notes(stats),
         "gateways": [watched.now for watched in state.gateways.watched],
         "engines": state.gateways.engines(),
         "index": {"trajectories": len(state.index), "texts": len(state.texts), "behind": state.follower.behind},
@@ -88,6 +89,11 @@ def _channels(stats: PoolStats, oldest: Mapping[str, float], now: float) -> list
         {"name": name, **_shown(channel), "oldest_age": max(0.0, now - oldest.get(name, now))}
         for name, channel in stats.channels.items()
     ]
+
+
+def _notes(stats: PoolStats) -> list[str]:
+    """What an operator should change, in words."""
+    return [note for name, channel in stats.channels.items() if (note := channel.sampling_note(name)) is not None]
 
 
 def _shown(stats: PoolStats | ChannelStats) -> dict[str, object]:

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from stepwell.access.access_keys import AccessKeys
+from stepwell.common.optional import install_command
 from stepwell.config.sections import split
 from stepwell.doctor.findings import Check, Finding, Grade
 from stepwell.errors import BadRequest, NotReady, RayUnreachable
@@ -49,7 +50,7 @@ def packages(version: Callable[[str], str] = metadata.version) -> Finding:
         if installed is None or not required.specifier.contains(installed, prereleases=True):
             wrong.append(f"{required.name}{required.specifier} is required, {installed or 'none'} is installed")
     if wrong:
-        return Finding(Grade.FAULT, "; ".join(wrong), "pip install --upgrade stepwell")
+        return Finding(Grade.FAULT, "; ".join(wrong), install_command())
     versions = ((name, _version(name, version)) for name in SHOWN)
     shown = ", ".join(f"{name} {installed}" for name, installed in versions if installed)
     return Finding(Grade.OK, f"Python {platform.python_version()}, {shown}")

@@ -27,7 +27,7 @@ from stepwell.gateway.continuation import Continuation
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall
 from stepwell.gateway.dialects.markers import writes_markers
 from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
-from stepwell.gateway.dialects.request_sampling import AS_ASKED, SamplingPolicy
+from stepwell.gateway.dialects.request_sampling import SamplingPolicy, policy_for, told_sampling
 from stepwell.gateway.dialects.side_calls import side_call_kind
 from stepwell.gateway.dialects.sse import EventReader
 from stepwell.gateway.exchange import Exchange, send_error
@@ -40,7 +40,7 @@ from stepwell.gateway.http.error_responses import (
     describe_stream_error,
     describe_unforeseen,
 )
-from stepwell.gateway.http.metrics import GatewayMetrics, RemovedFields
+from stepwell.gateway.http.metrics import GatewayMetrics, RemovedFields, ReplacedSampling
 from stepwell.gateway.http.quotas import CallQuotas
 from stepwell.gateway.http.request_body import Message, Receive, Send, declared_length, read_body
 from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
@@ -67,6 +67,8 @@ TRAJECTORY_HEADER = b"x-stepwell-trajectory"
 """In the answer to a call with a session key: `trajectory_uid/prompt_uid`, where its operator can give feedback."""
 MAY_NAME = (*OPENERS, Role.ADMIN)
 """Who may name the trajectory of a call in a header."""
+SAMPLING_HEADER = b"x-stepwell-sampling"
+"""In an answer that was sampled otherwise than its call asks: what is in force, and what was asked for."""
 WHITEBOX = CallPlace(NO_TRAJECTORY, "", "")
 MALFORMED_HISTORY = "malformed_history"
 """In a step's extras: how many tool calls in its history had arguments that are not a JSON object."""
@@ -87,7 +89,7 @@ class AgentCalls:
     tracing: Tracing | None
     around: CallSurroundings
     sampling: Mapping[str, SamplingPolicy]
-    """By channel; AS_ASKED for others."""
+    """By channel; what `policy_for` makes of it counts."""
     other_models: Sequence[str]
     """What agents may name beside the trained model."""
     left_out: LeftOutLog
@@ -101,16 +103,18 @@ class AgentCalls:
     stored: StoredConversations = field(init=False)
     quotas: CallQuotas = field(default_factory=CallQuotas)
     removed: RemovedFields = field(init=False)
+    replaced: ReplacedSampling = field(init=False)
     deduplicator: RequestDeduplicator = field(default_factory=lambda: RequestDeduplicator(time.monotonic))
 
-    _surroundings: dict[tuple[str, str], CallSurroundings] = field(default_factory=dict)
-    """By channel and trained model."""
+    _surroundings: dict[tuple[str, bool, str], CallSurroundings] = field(default_factory=dict)
+    """By channel, whether the call is a rollout's, and trained model."""
 
     def __post_init__(self) -> None:
         self.continuation = Continuation(self.engines)
         self.channels = ChannelRouting(self.pool, self.engines.hold)
         self.stored = StoredConversations(self.pool, self.steps.outbox)
         self.removed = RemovedFields(self.metrics)
+        self.replaced = ReplacedSampling(self.metrics)
 
     async def serve(
         self,
@@ -146,6 +150,10 @@ class AgentCalls:
                     call = await self.channels.route(call, placed.channel, self._trained_model)
                 if call.removed:
                     self.removed.note(call.removed)
+                if call.replaced:
+                    told = told_sampling(call.request, call.replaced)
+                    self.replaced.note(placed.channel, call.replaced, told)
+                    writer.headers.append((SAMPLING_HEADER, told.encode()))
                 begun = self._begin(call, ref, headers, raw)
                 exchange = Exchange(kind, placed, call, begun, writer, headers, dialect.stream(call), is_whitebox)
                 if (key is not None or is_named) and exchange.is_recorded:
@@ -166,23 +174,24 @@ class AgentCalls:
     ) -> tuple[CallPlace, ModelCall]:
         """An agent's call, and the trajectory to which it belongs."""
         if isinstance(by, SessionKey):
-            call = dialect.read(raw, self.surroundings(TRAIN))
+            call = dialect.read(raw, self.surroundings(by.channel or TRAIN, is_rollout=False))
             placed = await self.placement.by_key(by, headers, call)
         else:
             placed = await (self.placement.by_header(by, headers) if by else self.placement.by_url(ref, headers))
-            call = dialect.read(raw, self.surroundings(placed.channel))
+            call = dialect.read(raw, self.surroundings(placed.channel, is_rollout=placed.is_rollout))
         if placed.unrecorded is None:
             return placed, await self.stored.complete(call, placed.ref)
         self.metrics.calls_unrecorded[placed.unrecorded].inc()
         return placed, as_uncaptured(call)
 
-    def surroundings(self, channel: str) -> CallSurroundings:
+    def surroundings(self, channel: str, *, is_rollout: bool) -> CallSurroundings:
         trained = self._trained_model
-        known = self._surroundings.get((channel, trained))
+        key = channel, is_rollout, trained
+        known = self._surroundings.get(key)
         if known is None:
-            known = self._surroundings[channel, trained] = replace(
+            known = self._surroundings[key] = replace(
                 self.around,
-                sampling=self.sampling.get(channel, AS_ASKED),
+                sampling=policy_for(self.sampling, channel, is_rollout=is_rollout),
                 models=(trained, *self.other_models) if trained else (),
             )
         return known

@@ -43,6 +43,11 @@ class CallPlace:
     conversation: KeyedConversation | None = None
     """Of a call whose session was found by its key."""
 
+    @property
+    def is_rollout(self) -> bool:
+        """It is recorded, and not in the session of a live user."""
+        return self.unrecorded is None and not session_id_of(self.ref.prompt_uid)
+
 
 class CallPlacement:
     def __init__(

@@ -44,5 +44,7 @@ class TokenCounts:
             around = calls.around
         else:
             is_session = bool(session_id_of(ref.prompt_uid))  # a count opens no trajectory
-            around = calls.surroundings(TRAIN if is_session else await calls.known.channel_of(ref))
+            around = calls.surroundings(
+                TRAIN if is_session else await calls.known.channel_of(ref), is_rollout=not is_session
+            )
         return await calls.engines.count_tokens(counter.read(raw, around))

@@ -6,7 +6,8 @@ by another model, or from a prompt that is more than its tokens, is not trained 
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,18 @@ CONSTRAINTS = (
 """Fields that, if set, keep the model from tokens that it would have written, or force some."""
 MULTIMODAL = "multimodal: the step has images or other data that is not stored"
 """The reason for a submitted step with such data."""
+SAMPLING_KINDS: Mapping[str, str] = {
+    "greedy": "temperature 0 or beam search",
+    "penalties": "penalties",
+    "truncated": "top_p, top_k or min_p",
+    "constrained": "a schema, a grammar, a strict or required tool, a bias",
+    "raw_logprobs": "a temperature other than 1 at an engine without processed_logprobs",
+}
+"""The kinds of reasons that are sampling parameters of a call, with these parameters."""
+NOTED_STEPS, NOTED_SHARE = 20, 0.1
+"""A channel is told of steps that are left out for their sampling if it has so many, and this share is left out."""
+FIRST_NOTE = 100
+"""Steps after which the log says such a share first; the next time after ten times as many, and so on."""
 LARGEST_TEMPERATURE = 1e6
 """A larger number is no temperature that an engine samples at."""
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "reasoning", "thinking")
@@ -105,21 +118,55 @@ def strict_functions(tools: object) -> list[dict[str, Any]]:
     return [function for function in functions if isinstance(function, dict) and function.get("strict")]
 
 
+def sampling_kind(untrainable: str | None) -> str:
+    """The kind of a reason if it is sampling parameters; else empty."""
+    kind = "" if untrainable is None else fault_kind(untrainable)
+    return kind if kind in SAMPLING_KINDS else ""
+
+
+def sampling_note(channel: str, recent: Mapping[str, int]) -> str | None:
+    """In words, how many of a channel's last steps are left out for their sampling, and the choices; None if few are.
+
+    `recent` counts the steps by `sampling_kind`.
+    """
+    steps, lost = sum(recent.values()), {kind: recent[kind] for kind in SAMPLING_KINDS if recent.get(kind)}
+    if steps < NOTED_STEPS or sum(lost.values()) < NOTED_SHARE * steps:
+        return None
+    causes = "; ".join(f"{count} {kind}: {SAMPLING_KINDS[kind]}" for kind, count in lost.items())
+    return (
+        f"{sum(lost.values()) / steps:.0%} of the last {steps:,} steps of channel {channel} are left out of training "
+        f"for their sampling ({causes}). Let the agents not ask for it; or set --sampling {channel}=on_policy at the "
+        f"gateway ({channel}=all_on_policy for users' sessions too); or train on them with untrainable=True"
+    )
+
+
 class LeftOutLog:
-    """Says once for each channel and kind of reason that steps are left out of training."""
+    """Says once for each channel and kind of reason that steps are left out of training, and now and then how many of
+    a channel are left out for their sampling."""
 
     def __init__(self, log: logging.Logger, advice: str = "") -> None:
         self._log = log
         self._advice = advice
         self._said: set[tuple[str, str]] = set()
+        self._recent: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """By channel: steps since the last note, by `sampling_kind`."""
+        self._note_after: defaultdict[str, int] = defaultdict(lambda: FIRST_NOTE)
 
-    def note(self, channel: str, reasons: Iterable[str | None]) -> None:
+    def note(self, channel: str, reasons: Sequence[str | None]) -> None:
+        """`reasons` has one entry for each step: None if it is trained."""
         for reason in filter(None, reasons):
             cause = channel, fault_kind(reason)
             if cause not in self._said and cause[1] != SIDE_CALL:
                 self._said.add(cause)
                 text = "channel %s: steps are left out of training, as %s; further ones are only counted%s"
                 self._log.warning(text, channel, reason, self._advice)
+        recent = self._recent[channel]
+        recent.update(map(sampling_kind, reasons))
+        if recent.total() >= self._note_after[channel]:
+            if (said := sampling_note(channel, recent)) is not None:
+                self._log.warning("%s", said)
+            self._note_after[channel] *= 10
+            recent.clear()
 
 
 def _greedy(sampled: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,7 @@
 """A model and its optimizer: one gradient step per minibatch, with gradients summed over as many passes as memory
 needs."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,12 +18,14 @@ from stepwell.trainers.distributions import (
 )
 from stepwell.trainers.policy_loss import LogRatios, log_ratios, policy_loss, sequence_log_ratios
 from stepwell.trainers.rows import Pass, TrainedRows
-from stepwell.trainers.settings import Settings
+from stepwell.trainers.settings import Settings, default_rate
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
+
+log = logging.getLogger("stepwell.trainers")
 
 BETAS = (0.9, 0.95)
 
@@ -62,6 +65,7 @@ class Learner:
         self.optimizer = AdamW(model.parameters(), betas=BETAS, weight_decay=0.0)
         self._reference = reference
         self._settings = settings
+        self._full_rate = _full_rate(model) if settings.learning_rate is None else settings.learning_rate
 
     def reset_optimizer(self) -> None:
         """For weights that this optimizer has not trained."""
@@ -113,7 +117,7 @@ class Learner:
         settings = self._settings
         done = min(update / settings.updates, 1.0)
         risen = min((self._optimizer_steps() / settings.minibatches + 1) / (settings.warmup_updates + 1), 1.0)
-        return settings.learning_rate * risen * (1.0 - (1.0 - settings.final_rate) * done)
+        return self._full_rate * risen * (1.0 - (1.0 - settings.final_rate) * done)
 
     def _optimizer_steps(self) -> float:
         known = next(iter(self.optimizer.state.values()), None)
@@ -171,6 +175,15 @@ class Learner:
             "kl": kl_N,
         }
         return {"loss": loss.item()} | {name: share.sum().item() / tokens for name, share in shares.items()}
+
+
+def _full_rate(model: "torch.nn.Module") -> float:
+    """The learning rate of a model for which none is set."""
+    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    rate = default_rate(parameters)
+    text = "no learning_rate is set: %g is used, by the model's %s trainable parameters (docs/training.md)"
+    log.warning(text, rate, f"{parameters:,}")
+    return rate
 
 
 def _added(parts: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -1,8 +1,4 @@
-"""The settings of a training run.
-
-With the defaults, a model of a third of a million parameters learns on two CPU cores in a minute. A large model needs a
-learning rate about a hundred times smaller.
-"""
+"""The settings of a training run, and the learning rate of a model for which none is set."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, get_args
@@ -18,6 +14,15 @@ TrainingUnit: TypeAlias = Literal["groups", "trajectories", "steps"]
 ImportanceSampling: TypeAlias = Literal["truncated", "masked"]
 BY_ALGORITHM: Any = object()
 """The default of a setting whose value is that of the algorithm."""
+DEFAULT_RATES = ((1e6, 5e-4), (1e7, 5e-5), (1e8, 1e-5), (1e9, 3e-6))
+"""Numbers of trainable parameters, with the learning rate of models that have at most so many."""
+SMALLEST_RATE = 1e-6
+"""The learning rate of larger models."""
+
+
+def default_rate(parameters: int) -> float:
+    """A learning rate to begin with: the more parameters are trained, the smaller. An adapter counts alone."""
+    return next((rate for most, rate in DEFAULT_RATES if parameters <= most), SMALLEST_RATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,8 @@ class Settings(RowSettings):
     channel: str = "train"
     updates: int = 120
     """Updates over which the learning rate falls, and the default of `run()`."""
-    learning_rate: float = 5e-4
+    learning_rate: float | None = None
+    """The rate of AdamW. None: `default_rate` of the model, by the number of its trainable parameters."""
     final_rate: float = 0.1
     """The share of the learning rate that is left after the last update; it falls linearly."""
     warmup_updates: int = 0

@@ -56,6 +56,7 @@ class ShownStatus(BaseModel):
     version: str
     pool: ShownPool | None
     channels: list[ShownChannel]
+    notes: list[str] = []
     gateways: list[GatewayNow]
     engines: list[ShownEngine]
     pool_error: str | None
@@ -182,6 +183,7 @@ def _lost(status: ShownStatus) -> Iterator[str]:
             yield f"archive: {_count(status.pool.archiving.dropped_groups, 'group')}, because too many waited"
     for gateway in status.gateways:
         yield from _counts(f"{gateway.url}: lost", gateway.lost)
+    yield from status.notes
 
 
 def _amounts(what: str, by_cause: Mapping[str, StepCount]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stepwell.common.tokenizers import BackgroundTokenizer, OnDemandTokenizer
 from stepwell.config.sections import DNS
-from stepwell.config.serving import ON_POLICY, GatewaySettings
+from stepwell.config.serving import ALL_ON_POLICY, AS_ASKED, GatewaySettings
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.shared_watch import SharedWatch
@@ -62,7 +62,7 @@ def gateway_app(settings: GatewaySettings, link: LinkClient, watch: Path | None 
         spool=Spool(Path(settings.spool), settings.spool_bytes) if settings.spool else None,
         is_durable=settings.durability == "sync",
         sampling={
-            channel: SamplingPolicy(on_policy=mode == ON_POLICY, temperature=settings.temperature)
+            channel: SamplingPolicy(mode != AS_ASKED, settings.temperature, of_sessions=mode == ALL_ON_POLICY)
             for channel, mode in (choice.split("=") for choice in settings.sampling)
         },
         trained_model=settings.model,

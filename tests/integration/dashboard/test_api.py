@@ -25,9 +25,17 @@ async def test_the_status_tells_of_everything(client: httpx.AsyncClient) -> None
     train = status["channels"][0]
     assert set(train["dropped"]["stale"]) == {"steps", "tokens"}
     assert train["oldest_age"] > 0
+    assert status["notes"] == []
     assert status["index"]["behind"] is False
     assert status["pool_error"] is None
     assert (status["gateways"], status["engines"]) == ([], [])
+
+
+async def test_the_status_notes_a_channel_whose_steps_are_left_out_for_their_sampling(pool: MadeUpPool) -> None:
+    pool.recent.update({"truncated": 620, "": 380})
+    async with serve_dashboard(pool) as url, httpx.AsyncClient(base_url=url, timeout=120) as client:
+        (note,) = (await get(client, "status"))["notes"]
+    assert note.startswith("62% of the last 1,000 steps of channel train are left out of training for their sampling")
 
 
 async def test_the_status_says_which_version_serves_which_sessions_and_why(client: httpx.AsyncClient) -> None:

@@ -3,12 +3,14 @@
 Before, strict tools, a single allowed call, truncation and images were trained, and /submit_steps checked nothing.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
 
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
+from stepwell.pool.api.stats import StepCount
 from tests.integration.gateway.agent import HELLO, agent_of
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
@@ -74,6 +76,25 @@ async def test_the_first_of_each_kind_is_said_in_the_log(
     said = [line.getMessage() for line in caplog.records if "left out of training" in line.getMessage()]
     assert ["truncated: top_p is 0.9" in said[0], "greedy: temperature is 0" in said[1]] == [True, True]
     assert [line.startswith("channel mine: ") for line in said] == [True, True]
+
+
+async def test_the_pool_notes_the_share_of_a_channel_before_any_trainer_asks(
+    pool: LocalPool, engine: FakeEngine
+) -> None:
+    async with serve_gateway(pool, [engine.url]) as url:
+        for channel in ("train", "eval"):
+            async with agent_of(url, channel=channel) as agent:
+                for top_p in (1.0, 0.9) * 10:
+                    await agent.ask(top_p=top_p)
+                await agent.complete()
+    channels = (await pool.stats()).channels
+    assert channels["train"].recent == channels["eval"].recent == {"": 10, "truncated": 10}
+    note = channels["train"].sampling_note("train")
+    assert note is not None
+    assert note.startswith("50% of the last 20 steps of channel train")
+    assert channels["eval"].sampling_note("eval") is None
+    trained = replace(channels["eval"], left_out={"truncated": StepCount(10, 100)})
+    assert trained.sampling_note("eval") is not None
 
 
 async def test_on_policy_sampling_replaces_what_the_agent_asks_in_its_channel_only(

@@ -101,10 +101,10 @@ def test_a_certificate_and_its_key_belong_together(flag: str) -> None:
 
 
 def test_each_channel_is_told_whose_sampling_counts() -> None:
-    settings = read_settings(GatewaySettings, [*REQUIRED, "--sampling", "train=as_asked,live=on_policy"], "gateway")
-    assert settings.sampling == ("train=as_asked", "live=on_policy")
+    settings = read_settings(GatewaySettings, [*REQUIRED, "--sampling", "train=as_asked,live=all_on_policy"], "gateway")
+    assert settings.sampling == ("train=as_asked", "live=all_on_policy")
     for wrong in ("on_policy", "train=greedy", "=as_asked"):
-        with pytest.raises(BadRequest, match="is not CHANNEL=on_policy or CHANNEL=as_asked"):
+        with pytest.raises(BadRequest, match="is not CHANNEL=as_asked or CHANNEL=on_policy or"):
             read_settings(GatewaySettings, [*REQUIRED, "--sampling", wrong], "gateway")
 
 

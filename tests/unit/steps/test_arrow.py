@@ -1,4 +1,5 @@
 import io
+import re
 import sys
 from dataclasses import fields
 from itertools import groupby
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepwell.common.optional import install_command
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import Batch, batch_from_arrow, make_batch
 from stepwell.steps.arrow import columns_from_arrow
@@ -141,5 +143,5 @@ def test_a_table_from_elsewhere_is_refused() -> None:
 
 def test_without_pyarrow_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(BadRequest, match=r"pip install 'stepwell\[arrow\]'"):
+    with pytest.raises(BadRequest, match=re.escape(install_command("arrow"))):
         make_batch(pack([make_step()]), [1]).to_arrow()

@@ -3,7 +3,14 @@ from typing import Any
 
 import pytest
 
-from stepwell.steps.sampling import LeftOutLog, constrained_reason, untrainable_reason, with_distribution
+from stepwell.steps.sampling import (
+    LeftOutLog,
+    constrained_reason,
+    sampling_kind,
+    sampling_note,
+    untrainable_reason,
+    with_distribution,
+)
 from tests.builders import make_step
 
 STRICT = {"type": "function", "function": {"name": "f", "strict": True}}
@@ -118,3 +125,39 @@ def test_each_cause_is_logged_once_in_each_channel_and_side_calls_never(caplog: 
     assert [line.split(":")[0] for line in said] == ["channel train", "channel train", "channel eval"]
     assert "as truncated: top_p is 0.9" in said[0]
     assert said[0].endswith("; see the docs")
+
+
+def test_the_share_of_a_channel_is_logged_after_a_hundred_steps_and_ten_times_as_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = LeftOutLog(logging.getLogger("stepwell.test"))
+    for _ in range(1_200):
+        log.note("train", ["truncated: top_p is 0.9", None])
+        log.note("eval", [None, "side_call: title"])
+    shares = [line for line in (record.getMessage() for record in caplog.records) if "% of the last" in line]
+    assert [line.partition(" are left out")[0] for line in shares] == [
+        "50% of the last 100 steps of channel train",
+        "50% of the last 1,000 steps of channel train",
+    ]
+
+
+def test_a_note_has_the_share_the_causes_and_the_choices() -> None:
+    note = sampling_note("mine", {"": 38, "truncated": 60, "greedy": 2})
+    assert note is not None
+    assert note.startswith("62% of the last 100 steps of channel mine are left out of training for their sampling")
+    assert "(2 greedy: temperature 0 or beam search; 60 truncated: top_p, top_k or min_p)" in note
+    for choice in ("--sampling mine=on_policy", "mine=all_on_policy", "untrainable=True"):
+        assert choice in note
+
+
+@pytest.mark.parametrize("recent", [{"truncated": 19}, {"": 91, "truncated": 9}, {"": 500}, {}])
+def test_few_steps_or_a_small_share_are_not_noted(recent: dict[str, int]) -> None:
+    assert sampling_note("train", recent) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [(None, ""), ("truncated: top_p is 0.9", "truncated"), ("side_call: title", ""), ("model: a wrote it", "")],
+)
+def test_only_reasons_of_sampling_have_a_sampling_kind(reason: str | None, kind: str) -> None:
+    assert sampling_kind(reason) == kind

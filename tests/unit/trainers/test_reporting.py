@@ -1,6 +1,7 @@
 import io
 import json
 import logging
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stepwell.common.optional import install_command
 from stepwell.errors import BadRequest
 from stepwell.trainers.reporting import ToConsole, ToJsonl, ToWandb, UpdateMetrics, guarded
 
@@ -82,5 +84,5 @@ def test_wandb_gets_every_update_from_a_thread_of_its_own(monkeypatch: pytest.Mo
 
 def test_without_wandb_one_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(BadRequest, match=r"pip install 'stepwell\[wandb\]'"):
+    with pytest.raises(BadRequest, match=re.escape(install_command("wandb"))):
         ToWandb("stepwell")

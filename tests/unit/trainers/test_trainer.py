@@ -11,12 +11,13 @@ import torch
 from stepwell.errors import BadRequest, SyncFailed
 from stepwell.trainers.checkpoint import TensorState, read_checkpoint
 from stepwell.trainers.reporting import UpdateMetrics
-from stepwell.trainers.settings import Settings
+from stepwell.trainers.settings import Settings, default_rate
 from stepwell.trainers.trainer import AsyncTrainer
 from tests.unit.trainers.models import VOCABULARY, Recurrent, one_turn
 from tests.unit.trainers.training_pool import TrainingPool
 
-SETTINGS = Settings(groups=2, updates=6, learning_rate=1e-2, lease=60.0)
+RATE = 1e-2
+SETTINGS = Settings(groups=2, updates=6, learning_rate=RATE, lease=60.0)
 BOTH = SETTINGS.groups
 
 
@@ -86,7 +87,7 @@ def test_metrics_tell_what_was_trained() -> None:
     metrics = AsyncTrainer(pool, Recurrent(), settings=SETTINGS).step()
     assert (metrics.rollouts, metrics.rollouts_trained, metrics.rows, metrics.tokens) == (5, 2, 2, 4)
     assert metrics.reward == pytest.approx(0.8)
-    assert metrics.learning_rate == SETTINGS.learning_rate
+    assert metrics.learning_rate == RATE
     assert metrics.gradient_norm > 0
     assert metrics.staleness == 0.0
     assert metrics.truncated == pytest.approx(1 / 5)
@@ -96,14 +97,33 @@ def test_metrics_tell_what_was_trained() -> None:
 def test_the_learning_rate_falls_in_a_straight_line_to_its_share() -> None:
     pool = filled(12)
     trainer = AsyncTrainer(pool, Recurrent(), settings=SETTINGS)
-    rates = [trainer.step().learning_rate / SETTINGS.learning_rate for _ in range(6)]
+    rates = [trainer.step().learning_rate / RATE for _ in range(6)]
     assert rates == pytest.approx([1 - 0.15 * update for update in range(6)])
+
+
+def test_a_larger_model_gets_a_smaller_learning_rate_unless_one_is_set(caplog: pytest.LogCaptureFixture) -> None:
+    small, large = Recurrent(), Recurrent()
+    large.unused = torch.nn.Parameter(torch.zeros(2_000_000))
+    adapter = Recurrent()
+    adapter.frozen = torch.nn.Parameter(torch.zeros(2_000_000), requires_grad=False)
+    unset = replace(SETTINGS, learning_rate=None)
+    rates = [AsyncTrainer(filled(2), model, settings=unset).step().learning_rate for model in (small, large, adapter)]
+    assert rates == [5e-4, 5e-5, 5e-4]
+    assert [line.split(" is used")[0] for line in (record.getMessage() for record in caplog.records)] == [
+        f"no learning_rate is set: {rate}" for rate in ("0.0005", "5e-05", "0.0005")
+    ]
+    assert AsyncTrainer(filled(2), large, settings=SETTINGS).step().learning_rate == RATE
+
+
+@pytest.mark.parametrize(("parameters", "rate"), [(330_000, 5e-4), (500_000_000, 3e-6), (7_000_000_000, 1e-6)])
+def test_a_model_of_a_billion_parameters_is_trained_as_slowly_as_others_do(parameters: int, rate: float) -> None:
+    assert default_rate(parameters) == rate
 
 
 def test_the_learning_rate_rises_over_the_first_updates() -> None:
     settings = replace(SETTINGS, final_rate=1.0, warmup_updates=3)
     trainer = AsyncTrainer(filled(12), Recurrent(), settings=settings)
-    rates = [trainer.step().learning_rate / SETTINGS.learning_rate for _ in range(5)]
+    rates = [trainer.step().learning_rate / RATE for _ in range(5)]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
 
 
@@ -308,7 +328,7 @@ def test_the_learning_rate_rises_again_for_the_new_optimizer() -> None:
     guard = Guarding(pool, dict(Recurrent(seed=5).state_dict()))
     settings = replace(SETTINGS, final_rate=1.0, warmup_updates=1)
     trainer = AsyncTrainer(pool, Recurrent(), settings=settings, sync=guard)
-    rates = [trainer.step().learning_rate / settings.learning_rate for _ in range(3)]
+    rates = [trainer.step().learning_rate / RATE for _ in range(3)]
     assert rates == pytest.approx([0.5, 0.5, 1.0]), "the first update was not let through"
 
 

@@ -105,3 +105,8 @@ def test_a_pool_that_cannot_be_reached_is_the_error() -> None:
     shown = status_text(ShownStatus.model_validate(away))
     assert "pool      not reached\n" in shown
     assert "lost      nothing\nerrors    pool: it is away" in shown
+
+
+def test_a_note_of_the_dashboard_stands_with_the_losses() -> None:
+    shown = status_text(ShownStatus.model_validate(STATUS | {"notes": ["62% of the last 100 steps are left out"]}))
+    assert "          62% of the last 100 steps are left out\nerrors" in shown

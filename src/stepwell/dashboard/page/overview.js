@@ -25,9 +25,10 @@ class Overview {
     this.charts = new OverviewCharts();
     this.tables = new Tables();
     this.facts = el("p", { class: "facts" });
+    this.notes = el("div", { role: "status" });
     const bar = el("div", { class: "controls" }, this.times.node, field("Channel", this.select), this.facts);
     const grid = el("div", { class: "charts" }, this.charts.all.map((chart) => chart.node));
-    this.node = el("section", { class: "overview", "aria-label": "Overview" }, bar, grid, this.tables.node);
+    this.node = el("section", { class: "overview", "aria-label": "Overview" }, bar, this.notes, grid, this.tables.node);
     this.keys = Object.fromEntries(TIMES.map(([value], i) => [String(i + 1), () => this.pick(value)]));
   }
 
@@ -47,7 +48,10 @@ class Overview {
   }
 
   tell(status) {
-    if (status.pool) fill(this.facts, poolFacts(status));
+    if (status.pool) {
+      fill(this.facts, poolFacts(status));
+      fill(this.notes, status.notes.map((text) => el("p", { class: "note" }, text)));
+    }
     this.tables.show(status);
   }
 

@@ -79,6 +79,8 @@ class ModelCall(NamedTuple):
     """The uids of earlier steps that the request sends back sealed, in the order of its history."""
     removed: tuple[str, ...] = ()
     """Fields of the request that are not forwarded."""
+    replaced: Mapping[str, Any] = {}
+    """Sampling parameters that the agent asked for and does not get."""
     part: ConversationPart | None = None
     """None if the request has the whole conversation, and nobody continues it by its id."""
     policy: ChannelPolicy | None = None

@@ -120,6 +120,7 @@ def make_call(
         uid=token_hex(16),
         echoed=echoed,
         removed=removed,
+        replaced=replaced,
     )
 
 

@@ -42,6 +42,8 @@ class SamplingPolicy:
     """Sample as the trainer computes: at its temperature, from the whole vocabulary, without penalties."""
     temperature: float = 1.0
     """The trainer's temperature."""
+    of_sessions: bool = False
+    """Also for calls that are no rollout's: live users' sessions, and calls that are not recorded."""
 
     def apply(self, request: dict[str, Any]) -> dict[str, Any]:
         """Change an explicit request in place. Returns what the agent asked for and does not get."""
@@ -57,6 +59,12 @@ class SamplingPolicy:
 
 
 AS_ASKED = SamplingPolicy()
+
+
+def policy_for(policies: Mapping[str, SamplingPolicy], channel: str, *, is_rollout: bool) -> SamplingPolicy:
+    """The policy of a channel for a call. Live users get what they ask for, unless the policy is for sessions too."""
+    policy = policies.get(channel, AS_ASKED)
+    return policy if is_rollout or policy.of_sessions else AS_ASKED
 
 
 def _relax_tools(request: dict[str, Any]) -> dict[str, Any]:
@@ -80,6 +88,14 @@ def make_explicit(request: dict[str, Any], response_length: int) -> None:
             raise BadRequest(f"{name} must be a number, not {_shown(given)}")
     request["max_tokens"] = _max_tokens(request, response_length)
     request.pop("max_completion_tokens", None)
+
+
+def told_sampling(request: Mapping[str, Any], replaced: Mapping[str, Any]) -> str:
+    """What is in force in place of what the agent asked for: `temperature=1.0;was=0.2, logit_bias=removed`."""
+    return ", ".join(
+        f"{name}={request[name]};was={value}" if name in request else f"{name}=removed"
+        for name, value in replaced.items()
+    )
 
 
 def recorded_sampling(request: Mapping[str, Any], replaced: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,6 +83,26 @@ class RemovedFields:
                 log.warning("the field %r of a request is not forwarded; see --forward-fields in docs/gateway.md", name)
 
 
+class ReplacedSampling:
+    """Sampling parameters that agents asked for and did not get: all are counted, and each channel's first is said."""
+
+    def __init__(self, metrics: "GatewayMetrics") -> None:
+        self._metrics = metrics
+        self._said: set[str] = set()
+
+    def note(self, channel: str, names: Iterable[str], told: str) -> None:
+        for name in names:
+            self._metrics.sampling_replaced[name].inc()
+        if channel not in self._said:
+            self._said.add(channel)
+            log.warning(
+                "channel %s: answers are sampled as the trainer computes, not as the agent asks: %s; further ones are "
+                "only counted, and told in the header x-stepwell-sampling. --sampling %s=as_asked (in the environment "
+                "STEPWELL_GATEWAY_SAMPLING) gives agents what they ask for; see docs/gateway.md",
+                *(channel, told, channel),
+            )
+
+
 class GatewayMetrics:
     def __init__(self, lag_interval: float = LAG_INTERVAL) -> None:
         self._lag_interval = lag_interval
@@ -103,6 +123,9 @@ class GatewayMetrics:
         self.calls_unrecorded = self._counter("calls_unrecorded", "Agents' calls that were not recorded.", "cause")
         self.fields_removed = Counter(
             "stepwell_request_fields_removed", "Fields of requests that no engine got.", registry=self._registry
+        )
+        self.sampling_replaced = self._counter(
+            "sampling_replaced", "Sampling parameters of agents' calls that were replaced or removed.", "parameter"
         )
         self.calls_joined = self._counter("calls_joined", "Repeated calls that got the first one's answer.", "kind")
         self.calls_continued = self._counter("calls_continued", "Generations continued after a weight update.", "kind")

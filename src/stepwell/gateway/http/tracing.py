@@ -12,6 +12,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
+from stepwell.common.optional import install_command
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -61,7 +63,7 @@ def start(close_timeout: float = CLOSE_TIMEOUT) -> Tracing | None:
     try:
         provider = _exporting()
     except ImportError:
-        log.warning("traces need an extra package: pip install 'stepwell[otel]'")
+        log.warning("traces need an extra package: %s", install_command("otel"))
         return None
     return Tracing(provider, close_timeout)
 

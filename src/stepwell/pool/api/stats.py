@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from stepwell.common.message_format import message
+from stepwell.pool.api.producing import TRAIN
+from stepwell.steps.sampling import SAMPLING_KINDS, sampling_note
 
 
 @message
@@ -53,6 +55,14 @@ class ChannelStats:
     """By cause."""
     left_out: Mapping[str, StepCount]
     """By kind."""
+    recent: Counter[str] = field(default_factory=Counter)
+    """The last accepted steps by what in their sampling keeps them from training; empty for nothing."""
+
+    def sampling_note(self, channel: str) -> str | None:
+        """In words, if many of the last steps are left out for their sampling. Other channels than TRAIN may be for
+        evaluation: of these it is said after a trainer has left such steps out."""
+        is_trained = channel == TRAIN or not SAMPLING_KINDS.keys().isdisjoint(self.left_out)
+        return sampling_note(channel, self.recent) if is_trained else None
 
 
 @message

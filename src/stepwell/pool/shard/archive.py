@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import uuid4
 
 from stepwell.common.atomic_files import temporary_name
+from stepwell.common.optional import install_command
 from stepwell.errors import BadRequest
 from stepwell.pool.api.stats import ArchiveStats
 from stepwell.pool.shard.journal import ShardJournal
@@ -84,7 +85,7 @@ class ParquetArchive:
             import fsspec
             import pyarrow.parquet
         except ImportError as missing:
-            raise BadRequest(f"--archive needs {missing.name}: pip install 'stepwell[arrow]'") from None
+            raise BadRequest(f"--archive needs {missing.name}: {install_command('arrow')}") from None
         self._parquet = pyarrow.parquet
         self._shard = shard
         self._journal = journal

@@ -132,6 +132,7 @@ class Channel:
             shipped=self.ledger.shipped,
             dropped=self.ledger.dropped,
             left_out=self.ledger.left_out,
+            recent=Counter(self.ledger.recent),
         )
 
 

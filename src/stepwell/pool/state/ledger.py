@@ -1,11 +1,15 @@
 """A channel's ledger: every accepted step, by what became of it."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stepwell.pool.api.stats import StepCount
 from stepwell.pool.state.stored_step import StoredStep
+from stepwell.steps.sampling import sampling_kind
 from stepwell.steps.step_filter import StepFilter
+
+RECENT = 1_000
 
 
 @dataclass(slots=True)
@@ -18,8 +22,11 @@ class Ledger:
     rejected (by a person), rolled_back (a version said it that was found bad), forgotten (with its subject)."""
     left_out: dict[str, StepCount] = field(default_factory=dict)
     """Steps that the trainer's step filter refused, by kind: exactness, model, or the kind of mark."""
+    recent: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT), init=False)
+    """The `sampling_kind` of the last accepted steps. It is not journaled."""
 
     def accept(self, step: StoredStep) -> None:
+        self.recent.append(sampling_kind(step.untrainable))
         self.accepted.steps += 1
         self.accepted.tokens += step.prompt_length + step.response_length
 

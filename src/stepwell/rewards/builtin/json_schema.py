@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 from pydantic import JsonValue
 
+from stepwell.common.optional import install_command
 from stepwell.errors import BadRequest, NotReady, RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.builtin.answers import answer_of, compiled, expected_of, last_block
@@ -46,7 +47,7 @@ def _validator(schema: object, failure: type[BadRequest | RewardFailed]) -> Any:
         from jsonschema.validators import validator_for
         from jsonschema_specifications import REGISTRY
     except ImportError:
-        raise NotReady("json_schema needs jsonschema: pip install 'stepwell[rewards]'") from None
+        raise NotReady(f"json_schema needs jsonschema: {install_command('rewards')}") from None
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema)

@@ -6,6 +6,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
+from stepwell.common.optional import install_command
 from stepwell.gateway.http import tracing as module
 from stepwell.gateway.http.tracing import Tracing, start
 
@@ -62,7 +63,7 @@ def test_a_collector_without_the_extra_is_said_to_need_it(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     assert start() is None
-    assert "pip install 'stepwell[otel]'" in caplog.text
+    assert install_command("otel") in caplog.text
 
 
 async def test_the_last_spans_are_sent_before_the_end(exporter: InMemorySpanExporter) -> None:

@@ -1,9 +1,11 @@
 """Which kind of journal a `--journal` names."""
 
+import re
 import sys
 
 import pytest
 
+from stepwell.common.optional import install_command
 from stepwell.errors import JournalRefused
 from stepwell.pool.shard.journal_backends import PostgresBackend, SqliteBackend, find_journals, journal_backend
 
@@ -25,5 +27,5 @@ def test_another_url_is_refused() -> None:
 
 def test_a_missing_driver_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(JournalRefused, match=r"needs psycopg: pip install 'stepwell\[postgres\]'"):
+    with pytest.raises(JournalRefused, match=re.escape(f"needs psycopg: {install_command('postgres')}")):
         find_journals("postgresql://db/pool", "data_pool")
