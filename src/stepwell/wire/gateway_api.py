@@ -15,6 +15,9 @@ from pydantic import (
     Field,
     FiniteFloat,
     StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     create_model,
     model_validator,
 )
@@ -27,8 +30,26 @@ from stepwell.steps.schema import ARRAY_KINDS, READERS, REQUIRED, STEP_COLUMNS, 
 from stepwell.steps.step import Step, VersionSpan
 
 UID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._~:@-]{0,127}"
-Uid = Annotated[str, StringConstraints(pattern=f"^{UID_PATTERN}$")]
-"""A name that needs no escaping in a URL: at most 128 letters, digits and . _ ~ : @ -, a letter or digit first."""
+
+
+def _refused_with(sentence: str) -> WrapValidator:
+    """Pydantic would show the pattern instead."""
+
+    def check(value: object, is_valid: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return is_valid(value)
+        except ValidationError:
+            raise ValueError(sentence) from None
+
+    return WrapValidator(check)
+
+
+Uid = Annotated[
+    str,
+    StringConstraints(pattern=f"^{UID_PATTERN}$"),
+    _refused_with("use at most 128 letters, digits and . _ ~ : @ -, with a letter or digit first"),
+]
+"""A name that needs no escaping in a URL."""
 ChannelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 GroupSize = Annotated[int, Field(ge=1, le=65536)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -309,7 +330,11 @@ class Readiness(GatewayBody):
     """The reason for each part that is not ready."""
 
 
-Address = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+[^\s?#]*$", max_length=2000)]
+Address = Annotated[
+    str,
+    StringConstraints(pattern=r"^https?://[^\s/?#]+[^\s?#]*$", max_length=2000),
+    _refused_with("use an address like http://host:8001, without ? and #, of at most 2000 characters"),
+]
 
 
 class ForgetSubject(GatewayBody):
