@@ -2,13 +2,12 @@
 
 import ast
 import inspect
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from enum import Enum
 from importlib import import_module
 from textwrap import dedent
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 
@@ -142,7 +141,17 @@ def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
 
 
 def _unquoted(annotation: ast.expr) -> str:
-    return re.sub(r"(?<!Literal\[)['\"]([A-Z_a-z.]+(?:\[.*\])?)['\"]", r"\1", ast.unparse(annotation))
+    return ast.unparse(WithoutQuotes().visit(annotation))
+
+
+class WithoutQuotes(ast.NodeTransformer):
+    """Annotations in quotes become plain ones; the values of Literal keep theirs."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        return node if ast.unparse(node.value).endswith("Literal") else cast("ast.expr", self.generic_visit(node))
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        return ast.parse(node.value, mode="eval").body if isinstance(node.value, str) else node
 
 
 def _source(what: Any) -> ast.stmt:
@@ -171,13 +180,13 @@ def _declared(kind: type) -> Iterator[tuple[str, str, str]]:
     assert isinstance(tree, ast.ClassDef)
     for node, following in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            name, annotation = node.target.id, ast.unparse(node.annotation)
+            name, annotation = node.target.id, _unquoted(node.annotation)
         elif isinstance(node, ast.Assign) and issubclass(kind, Enum) and isinstance(node.targets[0], ast.Name):
-            name, annotation = node.targets[0].id, ast.unparse(node.value)
+            name, annotation = node.targets[0].id, ast.unparse(node.value).strip("'\"")
         else:
             continue
         if not name.startswith("_") and not annotation.startswith("ClassVar"):
-            yield name, annotation.strip("'\"").replace("|", r"\|"), _docstring_of(following)
+            yield name, annotation.replace("|", r"\|"), _docstring_of(following)
 
 
 def _docstring_of(node: ast.stmt | None) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
@@ -97,8 +97,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"stepwell {version('stepwell')}")
     elif (command := command_of(arguments)) is not None:
         run(command, arguments[len(command.split()) :], f"stepwell {command}")
+    elif (family := commands_under(arguments[0])) and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
+        print(family_usage(family))
     else:
-        fail("stepwell", f"unknown command {arguments[0]!r}; there are: {', '.join(COMMANDS)}", status=2)
+        words = " ".join(arguments[: 2 if family else 1])
+        fail("stepwell", f"unknown command {words!r}; there are: {', '.join(family or COMMANDS)}", status=2)
 
 
 def command_of(arguments: Sequence[str]) -> str | None:
@@ -107,17 +110,31 @@ def command_of(arguments: Sequence[str]) -> str | None:
     return next((command for command in candidates if command in COMMANDS), None)
 
 
+def commands_under(word: str) -> list[str]:
+    """The commands of two words that begin with this one."""
+    return [command for command in COMMANDS if command.startswith(f"{word} ")]
+
+
+def family_usage(commands: Sequence[str]) -> str:
+    return "\n".join(
+        ("usage: stepwell COMMAND [FLAGS]\n", *_lines(commands), "\nstepwell COMMAND --help lists its flags.")
+    )
+
+
 def usage() -> str:
-    lines = [f"  {name:15} {text}" for name, (text, *_) in COMMANDS.items()]
     return "\n".join(
         (
             "usage: stepwell COMMAND [FLAGS]\n",
             "Middleware for reinforcement learning of LLM agents.\n",
-            *lines,
+            *_lines(COMMANDS),
             "\nstepwell COMMAND --help lists its flags, with examples. stepwell --version prints the version.\n",
             *EXAMPLES,
         )
     )
+
+
+def _lines(commands: Iterable[str]) -> list[str]:
+    return [f"  {name:15} {COMMANDS[name][0]}" for name in commands]
 
 
 def run(command: str, arguments: Sequence[str], program: str) -> None:

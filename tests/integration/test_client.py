@@ -96,7 +96,10 @@ def test_a_refusal_is_raised_as_the_error_it_is(gateway: Connected) -> None:
             gateway.run.trajectory(prompt_uid="p", group_size=3),
         ):
             pass
-        with pytest.raises(BadRequest, match="prompt_uid: "), gateway.run.trajectory(prompt_uid="a b"):
+        with (
+            pytest.raises(BadRequest, match="prompt_uid: use at most 128 letters, digits and . _"),
+            gateway.run.trajectory(prompt_uid="a b"),
+        ):
             pass
 
 

@@ -70,8 +70,13 @@ ESCAPES = {
 READING = {
     "reads the worker's secret file": tried("open('SECRET_PATH').read()"),
     "finds keys": tried(
-        "import glob\nfound = glob.glob('/**/.stepwell', recursive=False) + glob.glob('/root/*') + glob.glob('/home/*/*') + glob.glob('/srv/*/.stepwell')",
-        "[f for f in found if 'pyenv' not in f]",
+        "import glob\nfound = glob.glob('/**/.stepwell', recursive=False) + glob.glob('/srv/*/.stepwell')\n"
+        "pythons = {*sys.path, sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(os.path.realpath(sys.executable)))}\n"
+        "for top in ('/root', '/home', '/tmp'):\n"
+        "    for folder, folders, files in os.walk(top):\n"
+        "        folders[:] = [name for name in folders if os.path.join(folder, name) not in pythons]\n"
+        "        found += [os.path.join(folder, name) for name in files]",
+        "found",
     ),
     "reads passwords": tried("open('/etc/shadow').read()"),
     "reads the environment of the worker": tried("text = open('/proc/WORKER_PID/environ', 'rb').read()", "text"),

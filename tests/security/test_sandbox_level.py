@@ -3,7 +3,10 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
+import venv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,75 @@ def test_a_kernel_that_allows_no_namespaces_is_said(tmp_path: Path) -> None:
     refusing.chmod(0o755)
     with pytest.raises(NotReady, match="No permissions to create new namespace; let the worker make namespaces"):
         Sandbox(SandboxLevel.STRICT, str(refusing)).check()
+
+
+def test_a_python_that_other_users_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    with pytest.raises(NotReady, match=r"must be able to read this Python: chmod -R o\+rX") as refused:
+        Sandbox(SandboxLevel.STRICT, bubblewrap.find_bubblewrap()).check()
+    assert "namespaces" not in str(refused.value)
+
+
+@pytest.fixture(params=["temporary", "home"])
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A folder with a key in it."""
+    if request.param == "temporary":
+        assert tmp_path.is_relative_to(tempfile.gettempdir())
+        yield _with_key(tmp_path / "project")
+    else:
+        with tempfile.TemporaryDirectory(prefix="stepwell-test-", dir=Path.home()) as folder:
+            yield _with_key(Path(folder) / "project")
+
+
+def _with_key(project: Path) -> Path:
+    project.mkdir()
+    (project / "key").write_text("sk-secret")
+    (project.parent / "other").write_text("somebody else's")
+    return project
+
+
+@pytest.mark.parametrize("environment", [".venv", "."])
+@pytest.mark.parametrize("linked", [False, True], ids=["plain", "linked"])
+def test_a_python_in_a_home_or_temporary_folder_works_and_shows_nothing_beside_it(
+    project: Path, environment: str, linked: bool
+) -> None:
+    python = _new_environment(project / environment, project / "versions" / "latest" if linked else None)
+    code = (
+        f"import os, sys\nproject = {str(project)!r}\n"
+        "def python(): return sys.executable\n"
+        "def files(): return [sorted(os.listdir(folder)) for folder in (project, os.path.dirname(project))]\n"
+        "def strangers(): return [name for name in os.listdir('/tmp') if name not in project]\n"
+        "def writes():\n    try: open(sys.executable + '.new', 'w')\n    except OSError: return False\n    return True"
+    )
+    inside = ["bin", "lib", "lib64", "pyvenv.cfg"] if environment == "." else [".venv"]
+    expected = [[*inside, *(["versions"] if linked else [])], ["project"]]
+    tests = (
+        f"assert python() == {str(python)!r}\nassert files() == {expected!r}, files()\n"
+        "assert strangers() == [], strangers()\nassert not writes()"
+    )
+    program = (
+        "from stepwell.rewards.builtin.python_tests import TestRun\n"
+        "from stepwell.rewards.confinement.sandbox import SandboxLevel, open_sandbox\n"
+        f"run = TestRun(open_sandbox(SandboxLevel.STRICT), 60.0, 512)\n"
+        f"print(run.why_failed({code!r}, {tests!r})[0] or 'passed')"
+    )
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=False, cwd=project)
+    assert (done.stdout, done.stderr) == ("passed\n", "")
+
+
+def _new_environment(folder: Path, link: Path | None) -> Path:
+    """The Python of a virtual environment with this one's packages. With `link`, another link is between it and its
+    file, as with pyenv and uv."""
+    venv.EnvBuilder(symlinks=True).create(folder)
+    (packages,) = folder.glob("lib/*/site-packages")
+    (packages / "these.pth").write_text("\n".join(entry for entry in sys.path if Path(entry).is_dir()))
+    python = folder / "bin" / "python"
+    if link is not None:
+        link.parent.mkdir()
+        link.symlink_to(Path(sys.executable).resolve())
+        python.unlink()
+        python.symlink_to(link)
+    return python
 
 
 @pytest.mark.parametrize(("left_out", "hole"), [("--unshare-net", "network"), ("--unshare-pid", "other processes")])

@@ -86,7 +86,22 @@ def test_every_command_explains_its_flags(command: str) -> None:
 def test_an_incomplete_command_of_two_words_is_refused() -> None:
     done = run("-m", "stepwell", "reward", "tyr")
     assert done.returncode == 2
-    assert done.stderr.startswith("stepwell: unknown command 'reward'; there are: ")
+    assert done.stderr == "stepwell: unknown command 'reward tyr'; there are: reward try\n"
+
+
+@pytest.mark.parametrize("more", [[], ["--help"], ["-h"]])
+def test_the_first_word_of_a_family_alone_lists_its_commands(
+    more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["keys", *more])
+    shown = capsys.readouterr().out
+    assert re.findall(r"^  (keys \w+) ", shown, re.M) == ["keys create", "keys list", "keys revoke"]
+    assert "doctor" not in shown
+
+
+def test_a_missing_flag_is_a_sentence() -> None:
+    done = run("-m", "stepwell", "export")
+    assert (done.returncode, done.stderr) == (2, "stepwell export: --to is missing\n")
 
 
 LISTENING = ("--insecure", "--no-insecure", "--allowed-hosts", "--tls-cert", "--tls-key")

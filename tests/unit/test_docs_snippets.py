@@ -217,6 +217,13 @@ def test_the_reference_has_every_name_that_the_pages_import() -> None:
                 assert f"### {module}.{name}\n" in reference, f"add {module}.{name} to scripts/reference_python.py"
 
 
+def test_annotations_of_the_reference_keep_the_quotes_of_literals_and_no_others() -> None:
+    code = "\n".join(block.code for block in blocks(DOCS / "reference" / "python.md", "text"))
+    assert "thumb: Literal['up', 'down'] | None" in code
+    without_literals = re.sub(r"Literal\[.*?\]", "", code)
+    assert re.findall(r": ['\"].*|-> ['\"].*", without_literals) == []
+
+
 def test_data_blocks_can_be_read(tmp_path: Path) -> None:
     readers: dict[str, Any] = {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads}
     for page in pages():

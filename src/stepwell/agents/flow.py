@@ -26,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 from stepwell.agents.gateway_client import PATIENCE, GatewayClient
 from stepwell.agents.outcome import AgentFailed, AgentFailure, failure_of_policy
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus, Sample
+from stepwell.common.input_errors import explain_all
 from stepwell.errors import BadRequest, GatewayUnreachable, StepwellError
 from stepwell.pool.api.producing import TRAIN
 from stepwell.steps.step import Json
@@ -202,7 +203,7 @@ def made(shape: type[S], **fields: object) -> S:
     try:
         return shape.model_validate(fields)
     except ValidationError as wrong:
-        raise BadRequest("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in wrong.errors()[:3])) from None
+        raise BadRequest(explain_all(wrong.errors()[:3])) from None
 
 
 def as_reward(given: object) -> float | None:

@@ -14,6 +14,7 @@ import aiohttp
 import orjson
 from pydantic import BaseModel, ValidationError
 
+from stepwell.common.input_errors import explain_all
 from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.errors import (
     BadRequest,
@@ -126,7 +127,8 @@ class GatewayClient:
         try:
             return shape.model_validate_json(raw)
         except ValidationError as wrong:
-            raise GatewayUnreachable(f"{self.url}{path} does not answer like a Stepwell gateway: {wrong}") from None
+            why = explain_all(wrong.errors()[:3])
+            raise GatewayUnreachable(f"{self.url}{path} does not answer like a Stepwell gateway: {why}") from None
 
     async def _bytes(
         self, method: str, url: str, body: bytes | None, key: str | None, timeout: aiohttp.ClientTimeout

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from stepwell.common.durations import read_duration
+from stepwell.common.input_errors import explain_all
 from stepwell.errors import BadRequest
 
 S = TypeVar("S", bound=BaseSettings)
@@ -172,7 +173,7 @@ def read_settings(settings: type[S], argv: Sequence[str], command: str, *, epilo
         flags.root_parser.epilog = epilog
         return settings(_cli_settings_source=flags(args=list(argv)))
     except ValidationError as wrong:
-        raise BadRequest("\n".join(_explained(error["loc"], error["msg"]) for error in wrong.errors())) from None
+        raise BadRequest(explain_all(wrong.errors(), _flag, "\n")) from None
 
 
 def flags_of(settings: type[BaseSettings], command: str) -> CliSettingsSource[Any]:
@@ -189,6 +190,5 @@ def _add_argument(parser: argparse.ArgumentParser, *names: str, **options: Any) 
     parser.add_argument(*names, **options)
 
 
-def _explained(where: tuple[int | str, ...], message: str) -> str:
-    flag = "".join(f"--{str(name).replace('_', '-')}: " for name in where[:1])
-    return flag + message.removeprefix("Value error, ")
+def _flag(place: tuple[int | str, ...]) -> str:
+    return "".join(f"--{str(name).replace('_', '-')}" for name in place[:1])

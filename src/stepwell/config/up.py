@@ -17,6 +17,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from stepwell.common.input_errors import explain_all
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import RewardSettings
 from stepwell.config.sections import Listed, Section
@@ -156,7 +157,8 @@ def layered(
     try:
         return settings(**{**otherwise, **file, **EnvSettingsSource(settings)(), **set_by_up})
     except ValidationError as wrong:
-        raise BadRequest("\n".join(_explained(table, error["loc"], error["msg"]) for error in wrong.errors())) from None
+        mistakes = explain_all(wrong.errors(), lambda place: " ".join((f"[{table}]", *map(str, place[:1]))), "\n")
+        raise BadRequest(mistakes) from None
 
 
 def _from_file(settings: type[BaseSettings]) -> PydanticBaseSettingsSource:
@@ -164,7 +166,3 @@ def _from_file(settings: type[BaseSettings]) -> PydanticBaseSettingsSource:
         return TomlConfigSettingsSource(settings, FILE)
     except (OSError, ValueError) as failure:
         raise BadRequest(f"{FILE} cannot be read: {failure}") from None
-
-
-def _explained(table: str, where: tuple[int | str, ...], message: str) -> str:
-    return f"[{table}] {where[0] if where else ''}: {message.removeprefix('Value error, ')}"

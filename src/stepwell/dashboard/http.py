@@ -8,9 +8,9 @@ Invariants:
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import orjson
 from fastapi import FastAPI, Request
@@ -26,6 +26,7 @@ from stepwell.access.caller import Caller
 from stepwell.access.route_guard import RouteGuard
 from stepwell.access.route_table import DASHBOARD_ROUTES, STATIC, STATIC_ROOT, Route
 from stepwell.common import cross_site
+from stepwell.common.input_errors import dotted, explain_all
 from stepwell.pool.api.watching import TrajectorySnapshot
 
 STATUS: Mapping[type[errors.StepwellError], int] = {
@@ -99,7 +100,7 @@ def install(
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, failure: RequestValidationError) -> Response:
-        return error_response(400, "; ".join(map(_fault, failure.errors())))
+        return error_response(400, explain_all(failure.errors(), lambda place: dotted(place[1:])))
 
     @app.exception_handler(HTTPException)
     async def unrouted(request: Request, failure: HTTPException) -> Response:
@@ -168,8 +169,3 @@ class KeyGuard:
 
 def route_of(method: str, path: str) -> Route:
     return DASHBOARD_ROUTES.find(method, STATIC if path.startswith(STATIC_ROOT) else path)
-
-
-def _fault(error: Mapping[str, Any]) -> str:
-    where: Sequence[Any] = error["loc"][1:]
-    return f"{'.'.join(map(str, where))}: {error['msg'].removeprefix('Value error, ')}"

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_model
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
+from stepwell.common.input_errors import dotted, explain_all
 from stepwell.common.optional import require
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
 from stepwell.errors import BadRequest
@@ -181,9 +182,4 @@ def _validated(model: type[M], values: Any, prefix: str) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as invalid:
-        raise BadRequest("\n".join(_error_text(prefix, error) for error in invalid.errors())) from None
-
-
-def _error_text(prefix: str, error: Any) -> str:
-    name = prefix + ".".join(map(str, error["loc"]))
-    return f"{name}: {error['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+        raise BadRequest(explain_all(invalid.errors(), lambda place: (prefix + dotted(place)).rstrip("."), "\n")) from None

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from stepwell.common.async_calls import is_async
 from stepwell.common.function_loading import HOW_TO_NAME, load_member
+from stepwell.common.input_errors import explain_all
 from stepwell.errors import BadRequest, NotReady
 from stepwell.rewards.attempt import failure_text
 from stepwell.rewards.confinement.sandbox import SandboxLevel
@@ -43,8 +44,7 @@ def _built_in(name: str, options: JsonObject, sandbox: SandboxLevel) -> object:
     try:
         return make_built_in(name, options, partial(load, sandbox=sandbox), sandbox)
     except ValidationError as invalid:
-        text = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in invalid.errors())
-        raise BadRequest(f"{name} cannot be made with these options: {text}") from invalid
+        raise BadRequest(f"{name} cannot be made with these options: {explain_all(invalid.errors())}") from invalid
     except NotReady as why:
         raise BadRequest(f"{name} cannot run here: {why}") from why
     except (TypeError, ValueError, ImportError) as failure:

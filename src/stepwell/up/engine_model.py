@@ -25,16 +25,18 @@ class ServedModel:
     """Largest number of tokens of prompt and response together."""
 
 
-def wait_for_model(address: str, key: str | None, on_wait: Callable[[str], None]) -> ServedModel:
+def wait_for_model(
+    address: str, key: str | None, on_wait: Callable[[str], None], timeout: float = TIMEOUT
+) -> ServedModel:
     """Asks until the engine answers. EngineUnavailable says what to do if it does not, or with something else."""
-    deadline = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + timeout
     while (answer := get_json(f"{address}/v1/models", key)).status in (0, 502, 503):
         if time.monotonic() > deadline:
             raise EngineUnavailable(
-                f"no engine answers at {address}: {answer.message}; start one ({HOW_TO_START}), or name another "
-                "with --engine"
+                f"no engine answers at {address} after {timeout:g} s: {answer.message}; start one ({HOW_TO_START}), "
+                "or name another with --engine"
             )
-        on_wait(f"{answer.message}; if none runs, start one: {HOW_TO_START}")
+        on_wait(f"{answer.message} (tries for {timeout:g} s); if none runs, start one: {HOW_TO_START}")
         time.sleep(POLL)
     return read_model(address, answer)
 

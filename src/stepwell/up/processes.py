@@ -18,6 +18,7 @@ from typing import TextIO
 
 from stepwell.common.async_calls import in_thread
 from stepwell.common.processes import OnLogLine, Program, SupervisedProcess
+from stepwell.common.retry import Backoff
 from stepwell.errors import NotReady
 from stepwell.up.http import JsonAnswer, get_json
 from stepwell.up.launch_plan import LaunchPlan, environment, url_of
@@ -25,22 +26,26 @@ from stepwell.up.launch_plan import LaunchPlan, environment, url_of
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LARGEST_LOG = 16 * 2**20
 """Bytes; after that a new log file is started, and the previous one is kept."""
-REPEAT_AFTER = 5.0
-"""Seconds after which an unchanged line is printed again."""
+REMINDERS = Backoff(first=5.0, longest=60.0)
+"""When a log that shows nothing else gets a short line: it still waits."""
 CLEAR = "\r\033[K"
 
 
 class StartupScreen:
     """Prints one line for each finished step, and what is being waited for.
 
-    In a terminal the last line says what is being waited for, and is overwritten; elsewhere each change is a line.
+    In a terminal the last line says what is being waited for, and is overwritten; elsewhere each change is a line, and
+    an unchanged wait gets short reminders, ever more rarely.
     """
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out
-        self._started = time.monotonic()
+        self._clock = clock
+        self._started = clock()
         self._waiting_for: dict[str, str] = {}
-        self._shown, self._shown_at = "", 0.0
+        self._shown = ""
+        self._pauses = REMINDERS.pauses()
+        self._remind_at = 0.0
 
     def say(self, text: str, *, instead_of: str = "") -> None:
         """A permanent line. `instead_of` names a wait that has ended."""
@@ -57,12 +62,16 @@ class StartupScreen:
         text = "waiting for " + " · ".join(f"{what}: {why}" for what, why in self._waiting_for.items())
         if self._out.isatty():
             self._write(f"{CLEAR}{self._line(text)}")
-        elif text != self._shown or time.monotonic() > self._shown_at + REPEAT_AFTER:
-            self._shown, self._shown_at = text, time.monotonic()
+        elif text != self._shown:
+            self._shown, self._pauses = text, REMINDERS.pauses()
+            self._remind_at = self._clock() + next(self._pauses)
             self._write(f"{self._line(text)}\n")
+        elif self._clock() >= self._remind_at:
+            self._remind_at = self._clock() + next(self._pauses)
+            self._write(f"{self._line('still waiting for ' + ' · '.join(self._waiting_for))}\n")
 
     def _line(self, text: str) -> str:
-        return f"{time.monotonic() - self._started:6.1f} s  {text}"
+        return f"{self._clock() - self._started:6.1f} s  {text}"
 
     def _cleared(self) -> str:
         return CLEAR if self._out.isatty() else ""

@@ -4,6 +4,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+from stepwell.common.input_errors import explain_all
 from stepwell.errors import BadRequest
 
 M = TypeVar("M", bound=BaseModel)
@@ -75,5 +76,4 @@ def read_call(shape: type[M], sent: bytes | dict[str, str]) -> M:
     try:
         return shape.model_validate_json(sent) if isinstance(sent, bytes) else shape.model_validate(sent)
     except ValidationError as wrong:
-        faults = (f"{'.'.join(map(str, error['loc']))}: {error['msg']}".removeprefix(": ") for error in wrong.errors())
-        raise BadRequest("; ".join(faults)) from None
+        raise BadRequest(explain_all(wrong.errors())) from None

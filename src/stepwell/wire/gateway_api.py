@@ -16,6 +16,9 @@ from pydantic import (
     Field,
     FiniteFloat,
     StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     create_model,
     model_validator,
 )
@@ -39,9 +42,26 @@ def _is_no_part_of_urls(uid: str) -> str:
     return uid
 
 
-Uid = Annotated[str, StringConstraints(pattern=f"^{UID_PATTERN}$"), AfterValidator(_is_no_part_of_urls)]
-"""A name that needs no escaping in a URL: at most 128 letters, digits and . _ ~ : @ -, a letter or digit first. It is
-none of RESERVED_UIDS: a URL that lacks a uid would otherwise name another trajectory."""
+def _refused_with(sentence: str) -> WrapValidator:
+    """Pydantic would show the pattern instead."""
+
+    def check(value: object, is_valid: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return is_valid(value)
+        except ValidationError:
+            raise ValueError(sentence) from None
+
+    return WrapValidator(check)
+
+
+Uid = Annotated[
+    str,
+    StringConstraints(pattern=f"^{UID_PATTERN}$"),
+    _refused_with("use at most 128 letters, digits and . _ ~ : @ -, with a letter or digit first"),
+    AfterValidator(_is_no_part_of_urls),
+]
+"""A name that needs no escaping in a URL. It is none of RESERVED_UIDS: a URL that lacks a uid would otherwise name
+another trajectory."""
 ChannelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 GroupSize = Annotated[int, Field(ge=1, le=65536)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -322,7 +342,11 @@ class Readiness(GatewayBody):
     """The reason for each part that is not ready."""
 
 
-Address = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+[^\s?#]*$", max_length=2000)]
+Address = Annotated[
+    str,
+    StringConstraints(pattern=r"^https?://[^\s/?#]+[^\s?#]*$", max_length=2000),
+    _refused_with("use an address like http://host:8001, without ? and #, of at most 2000 characters"),
+]
 
 
 class ForgetSubject(GatewayBody):

@@ -1,7 +1,9 @@
 """Rollouts of tasks in another process, over a real gateway: a made-up framework in place of verifiers or Harbor."""
 
 import asyncio
+import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,21 @@ async def test_the_command_says_what_it_made(
         )
         stdout, _ = await process.communicate()
     assert (process.returncode, shown in stdout.decode()) == (status, True), stdout.decode()
+
+
+@pytest.mark.parametrize("framework", ["verifiers", "harbor"])
+def test_a_framework_that_is_not_installed_is_a_sentence(framework: str, tmp_path: Path) -> None:
+    """In a new environment, as `stepwell envs run` is first tried."""
+    venv.EnvBuilder(symlinks=True).create(tmp_path / "bare")
+    python = str(tmp_path / "bare" / "bin" / "python")
+    done = subprocess.run(
+        [sys.executable, "-m", "stepwell", "envs", "run", framework, str(tmp_path), "--python", python],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    missing, summary = done.stderr.splitlines()
+    assert missing.startswith(f"{framework} is not installed in {python}: install it there ({python} -m pip install ")
+    assert missing.endswith("or name the Python that has it with --python")
+    assert summary.endswith("could not be loaded; the lines above say why")

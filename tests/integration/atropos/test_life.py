@@ -253,8 +253,8 @@ async def test_a_full_pool_is_a_503_for_then_environments_try_again() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "why"),
     [
-        ("/register", {**TRAINER, "batch_size": 0}, "batch_size: Input should be greater than or equal to 1"),
-        ("/register", {}, "wandb_group: Field required"),
+        ("/register", {**TRAINER, "batch_size": 0}, "batch_size must be at least 1"),
+        ("/register", {}, "wandb_group is missing"),
         ("/register-env", {**ENVIRONMENT, "min_batch_allocation": 2}, "min_batch_allocation"),
         ("/register-env", {**ENVIRONMENT, "group_size": 0}, "group_size"),
         ("/disconnect-env", {"env_id": "x"}, "env_id"),

@@ -1,26 +1,20 @@
-"""The examples in docs/environments.md, run as they stand there. Only ports, the model and the Ray cluster are ours."""
+"""The examples in docs/environments.md, run as they stand there. Only ports and the model are ours."""
 
 import asyncio
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from stepwell.envs import BaseEnv
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port
 from tests.rig.group_files import read_lines
-from tests.rig.ray_cluster import RayCluster
+from tests.rig.shells import Shell, fresh_shell
 from tests.rig.threads import in_thread
-from tests.rig.waiting import answers, wait_until
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 WITH_NEMO_GYM, OF_NEMO_GYM = PAGE.parents[1] / "tests" / "e2e" / "test_nemo_gym.py", "PoolTokenSource"
-ROOMS = ("POOL", "GATEWAY", "ATROPOS")
 
 
 def examples(language: str) -> list[str]:
@@ -33,49 +27,6 @@ def example(language: str, mark: str) -> str:
     return block
 
 
-class Shell:
-    """Runs the page's blocks, in one folder, with ports of its own; ends what they left running."""
-
-    def __init__(self, folder: Path, ports: dict[str, str], env: dict[str, str]) -> None:
-        self.folder, self.ports = folder, ports
-        self.env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **env}
-        self.sessions: list[int] = []
-        (folder / "sums.py").write_text(example("python", "class Sums"))
-
-    def run(self, block: str, *, interpreter: str = "bash -ec") -> str:
-        ours = re.sub("|".join(self.ports), lambda match: self.ports[match[0]], block.replace("ray start --head\n", ""))
-        with (self.folder / "output").open("w+") as output:
-            process = subprocess.Popen(
-                [*interpreter.split(), ours],
-                cwd=self.folder,
-                env=self.env,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-            self.sessions.append(process.pid)
-            status = process.wait(120)
-            output.seek(0)
-            shown = output.read()
-        assert status == 0, shown
-        return shown
-
-    def lives(self, session: int) -> bool:
-        try:
-            os.killpg(session, 0)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def close(self) -> None:
-        for sent in (signal.SIGTERM, signal.SIGKILL):
-            for session in self.sessions:
-                with suppress(ProcessLookupError):
-                    os.killpg(session, sent)
-            with suppress(AssertionError):
-                wait_until(lambda: not any(map(self.lives, self.sessions)), "what the page started to end")
-
-
 @asynccontextmanager
 async def engine(model: str) -> AsyncIterator[str]:
     async with FakeEngine(model=model) as engine:
@@ -83,37 +34,38 @@ async def engine(model: str) -> AsyncIterator[str]:
 
 
 @contextmanager
-def shell(folder: Path, model: Path, cluster: RayCluster | None = None, namespace: str = "") -> Iterator[Shell]:
-    env = {"MODEL": str(model)}
-    if cluster is not None:
-        for room in ROOMS:
-            env |= {f"STEPWELL_{room}_RAY_ADDRESS": cluster.address, f"STEPWELL_{room}_RAY_NAMESPACE": namespace}
-    with in_thread(engine(str(model))) as url:
-        opened = Shell(folder, {"http://127.0.0.1:8001": url, "8100": str(free_port()), "8000": str(free_port())}, env)
-        try:
-            yield opened
-        finally:
-            opened.close()
+def shell(folder: Path, model: Path, **env: str) -> Iterator[Shell]:
+    """Where the page's blocks are typed."""
+    (folder / "sums.py").write_text(example("python", "class Sums"))
+    with in_thread(engine(str(model))) as url, fresh_shell(folder, MODEL=str(model), ENGINE=url, **env) as opened:
+        yield opened
+
+
+def typed(sh: Shell, block: str) -> str:
+    return sh.run("bash", "-ec", block.replace("http://127.0.0.1:8001", sh.env["ENGINE"]), timeout=300)
 
 
 def test_the_first_environment_can_be_looked_at(tmp_path: Path, tiny_model: Path) -> None:
     with shell(tmp_path, tiny_model) as sh:
-        shown = sh.run(example("bash", "sums.py process"))
+        shown = typed(sh, example("bash", "sums.py process"))
     assert "4 groups in groups; to read: groups/groups.html" in shown
     groups = list(read_lines(tmp_path / "groups" / "groups.jsonl"))
     assert [len(group["scores"]) for group in groups] == [4] * 4
     assert "<mark>" in (tmp_path / "groups" / "groups.html").read_text()
 
 
-def test_it_serves_a_trainer(tmp_path: Path, tiny_model: Path, ray_cluster: RayCluster, namespace: str) -> None:
-    with shell(tmp_path, tiny_model, ray_cluster, namespace) as sh:
-        sh.run(example("bash", "stepwell pool"))
-        for port in ("8100", "8000"):
-            wait_until(lambda port=port: answers(f"http://127.0.0.1:{sh.ports[port]}/health"), f"port {port}")  # type: ignore[misc]
-        sh.run(example("bash", "sums.py serve --env"))
-        environment = sh.sessions[-1]
-        printed = sh.run(example("python", "import requests"), interpreter=f"{sys.executable} -c")
-        wait_until(lambda: not sh.lives(environment), "the environment to end")
+def test_it_serves_a_trainer(tmp_path: Path, tiny_model: Path) -> None:
+    """The three blocks, typed one after the other."""
+    ours = {
+        "STEPWELL_UP_PORT": str(free_port()),
+        "STEPWELL_UP_DASHBOARD_PORT": str(free_port()),
+        "STEPWELL_UP_TOKENIZER_PATH": str(tiny_model),
+    }
+    (tmp_path / "trainer.py").write_text(example("python", "import requests"))
+    commands = example("bash", "stepwell up") + example("bash", "sums.py serve --env") + "python trainer.py\nwait\n"
+    with shell(tmp_path, tiny_model, **ours) as sh:
+        printed = typed(sh, commands)
+        sh.run("stepwell", "down")
     lines = [line for line in printed.splitlines() if re.match(r"[01] \[", line)]
     assert len(lines) == 4, printed
     assert [line[0] for line in lines] == ["0", "0", "1", "1"]
@@ -135,9 +87,9 @@ def test_settings_of_its_own_are_declared_as_described() -> None:
 def test_a_file_and_a_flag_are_read_as_described(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "my.yaml").write_text(example("yaml", "steps_per_eval"))
     with shell(tmp_path, tiny_model) as sh:
-        assert "usage: sums.py serve [FLAGS]" in sh.run(example("bash", "my.yaml"))
+        assert "usage: sums.py serve [FLAGS]" in typed(sh, example("bash", "my.yaml"))
         process = example("bash", "sums.py process").replace("process", "process --config my.yaml --out more")
-        sh.run(process)
+        typed(sh, process)
     assert [len(group["scores"]) for group in read_lines(tmp_path / "more" / "groups.jsonl")] == [8] * 4
 
 

@@ -160,7 +160,7 @@ def test_wrong_flags_give_one_clear_line_each() -> None:
     assert output.splitlines() == [
         "python -m stepwell.gateway: --vllm-addresses: 'host:8001' is not an address; write "
         "http://host:port,http://host:port",
-        "python -m stepwell.gateway: --prompt-length: Input should be greater than or equal to 1",
+        "python -m stepwell.gateway: --prompt-length must be at least 1",
     ]
 
 

@@ -75,7 +75,7 @@ def test_every_command_explains_its_flags(command: str, capsys: pytest.CaptureFi
     ("argv", "said"),
     [
         (["sreve"], "counting.py: unknown command 'sreve'; there are: serve, process, evaluate\n"),
-        (["serve", "--env.first", "x"], "counting.py serve: env.first: Input should be a valid integer"),
+        (["serve", "--env.first", "x"], "counting.py serve: env.first must be a whole number"),
         (["serve", "--groups", "3"], "counting.py serve: unrecognized arguments: --groups 3"),
     ],
 )

@@ -89,12 +89,12 @@ def test_process_has_flags_of_its_own() -> None:
     [
         (["--env.grup-size", "3"], "unrecognized arguments: --env.grup-size 3; did you mean --env.group-size?"),
         (["--group-size", "3"], "unrecognized arguments: --group-size 3; did you mean --env.group-size?"),
-        (["--env.group-size", "0"], "env.group_size: Input should be greater than or equal to 1"),
-        (["--env.digits", "x"], "env.digits: Input should be a valid integer, unable to parse string as an integer"),
+        (["--env.group-size", "0"], "env.group_size must be at least 1"),
+        (["--env.digits", "x"], "env.digits must be a whole number"),
         (["--env.digits"], "argument --env.digits: expected one argument"),
         (["--env.rollout-server-url", "here"], "env.rollout_server_url: 'here' is no address; write http://host:port"),
         (["more"], "unrecognized arguments: more"),
-        (["--openai.timeout", "0"], "openai.timeout: Input should be greater than 0"),
+        (["--openai.timeout", "0"], "openai.timeout must be greater than 0"),
     ],
 )
 def test_a_wrong_flag_is_answered_in_one_line(argv: list[str], words: str) -> None:
@@ -110,7 +110,7 @@ def test_a_wrong_flag_is_answered_in_one_line(argv: list[str], words: str) -> No
         ("env: [\n", "my.yaml is no YAML: while parsing"),
         ("env: 3\n", "3 is no mapping; write `group_size: 8` below `env:`"),
         ("openai: [3]\n", "3 is no mapping"),
-        ("env:\n  digits: x\n", "env.digits: Input should be a valid integer"),
+        ("env:\n  digits: x\n", "env.digits must be a whole number"),
     ],
 )
 def test_a_wrong_file_is_answered_in_one_line(text: str, words: str, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_key_is_made_shown_once_listed_and_revoked(file: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["keys", "create", "--role", "king"], "--role: "),
+        (["keys", "create", "--role", "king"], "--role must be 'session', "),
         (["keys", "create", "--role", "viewer", "--channel", "c"], "the role viewer sees all channels"),
         (["keys", "revoke", "nobody"], "has no key 'nobody'"),
     ],

@@ -3,8 +3,9 @@
 import pytest
 
 from stepwell.errors import EngineUnavailable
-from stepwell.up.engine_model import ServedModel, read_model
+from stepwell.up.engine_model import ServedModel, read_model, wait_for_model
 from stepwell.up.http import JsonAnswer
+from tests.rig.gateways import free_port
 
 
 def test_optional_fields_of_the_model_may_be_missing() -> None:
@@ -26,3 +27,13 @@ def test_optional_fields_of_the_model_may_be_missing() -> None:
 def test_a_server_that_is_not_an_engine_is_refused_with_advice(answer: JsonAnswer, said: str) -> None:
     with pytest.raises(EngineUnavailable, match=said):
         read_model("http://e", answer)
+
+
+def test_an_address_without_an_engine_is_given_up_with_what_to_do() -> None:
+    address, told = f"http://127.0.0.1:{free_port()}", set[str]()
+    with pytest.raises(
+        EngineUnavailable, match=f"no engine answers at {address} after 0.6 s: Connection refused; start"
+    ):
+        wait_for_model(address, None, told.add, timeout=0.6)
+    (why,) = told
+    assert why.startswith("Connection refused (tries for 0.6 s); if none runs, start one: vllm serve")

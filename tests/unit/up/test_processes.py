@@ -22,6 +22,18 @@ def test_without_a_terminal_each_change_of_a_wait_is_a_line() -> None:
     ]
 
 
+def test_without_a_terminal_a_long_wait_is_explained_once_and_then_recalled_ever_more_rarely() -> None:
+    out, now = io.StringIO(), [0.0]
+    screen = StartupScreen(out, lambda: now[0])
+    for second in range(300):
+        now[0] = float(second)
+        screen.wait("the engine", "Connection refused; start one")
+    first, *reminders = [line[10:] for line in out.getvalue().splitlines()]
+    assert first == "waiting for the engine: Connection refused; start one"
+    assert set(reminders) == {"still waiting for the engine"}
+    assert 3 <= len(reminders) <= 8
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

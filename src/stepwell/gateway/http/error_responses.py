@@ -4,7 +4,7 @@ The body is written by the dialect of the call. Routes that belong to no dialect
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from stepwell import errors
 from stepwell.common import cross_site
+from stepwell.common.input_errors import dotted, explain_all
 from stepwell.wire.openai import write_object
 
 log = logging.getLogger("stepwell.gateway")
@@ -140,7 +141,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, failure: RequestValidationError) -> Response:
-        message = "; ".join(map(_fault, failure.errors()))
+        message = explain_all(failure.errors(), lambda place: dotted(place[1:]))
         return error_response(ErrorDetails(400, message, errors.BadRequest.code()))
 
     @app.exception_handler(HTTPException)
@@ -152,8 +153,3 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unknown(_: Request, failure: Exception) -> Response:
         return error_response(describe(failure))  # Starlette raises it again, and uvicorn logs it
-
-
-def _fault(error: Mapping[str, Any]) -> str:
-    where: Sequence[Any] = error["loc"][1:]
-    return f"{'.'.join(map(str, where))}: {error['msg']}"

@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from stepwell.rewards.confinement.bubblewrap import HARNESS, NOBODY, bubblewrap_
 from stepwell.rewards.confinement.cgroups import Cgroup, CgroupParent, find_parent
 from stepwell.rewards.confinement.process import ConfinedProcess
 from stepwell.rewards.confinement.seccomp import filter_program
+from stepwell.rewards.harness.probe_main import UNREADABLE
 
 MEGABYTE = 2**20
 FILE_BYTES = 16 * MEGABYTE
@@ -42,6 +44,10 @@ INSTALL = "install bubblewrap (apt-get install bubblewrap)"
 ALLOW = (
     "let the worker make namespaces (docs/operations/security.md says how, also in containers), or choose a weaker "
     "level on a machine that you can lose: --sandbox user | none"
+)
+OPEN_PYTHON = (
+    f"the code runs as another user, who must be able to read this Python: chmod -R o+rX {sys.prefix} "
+    f"{sys.base_prefix}; at the level user, the folders above them must be open too (chmod o+x)"
 )
 
 
@@ -70,13 +76,13 @@ class Sandbox:
         to watch; `seconds` limits the time on a CPU."""
         user = _own_user() if self.level is not SandboxLevel.NONE and os.geteuid() == 0 else None
         limits = {"user": user if self.bubblewrap else None, "rlimits": _rlimits(seconds, memory_mb)}
-        start = f"{HARNESS if self.bubblewrap else Path(harness.__file__).parent}/start.py"
-        python = (sys.executable, "-I", start, program, json.dumps(limits), str(channel))
+        arguments = (program, json.dumps(limits), str(channel))
         inherited = [channel] if channel else []
         cgroup = self.cgroup_parent.make(memory_mb, PROCESSES) if self.cgroup_parent else None
         enter = cgroup.enter_command() if cgroup else ()
         if self.bubblewrap is None:
-            return self._start_plainly((*enter, *python), user, inherited, cgroup)
+            return self._start_plainly(enter, arguments, user, inherited, cgroup)
+        python = (*_python(HARNESS), *arguments)
         with tempfile.TemporaryFile() as seccomp:
             seccomp.write(filter_program() or b"")
             seccomp.seek(0)
@@ -90,11 +96,17 @@ class Sandbox:
             )
 
     def _start_plainly(
-        self, command: tuple[str, ...], user: int | None, inherited: list[int], cgroup: Cgroup | None
+        self,
+        enter: tuple[str, ...],
+        arguments: tuple[str, ...],
+        user: int | None,
+        inherited: list[int],
+        cgroup: Cgroup | None,
     ) -> ConfinedProcess:
         folder = tempfile.TemporaryDirectory(prefix="stepwell-", ignore_cleanup_errors=True)
+        programs = Path(harness.__file__).parent
         if user is not None:
-            os.chown(folder.name, user, user)
+            programs = _give_programs(programs, Path(folder.name), user)
 
         def clean_up() -> None:
             if user is not None:
@@ -102,6 +114,7 @@ class Sandbox:
             _remove(cgroup)
             folder.cleanup()
 
+        command = (*enter, *_python(str(programs)), *arguments)
         return ConfinedProcess(command, folder=folder.name, user=user, descriptors=inherited, clean_up=clean_up)
 
     def check(self) -> None:
@@ -110,7 +123,9 @@ class Sandbox:
             try:
                 holes = self._probe(secret.name)
             except RewardFailed as failure:
-                raise NotReady(f"no sandbox of level {self.level}: {failure}; {ALLOW}") from None
+                raise NotReady(f"no sandbox of level {self.level}: {failure}; {_what_to_do(str(failure))}") from None
+        if UNREADABLE in holes:
+            raise NotReady(f"no sandbox of level {self.level}: {UNREADABLE}; {OPEN_PYTHON}")
         if holes and self.level is SandboxLevel.STRICT:
             raise NotReady(f"the sandbox does not hold: {', '.join(holes)}; {ALLOW}")
 
@@ -152,6 +167,25 @@ def _bubblewrap() -> str:
     if found is None:
         raise NotReady(f"no sandbox of level strict: bwrap is not in the PATH; {INSTALL}")
     return found
+
+
+def _python(programs: str) -> tuple[str, ...]:
+    return (sys.executable, "-I", f"{programs}/start.py")
+
+
+def _give_programs(programs: Path, folder: Path, user: int) -> Path:
+    """A copy of the harness that the user can read: its own place may be in a home folder."""
+    copy = folder / "harness"
+    shutil.copytree(programs, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (folder, copy, *copy.iterdir()):
+        os.chown(path, user, user)
+    return copy
+
+
+def _what_to_do(failure: str) -> str:
+    """After a program that did not start: bubblewrap itself failed, or the Python inside."""
+    is_bubblewrap = "bwrap: " in failure and "execvp" not in failure
+    return ALLOW if is_bubblewrap else OPEN_PYTHON
 
 
 def _own_user() -> int:

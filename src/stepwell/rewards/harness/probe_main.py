@@ -7,6 +7,8 @@ from pathlib import Path
 
 from stepwell.rewards.harness.limits import prepare, read_job
 
+UNREADABLE = "it cannot read Python's own library"
+
 
 def holes(secret: str) -> list[str]:
     """What hostile code could do here. `secret` is a file outside."""
@@ -24,7 +26,7 @@ def holes(secret: str) -> list[str]:
     try:
         import unittest.mock  # noqa: F401 - a module that nothing has imported yet
     except ImportError:
-        found["it cannot read Python's own library"] = True
+        found[UNREADABLE] = True
     return [hole for hole, is_open in found.items() if is_open]
 
 

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from task_server import INFRASTRUCTURE, failed, read_config, serve, take_stdout
+from task_server import INFRASTRUCTURE, failed, read_config, require, serve, take_stdout
 
 LOCAL_SANDBOX = {"import_path": "local_sandbox:LocalSandbox"}
 KEY_VARIABLE = "STEPWELL_ROLLOUT_KEY"
@@ -78,6 +78,7 @@ def _parent(path: Path) -> Path:
 
 def main() -> None:
     answers = take_stdout()
+    require("harbor")
     tasks = HarborTasks(Path(sys.argv[1]).resolve(), read_config("".join(sys.argv[2:3])))
     asyncio.run(serve(tasks, answers))
 

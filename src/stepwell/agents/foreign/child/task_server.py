@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -31,6 +32,15 @@ class TaskRunner(Protocol):
 
 def failed(failure: str, why: str) -> dict[str, Any]:
     return {"failure": failure, "why": why[:500]}
+
+
+def require(package: str) -> None:
+    """Ends this program with a sentence if the framework is not installed in this Python."""
+    if find_spec(package) is None:
+        raise SystemExit(
+            f"{package} is not installed in {sys.executable}: install it there ({sys.executable} -m pip install "
+            f"{package}), or name the Python that has it with --python"
+        )
 
 
 def take_stdout() -> BinaryIO:

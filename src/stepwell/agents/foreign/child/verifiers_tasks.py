@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from task_server import INFRASTRUCTURE, failed, read_config, serve, take_stdout
+from task_server import INFRASTRUCTURE, failed, read_config, require, serve, take_stdout
 
 OF_THE_POLICY = ("HarnessError", "TaskError")
 """Errors that what the model wrote may cause: the harness, or the code that scores it, could not use it."""
@@ -73,6 +73,7 @@ def _told(episode: Any) -> dict[str, Any]:
 
 def main() -> None:
     answers = take_stdout()
+    require("verifiers")
     tasks = VerifiersTasks(sys.argv[1], read_config("".join(sys.argv[2:3])))
     asyncio.run(serve(tasks, answers))
 
