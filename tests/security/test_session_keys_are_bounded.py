@@ -12,7 +12,13 @@ import pytest
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Role, SessionKey
 from stepwell.access.key_file import KeyFile, create_key, read_keys, revoke_key
+from stepwell.errors import RewardFailed
 from stepwell.gateway.http.quotas import CallQuota
+from stepwell.gateway.trajectory_lifecycle import SESSION_METADATA
+from stepwell.pool.api.plan import Overflow
+from stepwell.pool.api.sessions import subjects_of
+from stepwell.rewards.builtin.answers import expected_of
+from stepwell.rewards.sample import sample_of
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
@@ -102,3 +108,41 @@ async def test_each_rollout_of_a_runner_has_a_quota_of_its_own(
         agents = [await runner.open() for _ in range(4)]
         assert [(await agent.chat()).status_code for agent in agents] == [200] * 4
         assert (await agents[0].chat()).status_code == 429
+
+
+async def test_the_metadata_of_a_session_key_is_small(tmp_path: Path, pool: LocalPool, engine: FakeEngine) -> None:
+    async with holder(tmp_path, pool, engine) as mallory:
+        refused = await mallory.post("/init_trajectory", {"metadata": {"x": "m" * SESSION_METADATA}})
+        assert refused.status_code == 413
+        assert "at most 16 KiB of metadata" in refused.text
+        assert (await mallory.post("/init_trajectory", {"metadata": {"x": "m" * 8_000}})).status_code == 200
+        operator = Client(mallory.http, CONTROL)
+        assert (await operator.post("/init_trajectory", {"metadata": {"x": "m" * 2**20}})).status_code == 200
+
+
+@pytest.mark.parametrize("overflow", list(Overflow))
+async def test_metadata_counts_in_what_the_pool_holds(tmp_path: Path, engine: FakeEngine, overflow: Overflow) -> None:
+    pool = LocalPool(max_bytes=2**20, overflow=overflow)
+    async with holder(tmp_path, pool, engine) as mallory:
+        opened = [await mallory.post("/init_trajectory", {"metadata": {"x": "m" * 15_000}}) for _ in range(100)]
+    refused = sum(answer.status_code == 429 for answer in opened)
+    assert (refused > 20) is (overflow is Overflow.REFUSE)
+    held = (await pool.stats()).channels["train"]
+    assert held.trajectories * 15_000 < held.nbytes < 2**20 + 20_000, "the next one makes room for the last one"
+
+
+async def test_what_a_session_key_sends_is_apart_from_what_rewards_exports_and_forgetting_read(
+    tmp_path: Path, pool: LocalPool, engine: FakeEngine
+) -> None:
+    sent = {"answer": "42", "reward_model": {"ground_truth": "42"}, "subject": "victim", "marks": ["gold"]}
+    async with holder(tmp_path, pool, engine) as mallory:
+        agent = await mallory.open(metadata=sent)
+        assert (await agent.chat()).status_code == 200
+        operator = Client(mallory.http, CONTROL, agent.root)
+        assert (await operator.post("/v1/complete_trajectory", {})).status_code == 200
+    sample = sample_of(pool.taken())
+    assert sample.metadata["client"] == sent
+    assert subjects_of(sample.metadata) == ("mallory",)
+    assert not sent.keys() & sample.metadata.keys()
+    with pytest.raises(RewardFailed, match="neither 'answer' nor"):
+        expected_of(sample, "answer")

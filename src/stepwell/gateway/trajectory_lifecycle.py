@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller, SessionKey
-from stepwell.errors import BadRequest, Forgotten, NotPermitted
+from stepwell.errors import BadRequest, Forgotten, NotPermitted, TooLarge
 from stepwell.gateway.call_placement import (
     LONGEST_ID,
     RESERVED_PREFIXES,
@@ -20,11 +20,13 @@ from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import SCRUB_SPOOL, TRAIN, Registration, RewardGiven, TrajectoryRef
-from stepwell.pool.api.sessions import session_prompt_uid
+from stepwell.pool.api.sessions import CLIENT, session_prompt_uid
 from stepwell.wire import gateway_api
 
 LEAVING_SECONDS = 1.0
 """How long a completion waits for calls in flight: an agent whose time is over leaves its call at the same moment."""
+SESSION_METADATA = 16 * 2**10
+"""Bytes of JSON that the holder of a session key may send with a session."""
 UNRECORDED, UNSAMPLED = UNRECORDED_PREFIXES
 
 
@@ -39,11 +41,14 @@ def _of_session_key(wanted: gateway_api.InitTrajectory, key: SessionKey) -> gate
     if more or wanted.user not in ("", key.user):
         what = ", ".join(more) or "the user"
         raise NotPermitted(f"a session key opens sessions of its user, and cannot choose {what}")
+    if len(wanted.model_dump_json(include={"metadata"})) > SESSION_METADATA:
+        raise TooLarge(f"a session key sends at most {SESSION_METADATA >> 10} KiB of metadata; a runner's key may more")
     allowed = {
         "session": True,
         "user": key.user,
         "capture": wanted.capture and key.is_captured,
         "channel": key.channel,
+        "metadata": {CLIENT: wanted.metadata} if wanted.metadata else {},
     }
     return wanted.model_copy(update=allowed)
 

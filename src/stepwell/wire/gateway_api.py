@@ -95,6 +95,7 @@ class InitTrajectory(GatewayBody):
     group_size: GroupSize | None = None
     """How many rollouts complete the group."""
     metadata: JsonFields = {}
+    """What rewards and exports read. With a session key: at most 16 KiB, and kept apart, as `client`."""
     session: bool = False
     """Open a session: a conversation that nobody completes. After a while without a call the pool completes it, and a
     later call under its base_url goes on in a new trajectory."""

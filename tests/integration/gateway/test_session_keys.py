@@ -10,7 +10,7 @@ import pytest
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import SessionKey
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
-from stepwell.pool.api.sessions import SESSION
+from stepwell.pool.api.sessions import CLIENT, SESSION
 from tests.integration.gateway.test_sessions import live_pool, trajectories
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
@@ -193,7 +193,10 @@ async def test_a_session_key_may_open_sessions_and_nothing_else(engine: FakeEngi
         for wrong in ("nonsense", ANN[:-1] + ("A" if ANN[-1] != "A" else "B"), f"{BOB.partition('.')[0]}.{ANN[-43:]}"):
             assert await status("POST", "/session/v1/chat/completions", hello, wrong) == 401
     await until(lambda: len(trajectories(pool)) == 2, "the second session")
-    assert trajectories(pool)[1].metadata == {"a": 1, SESSION: {"id": trajectories(pool)[1].uid, "user": "ann"}}
+    assert trajectories(pool)[1].metadata == {
+        CLIENT: {"a": 1},
+        SESSION: {"id": trajectories(pool)[1].uid, "user": "ann"},
+    }
 
 
 async def test_an_operator_issues_keys(engine: FakeEngine) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from stepwell.errors import BadRequest, Conflict, Forgotten, PoolFull, UnknownTrajectory
+from stepwell.errors import BadRequest, Conflict, Forgotten, PoolFull, TooLarge, UnknownTrajectory
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import (
     ENDED_BY,
@@ -18,7 +18,7 @@ from stepwell.pool.api.producing import (
 from stepwell.pool.rules.ownership import Ownership
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.producer_shares import producer_of
-from stepwell.pool.state.records import A_STEP, Group, Trajectory
+from stepwell.pool.state.records import A_STEP, Group, Trajectory, json_bytes
 from stepwell.pool.state.stored_step import NO_FIELDS, PackedSteps
 from stepwell.steps.columns import Columns
 from stepwell.steps.schema import CARRIED
@@ -93,6 +93,8 @@ class Ingest:
             raise Conflict(f"trajectory {uid} was already shipped or dropped; start a new one")
         if not registration.opens:
             self._find(uid, prompt_uid)
+        if registration.metadata:
+            self._check_room_for(registration.metadata, known, registration.channel)
         if known is None:
             self._open(registration)
         elif known.group.prompt_uid != prompt_uid:
@@ -146,21 +148,22 @@ class Ingest:
 
         A refused registration becomes the verdict of its steps and does not affect the others.
         """
-        without_room, repeated = set(), set()
+        refusals: dict[str, SubmitVerdict] = {}
         for registration in registrations:
             if any(uid in self._state.trajectories or uid in self._state.closed for uid in registration.other_uids):
-                repeated.add(registration.trajectory_uid)
+                refusals[registration.trajectory_uid] = SubmitVerdict.DUPLICATE
                 continue
             if self.is_elsewhere(registration):
                 continue  # so are its steps
             try:
                 self.register(registration)
             except PoolFull:
-                without_room.add(registration.trajectory_uid)
+                refusals[registration.trajectory_uid] = SubmitVerdict.FULL
+            except TooLarge:
+                refusals[registration.trajectory_uid] = SubmitVerdict.TOO_LARGE
             except (BadRequest, Conflict, Forgotten):  # the verdict of its steps says it: late, duplicate or unknown
                 continue
         packed = PackedSteps(columns)
-        refusals = dict.fromkeys(without_room, SubmitVerdict.FULL) | dict.fromkeys(repeated, SubmitVerdict.DUPLICATE)
         return [
             self._refuse(refusals[uid]) if uid in refusals else self._submit(packed, i, None, None)
             for i, uid in enumerate(columns.trajectory_uids)
@@ -283,6 +286,23 @@ class Ingest:
             return None
         channel = self._state.channel_of(trajectory.group)
         return SubmitVerdict.FULL if channel.nbytes + channel.leased_bytes + more > limits.max_bytes else None
+
+    def _check_room_for(self, metadata: JsonObject, known: Trajectory | None, channel_name: str | None) -> None:
+        """TooLarge or PoolFull if a trajectory, or its channel, cannot hold this metadata."""
+        limits, size = self._state.limits, json_bytes(metadata)
+        if limits.max_bytes is None:
+            return
+        most = int(limits.max_bytes * MAX_TRAJECTORY_SHARE)
+        if (known.nbytes if known is not None else 0) + size > most:
+            raise TooLarge(
+                f"this metadata takes {size} bytes of the pool's memory, and one trajectory may hold {most}, a quarter "
+                "of --max-bytes; store large fields elsewhere and send their names"
+            )
+        channel = self._state.channels.get(channel_name or (known.group.channel if known is not None else TRAIN))
+        if channel is None or limits.overflow is not Overflow.REFUSE:
+            return
+        if channel.nbytes + channel.leased_bytes + size > limits.max_bytes:
+            raise PoolFull(f"channel {channel.name!r} has no room for {size} bytes of metadata; try later")
 
     def _refuse(self, verdict: SubmitVerdict) -> SubmitVerdict:
         self._state.count_refusal(verdict)

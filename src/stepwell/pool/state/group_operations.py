@@ -9,7 +9,7 @@ from stepwell.pool.api.sessions import session_id_of
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.producer_shares import producer_of
-from stepwell.pool.state.records import A_STEP, NO_GATEWAYS, Group, Trajectory
+from stepwell.pool.state.records import A_STEP, NO_GATEWAYS, Group, Trajectory, json_bytes
 from stepwell.pool.state.state_base import StateBase
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.steps.returns import GivenReward
@@ -46,6 +46,7 @@ class GroupOperations(StateBase):
         if outcome is not None:
             trajectory.reward, trajectory.reward_source = outcome.value, outcome.source
             trajectory.reward_revision = outcome.revision
+        trajectory.nbytes = trajectory.held_bytes()
         self._join(group, trajectory)
         return trajectory
 
@@ -55,6 +56,7 @@ class GroupOperations(StateBase):
         self._join(group, trajectory)
 
     def update_metadata(self, trajectory: Trajectory, metadata: JsonObject) -> None:
+        self._grow(trajectory, json_bytes(metadata) - json_bytes(trajectory.metadata))
         trajectory.metadata = metadata
         self.has_retention |= RETENTION in metadata
         self._changed(trajectory)
@@ -232,6 +234,10 @@ class GroupOperations(StateBase):
         more = added.nbytes + A_STEP if added is not None else 0
         if trajectory.completed:
             more = trajectory.held_bytes() - trajectory.nbytes
+        self._grow(trajectory, more)
+
+    def _grow(self, trajectory: Trajectory, more: int) -> None:
+        """It has so many bytes more, or less."""
         if not more:
             return
         trajectory.nbytes += more

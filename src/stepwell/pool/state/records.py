@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import ClassVar, cast
 
-from stepwell.pool.api.curation import BY_A_PERSON
+from stepwell.pool.api.curation import BY_A_PERSON, MARKS
+from stepwell.pool.api.producing import ENDED_BY
 from stepwell.pool.api.sessions import user_of
 from stepwell.pool.state.packed_trajectory import TrajectoryPacker
 from stepwell.pool.state.stored_step import StoredStep
@@ -24,8 +25,32 @@ NO_GATEWAYS: frozenset[str] = frozenset()
 A_GROUP, A_TRAJECTORY, A_STEP, A_PACKED_STEP = 700, 700, 900, 60
 """Bytes of memory that each takes besides the data of its steps. tests/unit/pool/shard/test_counted_bytes.py measures
 them."""
+A_FIELD, A_VALUE = 40, 45
+"""Bytes that a field of a JSON object and a value take besides the text of the name and of the value."""
+ADDED_BY_POOL = (EXPLANATION, MARKS, ENDED_BY)
+"""What rewards, curators and completions add to the metadata, within bounds of their own."""
 WORTH_PACKING = 4_096
 """Bytes of data of a step. A complete trajectory of smaller steps is packed; for longer ones the rest hardly counts."""
+
+
+def json_bytes(fields: JsonObject) -> int:
+    """About the memory that JSON fields take; the same for equal fields. What the pool itself adds does not count."""
+    counted = {name: value for name, value in fields.items() if name not in ADDED_BY_POOL}
+    waiting: list[Json] = [counted] if counted else []
+    total = 0
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            total += A_VALUE + len(value) * (1 if value.isascii() else 4)
+        elif isinstance(value, dict):
+            total += A_VALUE + sum(A_FIELD + len(name) for name in value)
+            waiting += value.values()
+        elif isinstance(value, list):
+            total += A_VALUE + 8 * len(value)
+            waiting += value
+        else:
+            total += A_VALUE
+    return total
 
 
 @dataclass(slots=True, eq=False)
@@ -168,10 +193,10 @@ class Trajectory:
         return [step for step in self.steps.values() if step.is_held()]
 
     def held_bytes(self) -> int:
-        """What it takes of the memory: the data of its steps, and what Python needs for its records."""
+        """What it takes of the memory: the data of its steps, its metadata, and what Python needs for its records."""
         count, data = self._size()
         is_small = self.completed and data < WORTH_PACKING * count
-        return A_TRAJECTORY + data + count * (A_PACKED_STEP if is_small else A_STEP)
+        return A_TRAJECTORY + json_bytes(self.metadata) + data + count * (A_PACKED_STEP if is_small else A_STEP)
 
     @property
     def is_small(self) -> bool:

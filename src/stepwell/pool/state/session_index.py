@@ -12,13 +12,15 @@ from stepwell.pool.api.curation import MARKS
 from stepwell.pool.api.producing import ENDED_BY
 from stepwell.pool.api.sessions import SESSION, session_id_of, user_of
 from stepwell.pool.state.priority_set import PrioritySet
-from stepwell.pool.state.records import Trajectory
+from stepwell.pool.state.records import Trajectory, json_bytes
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.schema import CARRIED
 from stepwell.steps.step import JsonObject
 
 LINEAGE = [column.name for column in CARRIED].index("lineage")
 """The place in StoredStep.carried."""
+RECORD_BYTES = 64 * 2**20
+"""Of the metadata of all sessions that are remembered, also after their trajectories are gone."""
 OF_ONE_TRAJECTORY = (SESSION, ENDED_BY, MARKS)
 """Metadata that a successor does not take over."""
 
@@ -42,6 +44,8 @@ class SessionIndex:
         self.called: dict[str, float] = {}
         """By open trajectory of a session: when it was last called, in pool time."""
         self._records: OrderedDict[str, SessionRecord] = OrderedDict()
+        self._record_bytes = 0
+        """Of the metadata of the records."""
         self._by_time: PrioritySet[tuple[float, str]] = PrioritySet()
         """The open trajectories, each with a time of a call that is not later than its last one."""
         self._turns: OrderedDict[tuple[str, str], str] = OrderedDict()
@@ -65,16 +69,25 @@ class SessionIndex:
         if session_id := session_id_of(trajectory.group.prompt_uid):
             known = self._records.get(session_id)
             if known is None or known.number <= trajectory.number:
-                self._records[session_id] = _record(trajectory)
-                self._records.move_to_end(session_id)
-                if len(self._records) > self._kept:
-                    self._records.popitem(last=False)
+                self._remember(session_id, _record(trajectory))
             if not trajectory.completed:
                 self.called[trajectory.uid] = pool_time
                 self._by_time.add((pool_time, trajectory.uid))
 
             for step in trajectory.steps.values():
                 self._note_turn(trajectory, step)
+
+    def _remember(self, session_id: str, record: SessionRecord) -> None:
+        self._remove(session_id)
+        self._records[session_id] = record
+        self._record_bytes += json_bytes(record.metadata)
+        while len(self._records) > self._kept or self._record_bytes > RECORD_BYTES:
+            self._remove(next(iter(self._records)))
+
+    def _remove(self, session_id: str) -> None:
+        record = self._records.pop(session_id, None)
+        if record is not None:
+            self._record_bytes -= json_bytes(record.metadata)
 
     def _note_turn(self, trajectory: Trajectory, step: StoredStep) -> None:
         replied = step.carried[LINEAGE].get("replied") if step.quarantine is None else None
@@ -96,7 +109,7 @@ class SessionIndex:
         """Remove the sessions of users for whom this is true. Returns their ids."""
         found = [session_id for session_id, record in self._records.items() if is_forgotten(record.user)]
         for session_id in found:
-            del self._records[session_id]
+            self._remove(session_id)
         users = {user for user, _ in self._turns}
         gone = {user for user in users if is_forgotten(user)}
         for turn in [turn for turn in self._turns if turn[0] in gone]:
@@ -107,7 +120,7 @@ class SessionIndex:
         """Remove the sessions whose last trajectory has such a uid. Their next call begins anew."""
         gone = {session_id for session_id, record in self._records.items() if is_forgotten(record.trajectory_uid)}
         for session_id in gone:
-            del self._records[session_id]
+            self._remove(session_id)
         for turn in [turn for turn, session_id in self._turns.items() if session_id in gone]:
             del self._turns[turn]
 

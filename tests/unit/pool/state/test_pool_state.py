@@ -30,7 +30,16 @@ from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.producer_shares import LARGE, ProducerShares
-from stepwell.pool.state.records import A_GROUP, A_PACKED_STEP, A_STEP, A_TRAJECTORY, Group, Lease, Trajectory
+from stepwell.pool.state.records import (
+    A_GROUP,
+    A_PACKED_STEP,
+    A_STEP,
+    A_TRAJECTORY,
+    Group,
+    Lease,
+    Trajectory,
+    json_bytes,
+)
 from stepwell.pool.state.reward_queue import GIVEN_UP
 from stepwell.pool.state.snapshots import snapshot_of, standing_of
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
@@ -712,7 +721,8 @@ def timeless(snapshot: TrajectorySnapshot) -> TrajectorySnapshot:
 
 def stored_bytes(trajectory: Trajectory) -> int:
     a_step = A_PACKED_STEP if trajectory.completed else A_STEP
-    return A_TRAJECTORY + sum(step.nbytes + a_step for step in trajectory.steps.values())
+    metadata = json_bytes(trajectory.metadata)
+    return A_TRAJECTORY + metadata + sum(step.nbytes + a_step for step in trajectory.steps.values())
 
 
 def dump_group(group: Group) -> tuple[Any, ...]:
