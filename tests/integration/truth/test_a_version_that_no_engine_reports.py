@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from openai import APIStatusError, OpenAI
+from openai import APIStatusError, AsyncOpenAI, OpenAI
 
 import stepwell
 from stepwell.engines.engine import EngineTimeouts
@@ -37,7 +37,7 @@ def pool() -> LocalPool:
     return LocalPool(clock=time.monotonic)
 
 
-def readme_agent(gateway: str) -> float:
+def readme_agent(gateway: str) -> None:
     """The README's agent, with the SDK's own retries."""
     run = stepwell.connect(gateway)
     for _ in range(2):
@@ -48,7 +48,6 @@ def readme_agent(gateway: str) -> float:
                 model=model, messages=[{"role": "user", "content": "Say hello."}], max_tokens=8
             )
             t.reward = 1.0 if "hello" in str(reply.choices[0].message.content).lower() else 0.0
-    return t.reward
 
 
 async def ready(gateway: str) -> dict[str, str]:
@@ -135,14 +134,12 @@ async def test_a_held_call_is_told_within_ten_seconds_with_the_sdks_retries(
     async with serve_gateway(pool, [engine.url]) as gateway:
         run = await asyncio.to_thread(stepwell.connect, gateway)
         async with run.trajectory(prompt_uid="p", group_size=1) as t:
-            agent = OpenAI(base_url=t.base_url, api_key=t.api_key, timeout=60)
+            agent = AsyncOpenAI(base_url=t.base_url, api_key=t.api_key, timeout=60)
             await pool.set_policy_version(7, check=False)
             await until_state(gateway, "unsynced")
             began = time.monotonic()
             with pytest.raises(APIStatusError, match="stepwell policy set 0"):
-                await asyncio.to_thread(
-                    agent.chat.completions.create, model="tiny", messages=[{"role": "user", "content": "Hello"}]
-                )
+                await agent.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hello"}])
             assert time.monotonic() - began < TOLD_WITHIN
             assert engine.asked[CHAT] == 0
 

@@ -86,6 +86,20 @@ def test_every_engine_is_paused_changed_named_and_resumed_and_the_pool_told(
     assert model.training
 
 
+def test_a_sync_announces_itself_until_it_is_closed(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path
+) -> None:
+    pool = Versions()
+    sync = weight_sync(engines, tmp_path / "w", pool=pool, background=False)
+    sync.catch_up()
+    assert pool.announced == 1, "before its first sync too: engines wait for it"
+    sync.sync(model, 7)
+    assert pool.announced == 2
+    sync.close()
+    sync.catch_up()
+    assert pool.announced == 2
+
+
 @pytest.mark.parametrize(
     "at", ["/pause", LABEL, "/collective_rpc", "/weight_checker", "/reset_prefix_cache", "/resume"]
 )
