@@ -54,6 +54,11 @@ COMMANDS = {
         "policy_commands.PolicyListSettings",
         "up.command_policy.run_list",
     ),
+    "policy set": (
+        "set the policy's version to one that engines have",
+        "policy_commands.PolicySetSettings",
+        "up.command_policy.run_set",
+    ),
     "policy promote": (
         "give the canary to all sessions",
         "policy_commands.PromoteSettings",

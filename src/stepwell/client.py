@@ -22,11 +22,13 @@ from types import TracebackType
 from typing import Any, Literal, Self
 from uuid import uuid4
 
-from stepwell.errors import BadRequest, GatewayUnreachable, NotReady, StepwellError, from_answer
+from stepwell.errors import WEIGHTS, BadRequest, GatewayUnreachable, NotReady, StepwellError, from_answer
 
 TIMEOUT = 90.0
 """Seconds for one call. Longer than the gateway's own timeouts, so that its error text arrives."""
 POLL = 0.2
+WEIGHTS_PATIENCE = 8.0
+"""Seconds that `connect` waits while only weights are missing: somebody must act, and is told so."""
 UNTRUSTED = "; if the CA of its certificate is your own, set SSL_CERT_FILE to a file with it"
 PROXY_ERRORS = (502, 503, 504)
 """With these, a proxy tells that the gateway behind it does not answer."""
@@ -39,10 +41,11 @@ def connect(url: str, *, key: str | None = None, timeout: float = 30.0) -> "Run"
     it has one. The agent gets another key, which is valid for its trajectory.
     """
     run = Run(url, key, patience=timeout)
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     while (why := run.why_not_ready()) is not None:
-        if time.monotonic() > deadline:
-            raise NotReady(f"the gateway at {run.url} is not ready after {timeout:g} s: {why}")
+        patience = min(timeout, WEIGHTS_PATIENCE) if why.startswith(f"{WEIGHTS}: ") else timeout
+        if time.monotonic() > began + patience:
+            raise NotReady(f"the gateway at {run.url} is not ready after {patience:g} s: {why}")
         time.sleep(POLL)
     return run
 

@@ -7,6 +7,10 @@ A message says what happened and what to do. The gateway turns each class into a
 import json
 import re
 
+WEIGHTS = "weights"
+"""The part that a gateway's /ready names while all engines wait for weights that nobody brings. Calls fail until
+somebody acts; everything else works."""
+
 
 class StepwellError(Exception):
     """The base of all failures that Stepwell reports. Its text is shown to the user unchanged."""

@@ -21,7 +21,7 @@ from stepwell.common.bounded_http import BoundedHttp
 from stepwell.common.listening import served_hosts
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines import ENGINES
-from stepwell.engines.engine import EngineKind
+from stepwell.engines.engine import EngineKind, EngineTimeouts
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import GatewayLimits, create_app
 from stepwell.gateway.dialects import DIALECTS
@@ -60,6 +60,7 @@ async def serve_gateway(
     is_durable: bool = False,
     routing: str = "round_robin",
     kinds: Sequence[EngineKind] = ENGINES,
+    timeouts: EngineTimeouts | None = None,
     atropos: MountedApp | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
     limits: GatewayLimits = PATIENT,
@@ -68,7 +69,7 @@ async def serve_gateway(
     """A gateway on a free loopback port; gives its URL."""
     app = create_app(
         pool=pool,
-        engines=EngineFleet(engine_urls, routing=routing, kinds=kinds),
+        engines=EngineFleet(engine_urls, routing=routing, kinds=kinds, timeouts=timeouts),
         tokenizer=BackgroundTokenizer("no/such/folder", load_tokenizer),
         rewards=rewards,
         prompt_length=prompt_length,

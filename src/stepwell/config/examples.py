@@ -39,6 +39,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "reward try": ("stepwell reward try my_rewards.py:score --on steps.parquet --limit 10",),
     "rescore": ("stepwell rescore my_rewards.py:score --from archive --to archive-2",),
     "policy list": ("stepwell policy list",),
+    "policy set": ("stepwell policy set 0",),
     "policy promote": ('stepwell policy promote --reason "reviewed by hand"',),
     "policy rollback": ('stepwell policy rollback --reason "users complain about the tone"',),
     "export": (

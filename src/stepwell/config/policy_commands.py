@@ -1,7 +1,9 @@
-"""The settings of `stepwell policy list`, `promote` and `rollback`."""
+"""The settings of `stepwell policy list`, `set`, `promote` and `rollback`."""
+
+from typing import Annotated
 
 from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
 from stepwell.config.sections import PoolSection
 
@@ -17,6 +19,18 @@ class PolicyListSettings(PoolSection):
     """How many decisions to show."""
     as_json: bool = Field(default=False, alias="json")
     """Print it as JSON."""
+
+
+class PolicySetSettings(PoolSection):
+    """Set the version of the policy to one that an engine reports; 0 are the weights that engines were started with. A
+    WeightSync sets versions by itself: this command is for a pool whose version no engine has, as after a restart of
+    the engines without the trainer. Others are refused.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_POLICY_")
+
+    version: CliPositionalArg[Annotated[int, Field(ge=0)]]
+    """The version that sessions get from now on."""
 
 
 class PolicyDecisionSection(PoolSection):

@@ -85,6 +85,8 @@ class EngineTimeouts:
     """How long an engine may send nothing, before its reply or within it. A whole reply has no limit."""
     hold: float = 600.0
     """How long a call waits while all engines are paused."""
+    unsynced: float = 5.0
+    """How long engines that nobody syncs may lack a known version, before calls fail."""
 
 
 class EngineRequest(NamedTuple):

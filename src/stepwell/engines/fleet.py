@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import io
 import resource
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -27,7 +28,7 @@ from stepwell.engines.engine import (
     engine_address,
     failure_text,
 )
-from stepwell.engines.replica import EngineReplica
+from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.engines.replies import EngineReply, RefusedReply
 from stepwell.engines.routing import EngineSelector, routing_named
 from stepwell.engines.session_split import SplitCounts
@@ -48,6 +49,8 @@ HUNG_UP = (aiohttp.ClientConnectionError, OSError)
 """Raised before the head of a reply has arrived. UNREACHED and timeouts are subclasses and handled first."""
 LIST_MODELS = EngineRequest("/v1/models", None)
 PUBLISH_RETRY_PAUSE = 1.0
+REPORT_INTERVAL = 1.0
+"""Seconds between two reports to the pool, if no engine changes."""
 
 MakeRequest: TypeAlias = Callable[[EngineReplica], EngineRequest]
 
@@ -69,6 +72,8 @@ class EngineFleet:
         self._kinds = tuple(kinds)
         self._configured = tuple(addresses)
         self._directory: EngineDirectory | None = None
+        self._sync_expected: bool | None = None
+        """A trainer lives that syncs weights; None if the pool has not been asked yet."""
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -78,8 +83,39 @@ class EngineFleet:
         self._directory = directory
 
     async def follow(self) -> None:
-        """Keeps the engines those of the pool's list, and sessions where its canary puts them, until cancelled."""
-        await asyncio.gather(self._follow_list(), self._follow_canary())
+        """Keeps the engines those of the pool's list, sessions where its canary puts them, and the pool informed of the
+        engines' versions, until cancelled."""
+        await asyncio.gather(self._follow_list(), self._follow_canary(), self._report())
+
+    async def _report(self) -> None:
+        assert self._directory is not None
+        await self._directory.serving_after(None)
+        while True:
+            answering = [engine for engine in self._selector.engines if engine.state is not EngineState.DOWN]
+            versions = {engine.address: engine.reported_version for engine in answering}
+            self._sync_expected = await self._directory.report_engines(versions)
+            now = time.monotonic()
+            is_settled = all(now - engine.state_since >= self._timeouts.unsynced for engine in answering)
+            self._selector.set_stuck((self.why_stuck() or "") if is_settled else "")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._selector.changed(), REPORT_INTERVAL)
+
+    @property
+    def is_sync_expected(self) -> bool | None:
+        """A trainer lives that syncs weights, or the pool cannot be asked; None if it has not been asked yet."""
+        return self._sync_expected
+
+    def why_stuck(self) -> str | None:
+        """Why no call is answered, with what to do: all engines wait for weights that nobody brings. None if not so."""
+        answering = [engine for engine in self._selector.engines if engine.state is not EngineState.DOWN]
+        reasons = [engine.why_it_awaits_sync for engine in answering]
+        if self._sync_expected is not False or not reasons or not all(reasons):
+            return None
+        named = "; ".join(f"{engine.address}: {why}" for engine, why in zip(answering, reasons, strict=True))
+        return (
+            f"{named}. No trainer is there to sync them. Start the trainer; or, to go on with the weights that the "
+            f"engine has, run: stepwell policy set {answering[0].reported_version or 0}"
+        )
 
     async def _follow_canary(self) -> None:
         """No engine is asked anything here: a rollback must not wait for one that does not answer."""

@@ -84,6 +84,7 @@ class EngineReplica:
         self.state = EngineState.DOWN
         self.why = "not probed yet"
         """Why it is down or unsynced; else empty."""
+        self.state_since = time.monotonic()
         self.in_flight = 0
         """Calls whose replies are not yet read to the end, including those that wait for a connection."""
         self.weight_version: str | None = None
@@ -175,6 +176,21 @@ class EngineReplica:
         return self.weight_version is not None and self.weight_version.startswith(CHANGING)
 
     @property
+    def reported_version(self) -> int | None:
+        """What the pool is told: 0 are the weights that it was started with, None is unknown."""
+        is_known = self.weight_version is not None or not self.facts.weight_versions
+        if not self.facts.reports_version or not is_known or self.is_changing or self.state is EngineState.PAUSED:
+            return None
+        return self.version or 0
+
+    @property
+    def why_it_awaits_sync(self) -> str:
+        """Why it gets no calls, if that needs a weight sync that has not begun, or another policy version; else
+        empty."""
+        is_waiting = self.state is EngineState.UNSYNCED and not self.is_changing and self._policy_version() is not None
+        return self._why_unsynced() if is_waiting else ""
+
+    @property
     def has_unknown_weights(self) -> bool:
         """It has sampled with weights that nobody knows."""
         return self.weight_version == CHANGING
@@ -259,13 +275,16 @@ class EngineReplica:
             self._note_version(version, asked_at)
 
     def _note_version(self, version: str, asked_at: float) -> None:
+        is_new = version != self.weight_version
         self.weight_version, self.version_checked_at = version, asked_at
         self.version = int(version) if version.isdecimal() else None
+        if is_new:
+            self._on_change()
 
     def _set_state(self, state: EngineState, why: str = "") -> None:
         if (self.state, self.why) == (state, why):
             return
-        self.state, self.why = state, why
+        self.state, self.why, self.state_since = state, why, time.monotonic()
         is_passing = self.is_changing or self._policy_version() is None
         is_wrong = state is EngineState.DOWN or (state is EngineState.UNSYNCED and not is_passing)
         level = logging.WARNING if is_wrong else logging.INFO

@@ -2,6 +2,7 @@
 
 - The routing chooses among the healthy engines.
 - While none is healthy and some are paused or unsynced, calls wait, so agents do not notice a weight update.
+- Once it is known that nobody brings weights to the unsynced ones, calls that would wait for them fail.
 - A call that samples no tokens may go to an unsynced engine.
 - Engines that are down are tried only if all are down.
 - No call gets the same engine twice.
@@ -86,6 +87,7 @@ class EngineSelector:
         self._hold_timeout = hold_timeout
         self._healthy: list[EngineReplica] = []
         self._changed = asyncio.Event()
+        self._why_stuck = ""
         self._canary: Canary | None = None
         self._split: SessionSplit | None = None
         self.split_counts = SplitCounts()
@@ -93,6 +95,12 @@ class EngineSelector:
     def set_canary(self, canary: Canary | None) -> None:
         if canary != self._canary:
             self._canary = canary
+            self.note_change()
+
+    def set_stuck(self, why: str) -> None:
+        """Why calls cannot wait for an unsynced engine; empty if they can."""
+        if why != self._why_stuck:
+            self._why_stuck = why
             self.note_change()
 
     def add(self, engine: EngineReplica) -> None:
@@ -159,6 +167,8 @@ class EngineSelector:
         try:
             async with asyncio.timeout(self._hold_timeout):
                 while self._must_wait(tried):
+                    if self._why_stuck:
+                        raise EngineUnavailable(self._why_stuck)
                     await self.changed()
         except TimeoutError:
             raise EngineUnavailable(self._still_paused(self._left(tried, *WAITED_FOR))) from None

@@ -38,8 +38,11 @@ class TrainingBatch(HasLeases, Protocol):
 
 
 class VersionedPool(Protocol):
-    def set_policy_version(self, version: int) -> None:
-        """The engines now serve these weights."""
+    def set_policy_version(self, version: int, *, check: bool = True) -> None:
+        """The engines now serve these weights. Without `check` nobody else is asked whether they do."""
+
+    def announce_sync(self) -> None:
+        """A trainer lives that brings weights to the engines."""
 
     def engines(self) -> Sequence[str]:
         """The addresses of the engines that gateways use now."""

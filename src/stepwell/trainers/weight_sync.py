@@ -124,6 +124,7 @@ class WeightSync:
         """The log-probabilities of the probe under the weights of the last sync."""
         self._background = background
         self._catching_up: threading.Thread | None = None
+        self._is_closed = False
 
     def sync(self, weights: Weights, version: int, *, logprobs: Sequence[float] | None = None) -> SyncReport:
         """Returns once the engines compute with these weights under this version.
@@ -139,7 +140,10 @@ class WeightSync:
         began = time.monotonic()
         if is_follower(weights):
             return self._help_to_gather(weights, version, began)
+        if self._background and self._pool is not None and self._catching_up is None:
+            self._catching_up = keep_calling(self.catch_up, CATCH_UP_INTERVAL)
         with self._one_at_a_time, self._transfer.exclusive():
+            self._announce()
             self._synced = None
             engines = SyncRound(self._engines())
             engines.each(self._version)  # a dead engine is noticed before the others are paused
@@ -151,12 +155,9 @@ class WeightSync:
             engines.require_one()
             self._ours = synced.logprobs
             if self._pool is not None:
-                self._pool.set_policy_version(version)
+                self._pool.set_policy_version(version, check=False)  # each engine has told that it has it
             self._synced, self._failed = synced, frozenset(engines.failed)
             seconds = time.monotonic() - began
-        has_background = self._background and self._pool is not None and not self._transfer.is_collective
-        if has_background and self._catching_up is None:
-            self._catching_up = keep_calling(self.catch_up, CATCH_UP_INTERVAL)
         left_out = {url: str(failure) for url, failure in engines.failed.items()}
         return SyncReport(version=version, seconds=seconds, left_out=left_out, **change._asdict())
 
@@ -166,6 +167,7 @@ class WeightSync:
         Returns their addresses; SyncFailed if one of them fails. A thread calls it at intervals, so that an engine need
         not wait for the next sync.
         """
+        self._announce()
         synced = self._synced
         if synced is None or self._transfer.is_collective:
             return []
@@ -190,6 +192,7 @@ class WeightSync:
         if self._transfer.is_collective:
             raise BadRequest("weights can be staged in files only: CheckpointTransfer")
         with self._one_at_a_time, self._transfer.exclusive():
+            self._announce()
             self._synced = None
             digests = self._new_digests(self._engines()) or (SentDigests() if self._compares_checksums else None)
             synced = SyncedWeights(version, self._our_logprobs(weights), self._ours, digests)
@@ -205,7 +208,12 @@ class WeightSync:
 
     def close(self) -> None:
         """No engine is brought up to date any more."""
-        self._synced = None
+        self._synced, self._is_closed = None, True
+
+    def _announce(self) -> None:
+        """So that gateways hold calls until the engines have weights."""
+        if self._pool is not None and not self._is_closed:
+            self._pool.announce_sync()
 
     def _engines(self) -> list[EngineControl]:
         listed = self._pool.engines() if self._pool is not None else ()

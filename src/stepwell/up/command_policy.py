@@ -1,7 +1,8 @@
-"""`stepwell policy list | promote | rollback`: an operator looks at the policy's versions, and decides for the guard.
+"""`stepwell policy list | set | promote | rollback`: an operator looks at the policy's versions, and decides for the
+guard.
 
 - The commands talk to the pool alone: they work while the trainer is down.
-- What they decide is kept as the guard's decisions are.
+- Promotions and rollbacks are kept as the guard's decisions are.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from dataclasses import asdict, replace
 from stepwell.config.policy_commands import (
     PolicyDecisionSection,
     PolicyListSettings,
+    PolicySetSettings,
     PromoteSettings,
     RollbackSettings,
 )
@@ -36,12 +38,22 @@ def run_list(settings: PolicyListSettings) -> None:
     _say(shown)
 
 
+def run_set(settings: PolicySetSettings) -> None:
+    _say(asyncio.run(set_version(_joined(settings), settings.version)))
+
+
 def run_promote(settings: PromoteSettings) -> None:
     _say(asyncio.run(promote(_joined(settings), _who(settings), settings.reason)))
 
 
 def run_rollback(settings: RollbackSettings) -> None:
     _say(asyncio.run(roll_back(_joined(settings), _who(settings), settings.reason)))
+
+
+async def set_version(pool: PoolClient, version: int) -> str:
+    """Returns what has happened, in words. Conflict if no engine reports the version."""
+    await pool.set_policy_version(version)
+    return f"the policy has version {version}: engines that report it, or a newer one, get calls within a second"
 
 
 async def promote(pool: PoolClient, by: str, reason: str) -> str:

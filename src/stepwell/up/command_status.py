@@ -205,8 +205,9 @@ def _errors(status: ShownStatus) -> Iterator[str]:
         archive = status.pool.archiving
         yield f"archive: {_count(archive.failures, 'failed write')}; {_count(archive.waiting_groups, 'group')} wait"
     for gateway in status.gateways:
-        if gateway.error:
-            yield f"{gateway.url}: {gateway.error}"
+        for why in (gateway.error, *gateway.missing):
+            if why:
+                yield f"{gateway.url}: {why}"
 
 
 def _count(number: int, what: str) -> str:

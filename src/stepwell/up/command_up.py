@@ -26,7 +26,7 @@ from stepwell.pool.client.ray_folder import make_ray_folder
 from stepwell.up.background import detach, redirect_output
 from stepwell.up.engine_model import ServedModel, missing_lines, wait_for_model
 from stepwell.up.launch_plan import LaunchPlan, make_plan, url_of
-from stepwell.up.processes import END_SIGNALS, StartupScreen, programs, serve
+from stepwell.up.processes import END_SIGNALS, StartupScreen, programs, serve, why_no_weights
 from stepwell.up.state_folder import RunRecord, StateFolder, started, this_folder
 from stepwell.wiring.pool import run_pool
 from stepwell.wiring.rewards import run_rewards
@@ -126,7 +126,8 @@ class Up:
 
         def on_ready() -> None:
             self._folder.write_record(replace(self._record, dashboard=url_of(plan.dashboard), is_ready=True))
-            self._screen.say("everything is up")
+            why = why_no_weights(plan, key)
+            self._screen.say("everything is up" if why is None else f"everything is up, but calls fail: {why}")
             self._screen.show(welcome(plan, model.name, ShownKey(self._folder.key_file, shown)))
             if self._settings.detach:
                 self._screen.show("It continues in the background; `stepwell down` stops it.")

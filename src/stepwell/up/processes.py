@@ -19,7 +19,7 @@ from typing import TextIO
 from stepwell.common.async_calls import in_thread
 from stepwell.common.processes import OnLogLine, Program, SupervisedProcess
 from stepwell.common.retry import Backoff
-from stepwell.errors import NotReady
+from stepwell.errors import WEIGHTS, NotReady
 from stepwell.up.http import JsonAnswer, get_json
 from stepwell.up.launch_plan import LaunchPlan, environment, url_of
 
@@ -141,13 +141,22 @@ async def _start(stack: AsyncExitStack, wanted: Sequence[Program], logs: Path, s
         raise failed.exceptions[0] from None
 
 
+def why_no_weights(plan: LaunchPlan, key: str) -> str | None:
+    """Why the gateway fails all calls, although everything is up; None if it does not."""
+    match get_json(f"{url_of(plan.gateway)}/ready", key).body:
+        case {"missing": dict(missing)} if WEIGHTS in missing:
+            return str(missing[WEIGHTS])
+    return None
+
+
 async def _why_no_gateway(url: str, key: str) -> str | None:
+    """A gateway whose engines lack weights is up: the trainer that brings them may need it."""
     answer = await in_thread(partial(get_json, url, key))
     if answer.status == 200:
         return None
     match answer.body:
         case {"missing": dict(missing)}:
-            return "; ".join(f"{part}: {why}" for part, why in missing.items())
+            return "; ".join(f"{part}: {why}" for part, why in missing.items() if part != WEIGHTS) or None
     return _why_no_answer(answer)
 
 
@@ -156,6 +165,8 @@ async def _why_no_dashboard(url: str, key: str) -> str | None:
     answer = await in_thread(partial(get_json, url, key))
     match answer.body:
         case {"gateways": [{"ready": True}, *_]}:
+            return None
+        case {"gateways": [{"missing": [str(only)]}, *_]} if only.startswith(f"{WEIGHTS}: "):
             return None
     return "it has not reached the gateway yet" if answer.status == 200 else _why_no_answer(answer)
 

@@ -244,3 +244,26 @@ def _read_until(process: "subprocess.Popen[str]", text: str) -> str:
         assert line, read
         read += line
     return read
+
+
+def test_a_version_that_no_engine_has_is_refused_and_an_old_one_is_told_and_mended_as_printed(
+    shell: Shell, engine: FakeEngine, tiny_model: Path
+) -> None:
+    ports = ("--port", str(free_port()), "--dashboard-port", str(free_port()))
+    command = ("stepwell", "up", "--engine", engine.url, "--tokenizer-path", str(tiny_model), *ports, "--detach")
+    trainer = "from stepwell.pool.client import connect; connect('data_pool').set_policy_version(1{})"
+    Up(shell, shell.run(*command)).call()
+    assert "no engine reports version 1" in shell.run("python", "-c", trainer.format(""), status=1)
+    shell.run("python", "-c", trainer.format(", check=False"))
+    shell.run("stepwell", "down")
+    up = Up(shell, shell.run(*command))
+    why = (
+        f"{engine.url}: its weights are 'default', and the pool's version is 1: it waits for a weight sync. No trainer"
+    )
+    assert f"everything is up, but calls fail: {why}" in up.printed
+    assert f"errors    {up.gateway}: weights: {why}" in shell.run("stepwell", "status")
+    mended = re.search(r"run: (stepwell policy set \d+)$", up.printed, re.M)
+    assert mended, up.printed
+    shell.run(*mended[1].split())
+    up.call()
+    assert re.search(r"^errors +none$", shell.run("stepwell", "status"), re.M)

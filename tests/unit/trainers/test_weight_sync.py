@@ -32,9 +32,14 @@ PROOF = ["/weight_info", "/v1/completions"]
 class Versions:
     def __init__(self) -> None:
         self.told: list[int] = []
+        self.announced = 0
 
-    def set_policy_version(self, version: int) -> None:
+    def set_policy_version(self, version: int, *, check: bool = True) -> None:
+        assert not check, "the engines themselves have told the version"
         self.told.append(version)
+
+    def announce_sync(self) -> None:
+        self.announced += 1
 
     def engines(self) -> Sequence[str]:
         return ()
@@ -79,6 +84,20 @@ def test_every_engine_is_paused_changed_named_and_resumed_and_the_pool_told(
     assert report.logprob_gap == pytest.approx(0.0, abs=1e-6)
     assert report.paused_seconds <= report.seconds
     assert model.training
+
+
+def test_a_sync_announces_itself_until_it_is_closed(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path
+) -> None:
+    pool = Versions()
+    sync = weight_sync(engines, tmp_path / "w", pool=pool, background=False)
+    sync.catch_up()
+    assert pool.announced == 1, "before its first sync too: engines wait for it"
+    sync.sync(model, 7)
+    assert pool.announced == 2
+    sync.close()
+    sync.catch_up()
+    assert pool.announced == 2
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,11 @@ class ListedEngines:
     def engines(self) -> Sequence[str]:
         return tuple(self.listed)
 
-    def set_policy_version(self, version: int) -> None:
+    def set_policy_version(self, version: int, *, check: bool = True) -> None:
         self.version = version
+
+    def announce_sync(self) -> None:
+        """No gateway holds calls here."""
 
 
 @pytest.fixture

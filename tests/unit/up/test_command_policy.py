@@ -4,7 +4,7 @@ import pytest
 
 from stepwell.errors import Conflict
 from stepwell.pool.api.policy import Canary, PolicyDecision, PolicyStatus, RewardTally
-from stepwell.up.command_policy import promote, roll_back, status_lines
+from stepwell.up.command_policy import promote, roll_back, set_version, status_lines
 from tests.rig.local_pool import LocalPool
 
 CANARY = Canary(7, ("http://new",), 0.1, began_at=1_000.0)
@@ -34,6 +34,18 @@ async def test_a_rolled_back_canary_ends_and_is_not_promoted_later(pool: LocalPo
         with pytest.raises(Conflict, match="there is no canary: all sessions get version 6"):
             await command(pool, "ana", "again")
     assert [found.action for found in await pool.decisions()] == ["canary", "rollback"]
+
+
+async def test_an_operator_sets_a_version_that_an_engine_has_and_no_other(pool: LocalPool) -> None:
+    shard = pool.transport.services["data_pool"]
+    await shard.flush_requests("gateway", 0.0)
+    await shard.report_engines("gateway", {"http://new": 0})
+    said = await set_version(pool, 0)
+    assert said == "the policy has version 0: engines that report it, or a newer one, get calls within a second"
+    assert (await pool.newest_serving()).policy_version == 0
+    with pytest.raises(Conflict, match="no engine reports version 6: http://new has the weights that it was started"):
+        await set_version(pool, 6)
+    assert (await pool.newest_serving()).policy_version == 0
 
 
 def test_the_list_says_what_serves_whom_and_why() -> None:

@@ -100,6 +100,13 @@ def test_an_archive_in_trouble_is_an_error_and_what_it_drops_is_lost() -> None:
     assert "archive: 2 failed writes; 7 groups wait\n" in shown
 
 
+def test_what_a_gateway_lacks_is_an_error() -> None:
+    why = "weights: http://e:1: its weights are 'default' …, run: stepwell policy set 0"
+    lacking = {"url": "http://g", "ready": False, "missing": [why], "error": None, "lost": {}}
+    shown = status_text(ShownStatus.model_validate(STATUS | {"gateways": [lacking]}))
+    assert shown.endswith(f"errors    http://g: {why}")
+
+
 def test_a_pool_that_cannot_be_reached_is_the_error() -> None:
     away = STATUS | {"pool": None, "channels": [], "gateways": [], "pool_error": "it is away"}
     shown = status_text(ShownStatus.model_validate(away))

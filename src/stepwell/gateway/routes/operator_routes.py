@@ -14,7 +14,7 @@ from fastapi import APIRouter, Query, Response
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
-from stepwell.errors import StepwellError
+from stepwell.errors import WEIGHTS, StepwellError
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.http.metrics import GatewayMetrics
@@ -43,11 +43,13 @@ class ReadinessCheck:
     redactor: Redactor | None = None
 
     async def missing(self) -> dict[str, str]:
-        """The reason for each part that is not ready: tokenizer, data_pool, engines, reward_worker, redaction."""
+        """The reason for each part that is not ready: tokenizer, data_pool, engines, weights, reward_worker,
+        redaction."""
         parts = {
             "tokenizer": self.tokenizer.why_not_ready(),
             "data_pool": await _why_not(self.pool),
             "engines": self._why_no_engine(),
+            WEIGHTS: self.engines.why_stuck(),
             "reward_worker": None if self.rewards is None else await _why_not(self.rewards),
             "redaction": None if self.redactor is None else self.redactor.why_not_ready(),
         }
@@ -65,10 +67,14 @@ class ReadinessCheck:
         log.info("ready")
 
     def _why_no_engine(self) -> str | None:
-        """A paused or unsynced engine counts as ready: a call to it waits."""
+        """A paused or unsynced engine counts as ready: a call to it waits. But first the pool must have told whether
+        somebody brings it weights."""
         engines = self.engines.replicas
-        if any(engine.state is not EngineState.DOWN for engine in engines):
+        if any(engine.state in (EngineState.HEALTHY, EngineState.PAUSED) for engine in engines):
             return None
+        if any(engine.state is EngineState.UNSYNCED for engine in engines):
+            asked = "the pool has not told yet whether a trainer syncs their weights"
+            return asked if self.engines.is_sync_expected is None else None
         return "; ".join(f"{engine.address}: {engine.why}" for engine in engines) or "there is none"
 
 
@@ -91,7 +97,7 @@ def operator_router(engines: EngineFleet, readiness: ReadinessCheck, metrics: Ga
     @router.get("/ready", responses={503: {"model": gateway_api.Readiness}})
     async def ready(response: Response) -> gateway_api.Readiness:
         """503 until the tokenizer, the pool, an engine and, if they were named, the reward worker and the redaction
-        function are there."""
+        function are there; and while all engines wait for weights that nobody brings."""
         missing = await readiness.missing()
         response.status_code = 503 if missing else 200
         return gateway_api.Readiness(ready=not missing, missing=missing)

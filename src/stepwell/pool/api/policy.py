@@ -125,6 +125,9 @@ class GuardedPool(Protocol):
 
     def engines(self) -> Sequence[str]: ...
 
+    def announce_sync(self) -> None:
+        """A trainer lives that brings weights to the engines."""
+
     def canary(self) -> Canary | None: ...
 
     def decide(self, decision: PolicyDecision, canary: Canary | None = None, policy_version: int | None = None) -> None:

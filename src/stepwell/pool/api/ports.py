@@ -35,6 +35,11 @@ class EngineDirectory(Protocol):
     async def change_engines(self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = ()) -> None:
         """Engines join and leave, for all gateways and trainers."""
 
+    async def report_engines(self, versions: Mapping[str, int | None]) -> bool | None:
+        """Tell the pool which version each engine reports, by address: 0 are the weights that it was started with, None
+        is unknown. The answer: whether a trainer lives that syncs weights, True also if the pool cannot be asked; None
+        if this process is not known to the pool yet."""
+
 
 class StepSink(EngineDirectory, Protocol):
     """The DataPool, as a gateway sees it."""

@@ -8,12 +8,13 @@ trainers by `DataPool` (blocking).
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from stepwell.errors import BadRequest, PoolUnavailable
+from stepwell.errors import BadRequest, Conflict, PoolUnavailable
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
 from stepwell.pool.api.leasing import (
     BatchTerms,
@@ -32,7 +33,7 @@ from stepwell.pool.api.producing import (
 )
 from stepwell.pool.api.serving_state import ChannelPolicy, Serving
 from stepwell.pool.api.stats import PoolStats, merge_stats
-from stepwell.pool.api.transport import ActorTransport
+from stepwell.pool.api.transport import ActorFailed, ActorTransport
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_oldest
@@ -50,12 +51,22 @@ from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.steps.step import Step
 from stepwell.steps.step_filter import make_step_filter
 
+if TYPE_CHECKING:
+    from stepwell.pool.shard.service import ShardService
+
 T = TypeVar("T")
 
 SERVING_WAIT = 30.0
 """Seconds that one call waits for a new policy version, or another list of engines."""
 SERVING_RETRY_PAUSE = 1.0
 CHECK_TIMEOUT = 1.0
+REPORT_TIMEOUT = 0.5
+"""Seconds that a question about what engines report may take. Without an answer, versions are not checked."""
+REPORT_WAIT = 5.0
+"""Seconds in which gateways must have seen a new version of an engine. They look twice a second."""
+REPORT_PAUSE = 0.1
+NO_REPORTS = (PoolUnavailable, ActorFailed, AttributeError)
+"""The first shard is away, or of an older release."""
 DELIVERY_LEASE = 60.0
 """Seconds. The lease of a batch that is acknowledged on arrival."""
 
@@ -105,6 +116,23 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
     async def engines(self) -> tuple[str, ...]:
         """The addresses of all engines, as the pool knows them now."""
         return (await self.newest_serving()).engines or ()
+
+    async def report_engines(self, versions: Mapping[str, int | None]) -> bool | None:
+        if not self._flushes.gateway:
+            return None
+        try:
+            return await self._engine_reports().report_engines(self._flushes.gateway, dict(versions))
+        except NO_REPORTS:
+            return True
+
+    async def announce_sync(self) -> None:
+        """A trainer lives that brings weights to the engines. Call it at least once a minute: as long as it is heard,
+        gateways hold calls to engines that wait for weights."""
+        with suppress(*NO_REPORTS):
+            await self._engine_reports().announce_sync()
+
+    def _engine_reports(self) -> "ShardService":
+        return self.shards.at(self.shards.pool, timeout=REPORT_TIMEOUT)
 
     async def pacing(self, channel: str) -> Pacing:
         """A shard that does not answer counts with its last numbers, so that not too many rollouts are started."""
@@ -168,9 +196,21 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
     async def nack(self, leased: HasLeases) -> None:
         await self._held.nack(leased.leases)
 
-    async def set_policy_version(self, version: int) -> None:
-        """A shard that is away gets the version when it is back, as long as this process lives."""
+    async def set_policy_version(self, version: int, *, check: bool = True) -> None:
+        """A shard that is away gets the version when it is back, as long as this process lives. Conflict if no engine
+        reports the version, unless `check` is False."""
+        if check:
+            await self._require_reported(version)
         await self._versions.deliver(version)
+
+    async def _require_reported(self, version: int) -> None:
+        await self.shards.plan()
+        deadline = time.monotonic() + REPORT_WAIT
+        with suppress(*NO_REPORTS):
+            while (why := await self._engine_reports().why_unreported(version)) is not None:
+                if time.monotonic() > deadline:
+                    raise Conflict(why)
+                await asyncio.sleep(REPORT_PAUSE)
 
     async def decide(
         self, decision: PolicyDecision, canary: Canary | None = None, policy_version: int | None = None
@@ -281,12 +321,20 @@ class DataPool:
         """How many new trajectories may start."""
         return self._run(self._client.pacing(channel))
 
-    def set_policy_version(self, version: int) -> None:
-        """Call it when the engines have new weights: tokens that are sampled from now on carry this version.
+    def set_policy_version(self, version: int, *, check: bool = True) -> None:
+        """Call it when the engines have new weights and report their version; a WeightSync calls it by itself.
 
-        A shard that is away gets the version when it is back, as long as this process lives.
+        Conflict if gateways know what their engines report, and none reports this version: engines without a known
+        version get no calls. With `check=False` it is set all the same. A shard that is away gets the version when it
+        is back, as long as this process lives.
         """
-        self._run(self._client.set_policy_version(version))
+        self._run(self._client.set_policy_version(version, check=check))
+
+    def announce_sync(self) -> None:
+        """A trainer lives that brings weights to the engines; a WeightSync announces itself. Call it at least once a
+        minute: as long as it is heard, gateways hold calls to engines that wait for weights, instead of failing them.
+        """
+        self._run(self._client.announce_sync())
 
     @property
     def policy_version(self) -> int:

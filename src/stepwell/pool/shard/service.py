@@ -8,7 +8,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from uuid import uuid4
@@ -24,6 +24,7 @@ from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.consumer_calls import ConsumerCalls
+from stepwell.pool.shard.engine_reports import EngineReports
 from stepwell.pool.shard.forget_calls import ForgetCalls
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.late_rewards import reward_of_relabel
@@ -90,6 +91,7 @@ class ShardService(ForgetCalls, ConsumerCalls):
         self._epoch = uuid4().hex
         self._serving_changed = asyncio.Condition()
         self._has_unscored = asyncio.Event()
+        self._engine_reports = EngineReports(monotonic)
 
     async def plan(self) -> PoolPlan:
         self._transactions.check_open()
@@ -252,6 +254,23 @@ class ShardService(ForgetCalls, ConsumerCalls):
         async with self._transactions.transaction():
             self.pool.state.change_engines(add, remove)
         return await self._tell_serving()
+
+    async def report_engines(self, gateway: str, versions: Mapping[str, int | None]) -> bool:
+        """A gateway tells which version each of its engines reports (see EngineReports). True if a trainer lives that
+        syncs weights. Only the first shard of a pool is asked."""
+        self._transactions.check_open()
+        self._engine_reports.note(gateway, versions)
+        return self._engine_reports.is_sync_expected
+
+    async def why_unreported(self, version: int) -> str | None:
+        """Why the policy cannot have this version: no engine reports it. Only the first shard of a pool is asked."""
+        self._transactions.check_open()
+        return self._engine_reports.why_unreported(version, self._gateways.living())
+
+    async def announce_sync(self) -> None:
+        """A trainer lives that syncs weights. Only the first shard of a pool is asked."""
+        self._transactions.check_open()
+        self._engine_reports.announce_sync()
 
     async def serving(self, other_than: Serving | None = None, timeout: float = 0.0) -> Serving:
         """As it is now; with `other_than`, as soon as it differs from that, or after `timeout`."""

@@ -115,6 +115,7 @@ class GuardedSync:
         with self._syncing:
             if is_sharded_model(weights):
                 raise BadRequest("a GuardedSync stores whole models; this one is sharded: use WeightSync")
+            self._pool.announce_sync()
             if self._record.state.stable is None:
                 gap = self._promote_first(weights, version)
                 self._start(weights)
@@ -135,6 +136,7 @@ class GuardedSync:
         """Brings weights to the engines that shall have them. A thread calls it at intervals."""
         with self._moving:
             if self._is_started and not self._is_closed:
+                self._pool.announce_sync()
                 self._moves.move()
 
     def status(self) -> GuardStatus:

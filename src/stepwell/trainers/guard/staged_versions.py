@@ -69,8 +69,11 @@ class SlotEngines:
     def engines(self) -> Sequence[str]:
         return () if self.version is None else self._engines_of(self.version)
 
-    def set_policy_version(self, version: int) -> None:
+    def set_policy_version(self, version: int, *, check: bool = True) -> None:
         """The guard tells the pool, with its reason."""
+
+    def announce_sync(self) -> None:
+        """The guard announces itself."""
 
 
 @dataclass(frozen=True, slots=True)
