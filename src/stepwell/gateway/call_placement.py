@@ -17,7 +17,7 @@ from stepwell.gateway.live_sessions import LiveSessions, session_call
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, Unrecorded
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
-from stepwell.pool.api.sessions import SESSION_MARK, SESSION_PREFIX, SESSION_ROOT, session_id_of
+from stepwell.pool.api.sessions import RESERVED_UIDS, SESSION_MARK, SESSION_PREFIX, session_id_of
 from stepwell.wire.gateway_api import UID_PATTERN
 
 UNRECORDED_PREFIXES: Mapping[str, Unrecorded] = {
@@ -29,8 +29,6 @@ RESERVED_PREFIXES = (SESSION_PREFIX, *UNRECORDED_PREFIXES)
 LONGEST_ID = 128 - max(map(len, RESERVED_PREFIXES))
 """The prompt_uid of a session is longer than its id."""
 TRAJECTORY_NAME = re.compile(rf"({UID_PATTERN})/({UID_PATTERN})")
-NOT_IDS = (SESSION_ROOT, "v1")
-"""Names that begin other URLs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +66,11 @@ class CallPlacement:
             return CallPlace(NO_TRAJECTORY, channel, ref.trajectory_uid, Unrecorded.HEADER)
         return CallPlace(ref, channel, ref.trajectory_uid)
 
-    async def by_key(self, key: SessionKey, headers: CallHeaders, call: ModelCall) -> CallPlace:
-        """A call of a user whose URL names no session."""
-        conversation = await self.conversations.find(key.user, headers.session, call)
+    async def by_key(self, caller: Caller, headers: CallHeaders, call: ModelCall) -> CallPlace:
+        """A call whose URL names no session. NotPermitted if the caller's key is not for the channel of new ones."""
+        key = session_key_of(caller)
+        caller.require_channel(key.channel or TRAIN)
+        conversation = await self.conversations.find(_owner(caller, key), headers.session, call)
         session_id = conversation.session_id
         if not key.is_captured:
             return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.KEY)
@@ -113,8 +113,19 @@ class CallPlacement:
         return CallPlace(placed.ref, placed.channel, session_id, conversation=conversation)
 
 
+def session_key_of(caller: Caller) -> SessionKey:
+    """What the caller's key says of the sessions that it opens. A key that is no session key opens them for nobody."""
+    return caller.session or SessionKey(channel=caller.channel_or_own(None))
+
+
+def _owner(caller: Caller, key: SessionKey) -> str:
+    """Whose conversations a call may continue. A key for some channels continues those that it began, so that the same
+    words in another channel are another session."""
+    return f"\0{caller.id}" if caller.is_scoped and caller.session is None else key.user
+
+
 def session_id_by_name(name: str) -> str:
     """The name itself if it can stand in a URL, so that whoever knows it finds the session; else its digest."""
-    if len(name) <= LONGEST_ID and re.fullmatch(UID_PATTERN, name) and name not in NOT_IDS:
+    if len(name) <= LONGEST_ID and re.fullmatch(UID_PATTERN, name) and name not in RESERVED_UIDS:
         return name
     return blake2b(name.encode(), digest_size=16).hexdigest()

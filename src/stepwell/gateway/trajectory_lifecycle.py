@@ -13,7 +13,7 @@ from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import SCRUB_SPOOL, TRAIN, Registration, RewardGiven, TrajectoryRef
-from stepwell.pool.api.sessions import SESSION_ROOT, session_prompt_uid
+from stepwell.pool.api.sessions import RESERVED_UIDS, session_prompt_uid
 from stepwell.wire import gateway_api
 
 LEAVING_SECONDS = 1.0
@@ -97,8 +97,8 @@ class TrajectoryLifecycle:
         ref = TrajectoryRef(wanted.trajectory_uid or uuid4().hex, wanted.prompt_uid or uuid4().hex)
         if ref.prompt_uid.startswith(RESERVED_PREFIXES):
             raise BadRequest(f"prompt_uids that begin with {', '.join(RESERVED_PREFIXES)} are those of sessions")
-        if ref.trajectory_uid == SESSION_ROOT:
-            raise BadRequest(f"the trajectory_uid {SESSION_ROOT!r} is part of the URLs of sessions; choose another")
+        if ref.trajectory_uid in RESERVED_UIDS:
+            raise BadRequest(f"the trajectory_uid {ref.trajectory_uid!r} begins other URLs; choose another")
         await self.pool.register_trajectory(
             Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, wanted.group_size, wanted.all_metadata)
         )
@@ -111,6 +111,8 @@ class TrajectoryLifecycle:
         if wanted.prompt_uid or wanted.group_size:
             raise BadRequest("a session is a group of its own; leave prompt_uid and group_size out")
         session_id = wanted.trajectory_uid or uuid4().hex
+        if session_id in RESERVED_UIDS:
+            raise BadRequest(f"the trajectory_uid {session_id!r} begins other URLs; choose another")
         if len(session_id) > LONGEST_ID:
             raise BadRequest(f"the trajectory_uid of a session has at most {LONGEST_ID} characters")
         if not wanted.capture:
