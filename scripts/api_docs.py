@@ -20,7 +20,8 @@ HEAD = """# The gateway's API
 
 Written by `scripts/api_docs.py` from `GET /openapi.json`. [gateway.md](gateway.md) explains the calls.
 
-Below a trajectory, `/v1` may be left out or doubled. Errors are OpenAI error objects:
+Below a trajectory, `/v1` may be left out or doubled; `/session/v1` is another name of `/v1`.
+Errors are OpenAI error objects:
 `{"error": {"message", "type", "param", "code"}}`; those of messages are Anthropic's:
 `{"type": "error", "error": {"type", "message"}}`. The key goes into the header `Authorization: Bearer KEY` or
 `x-api-key: KEY`; a gateway started without `--control-keys` requires none. "Key" names the

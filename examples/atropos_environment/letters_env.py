@@ -26,7 +26,7 @@ class LettersEnv(BaseEnv):
             use_wandb=False,
             rollout_server_url=URL.replace("://", f"://:{KEY}@") + "/atropos",
         )
-        return config, [APIServerConfig(base_url=f"{URL}/v1", api_key=KEY, model_name="default")]
+        return config, [APIServerConfig(base_url=f"{URL}/unrecorded/v1", api_key=KEY, model_name="default")]
 
     async def setup(self) -> None:
         self.random = random.Random(0)

@@ -20,7 +20,7 @@ class SmallLetters(BaseEnv):
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, list[APIServerConfig]]:
         config = BaseEnvConfig(group_size=4, rollout_server_url=f"{URL}/atropos", rollout_server_key=KEY)
-        return config, [APIServerConfig(base_url=f"{URL}/v1", api_key=KEY)]
+        return config, [APIServerConfig(base_url=f"{URL}/unrecorded/v1", api_key=KEY)]
 
     async def get_next_item(self) -> Item:
         return f"Describe {random.choice(THINGS)}. Write small letters only."

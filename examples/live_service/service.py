@@ -36,7 +36,7 @@ class Thumb(BaseModel):
 
 
 app = FastAPI()
-model = OpenAI(base_url=f"{GATEWAY}/session/v1", api_key=os.environ["SESSION_KEY"])
+model = OpenAI(base_url=f"{GATEWAY}/v1", api_key=os.environ["SESSION_KEY"])
 operator = stepwell.connect(GATEWAY, key=os.environ["STEPWELL_KEY"])
 chats: dict[str, Chat] = {}
 

@@ -55,7 +55,7 @@ class Run:
 
     def __init__(self, url: str, key: str | None = None, *, patience: float = 30.0) -> None:
         """`patience` is how many seconds a trajectory's begin and end wait for a gateway that does not answer."""
-        self.url = url.rstrip("/")
+        self.url = gateway_address(url)
         self._key = key
         self._patience = patience
 
@@ -161,6 +161,13 @@ class TrajectoryContext:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(POLL)
+
+
+def gateway_address(url: str) -> str:
+    """Without the /v1 of a base_url. BadRequest if it is no address."""
+    if not url.startswith(("http://", "https://")):
+        raise BadRequest(f"{url!r} is not an address of a gateway; write http://host:port")
+    return url.rstrip("/").removesuffix("/v1")
 
 
 class NoAnswer(GatewayUnreachable):

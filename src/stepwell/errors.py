@@ -32,6 +32,10 @@ class UnknownTrajectory(StepwellError):
     """No trajectory with this uid is registered."""
 
 
+class UnknownAddress(StepwellError):
+    """The server has nothing at this path; the text names the right one."""
+
+
 class ModelNotFound(StepwellError):
     """The request names a model that it may not use."""
 

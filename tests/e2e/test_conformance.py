@@ -31,12 +31,12 @@ async def examined(url: str, key: str) -> dict[str, Any]:
 @pytest.mark.parametrize("is_trajectory", [False, True])
 async def test_openenv_finds_the_gateway_fit_for_training(is_trajectory: bool) -> None:
     async with FakeEngine() as engine, serve_gateway(LocalPool(), [engine.url], control_keys=[CONTROL]) as url:
-        key = CONTROL
+        base_url, key = f"{url}/unrecorded/v1", CONTROL
         if is_trajectory:
             async with httpx.AsyncClient(headers={"Authorization": f"Bearer {CONTROL}"}) as http:
                 opened = (await http.post(f"{url}/init_trajectory", json={})).json()
-            url, key = opened["base_url"], opened["api_key"]
-        report = await examined(url, key)
+            base_url, key = opened["base_url"], opened["api_key"]
+        report = await examined(base_url, key)
     assert report["ok"], report["findings"]
     assert (report["capture_level"], report["logprobs_mode"], report["param_fixes"]) == ("tokens", "processed", [])
 
@@ -44,4 +44,4 @@ async def test_openenv_finds_the_gateway_fit_for_training(is_trajectory: bool) -
 async def test_openenv_tells_raw_log_probabilities_apart() -> None:
     async with FakeEngine() as engine, serve_gateway(LocalPool(), [engine.url], control_keys=[CONTROL]) as url:
         engine.faults = Faults(raw_logprobs=True)
-        assert (await examined(url, CONTROL))["logprobs_mode"] == "raw"
+        assert (await examined(f"{url}/unrecorded/v1", CONTROL))["logprobs_mode"] == "raw"

@@ -98,7 +98,7 @@ def environment(server: str, gateway: str, folder: Path) -> "Iterator[subprocess
         "env.max-batches-offpolicy": AHEAD,
         "env.ensure-scores-are-not-same": "false",
         "env.data-path-to-save-groups": folder / "begun.jsonl",
-        "openai.base-url": f"{gateway}/v1",
+        "openai.base-url": f"{gateway}/unrecorded/v1",
         "openai.model-name": MODEL_NAME,
     }
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]

@@ -35,7 +35,7 @@ ASKED: Json = {"max_tokens": 24, "temperature": 1.0, "tools": [CALCULATOR]}
 
 @asynccontextmanager
 async def session(url: str) -> AsyncIterator[ManagedServer]:
-    servers = ServerManager([APIServerConfig(base_url=f"{url}/v1", model_name="tiny")])
+    servers = ServerManager([APIServerConfig(base_url=f"{url}/unrecorded/v1", model_name="tiny")])
     try:
         async with servers.managed_server() as managed:
             yield managed

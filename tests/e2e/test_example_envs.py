@@ -27,7 +27,7 @@ SHORT = {
 
 
 def command(name: str, gateway: GatewayProcess, words: str) -> list[str]:
-    server = f"--openai.base-url {gateway.url}/v1 --openai.model-name {MODEL_NAME}"
+    server = f"--openai.base-url {gateway.url}/unrecorded/v1 --openai.model-name {MODEL_NAME}"
     kept = "--env.ensure-scores-are-not-same false"  # a model with random weights has no better and worse answers
     return [sys.executable, str(FOLDER / f"{name}.py"), *f"{words} {SHORT[name]} {server} {kept}".split()]
 

@@ -6,7 +6,7 @@ from typing import Any, NoReturn, TypeAlias
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog, call_text
 from stepwell.access.caller import ANYONE, CALLER, Caller, Role
-from stepwell.access.route_table import Route
+from stepwell.access.route_table import ROOTS, SAMPLERS, UNRECORDED_ROOTS, Route
 from stepwell.errors import Forbidden, NotPermitted
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -98,4 +98,9 @@ def needs_key(route: Route) -> str:
 
 def wrong_role(route: Route, caller: Caller) -> str:
     others = f"{', '.join(sorted(route.roles))} and " if route.roles else ""
-    return f"{caller.id} has the role {caller.role}; this is for {others}{Role.ADMIN}"
+    why = f"{caller.id} has the role {caller.role}; this is for {others}{Role.ADMIN}"
+    if caller.role in SAMPLERS and route.path.startswith(ROOTS):
+        return f"{why}. {ROOTS[0]} records its calls; yours, which are not recorded, go to {UNRECORDED_ROOTS[0]}"
+    if Role.SESSION is caller.role and route.path.startswith(UNRECORDED_ROOTS):
+        return f"{why}. Yours, which are recorded, go to {ROOTS[0]}"
+    return why

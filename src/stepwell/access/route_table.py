@@ -8,11 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stepwell.access.caller import Role
-from stepwell.pool.api.sessions import SESSION_ROOT
+from stepwell.pool.api.sessions import SESSION_ROOT, UNRECORDED_ROOT, V1_ROOT
 
 TRAJECTORY_ROOT = "/{trajectory_uid}/{prompt_uid}"
 BELOW_A_TRAJECTORY = ("/v1", "", "/v1/v1")
 """An agent may append /v1 or not, to a base_url that ends in /v1 or not."""
+ROOTS = (f"/{V1_ROOT}", f"/{V1_ROOT}/v1", *(f"/{SESSION_ROOT}{v1}" for v1 in BELOW_A_TRAJECTORY))
+"""Where a call opens a session, or its header names the trajectory: /v1 and its other spellings."""
+UNRECORDED_ROOTS = tuple(f"/{UNRECORDED_ROOT}{v1}" for v1 in BELOW_A_TRAJECTORY)
 MODELS = "models"
 
 
@@ -59,36 +62,41 @@ def _change(roles: Sequence[Role], *calls: str, scoped: bool = True) -> list[Rou
 
 
 def _below(root: str, method: str, calls: Iterable[str]) -> list[str]:
+    return _at([root + prefix for prefix in BELOW_A_TRAJECTORY], method, calls)
+
+
+def _at(roots: Iterable[str], method: str, calls: Iterable[str]) -> list[str]:
     calls = tuple(calls)
-    return [f"{method} {root}{prefix}/{call}" for prefix in BELOW_A_TRAJECTORY for call in calls]
+    return [f"{method} {root}/{call}" for root in roots for call in calls]
 
 
 READERS = (Role.VIEWER, Role.CURATOR)
 OPENERS = (Role.SESSION, Role.RUNNER)
 """Who may open a trajectory."""
 SAMPLERS = (Role.RUNNER, Role.DOOR)
-"""Who may let the model write outside a trajectory."""
+"""Who may make model calls that are not recorded."""
 AT_ATROPOS = (Role.DOOR, Role.TRAINER, *READERS)
 NOBODY: tuple[Role, ...] = ()
 """Beside the admin."""
 
 
 def gateway_routes(model_calls: Iterable[str]) -> RouteTable:
-    """`model_calls` are the paths of the dialects. All that an agent may call is below a trajectory or SESSION_ROOT."""
-    model_calls, sessions = tuple(model_calls), f"/{SESSION_ROOT}"
+    """`model_calls` are the paths of the dialects. All that an agent may call is below a trajectory or one of ROOTS."""
+    model_calls = tuple(model_calls)
     steering = ("register_trajectory", "complete_trajectory", "abort_trajectory")
     return RouteTable(
         [
             *_open("GET /health", "GET /ready"),
             *_read([Role.TRAJECTORY], *_below(TRAJECTORY_ROOT, "POST", model_calls)),
             *_read([Role.TRAJECTORY], *_below(TRAJECTORY_ROOT, "GET", [MODELS])),
-            *_read([Role.SESSION], *_below(sessions, "POST", model_calls), *_below(sessions, "GET", [MODELS])),
+            *_read(OPENERS, *_at(ROOTS, "POST", model_calls)),
+            *_read([*OPENERS, Role.DOOR, Role.TRAINER, *READERS], *_at(ROOTS, "GET", [MODELS])),
             *_change(OPENERS, "POST /init_trajectory"),
             *_change([Role.RUNNER], *_below(TRAJECTORY_ROOT, "POST", steering), "POST /submit_steps"),
             *_change([Role.REWARD], *_below(TRAJECTORY_ROOT, "POST", ["feedback"])),
             *_read([Role.RUNNER, Role.REWARD], "POST /compute_reward"),
-            *_read(SAMPLERS, "POST /generate", *(f"POST /v1/{path}" for path in model_calls)),
-            *_read([*SAMPLERS, Role.TRAINER, *READERS], f"GET /v1/{MODELS}"),
+            *_read(SAMPLERS, "POST /generate", *_at(UNRECORDED_ROOTS, "POST", model_calls)),
+            *_read(SAMPLERS, *_at(UNRECORDED_ROOTS, "GET", [MODELS])),
             *_read([Role.RUNNER, Role.TRAINER, *READERS], "GET /pacing"),
             *_read([Role.TRAINER, *READERS], "GET /engines"),
             *_read([Role.RUNNER, *READERS], "GET /openapi.json"),

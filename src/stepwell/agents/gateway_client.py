@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from stepwell.common.input_errors import explain_all
 from stepwell.common.retry import Backoff, retry_while_unavailable
+from stepwell.client import gateway_address
 from stepwell.errors import (
     BadRequest,
     GatewayUnreachable,
@@ -48,7 +49,7 @@ class GatewayClient:
 
     def __init__(self, url: str, key: str | None = None, *, patience: float = PATIENCE) -> None:
         """`patience`: seconds to wait for a gateway or pool that is unavailable."""
-        self.url = url.rstrip("/")
+        self.url = gateway_address(url)
         self.key = key
         self._patience = patience
         self._http: aiohttp.ClientSession | None = None

@@ -59,6 +59,8 @@ class UpSettings(Section):
     """Trajectories in a group, where the registration does not say it; without it, 1."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Policy versions that the oldest token may be behind when it is shipped; without it, any number."""
+    session_idle: float | None = Field(default=None, gt=0)
+    """Seconds without a call after which a session is completed by itself; without it, 300."""
     reward: str | None = None
     """Score unscored trajectories with this function: module:function, path/to/file.py:function, or a built-in."""
     atropos: bool = False

@@ -123,8 +123,8 @@ class ServerBaseline(EnvSection):
 class APIServerConfig(ServerBaseline):
     """A server that an environment samples from: anything that speaks OpenAI's API, or Stepwell's gateway."""
 
-    base_url: str = "http://localhost:8100/v1"
-    """Address of the server, with its /v1."""
+    base_url: str = "http://localhost:8100/unrecorded/v1"
+    """Address of the server, with its /v1; a gateway's is /unrecorded/v1, because the environment keeps the tokens."""
     api_key: str | None = None
     """Key for the server; for a gateway, its control key."""
     n_kwarg_is_ignored: bool = False

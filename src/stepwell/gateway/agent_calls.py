@@ -13,15 +13,14 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stepwell.access.caller import Caller, Role, SessionKey
-from stepwell.access.route_table import OPENERS
+from stepwell.access.caller import Caller
 from stepwell.common.async_calls import run_to_end
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import EngineReply
 from stepwell.errors import EngineUnavailable, Overloaded, StepwellError
 from stepwell.gateway.bridge.bridge import Bridge
 from stepwell.gateway.bridge.outcomes import BridgeOutcome
-from stepwell.gateway.call_placement import CallPlace, CallPlacement
+from stepwell.gateway.call_placement import CallPlace, CallPlacement, session_key_of
 from stepwell.gateway.channel_routing import ChannelRouting
 from stepwell.gateway.continuation import Continuation
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall
@@ -32,7 +31,7 @@ from stepwell.gateway.dialects.side_calls import side_call_kind
 from stepwell.gateway.dialects.sse import EventReader
 from stepwell.gateway.exchange import Exchange, send_error
 from stepwell.gateway.http.client_watch import Client, watch_client
-from stepwell.gateway.http.deduplication import CallHeaders, RequestDeduplicator, has_session_header, read_call_headers
+from stepwell.gateway.http.deduplication import CallHeaders, RequestDeduplicator, read_call_headers
 from stepwell.gateway.http.error_responses import (
     CONTEXT_OVERFLOW,
     ErrorDetails,
@@ -50,6 +49,8 @@ from stepwell.gateway.stored_conversations import StoredConversations, store_tur
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.gateway.unrecorded_calls import (
     NO_TRAJECTORY,
+    UNRECORDED_HEADER,
+    Unrecorded,
     add_origins,
     as_uncaptured,
     as_unrecorded,
@@ -64,12 +65,10 @@ from stepwell.wire.openai import NO_USAGE, Sampled
 
 MAX_IN_FLIGHT = 20_000
 TRAJECTORY_HEADER = b"x-stepwell-trajectory"
-"""In the answer to a call with a session key: `trajectory_uid/prompt_uid`, where its operator can give feedback."""
-MAY_NAME = (*OPENERS, Role.ADMIN)
-"""Who may name the trajectory of a call in a header."""
+"""In the answer to a call whose URL names no trajectory: `trajectory_uid/prompt_uid`, for its feedback."""
 SAMPLING_HEADER = b"x-stepwell-sampling"
 """In an answer that was sampled otherwise than its call asks: what is in force, and what was asked for."""
-WHITEBOX = CallPlace(NO_TRAJECTORY, "", "")
+WHITEBOX = CallPlace(NO_TRAJECTORY, "", "", Unrecorded.URL)
 MALFORMED_HISTORY = "malformed_history"
 """In a step's extras: how many tool calls in its history had arguments that are not a JSON object."""
 CLOSE_TIMEOUT = 1.0
@@ -124,14 +123,13 @@ class AgentCalls:
         ref: TrajectoryRef,
         dialect: Dialect,
         caller: Caller,
-        key: SessionKey | None = None,
+        *,
+        is_whitebox: bool = False,
     ) -> None:
-        """With a session key, the call names no trajectory. Without, a call of NO_TRAJECTORY is recorded only if its
-        header names a trajectory that the caller may open."""
+        """A call of NO_TRAJECTORY belongs to a session of the caller, or to the trajectory that its header names. If it
+        is a white-box one, it is not recorded on purpose."""
         writer = ResponseWriter(send, time.monotonic)
-        opener = caller if ref == NO_TRAJECTORY and key is None and caller.role in MAY_NAME else None
-        is_named = opener is not None and has_session_header(scope["headers"])
-        is_whitebox = ref == NO_TRAJECTORY and key is None and not is_named
+        opener = caller if ref == NO_TRAJECTORY and not is_whitebox else None
         kind = f"whitebox_{dialect.name}" if is_whitebox else dialect.name
         began, self.in_flight = writer.touched_at, self.in_flight + 1
         exchange = None
@@ -145,9 +143,12 @@ class AgentCalls:
                 if is_whitebox:
                     placed, call = WHITEBOX, as_unrecorded(dialect.read(raw, self.around))
                 else:
-                    placed, call = await self._placed(ref, key or opener, headers, dialect, raw)
+                    placed, call = await self._placed(ref, opener, headers, dialect, raw)
                     ref = placed.ref
                     call = await self.channels.route(call, placed.channel, self._trained_model)
+                if placed.unrecorded is not None:
+                    self.metrics.calls_unrecorded[placed.unrecorded].inc()
+                    writer.headers.append((UNRECORDED_HEADER, placed.unrecorded.encode()))
                 if call.removed:
                     self.removed.note(call.removed)
                 if call.replaced:
@@ -156,7 +157,7 @@ class AgentCalls:
                     writer.headers.append((SAMPLING_HEADER, told.encode()))
                 begun = self._begin(call, ref, headers, raw)
                 exchange = Exchange(kind, placed, call, begun, writer, headers, dialect.stream(call), is_whitebox)
-                if (key is not None or is_named) and exchange.is_recorded:
+                if opener is not None and exchange.is_recorded:
                     writer.headers.append((TRAJECTORY_HEADER, f"{ref.trajectory_uid}/{ref.prompt_uid}".encode()))
                 with self.known.call_of(ref):
                     await self._join_or_lead(exchange, Client(scope, receive), headers.key(begun.trajectory_uid, raw))
@@ -170,18 +171,19 @@ class AgentCalls:
             self._count(kind, writer, began, exchange)
 
     async def _placed(
-        self, ref: TrajectoryRef, by: SessionKey | Caller | None, headers: CallHeaders, dialect: Dialect, raw: bytes
+        self, ref: TrajectoryRef, opener: Caller | None, headers: CallHeaders, dialect: Dialect, raw: bytes
     ) -> tuple[CallPlace, ModelCall]:
         """An agent's call, and the trajectory to which it belongs."""
-        if isinstance(by, SessionKey):
-            call = dialect.read(raw, self.surroundings(by.channel or TRAIN, is_rollout=False))
-            placed = await self.placement.by_key(by, headers, call)
+        if opener is not None and (opener.session is not None or headers.session is None):
+            channel = session_key_of(opener).channel or TRAIN
+            call = dialect.read(raw, self.surroundings(channel, is_rollout=False))
+            placed = await self.placement.by_key(opener, headers, call)
         else:
-            placed = await (self.placement.by_header(by, headers) if by else self.placement.by_url(ref, headers))
+            finding = self.placement.by_header(opener, headers) if opener else self.placement.by_url(ref, headers)
+            placed = await finding
             call = dialect.read(raw, self.surroundings(placed.channel, is_rollout=placed.is_rollout))
         if placed.unrecorded is None:
             return placed, await self.stored.complete(call, placed.ref)
-        self.metrics.calls_unrecorded[placed.unrecorded].inc()
         return placed, as_uncaptured(call)
 
     def surroundings(self, channel: str, *, is_rollout: bool) -> CallSurroundings:

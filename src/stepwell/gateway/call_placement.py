@@ -73,9 +73,11 @@ class CallPlacement:
             return CallPlace(NO_TRAJECTORY, channel, ref.trajectory_uid, Unrecorded.HEADER)
         return CallPlace(ref, channel, ref.trajectory_uid)
 
-    async def by_key(self, key: SessionKey, headers: CallHeaders, call: ModelCall) -> CallPlace:
-        """A call of a user whose URL names no session."""
-        conversation = await self.conversations.find(key.user, headers.session, call)
+    async def by_key(self, caller: Caller, headers: CallHeaders, call: ModelCall) -> CallPlace:
+        """A call whose URL names no session. NotPermitted if the caller's key is not for the channel of new ones."""
+        key = session_key_of(caller)
+        caller.require_channel(key.channel or TRAIN)
+        conversation = await self.conversations.find(_owner(caller, key), headers.session, call)
         session_id = conversation.session_id
         if not key.is_captured:
             return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.KEY)
@@ -126,6 +128,17 @@ def check_uids(ref: TrajectoryRef) -> None:
                 f"the URL has {uid!r} in the place of a uid; a base_url is .../TRAJECTORY_UID/PROMPT_UID, as POST "
                 "/init_trajectory answers it, with or without /v1 at its end"
             )
+
+
+def session_key_of(caller: Caller) -> SessionKey:
+    """What the caller's key says of the sessions that it opens. A key that is no session key opens them for nobody."""
+    return caller.session or SessionKey(channel=caller.channel_or_own(None))
+
+
+def _owner(caller: Caller, key: SessionKey) -> str:
+    """Whose conversations a call may continue. A key for some channels continues those that it began, so that the same
+    words in another channel are another session."""
+    return f"\0{caller.id}" if caller.is_scoped and caller.session is None else key.user
 
 
 def session_id_by_name(name: str) -> str:

@@ -25,7 +25,7 @@ class Exchange:
     headers: CallHeaders
     stream: StreamWriter
     is_whitebox: bool = False
-    """It is a call at the gateway's root, whose client keeps its tokens itself."""
+    """It is a call below /unrecorded, whose client keeps its tokens itself."""
     is_abandoned: bool = False
     """The client left, and no other client waits for the answer."""
     is_over: bool = False

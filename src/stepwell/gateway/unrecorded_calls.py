@@ -1,8 +1,8 @@
 """Model calls that are not recorded: of clients that keep their tokens themselves, such as environments, and of users
 who do not want it.
 
-The former call at the gateway's root, where the URL names no trajectory. Their calls are forwarded like an agent's:
-every sampling parameter explicit, to a healthy engine, held while engines pause, continued if an engine breaks off.
+The former call below /unrecorded. Their calls are forwarded like an agent's: every sampling parameter explicit, to a
+healthy engine, held while engines pause, continued if an engine breaks off.
 
 - Ids and log-probabilities that the engine gives are consistent, or the call fails; a stream ends in an error then.
 - A whole answer has everything. A stream has what it asks for, as an agent's.
@@ -21,11 +21,15 @@ from stepwell.steps.step import Exactness, Step
 from stepwell.wire.openai import Upstream
 
 NO_TRAJECTORY = TrajectoryRef("", "")
+UNRECORDED_HEADER = b"x-stepwell-unrecorded"
+"""In every answer that is not recorded: the cause."""
 
 
 class Unrecorded(StrEnum):
-    """Why an agent's call is not recorded."""
+    """Why a call is not recorded."""
 
+    URL = "unrecorded_url"
+    """Its URL is for calls that are not recorded: /unrecorded, or /generate."""
     HEADER = "header"
     """The call says so."""
     SESSION = "session"

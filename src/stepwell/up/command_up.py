@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -42,6 +43,15 @@ from openai import OpenAI
 with stepwell.connect("{url}", key={key}).trajectory(prompt_uid="hello", group_size=1) as t:
     agent = OpenAI(base_url=t.base_url, api_key=t.api_key)
     print(agent.chat.completions.create(model={model}, messages={messages}, max_tokens=64).choices[0].message.content)
+"""
+PLAIN = """\
+A plain client of OpenAI's or Anthropic's APIs is recorded with this base_url and key. In a shell:
+
+export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}
+export ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY={key}
+
+Each conversation becomes a session, which ends after {idle} s without a call. The header x-stepwell-trajectory of an
+answer names it: POST {url}/TRAJECTORY/v1/feedback with {{"value": 1.0}} rewards it.
 """
 MESSAGES = '[{"role": "user", "content": "Hello!"}]'
 
@@ -153,6 +163,10 @@ class ShownKey:
         return self.key or f"in {self.file} (`. {self.file.parent / 'env'}` sets STEPWELL_KEY)"
 
     @property
+    def in_shell(self) -> str:
+        return shlex.quote(self.key) if self.key else f'"$(cat {shlex.quote(str(self.file))})"'
+
+    @property
     def in_python(self) -> str:
         return json.dumps(self.key) if self.key else f"open({json.dumps(str(self.file))}).read().strip()"
 
@@ -160,7 +174,7 @@ class ShownKey:
 def welcome(plan: LaunchPlan, model: str, key: ShownKey) -> str:
     """The addresses of everything, and a program to paste."""
     places = {
-        "base_url": url_of(plan.gateway),
+        "base_url": f"{url_of(plan.gateway)}/v1",
         "key": key.place,
         "dashboard": url_of(plan.dashboard) + (f"/#key={key.key}" if key.key else " (it asks for the key)"),
         "Ray": f"{plan.gateway.ray_address}, namespace {plan.gateway.ray_namespace}",
@@ -169,7 +183,8 @@ def welcome(plan: LaunchPlan, model: str, key: ShownKey) -> str:
         places["Atropos"] = f"{url_of(plan.gateway)}/atropos"
     listed = "\n".join(f"  {name:10} {place}" for name, place in places.items())
     snippet = SNIPPET.format(url=url_of(plan.gateway), key=key.in_python, model=json.dumps(model), messages=MESSAGES)
-    return f"\n{listed}\n\nPaste this into Python; each call becomes a step:\n\n{snippet}"
+    plain = PLAIN.format(url=url_of(plan.gateway), key=key.in_shell, idle=f"{plan.pool.session_idle:g}")
+    return f"\n{listed}\n\n{plain}\nPaste this into Python for a rollout with a reward:\n\n{snippet}"
 
 
 def _handle_signals(handler: Handler) -> None:

@@ -19,6 +19,8 @@ from stepwell.up.state_folder import StateFolder
 
 HOST = "127.0.0.1"
 PORT = 8100
+SESSION_IDLE = 300.0
+"""Seconds without a call after which a session is completed: nobody else ends those of a plain client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +67,11 @@ def _pool(settings: UpSettings, folder: StateFolder) -> PoolSettings:
         "ray_namespace": settings.ray_namespace,
         "group_size": settings.group_size,
         "max_staleness": settings.max_staleness,
+        "session_idle": settings.session_idle,
         "require_reward": True if settings.reward else None,
     }
-    return layered(PoolSettings, "pool", given=given, file=settings.pool, otherwise={"journal": str(folder.journal)})
+    otherwise = {"journal": str(folder.journal), "session_idle": SESSION_IDLE}
+    return layered(PoolSettings, "pool", given=given, file=settings.pool, otherwise=otherwise)
 
 
 def _gateway(

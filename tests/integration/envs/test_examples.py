@@ -46,7 +46,7 @@ async def serving(*replies: str | Reply) -> AsyncIterator[str]:
 @asynccontextmanager
 async def opened(kind: type[BaseEnv], url: str, **config: Any) -> AsyncIterator[Any]:
     """The environment, set up, with answers from the server at `url`."""
-    server = APIServerConfig(base_url=f"{url}/v1", model_name="tiny", api_key="not-needed")
+    server = APIServerConfig(base_url=f"{url}/unrecorded/v1", model_name="tiny", api_key="not-needed")
     env = kind(kind.env_config_cls(**config), [server])
     try:
         await env.setup()
@@ -72,7 +72,7 @@ def test_an_example_is_short(name: str) -> None:
 def test_an_example_makes_groups_from_the_command_line(name: str, tmp_path: Path) -> None:
     flags = "process --groups 2 --group-size 3 --env.ensure-scores-are-not-same false --openai.model-name tiny".split()
     with in_thread(serving()) as url:
-        command = [sys.executable, str(FOLDER / f"{name}.py"), *flags, "--openai.base-url", f"{url}/v1"]
+        command = [sys.executable, str(FOLDER / f"{name}.py"), *flags, "--openai.base-url", f"{url}/unrecorded/v1"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("groups in groups; to read: groups/groups.html\n")

@@ -56,7 +56,7 @@ async def servers_behind(kind: str, engine: FakeEngine) -> AsyncIterator[ServerM
         async with servers_of(engine.url) as servers:
             yield servers
     else:
-        async with serve_gateway(LocalPool(), [engine.url]) as url, servers_of(url) as servers:
+        async with serve_gateway(LocalPool(), [engine.url]) as url, servers_of(f"{url}/unrecorded") as servers:
             yield servers
 
 
@@ -144,7 +144,7 @@ async def test_the_gateway_tells_the_version_and_nothing_is_recorded(engine: Fak
     engine.weight_version = "5"
     await pool.set_policy_version(5)
     gateway = serve_gateway(pool, [engine.url])
-    async with gateway as url, servers_of(url) as servers, servers.managed_server() as managed:
+    async with gateway as url, servers_of(f"{url}/unrecorded") as servers, servers.managed_server() as managed:
         await managed.chat_completion(messages=[USER])
         (node,) = managed.get_state()["nodes"]
     assert node.policy_version == 5
@@ -198,7 +198,7 @@ async def test_text_only_is_encoded_again_and_says_so(
     async with (
         FakeEngine(plain=True, replies=[CALLING, Reply("It is 2.")]) as engine,
         plain_url(behind, engine) as url,
-        servers_of(url, tokenizer_name=str(tiny_model)) as servers,
+        servers_of(f"{url}/unrecorded", tokenizer_name=str(tiny_model)) as servers,
         servers.managed_server() as managed,
     ):
         first = await managed.chat_completion(messages=[USER], tools=[TOOL], max_tokens=64)
@@ -331,3 +331,11 @@ async def test_without_health_checks_the_failure_is_the_callers_at_once() -> Non
 def test_no_server_at_all_is_refused() -> None:
     with pytest.raises(BadRequest, match="needs a server"):
         ServerManager([])
+
+
+async def test_a_gateway_that_records_the_calls_itself_is_refused(engine: FakeEngine) -> None:
+    """Each answer would be trained twice: by its session, and by the environment's group."""
+    async with serve_gateway(LocalPool(), [engine.url]) as url, servers_of(url) as servers:
+        with pytest.raises(BadRequest, match=r"records each call as a session.* use http://.*/unrecorded/v1$"):
+            async with servers.managed_server() as managed:
+                await managed.chat_completion(messages=[USER])

@@ -153,7 +153,7 @@ async def test_the_policy_version_is_that_of_the_moment_of_sampling(
         ("/no-one/1/v1/chat/completions", HELLO, 404, "unknown_trajectory", "POST /init_trajectory"),
         ("/no-one/1/v1/complete_trajectory", {}, 404, "unknown_trajectory", "no trajectory no-one"),
         ("/no-one/1/v1/abort_trajectory", {}, 404, "unknown_trajectory", "no trajectory no-one"),
-        ("/v1/embeddings", HELLO, 400, "bad_request", "names no trajectory"),
+        ("/v1/embeddings", HELLO, 404, "unknown_address", "there is no /v1/embeddings here"),
         ("/OPEN/v1/chat/completions", {**HELLO, "stream": 1}, 400, "bad_request", "stream must be true or false"),
         ("/OPEN/v1/chat/completions", {"model": "tiny"}, 400, "bad_request", "messages must be a list"),
         ("/OPEN/v1/chat/completions", {**HELLO, "model": "nope"}, 404, "model_not_found", "does not exist"),

@@ -133,7 +133,9 @@ CONTROL_CALLS = [
     "GET /openapi.json",
     "GET /docs",
     "GET /v1/models",
+    "GET /unrecorded/v1/models",
     "POST /v1/chat/completions",
+    "POST /unrecorded/v1/chat/completions",
     *(
         f"POST OWN{below}/{call}_trajectory"
         for below in ("", "/v1", "/v1/v1")
@@ -164,7 +166,7 @@ ENGINE_ROUTES = [
 @pytest.mark.parametrize("route", ENGINE_ROUTES)
 def test_no_route_of_an_engine_is_reachable_whatever_the_key(door: Door, route: str, key: str) -> None:
     for method in ("POST", "GET", "PUT"):
-        for at in ("", "/v1", "OWN", "OWN/v1", "OWN/v1/v1"):
+        for at in ("", "/v1", "/unrecorded/v1", "OWN", "OWN/v1", "OWN/v1/v1"):
             door.refuse(method, f"{at}/{route}", f"Authorization: Bearer {key}")
 
 

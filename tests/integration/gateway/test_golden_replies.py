@@ -131,11 +131,11 @@ CASES = (
     chat("stream_refused_late", stream=True, faults=Faults(delay_s=SILENCE, error_status=400), keep_alive=1.5),
     chat("stream_bad_options", stream=True, stream_options=1),
     chat("stream_plain_engine", stream=True, engine={"plain": True}),
-    chat("root", base="/v1"),
-    chat("root_two", base="/v1", n=2),
-    chat("root_broken_off", base="/v1", **HALF),
-    chat("root_stream", base="/v1", stream=True),
-    chat("root_refused", base="/v1", model="other"),
+    chat("root", base="/unrecorded/v1"),
+    chat("root_two", base="/unrecorded/v1", n=2),
+    chat("root_broken_off", base="/unrecorded/v1", **HALF),
+    chat("root_stream", base="/unrecorded/v1", stream=True),
+    chat("root_refused", base="/unrecorded/v1", model="other"),
     completions("whole"),
     completions("whole_everything", logprobs=2, **EVERYTHING),
     completions("whole_ids", prompt=[1, 2, 3], logprobs=0),
@@ -151,8 +151,8 @@ CASES = (
     completions("stream_two", stream=True, n=2),
     completions("stream_broken_off", stream=True, faults=Faults(abort_at_token=2, times=1)),
     completions("stream_engine_error", stream=True, faults=Faults(error_at_token=3)),
-    completions("root", base="/v1"),
-    completions("root_two_prompts", base="/v1", prompt=["once", "twice"], n=2),
+    completions("root", base="/unrecorded/v1"),
+    completions("root_two_prompts", base="/unrecorded/v1", prompt=["once", "twice"], n=2),
 )  # fmt: skip
 
 

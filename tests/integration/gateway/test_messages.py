@@ -266,9 +266,9 @@ async def test_a_key_is_taken_from_either_header(pool: LocalPool, engine: FakeEn
 async def test_it_is_served_unrecorded_at_the_root(url: str, engine: FakeEngine) -> None:
     engine.replies.append(Reply("all well"))
     async with aiohttp.ClientSession(url) as http:
-        async with http.post("/v1/messages", json=HELLO) as answer:
+        async with http.post("/unrecorded/v1/messages", json=HELLO) as answer:
             message = json.loads(await answer.text())
         assert message["content"] == [{"type": "text", "text": "all well"}]
         engine.replies.append(Reply("all well"))
-        async with http.post("/v1/messages", json={**HELLO, "stream": True}) as answer:
+        async with http.post("/unrecorded/v1/messages", json={**HELLO, "stream": True}) as answer:
             assert (answer.status, "message_stop" in await answer.text()) == (200, True)

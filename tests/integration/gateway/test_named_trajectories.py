@@ -82,23 +82,21 @@ async def test_a_rollout_that_was_opened_in_a_group_is_named_by_both_its_uids(
         assert (lost.status_code, lost.json()["error"]["code"]) == (404, "unknown_trajectory")
 
 
-async def test_a_call_without_a_name_or_with_capture_off_is_not_recorded(tmp_path: Path, engine: FakeEngine) -> None:
+async def test_a_named_call_with_capture_off_is_not_recorded(tmp_path: Path, engine: FakeEngine) -> None:
     pool = live_pool(None)
     async with gateway(tmp_path, pool, engine) as client:
-        assert await ask(client, CONTROL, "") == ""
         off = {**bearer(CONTROL), "X-Session-ID": "one", "X-Stepwell-Capture": "off"}
         assert PLACE not in (await client.post(CHAT, json=HELLO, headers=off)).headers
     assert trajectories(pool) == []
 
 
-async def test_the_name_means_nothing_with_a_key_that_may_not_open_trajectories(
-    tmp_path: Path, engine: FakeEngine
-) -> None:
+async def test_the_name_means_nothing_below_unrecorded(tmp_path: Path, engine: FakeEngine) -> None:
     pool, key = live_pool(None), new_key(tmp_path, Role.DOOR)
     async with gateway(tmp_path, pool, engine) as client:
-        answer = await client.post(CHAT, json=HELLO, headers={**bearer(key), "X-Session-ID": "one"})
-        assert answer.json()["choices"][0]["token_ids"]
-        assert PLACE not in answer.headers
+        for by in (key, CONTROL):
+            answer = await client.post(f"/unrecorded{CHAT}", json=HELLO, headers={**bearer(by), "X-Session-ID": "one"})
+            assert answer.json()["choices"][0]["token_ids"]
+            assert PLACE not in answer.headers
     assert trajectories(pool) == []
 
 
@@ -115,6 +113,6 @@ async def test_a_key_for_a_channel_names_trajectories_of_its_channel_only(tmp_pa
 
 def test_a_name_that_cannot_stand_in_a_url_is_replaced_by_its_digest() -> None:
     assert session_id_by_name("a-1:b") == "a-1:b"
-    for name in ("a b", "ä", "session", "v1", "x" * 200, "a/b/c"):
+    for name in ("a b", "ä", "session", "v1", "unrecorded", "x" * 200, "a/b/c"):
         assert session_id_by_name(name) != name
         assert len(session_id_by_name(name)) == 32

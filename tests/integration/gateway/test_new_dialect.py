@@ -171,13 +171,17 @@ async def test_an_unforeseen_failure_is_an_error_in_its_own_form_and_in_the_log(
 
 async def test_it_is_served_unrecorded_at_the_root_and_is_in_the_document(agent: Agent, engine: FakeEngine) -> None:
     engine.replies.extend([Reply("all well"), Reply("stop")])
-    assert await send(agent, "/v1/telegrams", say="how?") == (200, "application/json", [{"said": "all well"}])
-    status, media_type, lines = await send(agent, "/v1/telegrams", say="how?", live=True)
+    assert await send(agent, "/unrecorded/v1/telegrams", say="how?") == (
+        200,
+        "application/json",
+        [{"said": "all well"}],
+    )
+    status, media_type, lines = await send(agent, "/unrecorded/v1/telegrams", say="how?", live=True)
     assert (status, media_type, lines[-1]) == (200, "application/jsonl", {"end": "stop"})
     async with agent.http.get("/openapi.json") as answer:
         paths = (await answer.json())["paths"]
     assert paths["/{trajectory_uid}/{prompt_uid}/v1/telegrams"]["post"]["summary"] == "Telegram"
-    assert "say" in str(paths["/v1/wires"]["post"]["requestBody"])
+    assert "say" in str(paths["/unrecorded/v1/wires"]["post"]["requestBody"])
 
 
 async def test_its_path_needs_the_trajectorys_key(pool: LocalPool, engine: FakeEngine) -> None:

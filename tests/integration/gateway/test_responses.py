@@ -249,7 +249,7 @@ async def test_a_call_of_the_harness_itself_is_marked(agent: Agent, engine: Fake
 
 async def test_an_unrecorded_response_has_its_tokens(agent: Agent, engine: FakeEngine) -> None:
     engine.replies.append(Reply("all well"))
-    async with agent.http.post("/v1/responses", json={"model": "tiny", "input": "how?"}) as answer:
+    async with agent.http.post("/unrecorded/v1/responses", json={"model": "tiny", "input": "how?"}) as answer:
         told = await answer.json()
     assert answer.status == 200
     assert told["output"][0]["content"][0]["text"] == "all well"

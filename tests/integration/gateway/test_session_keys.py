@@ -77,7 +77,7 @@ async def test_conversations_are_told_apart_by_what_their_messages_continue(engi
 async def test_the_service_of_the_page_on_live_traffic_is_recorded_as_a_session(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (block,) = [found for found in blocks(DOCS / "live.md", "python") if "/session/v1" in found.code]
+    (block,) = [found for found in blocks(DOCS / "live.md", "python") if "SESSION_KEY" in found.code]
     monkeypatch.setenv("SESSION_KEY", ANN)
     pool, scope = live_pool(None), dict[str, Any]()
     async with serve_gateway(pool, [engine.url], control_keys=[CONTROL]) as url:
@@ -180,11 +180,12 @@ async def test_a_session_key_may_open_sessions_and_nothing_else(engine: FakeEngi
         hello = {"model": "tiny", "messages": [asks("hello")]}
         for path in (f"{own}/v1/chat/completions", f"{own}/feedback", f"{own}/complete_trajectory", "/session_keys"):
             assert await status("POST", path, hello) == 403, path
-        for path in ("/v1/chat/completions", "/session/v1/feedback", "/session/v1/complete_trajectory", "/generate"):
+        for path in ("/v1/feedback", "/session/v1/feedback", "/session/v1/complete_trajectory", "/generate"):
             assert await status("POST", path, hello) == 403, path
-        for path in ("/metrics", "/engines", "/pacing", "/v1/models"):
+        assert await status("POST", "/unrecorded/v1/chat/completions", hello) == 403
+        for path in ("/metrics", "/engines", "/pacing", "/unrecorded/v1/models"):
             assert await status("GET", path) == 403, path
-        assert [await status("GET", f"/session{below}/models") for below in ("/v1", "")] == [200, 200]
+        assert [await status("GET", f"{root}/models") for root in ("/v1", "/session/v1", "/session")] == [200] * 3
         for wanted in ({"prompt_uid": "p"}, {"trajectory_uid": "t"}, {"channel": "c"}, {"user": "bob"}):
             assert await status("POST", "/init_trajectory", wanted) == 403
         assert await status("POST", "/init_trajectory", {"metadata": {"a": 1}}) == 200
@@ -206,7 +207,7 @@ async def test_an_operator_issues_keys(engine: FakeEngine) -> None:
         aiohttp.ClientSession(url, headers=headers) as http,
     ):
         async with http.post("/session_keys", json={"user": "ann"}) as answer:
-            assert await answer.json() == {"user": "ann", "base_url": f"{url}/session/v1", "api_key": ANN}
+            assert await answer.json() == {"user": "ann", "base_url": f"{url}/v1", "api_key": ANN}
         async with http.post("/session_keys", json={"user": "ann", "capture": False}) as answer:
             assert (await answer.json())["api_key"] == UNCAPTURED
 

@@ -32,7 +32,7 @@ async def client(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[Client]:
 
 
 def client_of(url: str, key: str = "not-needed") -> Client:
-    return Client(base_url=f"{url}/v1", api_key=key, max_retries=0)
+    return Client(base_url=f"{url}/unrecorded/v1", api_key=key, max_retries=0)
 
 
 async def ask(client: Client, **wanted: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "ma
 async def servers_behind(kind: str, engine: FakeEngine) -> AsyncIterator[ServerManager]:
     async with serve_gateway(LocalPool(), [engine.url]) as gateway:
         url = engine.url if kind == "vllm" else gateway
-        servers = ServerManager([APIServerConfig(base_url=f"{url}/v1", model_name="tiny")])
+        servers = ServerManager([APIServerConfig(base_url=f"{url}/unrecorded/v1", model_name="tiny")])
         try:
             yield servers
         finally:

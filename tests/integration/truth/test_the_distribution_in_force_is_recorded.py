@@ -91,7 +91,7 @@ async def test_of_a_white_box_flow(url: str) -> None:
 
 
 async def test_of_an_unrecorded_call(url: str) -> None:
-    answer = await post(url, "/v1/chat/completions", {**HELLO, "temperature": 0.5, "top_p": 0.9})
+    answer = await post(url, "/unrecorded/v1/chat/completions", {**HELLO, "temperature": 0.5, "top_p": 0.9})
     (choice,) = answer["choices"]
     assert (choice["temperature"], choice["untrainable"]) == (0.5, "truncated: top_p is 0.9")
 

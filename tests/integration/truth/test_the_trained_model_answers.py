@@ -3,6 +3,8 @@
 Before, the agent's `model` chose between all models and adapters of the engine, and what they wrote was trained.
 """
 
+from typing import Any
+
 import openai
 import pytest
 
@@ -37,7 +39,8 @@ async def test_another_model_that_is_allowed_answers_and_its_step_is_left_out(
 
 async def test_an_unrecorded_call_may_name_any_model_or_the_default(pool: LocalPool, engine: FakeEngine) -> None:
     gateway = serve_gateway(pool, [engine.url], other_models=("another",))
-    async with gateway as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    unrecorded: Any = {"api_key": "none", "max_retries": 0}
+    async with gateway as url, openai.AsyncOpenAI(base_url=f"{url}/unrecorded/v1", **unrecorded) as client:
         for model in ("tiny", "default"):
             answer = await client.chat.completions.create(**{**HELLO, "model": model})
             (choice,) = answer.model_dump()["choices"]

@@ -34,7 +34,7 @@ class Up:
 
     @property
     def gateway(self) -> str:
-        return self.place("base_url")
+        return self.place("base_url").removesuffix("/v1")
 
     @property
     def key(self) -> str:

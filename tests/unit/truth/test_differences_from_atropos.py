@@ -174,7 +174,7 @@ async def _(_: Path) -> None:
 @row("`ServerBaseline()`")
 async def _(_: Path) -> None:
     (server,) = Numbers(BaseEnvConfig(), ServerBaseline(model_name="m", timeout=5)).server_configs
-    assert (server.base_url, server.model_name, server.timeout) == ("http://localhost:8100/v1", "m", 5)
+    assert (server.base_url, server.model_name, server.timeout) == ("http://localhost:8100/unrecorded/v1", "m", 5)
 
 
 @row("`server_type`")

@@ -29,6 +29,19 @@ def test_the_snippet_has_five_lines_of_python_with_the_models_own_name(key: Show
     assert r'model="a \"model\""' in snippet
 
 
+@pytest.mark.parametrize("key", [ShownKey(Path("/a state/key")), ShownKey(FILE, KEY)])
+def test_a_shell_gets_the_base_url_and_the_key_for_plain_clients(key: ShownKey) -> None:
+    printed = shown(key)
+    assert "  base_url   http://127.0.0.1:8100/v1\n" in printed
+    exports = [line for line in printed.splitlines() if line.startswith("export ")]
+    value = KEY if key.key else "\"$(cat '/a state/key')\""
+    assert exports == [
+        f"export OPENAI_BASE_URL=http://127.0.0.1:8100/v1 OPENAI_API_KEY={value}",
+        f"export ANTHROPIC_BASE_URL=http://127.0.0.1:8100 ANTHROPIC_API_KEY={value}",
+    ]
+    assert "ends after 300 s without a call" in printed
+
+
 def test_the_key_is_printed_only_if_asked_for() -> None:
     printed = shown(ShownKey(FILE))
     assert KEY not in printed

@@ -13,7 +13,7 @@ import anyio
 from stepwell.common.optional import require
 from stepwell.engines.logprobs_mode import probe_logprobs_mode
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
-from stepwell.errors import EngineUnavailable
+from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.steps.sampling import RAW
 from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import Upstream
@@ -25,6 +25,8 @@ CHECK_PAUSE = 1.0
 """Seconds between two checks of a server that cannot be reached."""
 CHECK_TIMEOUT = 5.0
 NO_REASONING: Mapping[str, Any] = MappingProxyType({})
+RECORDED_HEADER = "x-stepwell-trajectory"
+"""In the answers of a gateway that records the call itself."""
 NO_KEY = "not-needed"
 """The openai package requires a key."""
 
@@ -96,6 +98,12 @@ class Server:
                 if self._is_form_known or form + 1 == len(forms):
                     raise
             else:
+                if RECORDED_HEADER in response.headers:
+                    root = self.config.base_url.rstrip("/").removesuffix("/v1").removesuffix("/session")
+                    raise BadRequest(
+                        f"{self.config.base_url} records each call as a session, so that it would be trained twice; "
+                        f"use {root}/unrecorded/v1"
+                    )
                 self._form, self._is_form_known = form, True
                 return ServerReply(self, response.parse(), response.content)
         raise AssertionError("the last form is answered or raises")

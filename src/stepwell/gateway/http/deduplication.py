@@ -155,10 +155,6 @@ class CallHeaders:
         return trajectory_uid, len(body), hash(body)
 
 
-def has_session_header(headers: Headers) -> bool:
-    return any(value and name in SESSION_HEADERS for name, value in headers)
-
-
 def read_call_headers(headers: Headers) -> CallHeaders:
     found = dict(headers)
     kind = found.get(b"x-stepwell-call")

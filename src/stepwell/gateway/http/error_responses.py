@@ -27,6 +27,7 @@ STATUS: dict[type[errors.StepwellError], int] = {
     errors.Forbidden: 401,
     errors.NotPermitted: 403,
     errors.UnknownTrajectory: 404,
+    errors.UnknownAddress: 404,
     errors.ModelNotFound: 404,
     errors.Conflict: 409,
     errors.Forgotten: 410,

@@ -120,7 +120,7 @@ class GatewayMetrics:
         self.calls_refused = self._counter(
             "calls_refused", "Calls refused before an engine was asked, by the code of their error.", "kind", "code"
         )
-        self.calls_unrecorded = self._counter("calls_unrecorded", "Agents' calls that were not recorded.", "cause")
+        self.calls_unrecorded = self._counter("calls_unrecorded", "Model calls that were not recorded.", "cause")
         self.fields_removed = Counter(
             "stepwell_request_fields_removed", "Fields of requests that no engine got.", registry=self._registry
         )

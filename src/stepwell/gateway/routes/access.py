@@ -14,7 +14,7 @@ from stepwell.access.route_guard import RouteGuard, wrong_role
 from stepwell.access.route_table import TRAJECTORY_ROOT, Route, RouteTable, gateway_routes
 from stepwell.errors import Forbidden
 from stepwell.gateway.dialects.dialect import Dialect
-from stepwell.pool.api.sessions import SESSION_ROOT
+from stepwell.pool.api.sessions import RESERVED_UIDS
 
 
 def access_table(dialects: Iterable[Dialect]) -> RouteTable:
@@ -65,7 +65,7 @@ class AccessCheck:
     def _asked(self, method: str, path: str) -> tuple[Route, str, str]:
         """The route of a path, and the trajectory that it names, if any."""
         _, *names = path.split("/", 3)
-        if len(names) < 3 or names[0] in ("v1", SESSION_ROOT):
+        if len(names) < 3 or names[0] in RESERVED_UIDS:
             return self._table.find(method, path), "", ""
         trajectory_uid, prompt_uid, call = names
         return self._table.find(method, f"{TRAJECTORY_ROOT}/{call}"), trajectory_uid, prompt_uid

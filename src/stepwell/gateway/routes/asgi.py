@@ -9,12 +9,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from fastapi import FastAPI
+from starlette.datastructures import URL
 
-from stepwell.access.caller import Caller, SessionKey
-from stepwell.access.route_table import Route
+from stepwell.access.caller import Caller
+from stepwell.access.route_table import MODELS, ROOTS, UNRECORDED_ROOTS, Route
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.common.cross_site import CrossSiteCheck
-from stepwell.errors import StepwellError, TooLarge
+from stepwell.errors import StepwellError, TooLarge, UnknownAddress
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.dialects import side_calls
 from stepwell.gateway.dialects.dialect import Dialect
@@ -34,7 +35,7 @@ from stepwell.gateway.routes.access import AccessCheck, call_paths
 from stepwell.gateway.token_counts import TokenCounts
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
 from stepwell.pool.api.producing import TrajectoryRef
-from stepwell.pool.api.sessions import SESSION_ROOT
+from stepwell.pool.api.sessions import RESERVED_UIDS
 from stepwell.wire.gateway_api import UID_PATTERN
 
 ATROPOS_PREFIX = "/atropos"
@@ -74,8 +75,9 @@ class GatewayAsgi:
         self._largest_body = largest_body
         self._dialects = {path: dialect for dialect in dialects for path in call_paths(dialect)}
         paths = "|".join(map(re.escape, self._dialects))
-        trajectory = rf"(?!v1/|{SESSION_ROOT}/)({UID_PATTERN})/({UID_PATTERN})(?:/v1){{0,2}}"
-        self._model_call = re.compile(rf"/(?:{trajectory}|({SESSION_ROOT})(?:/v1){{0,2}}|v1)/({paths})")
+        trajectory = rf"/(?!(?:{'|'.join(RESERVED_UIDS)})/)({UID_PATTERN})/({UID_PATTERN})(?:/v1){{0,2}}"
+        others = f"({'|'.join(UNRECORDED_ROOTS)})|{'|'.join(ROOTS)}"
+        self._model_call = re.compile(rf"(?:{trajectory}|{others})/({paths})")
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -86,9 +88,13 @@ class GatewayAsgi:
             await self._atropos({**scope, "path": path.removeprefix(ATROPOS_PREFIX)}, receive, send)
             return
         call = self._model_call.fullmatch(path)
-        dialect = self._dialects[call[4]] if call else None
+        dialect = self._dialects.get(call[4] if call else path[1:])
         try:
             self._cross_site.check(scope["method"], scope["headers"])
+            if call is None and (dialect is not None or path == f"/{MODELS}"):
+                raise UnknownAddress(
+                    f"the path {path} lacks {ROOTS[0]}: the base_url of this gateway is {_address(scope)}{ROOTS[0]}"
+                )
             route, caller = self._check(scope)
         except StepwellError as failure:
             await send_error(ResponseWriter(send, float), dialect, describe(failure))
@@ -98,8 +104,8 @@ class GatewayAsgi:
             if (counter := dialect.token_counter) is not None and counter.path == call[4]:
                 await self._counts.serve(receive, send, ref, dialect, counter)
             else:
-                key = (caller.session or SessionKey()) if call[3] else None
-                await self._calls.serve(scope, receive, send, ref, dialect, caller, key)
+                is_whitebox = call[3] is not None
+                await self._calls.serve(scope, receive, send, ref, dialect, caller, is_whitebox=is_whitebox)
         else:
             limited_receive = limited(receive, self._largest_body)
             await self._access.guard.serve(self.app, route, caller, scope, limited_receive, send)
@@ -127,3 +133,8 @@ class GatewayAsgi:
         if int(length) > self._largest_body:
             raise TooLarge(too_large_text(self._largest_body))
         return admitted
+
+
+def _address(scope: Message) -> str:
+    """The gateway's own address, as the client of that request knows it."""
+    return str(URL(scope=scope).replace(path="", query=""))

@@ -20,6 +20,7 @@ from stepwell.gateway.http.request_body import Headers, Message, Receive, Send
 from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.pool.api.sessions import RESERVED_UIDS
 from stepwell.wire import gateway_api
 from stepwell.wire.gateway_api import UID_PATTERN, GatewayBody
 
@@ -27,7 +28,9 @@ Answering: TypeAlias = Awaitable[GatewayBody]
 Handler: TypeAlias = Callable[[Message, bytes], Answering]
 
 OPEN_PATH = "/init_trajectory"
-COMPLETE_PATH = re.compile(rf"/(?!v1/){UID_PATTERN}/{UID_PATTERN}(?:/v1){{0,2}}/complete_trajectory")
+COMPLETE_PATH = re.compile(
+    rf"/(?!(?:{'|'.join(RESERVED_UIDS)})/){UID_PATTERN}/{UID_PATTERN}(?:/v1){{0,2}}/complete_trajectory"
+)
 
 
 class FastRoutes:

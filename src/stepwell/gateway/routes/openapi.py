@@ -6,9 +6,8 @@ from typing import Any
 
 import orjson
 
-from stepwell.access.route_table import TRAJECTORY_ROOT
+from stepwell.access.route_table import ROOTS, TRAJECTORY_ROOT, UNRECORDED_ROOTS
 from stepwell.gateway.dialects.dialect import Dialect, TokenCounter
-from stepwell.pool.api.sessions import SESSION_ROOT
 
 TEXT: dict[str, Any] = {"type": "string"}
 ERROR: dict[str, Any] = {
@@ -40,10 +39,10 @@ def openapi_document(schema: dict[str, Any], dialects: Iterable[Dialect]) -> byt
     paths = {
         **schema["paths"],
         **{f"{TRAJECTORY_ROOT}/v1/{path}": {"post": _operation(dialect, path)} for dialect, path in calls},
-        **{f"/{SESSION_ROOT}/v1/{path}": {"post": _session_operation(dialect, path)} for dialect, path in calls},
-        **{f"/v1/{path}": {"post": _unrecorded_operation(dialect, path)} for dialect, path in calls},
+        **{f"{ROOTS[0]}/{path}": {"post": _session_operation(dialect, path)} for dialect, path in calls},
+        **{f"{UNRECORDED_ROOTS[0]}/{path}": {"post": _unrecorded_operation(dialect, path)} for dialect, path in calls},
         **{f"{TRAJECTORY_ROOT}/v1/{one.path}": {"post": _count_operation(one, UIDS)} for one in counters},
-        **{f"/v1/{one.path}": {"post": _count_operation(one, [])} for one in counters},
+        **{f"{ROOTS[0]}/{one.path}": {"post": _count_operation(one, [])} for one in counters},
     }
     for path_item in paths.values():
         for operation in path_item.values():
@@ -82,7 +81,10 @@ def _operation(dialect: Dialect, path: str) -> dict[str, Any]:
 def _session_operation(dialect: Dialect, path: str) -> dict[str, Any]:
     """The same without uids: the key and the conversation name the session."""
     operation = _operation(dialect, path)
-    text = "The name of the conversation; without it, it is told by what the messages continue."
+    text = (
+        "The name of the conversation; without it, it is told by what the messages continue. With the key of a runner "
+        "or an operator it may name a trajectory, as `trajectory_uid/prompt_uid`."
+    )
     header = {"name": "x-session-id", "in": "header", "schema": TEXT, "description": text}
     return {
         **operation,
@@ -93,22 +95,18 @@ def _session_operation(dialect: Dialect, path: str) -> dict[str, Any]:
 
 
 def _unrecorded_operation(dialect: Dialect, path: str) -> dict[str, Any]:
-    text = (
-        "Names a trajectory, as `trajectory_uid/prompt_uid`, or a session: with a runner's key, the call is recorded."
-    )
     operation = _operation(dialect, path)
     return {
         "summary": f"{dialect.summary}, unrecorded",
         "description": dialect.unrecorded_description,
         "operationId": re.sub(r"\W", "_", f"unrecorded_{path}"),
-        "parameters": [{"name": "x-session-id", "in": "header", "schema": TEXT, "description": text}],
         "requestBody": operation["requestBody"],
         "responses": operation["responses"],
     }
 
 
 def _count_operation(counter: TokenCounter, uids: list[dict[str, Any]]) -> dict[str, Any]:
-    where = "" if uids else "unrecorded_"
+    where = "" if uids else "session_"
     return {
         "summary": counter.summary,
         "description": "An engine renders the prompt. Nothing is generated and nothing is recorded.",

@@ -16,7 +16,6 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
 from stepwell.errors import WEIGHTS, StepwellError
 from stepwell.gateway.agent_calls import AgentCalls
-from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.redactor import Redactor
@@ -134,11 +133,6 @@ def operator_router(engines: EngineFleet, readiness: ReadinessCheck, metrics: Ga
         """Send no more calls to an engine, from any gateway of the pool; those in flight there go on to their end."""
         await engines.leave(address)
         return _listed(engines)
-
-    @router.get("/v1/models")
-    async def models() -> Response:
-        """The engines' models."""
-        return relay(*await engines.models())
 
     return router
 

@@ -10,13 +10,14 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from stepwell.access.caller import Caller, SessionKey, caller_of
+from stepwell.access.route_table import MODELS, ROOTS, UNRECORDED_ROOTS
 from stepwell.engines.fleet import EngineFleet
-from stepwell.errors import BadRequest
+from stepwell.errors import UnknownAddress
 from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
-from stepwell.pool.api.sessions import SESSION_ROOT
+from stepwell.pool.api.sessions import V1_ROOT
 from stepwell.wire import gateway_api
 
 log = logging.getLogger("stepwell.gateway")
@@ -57,13 +58,15 @@ def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink, engines: Engi
     async def issue_session_key(request: Request, wanted: gateway_api.IssueSessionKey) -> gateway_api.SessionKeyIssued:
         """A key by which a user opens sessions, and its base_url. Nothing is stored: the key is the same each time."""
         key = lifecycle.keys.session_key(SessionKey(wanted.user, wanted.capture))
-        base_url = f"{request.base_url}{SESSION_ROOT}/v1"
+        base_url = f"{request.base_url}{V1_ROOT}"
         return gateway_api.SessionKeyIssued(user=wanted.user, base_url=base_url, api_key=key)
 
-    @router.get(f"/{SESSION_ROOT}/models", include_in_schema=False)
-    async def session_models() -> Response:
-        """The engines' models. With /v1 in between, the route of a trajectory answers."""
+    async def models() -> Response:
+        """The engines' models."""
         return relay(*await engines.models())
+
+    for root in (*ROOTS, *UNRECORDED_ROOTS):
+        router.get(f"{root}/{MODELS}", include_in_schema=root == ROOTS[0])(models)
 
     @router.get("/pacing")
     async def pacing(by: By, channel: Annotated[gateway_api.ChannelName, Query()] = TRAIN) -> gateway_api.PacingNow:
@@ -73,7 +76,7 @@ def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink, engines: Engi
 
     @router.post("/v1/{rest:path}", include_in_schema=False)
     async def no_trajectory(rest: str) -> None:
-        raise BadRequest(f"/v1/{rest} names no trajectory; take a base_url from POST /init_trajectory")
+        raise UnknownAddress(f"there is no /v1/{rest} here; docs/api.md has what there is")
 
     return router
 

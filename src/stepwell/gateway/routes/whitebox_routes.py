@@ -17,6 +17,7 @@ from stepwell.gateway.dialects.request_sampling import make_explicit
 from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.step_builder import BegunStep, build_steps
+from stepwell.gateway.unrecorded_calls import UNRECORDED_HEADER, Unrecorded
 from stepwell.pool.api.ports import RewardScorer, StepSink
 from stepwell.pool.api.producing import TRAIN, SubmitVerdict
 from stepwell.pool.api.scoring import RewardRequest
@@ -43,7 +44,7 @@ def whitebox_router(
     router = APIRouter()
 
     @router.post("/generate", response_model=gateway_api.GenerationDone)
-    async def generate(wanted: gateway_api.Generate) -> gateway_api.GenerationDone | Response:
+    async def generate(wanted: gateway_api.Generate, response: Response) -> gateway_api.GenerationDone | Response:
         """Sample from token ids; what could not be trained on is refused."""
         if len(wanted.prompt_ids) > prompt_length:
             raise BadRequest(f"{len(wanted.prompt_ids)} prompt tokens are more than --prompt-length {prompt_length}")
@@ -55,6 +56,8 @@ def whitebox_router(
         generated = await engines.generate(wanted.prompt_ids, sampling)
         if isinstance(generated, RefusedReply):
             return relay(generated.status, generated.body)
+        metrics.calls_unrecorded[Unrecorded.URL].inc()
+        response.headers[UNRECORDED_HEADER.decode()] = Unrecorded.URL
         written = len(generated.sampled.response_ids)
         metrics.call_done("generate", 200, time.time() - began, None, len(wanted.prompt_ids), written)
         return _generation(generated, sampling, prompt_length)

@@ -14,10 +14,11 @@ from stepwell.steps.step import Json, JsonObject
 
 SESSION_ROOT = "session"
 V1_ROOT = "v1"
+"""The first name in the URL of a call whose session is found by its key: one of these two."""
 UNRECORDED_ROOT = "unrecorded"
+"""The first name in the URL of a call that is not recorded on purpose."""
 RESERVED_UIDS = (V1_ROOT, SESSION_ROOT, UNRECORDED_ROOT)
 """These names begin other URLs: no trajectory has one of them."""
-"""The first name in the URL of a call whose session is found by its key. No trajectory has this name."""
 SESSION_MARK = "@"
 SESSION_PREFIX = f"session{SESSION_MARK}"
 SESSION = "session"

@@ -6,14 +6,14 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
 from stepwell.access.access_keys import AccessKeys
-from stepwell.access.caller import Caller, SessionKey
+from stepwell.access.caller import Caller
 from stepwell.access.route_guard import RouteGuard
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.gateway.http.request_body import LARGEST_BODY, Headers, Message, Receive, Send
-from stepwell.gateway.routes.access import AccessCheck, access_table
+from stepwell.gateway.routes.access import AccessCheck, access_table, call_paths
 from stepwell.gateway.routes.asgi import GatewayAsgi
 from stepwell.gateway.token_counts import TokenCounts
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
@@ -30,6 +30,7 @@ class Behind:
 
     def __init__(self) -> None:
         self.served: list[tuple[TrajectoryRef, Dialect]] = []
+        self.whitebox: list[bool] = []
         self.routed: list[str] = []
         self.read = b""
 
@@ -40,10 +41,12 @@ class Behind:
         send: Send,
         ref: TrajectoryRef,
         dialect: Dialect,
-        key: SessionKey | None = None,
-        opener: Caller | None = None,
+        caller: Caller,
+        *,
+        is_whitebox: bool = False,
     ) -> None:
         self.served.append((ref, dialect))
+        self.whitebox.append(is_whitebox)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         self.routed.append(scope.get("path", scope["type"]))
@@ -88,7 +91,9 @@ async def test_an_agents_call_is_found_however_its_base_url_ends(below: str, dia
 @pytest.mark.parametrize(
     "path",
     [
-        "/v1/v1/chat/completions",
+        "/v1/v1/v1/chat/completions",
+        "/session/v1/v1/v1/chat/completions",
+        "/unrecorded/p/chat/completions",
         "/t/chat/completions/",
         "/t/p/v1/v1/v1/chat/completions",
         "/t/p/chat/completions/",
@@ -111,10 +116,32 @@ async def test_whatever_is_not_quite_an_agents_call_is_none(path: str) -> None:
     assert (behind.served, behind.routed) == ([], [path])
 
 
-async def test_a_model_call_at_the_root_has_no_trajectory() -> None:
+@pytest.mark.parametrize("root", ["/v1", "/v1/v1", "/session", "/session/v1", "/session/v1/v1"])
+async def test_a_model_call_at_the_root_is_in_a_session_of_its_caller(root: str) -> None:
     behind = Behind()
-    await ask(behind, "/v1/completions")
-    assert behind.served == [(NO_TRAJECTORY, DIALECTS[1])]
+    await ask(behind, f"{root}/completions")
+    assert (behind.served, behind.whitebox) == ([(NO_TRAJECTORY, DIALECTS[1])], [False])
+
+
+@pytest.mark.parametrize("below", ["", "/v1", "/v1/v1"])
+async def test_a_model_call_below_unrecorded_is_in_no_session(below: str) -> None:
+    behind = Behind()
+    await ask(behind, f"/unrecorded{below}/completions")
+    assert (behind.served, behind.whitebox) == ([(NO_TRAJECTORY, DIALECTS[1])], [True])
+
+
+@pytest.mark.parametrize("keys", [(), (CONTROL,)])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [*(("POST", f"/{path}") for dialect in DIALECTS for path in call_paths(dialect)), ("GET", "/models")],
+)
+async def test_a_call_without_v1_is_told_the_right_address_before_its_key_is_asked_for(
+    method: str, path: str, keys: tuple[str, ...]
+) -> None:
+    behind = Behind()
+    status, error = await ask(behind, path, method=method, keys=keys, headers=[(b"host", b"localhost:8100")])
+    assert (status, behind.served, behind.routed) == (404, [], [])
+    assert error["message"].endswith("the base_url of this gateway is http://localhost:8100/v1")
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "HEAD"])
