@@ -14,9 +14,9 @@ import aiohttp
 import orjson
 from pydantic import BaseModel, ValidationError
 
+from stepwell.client import gateway_address
 from stepwell.common.input_errors import explain_all
 from stepwell.common.retry import Backoff, retry_while_unavailable
-from stepwell.client import gateway_address
 from stepwell.errors import (
     BadRequest,
     GatewayUnreachable,
