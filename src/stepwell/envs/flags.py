@@ -182,6 +182,5 @@ def _validated(model: type[M], values: Any, prefix: str) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as invalid:
-        raise BadRequest(
-            explain_all(invalid.errors(), lambda place: (prefix + dotted(place)).rstrip("."), "\n")
-        ) from None
+        mistakes = explain_all(invalid.errors(), lambda place: (prefix + dotted(place)).rstrip("."), "\n")
+        raise BadRequest(mistakes) from None
