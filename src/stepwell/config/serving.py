@@ -82,8 +82,9 @@ class GatewaySettings(ServerSection):
     """Fields of chat and completion requests that engines get beside the usual ones, separated by commas, such as
     structured_outputs; others are removed."""
     quota: Listed = ()
-    """What one trajectory, or the user of a session key in all sessions, may use at a time, as NAME=NUMBER, separated by
-    commas: in_flight calls (512), bytes of their requests (134217728), and calls per_second and tokens_per_second (0: any)."""
+    """What one trajectory, or the user of a session key in all sessions, may use at a time, as NAME=NUMBER, separated
+    by commas: in_flight calls (512), bytes of their requests (134217728), and calls per_second and tokens_per_second
+    (0: any)."""
     media_hosts: Listed = ()
     """Hosts from which engines may fetch the images that a request names, over https, separated by commas; without any,
     an image must be in the request."""
